@@ -1,0 +1,60 @@
+"""Every error autoshard raises on purpose.
+
+    AutoshardError
+    ├── MeshError             a mesh that cannot be read, or does not match the job
+    ├── LayoutError           a placement text that cannot be read, or does not fit its tensor
+    ├── CaptureError          the model cannot be captured as one graph
+    ├── StrategyWarning       (a warning) an operator without a rule is replicated
+    ├── ConstraintError       a pin that names nothing, or that no plan can satisfy
+    ├── InfeasibleError       no assignment satisfies the constraints
+    ├── PlanFileError         a plan file that cannot be read or written
+    ├── PlanMismatchError     a good plan, but for another model, shape or mesh
+    ├── InputError            tensors passed to a parallel module that do not fit its plan
+    └── VerificationError     the lowered graph does not do what the plan says
+
+The mistakes of a user are ``ValueError`` too, so that callers who know nothing of autoshard catch them.
+"""
+
+
+class AutoshardError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class MeshError(AutoshardError, ValueError):
+    """A mesh text that cannot be read, an unknown axis, or a mesh of another size than the job."""
+
+
+class LayoutError(AutoshardError, ValueError):
+    """A layout text that cannot be read, or a layout that does not fit its tensor or mesh."""
+
+
+class CaptureError(AutoshardError, ValueError):
+    """The model cannot be captured as one graph; the message names the source line."""
+
+
+class ConstraintError(AutoshardError, ValueError):
+    """A pin that names nothing in the model, or that the operator or tensor cannot take."""
+
+
+class InfeasibleError(AutoshardError):
+    """No assignment satisfies the constraints."""
+
+
+class PlanFileError(AutoshardError, ValueError):
+    """A plan file that is truncated, malformed, too large, or cannot be written."""
+
+
+class PlanMismatchError(AutoshardError, ValueError):
+    """The plan was made for another model, other shapes or another mesh; the message says which part differs."""
+
+
+class InputError(AutoshardError, ValueError):
+    """Tensors passed to a parallel module do not have the shapes its plan declares."""
+
+
+class VerificationError(AutoshardError):
+    """The collectives of the lowered graph are not the collectives of the plan."""
+
+
+class StrategyWarning(UserWarning):
+    """An operator has no verified sharding rule and runs replicated."""

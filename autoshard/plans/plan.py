@@ -1,0 +1,117 @@
+"""The plan as a value: every placement decision of one training step, and what it was predicted to cost.
+
+In memory a plan is flat: one entry per parameter, operator and redistribution. The file folds identical layers
+(:mod:`autoshard.plans.file`). Nothing here knows torch or a solver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ..layout import Layout
+from ..mesh import Mesh
+
+Phase = Literal["forward", "backward"]
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A parameter, buffer, input or output: its name, global shape, dtype (``float32``) and layout."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class OperatorEntry:
+    """The strategy of one operator.
+
+    ``name`` is module path, slash, role (``layers.0.attention.wq/mm``). ``inputs`` holds the layout wanted of each
+    tensor argument in argument order; ``outputs`` the layout of each result, None for one that is not a tensor.
+    """
+
+    name: str
+    phase: Phase
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout | None, ...]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of one rank: ``size_bytes`` is the larger of the rank's input and output buffer."""
+
+    kind: CollectiveKind
+    axis: str
+    size_bytes: int
+    predicted_s: float
+
+
+@dataclass(frozen=True)
+class Redistribution:
+    """One tensor taken from one layout to another, once per phase however many operators want it.
+
+    ``tensor`` is a parameter's FQN, an input's name or an operator's name (``name:1`` for its second result).
+    ``path`` runs from the layout it has to the layout wanted; neighbours differ on exactly one mesh axis, so that each
+    pair is one step. ``collectives`` are those of the steps that communicate, in order; slices move nothing.
+    """
+
+    tensor: str
+    phase: Phase
+    path: tuple[Layout, ...]
+    collectives: tuple[Collective, ...]
+
+
+@dataclass(frozen=True)
+class SolverOutcome:
+    """What the solver proved: ``status`` (``optimal``, ``feasible``), cost and bound in integer nanoseconds.
+
+    ``gap`` is ``(cost - bound) / max(1, |cost|)``.
+    """
+
+    status: str
+    cost_ns: int
+    bound_ns: int
+    gap: float
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    """A complete plan. Equal plans write equal bytes.
+
+    ``fingerprint`` is a digest of the captured graph (operators, shapes, arguments; never the device it was traced on);
+    ``hardware_fingerprint`` is a digest of the profile the plan was priced with. ``pins`` are the constraints it was
+    made under, as given. ``compute_s`` and ``communication_s`` add up to the predicted step time.
+    """
+
+    model: str
+    fingerprint: str
+    mesh: Mesh
+    hardware: str
+    hardware_fingerprint: str
+    objective: str
+    pins: tuple[str, ...]
+    solver: SolverOutcome
+    compute_s: float
+    communication_s: float
+    parameters: tuple[TensorEntry, ...]
+    buffers: tuple[TensorEntry, ...]
+    inputs: tuple[TensorEntry, ...]
+    outputs: tuple[TensorEntry, ...]
+    operators: tuple[OperatorEntry, ...]
+    redistributions: tuple[Redistribution, ...]
+
+    @property
+    def step_s(self) -> float:
+        """The predicted step time in seconds."""
+        return self.compute_s + self.communication_s
+
+    def collectives(self) -> Iterator[tuple[Phase, Collective]]:
+        """Every collective one rank runs in a step, with its phase."""
+        for redistribution in self.redistributions:
+            for collective in redistribution.collectives:
+                yield redistribution.phase, collective
