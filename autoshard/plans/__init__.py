@@ -1,0 +1,37 @@
+"""Plans as values and as files. Nothing here needs torch or a solver.
+
+:mod:`autoshard.plans.show` prints them; it is not imported here, because it needs rich and a training job does not.
+"""
+
+from .file import check_writable, dump_plan, parse_plan, read_plan, write_plan
+from .plan import (
+    Collective,
+    CollectiveKind,
+    OperatorEntry,
+    Phase,
+    Redistribution,
+    ShardingPlan,
+    SolverOutcome,
+    TensorEntry,
+)
+from .summary import CollectiveTotal, PlanSummary, summarize, summary_json
+
+__all__ = [
+    "Collective",
+    "CollectiveKind",
+    "CollectiveTotal",
+    "OperatorEntry",
+    "Phase",
+    "PlanSummary",
+    "Redistribution",
+    "ShardingPlan",
+    "SolverOutcome",
+    "TensorEntry",
+    "check_writable",
+    "dump_plan",
+    "parse_plan",
+    "read_plan",
+    "summarize",
+    "summary_json",
+    "write_plan",
+]

@@ -12,6 +12,7 @@ from typing import Literal
 
 from ..layout import Layout
 from ..mesh import Mesh
+from .order import natural_key
 
 Phase = Literal["forward", "backward"]
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
@@ -83,13 +84,18 @@ class SolverOutcome:
 class ShardingPlan:
     """A complete plan. Equal plans write equal bytes.
 
+    Parameters, buffers, operators and redistributions are looked up by name (and phase), so the order they are given in
+    means nothing: construction puts them in the canonical order, forward before backward, then by name with numbers as
+    numbers (:func:`~autoshard.plans.order.natural_key`). Inputs, outputs and pins keep the order given.
+
     ``fingerprint`` is a digest of the captured graph (operators, shapes, arguments; never the device it was traced on);
-    ``hardware_fingerprint`` is a digest of the profile the plan was priced with. ``pins`` are the constraints it was
-    made under, as given. ``compute_s`` and ``communication_s`` add up to the predicted step time.
+    ``hardware_fingerprint`` is a digest of the profile the plan was priced with. ``call`` describes how the model is
+    called (:mod:`autoshard.calls`; empty where it cannot). ``pins`` are the constraints it was made under, as given. ``compute_s`` and ``communication_s`` add up to the predicted step time.
     """
 
     model: str
     fingerprint: str
+    call: str
     mesh: Mesh
     hardware: str
     hardware_fingerprint: str
@@ -104,6 +110,18 @@ class ShardingPlan:
     outputs: tuple[TensorEntry, ...]
     operators: tuple[OperatorEntry, ...]
     redistributions: tuple[Redistribution, ...]
+
+    def __post_init__(self) -> None:
+        canonical: dict[str, list[TensorEntry] | list[OperatorEntry] | list[Redistribution]] = {
+            "parameters": sorted(self.parameters, key=lambda e: natural_key(e.name)),
+            "buffers": sorted(self.buffers, key=lambda e: natural_key(e.name)),
+            "operators": sorted(self.operators, key=lambda e: (e.phase != "forward", natural_key(e.name))),
+            "redistributions": sorted(
+                self.redistributions, key=lambda e: (e.phase != "forward", natural_key(e.tensor), e.path)
+            ),
+        }
+        for field, entries in canonical.items():
+            object.__setattr__(self, field, tuple(entries))
 
     @property
     def step_s(self) -> float:

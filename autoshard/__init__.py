@@ -1,0 +1,56 @@
+"""autoshard: the sharding of a PyTorch model, decided by optimisation, written as a plan, executed as planned.
+
+>>> import autoshard
+>>> model = autoshard.auto_parallelize(model, mesh, (tokens, targets))       # on every rank of a job  # doctest: +SKIP
+
+or in two halves: :func:`plan` on a laptop, :func:`parallelize` in the job. Reading and showing plans needs no torch;
+names that need it are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .errors import AutoshardError
+from .layout import Layout, format_layout, parse_layout
+from .mesh import Mesh
+from .plans import ShardingPlan, dump_plan, parse_plan, read_plan, write_plan
+
+if TYPE_CHECKING:
+    from .api import auto_parallelize, plan
+    from .lowering import measure_collectives, parallelize, shard_inputs
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "auto_parallelize": "autoshard.api",
+    "plan": "autoshard.api",
+    "measure_collectives": "autoshard.lowering",
+    "parallelize": "autoshard.lowering",
+    "shard_inputs": "autoshard.lowering",
+}
+
+__all__ = [
+    "AutoshardError",
+    "Layout",
+    "Mesh",
+    "ShardingPlan",
+    "auto_parallelize",
+    "dump_plan",
+    "format_layout",
+    "measure_collectives",
+    "parallelize",
+    "parse_layout",
+    "parse_plan",
+    "plan",
+    "read_plan",
+    "shard_inputs",
+    "write_plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

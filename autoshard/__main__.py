@@ -1,0 +1,5 @@
+"""``python -m autoshard``."""
+
+from .cli import main
+
+main()

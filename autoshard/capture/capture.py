@@ -1,0 +1,296 @@
+"""From a model to a :class:`CapturedGraph`: trace, then write every node in canonical form."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node as FxNode
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from ..errors import CaptureError
+from .adapter import Trace, trace
+from .attention import attention, attention_backward
+from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
+
+aten = torch.ops.aten
+
+# A value that only passes through: the node is the same tensor as its input.
+_IDENTITY = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default}
+_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+_ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
+_TORCH_ROOT = os.path.dirname(torch.__file__)
+
+
+def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> CapturedGraph:
+    """Captures one step of a model: forward, and backward where something is trained.
+
+    Args:
+        model: any module whose forward is one graph; its tensors may be on any device, meta included.
+        args: example positional arguments; only shapes, dtypes and Python values are read.
+        kwargs: example keyword arguments.
+
+    Returns:
+        The joint graph. A scalar floating-point result is the loss; other results get one tangent each.
+
+    Raises:
+        CaptureError: the model has a graph break, an operator whose result shape depends on data, or dynamic shapes.
+    """
+    kwargs = dict(kwargs or {})
+    try:
+        traced = trace(model, args, kwargs)
+    except Exception as error:
+        raise CaptureError(_why(model, error)) from error
+    return _Builder(traced, model, input_names(model, args, kwargs)).build()
+
+
+def input_names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """A name for each leaf of the arguments: the parameter's name in ``forward``, then keys into containers."""
+    names = [p.name for p in inspect.signature(model.forward).parameters.values()]
+    leaves, _ = tree_flatten_with_path((args, kwargs))
+    result = []
+    for path, _ in leaves:
+        top, *rest = path[1:]
+        position = getattr(top, "idx", None)
+        if position is not None:
+            first = names[position] if position < len(names) else f"args.{position}"
+        else:
+            first = str(top.key)
+        result.append(first + re.sub(r"[\[\]'\"]+", ".", keystr(tuple(rest))).rstrip("."))
+    return result
+
+
+class _Builder:
+    """Walks the traced graph once and collects canonical nodes."""
+
+    def __init__(self, traced: Trace, model: nn.Module, names: list[str]) -> None:
+        self._traced = traced
+        self._model = model
+        self._input_names = names
+        self._refs: dict[FxNode, Ref] = {}
+        self._nodes: list[Node] = []
+        self._paths: list[str] = []
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def build(self) -> CapturedGraph:
+        forward = self._forward_nodes()
+        needed = _ancestors(self._traced.graph.output_node().all_input_nodes)
+        placeholders = iter(self._traced.placeholders)
+        for fx in self._traced.graph.nodes:
+            if fx.op == "placeholder":
+                self._add_placeholder(fx, *next(placeholders))
+            elif fx.op == "get_attr" and fx in needed:
+                self._add_constant(fx)
+            elif fx.op == "call_function" and fx in needed:
+                self._add_operator(fx, "forward" if fx in forward else "backward")
+        return self._finish()
+
+    def _forward_nodes(self) -> set[FxNode]:
+        results = self._traced.graph.output_node().args[0]
+        roots = [
+            value
+            for value, (kind, _) in zip(results, self._traced.outputs)  # type: ignore[arg-type]
+            if kind in ("output", "mutation") and isinstance(value, FxNode)
+        ]
+        return _ancestors(roots)
+
+    def _add_placeholder(self, fx: FxNode, kind: Any, detail: Any) -> None:
+        value = fx.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return
+        name = self._input_names[detail] if kind == "input" else f"grad.{detail}" if kind == "tangent" else detail
+        phase: Phase = "backward" if kind == "tangent" else "forward"
+        self._append(fx, Node(name, kind, phase, (_meta(value, name),)), path="")
+
+    def _add_constant(self, fx: FxNode) -> None:
+        raise CaptureError(
+            f"the model makes a constant tensor in its forward ({_source(next(iter(fx.users)))}); "
+            "register it as a buffer in __init__ instead"
+        )
+
+    def _add_operator(self, fx: FxNode, phase: Phase) -> None:
+        if fx.target is operator.getitem:
+            self._refs[fx] = Ref(self._node_of(fx.args[0]), int(fx.args[1]))  # type: ignore[call-overload]
+            return
+        op = fx.target
+        if not isinstance(op, torch._ops.OpOverload):
+            raise CaptureError(f"the captured graph calls {op}, which is no torch operator ({_source(fx)})")
+        if op in _IDENTITY:
+            self._refs[fx] = self._refs[fx.args[0]]  # type: ignore[index]
+            return
+        args, kwargs = self._convert(fx.args, fx), self._convert(tuple(sorted(fx.kwargs.items())), fx)
+        if op is aten.t.default:
+            inner = self._nodes[args[0].node]
+            if inner.op is aten.t.default:
+                self._refs[fx] = inner.args[0]
+                return
+        op, args, kwargs = _canonical(op, args, kwargs)
+        path = self._path(fx)
+        role = ("bwd." if phase == "backward" else "") + op._schema.name.split("::")[-1]
+        values = fx.meta["val"] if isinstance(fx.meta["val"], (tuple, list)) else (fx.meta["val"],)
+        outputs = tuple(None if v is None else _meta(v, role) for v in values)[: len(op._schema.returns) or None]
+        if len(op._schema.returns) == 1 and str(op._schema.returns[0].type) == "List[Tensor]":
+            outputs = tuple(None if v is None else _meta(v, role) for v in values)
+        count = self._counts[path, role]
+        self._counts[path, role] += 1
+        name = f"{path}/{role}" + (f".{count}" if count else "")
+        self._append(fx, Node(name, "operator", phase, outputs, op, args, kwargs, _source(fx)), path)
+
+    def _append(self, fx: FxNode, node: Node, path: str) -> None:
+        self._refs[fx] = Ref(len(self._nodes))
+        self._nodes.append(node)
+        self._paths.append(path)
+
+    def _node_of(self, fx: Any) -> int:
+        return self._refs[fx].node
+
+    def _convert(self, value: Any, fx: FxNode) -> Any:
+        if isinstance(value, FxNode):
+            if value not in self._refs:
+                raise CaptureError(
+                    f"{fx.target} depends on a Python number computed from data ({_source(fx)}); "
+                    "autoshard needs static shapes"
+                )
+            return self._refs[value]
+        if isinstance(value, (tuple, list)):
+            return tuple(self._convert(item, fx) for item in value)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise CaptureError(f"{fx.target} has a dynamic size ({_source(fx)}); autoshard needs static shapes")
+        return value
+
+    def _path(self, fx: FxNode) -> str:
+        """The module that called the operator; the sum of two gradients belongs to the module that adds the second."""
+        stack = fx.meta.get("nn_module_stack") or fx.meta.get("fwd_nn_module_stack")
+        if stack:
+            path = list(stack.values())[-1][0]
+            return re.sub(r"\._modules\['([^']*)'\]|\['([^']*)'\]", _dotted, path.removeprefix("L['self']")).strip(".")
+        producers = [self._paths[self._node_of(n)] for n in fx.all_input_nodes if n in self._refs]
+        return next((path for path in reversed(producers) if path), "")
+
+    def _finish(self) -> CapturedGraph:
+        outputs: list[Ref | None] = []
+        constants: list[Any] = []
+        gradients: list[tuple[str, Ref]] = []
+        mutations: list[tuple[str, Ref]] = []
+        results = self._traced.graph.output_node().args[0]
+        for value, (kind, detail) in zip(results, self._traced.outputs):  # type: ignore[arg-type]
+            ref = self._refs[value] if isinstance(value, FxNode) else None
+            if kind == "output":
+                outputs.append(ref)
+                constants.append(None if ref else value)
+            elif kind == "gradient" and ref:
+                gradients.append((detail, ref))
+            elif kind == "mutation" and ref:
+                mutations.append((detail, ref))
+        nodes, renumber = _without_dead(self._nodes, [*outputs, *(ref for _, ref in gradients + mutations)])
+        return CapturedGraph(
+            nodes=nodes,
+            outputs=tuple(ref and renumber(ref) for ref in outputs),
+            constants=tuple(constants),
+            gradients=tuple((name, renumber(ref)) for name, ref in gradients),
+            mutations=tuple((name, renumber(ref)) for name, ref in mutations),
+            aliases=_aliases(self._model),
+            unused=self._unused(),
+            out_spec=self._traced.out_spec,
+        )
+
+    def _unused(self) -> tuple[tuple[str, TensorMeta], ...]:
+        used = {node.name for node in self._nodes if node.kind == "parameter"}
+        tied = dict(_aliases(self._model))
+        return tuple(
+            (name, TensorMeta(tuple(p.shape), p.dtype))
+            for name, p in self._model.named_parameters()
+            if name not in used and not any(tied.get(other) == name for other in used)
+        )
+
+
+def _without_dead(nodes: list[Node], roots: list[Ref | None]) -> tuple[tuple[Node, ...], Callable[[Ref], Ref]]:
+    """The nodes that a result depends on, inputs and parameters always kept, and the new number of each tensor."""
+    alive = {ref.node for ref in roots if ref}
+    for index in reversed(range(len(nodes))):
+        if index in alive:
+            alive.update(ref.node for ref in nodes[index].inputs)
+    kept = [i for i, node in enumerate(nodes) if i in alive or node.kind != "operator"]
+    position = {old: new for new, old in enumerate(kept)}
+
+    def renumber(ref: Ref) -> Ref:
+        return Ref(position[ref.node], ref.output)
+
+    return tuple(_renumbered(nodes[i], renumber) for i in kept), renumber
+
+
+def _renumbered(node: Node, renumber: Callable[[Ref], Ref]) -> Node:
+    return replace(node, args=map_refs(node.args, renumber), kwargs=map_refs(node.kwargs, renumber))
+
+
+def _canonical(op: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[Any, Any, Any]:
+    """CPU attention becomes the canonical operator; its dropout probability is always zero on this path."""
+    named = dict(kwargs)
+    if op is _ATTENTION:
+        q, k, v, _, causal, *_ = (*args, 0.0, False)[:5] if len(args) < 5 else args
+        return attention._opoverload, (q, k, v, named.get("attn_mask"), causal, named.get("scale")), ()
+    if op is _ATTENTION_BACKWARD:
+        grad, q, k, v, out, lse, _, causal = args
+        mask, scale = named.get("attn_mask"), named.get("scale")
+        return attention_backward._opoverload, (grad, q, k, v, out, lse, mask, causal, scale), ()
+    return op, args, kwargs
+
+
+def _aliases(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    first: dict[int, str] = {}
+    aliases = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            aliases.append((name, first[id(parameter)]))
+    return tuple(aliases)
+
+
+def _meta(value: Any, name: str) -> TensorMeta:
+    if not isinstance(value, torch.Tensor) or any(not isinstance(size, int) for size in value.shape):
+        raise CaptureError(f"{name} has a result whose shape is not static; autoshard needs static shapes")
+    return TensorMeta(tuple(value.shape), value.dtype)
+
+
+def _ancestors(roots: list[FxNode]) -> set[FxNode]:
+    seen = set(roots)
+    stack = list(roots)
+    while stack:
+        for producer in stack.pop().all_input_nodes:
+            if producer not in seen:
+                seen.add(producer)
+                stack.append(producer)
+    return seen
+
+
+def _dotted(match: re.Match[str]) -> str:
+    return "." + (match[1] or match[2])
+
+
+def _source(fx: FxNode) -> str:
+    return _user_frame(fx.meta.get("stack_trace") or "")
+
+
+def _user_frame(trace_text: str) -> str:
+    """``file:line: code`` of the innermost frame that is not torch's own."""
+    frames = [m for m in _FRAME.finditer(trace_text) if not m["file"].startswith(_TORCH_ROOT)]
+    return f"{frames[-1]['file']}:{frames[-1]['line']}: {frames[-1]['code'].strip()}" if frames else ""
+
+
+def _why(model: nn.Module, error: Exception) -> str:
+    text = str(error)
+    where = _user_frame(text)
+    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    at = f" at {where}" if where else ""
+    return (
+        f"{type(model).__name__} cannot be captured as one graph{at}: {first}. The forward must be free of graph breaks "
+        "(print, .item(), Python branches on data) and of operators whose result shape depends on data (nonzero, masks)"
+    )

@@ -1,0 +1,134 @@
+"""The captured training step as an immutable value."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch.utils._pytree import TreeSpec
+
+Phase = Literal["forward", "backward"]
+NodeKind = Literal["parameter", "buffer", "input", "tangent", "operator"]
+
+
+@dataclass(frozen=True, order=True)
+class Ref:
+    """A tensor of the graph: result ``output`` of node ``node``."""
+
+    node: int
+    output: int = 0
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """Global shape and dtype of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return self.dtype.itemsize * int(torch.Size(self.shape).numel())
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A parameter, buffer, input, tangent or operator.
+
+    ``name`` is unique, and the same whatever device the model was traced on: the FQN of a parameter or buffer, the name
+    of an input, ``module path/role`` of a forward operator and ``module path/bwd.role`` of a backward one. ``args`` and ``kwargs`` hold
+    :class:`Ref` where the operator takes a tensor. ``outputs`` has one entry per result, None for one that is absent.
+    ``source`` is the line of the model that called the operator.
+    """
+
+    name: str
+    kind: NodeKind
+    phase: Phase
+    outputs: tuple[TensorMeta | None, ...]
+    op: torch._ops.OpOverload | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    source: str = ""
+
+    @cached_property
+    def inputs(self) -> tuple[Ref, ...]:
+        """The tensors the operator takes, in argument order, repeated where one is taken twice."""
+        return tuple(refs_in((self.args, self.kwargs)))
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedGraph:
+    """One training step (or inference step): nodes in execution order, forward before backward.
+
+    ``outputs`` are the leaves of the model's result (None for a leaf that is no tensor: its value is in ``constants``);
+    ``gradients`` maps the FQN of each trained parameter to its gradient; ``mutations`` maps the FQN of each buffer that
+    the forward updates to its new value; ``aliases`` maps each further FQN of a tied parameter to the first one;
+    ``unused`` are the parameters the step never reads. ``out_spec`` rebuilds the model's result from the leaves.
+    """
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[Ref | None, ...]
+    constants: tuple[Any, ...]
+    gradients: tuple[tuple[str, Ref], ...]
+    mutations: tuple[tuple[str, Ref], ...]
+    aliases: tuple[tuple[str, str], ...]
+    unused: tuple[tuple[str, TensorMeta], ...]
+    out_spec: TreeSpec
+
+    def meta(self, ref: Ref) -> TensorMeta:
+        """Shape and dtype of a tensor of the graph."""
+        meta = self.nodes[ref.node].outputs[ref.output]
+        assert meta is not None, f"{self.nodes[ref.node].name} has no result {ref.output}"
+        return meta
+
+    def tensor_name(self, ref: Ref) -> str:
+        """The name of a tensor: that of its node, with ``:k`` for a result other than the first."""
+        name = self.nodes[ref.node].name
+        return f"{name}:{ref.output}" if ref.output else name
+
+    def of_kind(self, kind: NodeKind) -> Iterator[tuple[int, Node]]:
+        """The nodes of one kind with their index, in order."""
+        return ((i, node) for i, node in enumerate(self.nodes) if node.kind == kind)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of operators, shapes, dtypes and arguments. Devices do not enter it."""
+        digest = hashlib.sha256()
+        for node in self.nodes:
+            line = (node.kind, node.phase, node.name, str(node.op), [_meta_text(m) for m in node.outputs])
+            digest.update(repr((line, _portable(node.args), _portable(node.kwargs))).encode())
+        digest.update(repr((self.outputs, self.gradients, self.mutations, self.aliases)).encode())
+        return "sha256:" + digest.hexdigest()[:32]
+
+
+def refs_in(value: Any) -> Iterator[Ref]:
+    """Every :class:`Ref` in nested tuples, in order."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from refs_in(item)
+
+
+def map_refs(value: Any, fn: Callable[[Ref], Any]) -> Any:
+    """The same nested tuples with every :class:`Ref` replaced."""
+    if isinstance(value, Ref):
+        return fn(value)
+    if isinstance(value, tuple):
+        return tuple(map_refs(item, fn) for item in value)
+    return value
+
+
+def _meta_text(meta: TensorMeta | None) -> str:
+    return "-" if meta is None else f"{meta.dtype}{list(meta.shape)}"
+
+
+def _portable(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_portable(item) for item in value)
+    return "device" if isinstance(value, torch.device) else str(value)

@@ -1,0 +1,154 @@
+"""The command line: reads arguments, calls the library, prints. Exit codes: 0 done, 2 a mistake, 3 infeasible."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from .errors import AutoshardError, InfeasibleError
+from .factory import load_factory
+from .mesh import Mesh
+from .plans import check_writable, read_plan, summarize, summary_json, write_plan
+from .plans.show import console_for, headline, show_text
+
+EXIT_MISTAKE = 2
+EXIT_INFEASIBLE = 3
+
+app = typer.Typer(
+    help="Automatic sharding of PyTorch models.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class Format(StrEnum):
+    """How ``show`` prints."""
+
+    text = "text"
+    json = "json"
+
+
+def main() -> None:
+    """The console script ``autoshard``."""
+    app(prog_name="autoshard")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"autoshard {version('autoshard')}")
+        except PackageNotFoundError:
+            typer.echo("autoshard, not installed: run from its source folder")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str, typer.Argument(metavar="FILE.py:FACTORY", help="A function giving (module, args[, kwargs]).")
+    ],
+    mesh: Annotated[str, typer.Option(help="Axes and sizes, slowest first, for example dp=2,tp=2.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The plan file to write.")],
+    hardware: Annotated[str, typer.Option(help="A preset or a profile file.", metavar="NAME|FILE")] = "dgx-h100",
+    objective: Annotated[str, typer.Option(help="What to minimise.")] = "step-time",
+    pin: Annotated[
+        list[str] | None, typer.Option(help="A placement to hold, for example 'wq.weight=dp:R tp:S(0)'. Repeatable.")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="The solver.")] = "auto",
+    time_limit: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Stop the solver after this long.")
+    ] = None,
+) -> None:
+    """Plan the sharding of a model and write the plan file."""
+    with _mistakes_explained():
+        parsed_mesh = Mesh.parse(mesh)
+        if time_limit is not None and not (math.isfinite(time_limit) and time_limit > 0):
+            raise typer.BadParameter(f"{time_limit} is not a time; give seconds above 0", param_hint="--time-limit")
+        check_writable(output)  # now, not after an hour of solving
+        with _progress() as progress:
+            progress("loading the model")
+            module, args, kwargs = load_factory(model)
+            from .api import plan as make_plan  # needs torch and a solver, which the other commands do without
+
+            made = make_plan(
+                module,
+                args,
+                kwargs,
+                mesh=parsed_mesh,
+                hardware=hardware,
+                objective=objective,
+                pins=tuple(pin or ()),
+                backend=backend,
+                time_limit_s=time_limit,
+                name=model,
+                progress=progress,
+            )
+        write_plan(made, output)
+        for line in (f"wrote {output}", *headline(summarize(made))):
+            typer.echo(line)
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
+    format: Annotated[Format, typer.Option("--format", help="Tables for people, or JSON for scripts.")] = Format.text,
+) -> None:
+    """Show a plan file."""
+    with _mistakes_explained():
+        shown = read_plan(path)
+        if format is Format.json:
+            typer.echo(json.dumps(summary_json(shown), indent=2))
+        else:
+            show_text(shown, console_for(sys.stdout))
+
+
+@contextmanager
+def _mistakes_explained() -> Iterator[None]:
+    """Ends the command with one line on stderr where the library refuses what it was given."""
+    try:
+        yield
+    except InfeasibleError as error:
+        _fail(str(error), EXIT_INFEASIBLE)
+    except AutoshardError as error:
+        _fail(str(error), EXIT_MISTAKE)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "ortools", "pulp"):
+            raise
+        _fail(f"planning needs {error.name}, which is not installed; pip install autoshard", EXIT_MISTAKE)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Says on stderr which stage runs, where a person watches."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda stage: None
+        return
+    with console.status("planning") as status:
+        yield lambda stage: status.update(stage)

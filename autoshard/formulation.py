@@ -1,0 +1,253 @@
+"""From a captured graph to the solver's problem.
+
+One solver node for every graph node, plus one for every result that leaves the graph. An edge for every tensor argument:
+rows are the layouts the producer can give the tensor, columns those its consumers in one phase want of it. Consumers of
+one tensor in one phase form a group: each distinct layout is paid once. Identical layers are tied. Costs are integer
+nanoseconds, rounded here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cost_models import Profile
+from solver import INFEASIBLE, Edge, Group, Problem
+from solver import Node as SolverNode
+
+from .capture import CapturedGraph, Node, Ref, TensorMeta, tied_nodes
+from .constraints import Pin, check_pins_match, layouts_pinned
+from .errors import ConstraintError
+from .layout import Layout, format_layout
+from .mesh import Mesh
+from .pricing import Prices
+from .strategies import Enumerator, Strategy
+
+Objective = Literal["step-time", "communication-time"]
+OBJECTIVES: tuple[Objective, ...] = ("step-time", "communication-time")
+
+HELD = -1
+"""The position of a consumer that wants a tensor in the layout it holds it in: a gradient, or a result."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A tensor and those who want it in one phase: (solver node, position among its tensor arguments, or HELD)."""
+
+    ref: Ref
+    phase: str
+    consumers: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Formulation:
+    """A problem, and what is needed to read its solution.
+
+    ``strategies[i]`` are those of solver node ``i``. Solver nodes up to the number of graph nodes are the graph's; the
+    others hold the ``results``: tensors that leave the graph and have no tangent, by name.
+    """
+
+    graph: CapturedGraph
+    mesh: Mesh
+    prices: Prices
+    objective: Objective
+    pins: tuple[Pin, ...]
+    results: tuple[tuple[str, Ref], ...]
+    strategies: tuple[tuple[Strategy, ...], ...]
+    demands: tuple[Demand, ...]
+    problem: Problem
+
+
+def formulate(
+    graph: CapturedGraph,
+    mesh: Mesh,
+    profile: Profile,
+    *,
+    objective: Objective = "step-time",
+    pins: Sequence[Pin] = (),
+    tie_layers: bool = True,
+) -> Formulation:
+    """Builds the integer program of a graph on a mesh of a machine.
+
+    Args:
+        objective: ``step-time`` adds compute and communication; ``communication-time`` counts communication alone,
+            under which full replication is free: it is meant for use with pins.
+        pins: layouts that are decided already.
+        tie_layers: decide identical layers once.
+
+    Raises:
+        ConstraintError: a pin names nothing, or a layout that its tensor or operator cannot have.
+        ProfileError: the profile does not cover the mesh.
+    """
+    prices = Prices(graph, mesh, profile)
+    results = _results(graph)
+    strategies = _Candidates(graph, mesh, tuple(pins)).of_all(results)
+    demands = _demands(graph, results)
+    terms = _Terms(graph, prices, strategies, objective)
+    nodes = tuple(SolverNode(terms.name(i, results), terms.node_costs(i)) for i in range(len(strategies)))
+    edges: list[Edge] = []
+    groups: list[Group] = []
+    for demand in demands:
+        added = terms.edges(demand)
+        if len(added) > 1:
+            groups.append(Group(tuple(range(len(edges), len(edges) + len(added)))))
+        edges.extend(added)
+    ties = _ties(graph, strategies) if tie_layers else ()
+    problem = Problem(nodes, tuple(edges), tuple(groups), ties, name="sharding")
+    return Formulation(graph, mesh, prices, objective, tuple(pins), results, strategies, demands, problem)
+
+
+def output_name(index: int) -> str:
+    """The name of a leaf of the model's result, in pins and plans."""
+    return f"output.{index}"
+
+
+def _results(graph: CapturedGraph) -> tuple[tuple[str, Ref], ...]:
+    tangents = {node.name for _, node in graph.of_kind("tangent")}
+    outputs = [
+        (output_name(k), ref) for k, ref in enumerate(graph.outputs) if ref is not None and f"grad.{k}" not in tangents
+    ]
+    return (*outputs, *((f"new {name}", ref) for name, ref in graph.mutations))
+
+
+class _Candidates:
+    """The strategies of every solver node, under the pins."""
+
+    def __init__(self, graph: CapturedGraph, mesh: Mesh, pins: tuple[Pin, ...]) -> None:
+        self._graph, self._mesh, self._pins = graph, mesh, pins
+        self._enumerator = Enumerator(graph, mesh)
+        self._pinned: dict[object, tuple[Strategy, ...]] = {}
+
+    def of_all(self, results: tuple[tuple[str, Ref], ...]) -> tuple[tuple[Strategy, ...], ...]:
+        names = [_pin_name(node) for node in self._graph.nodes] + [name for name, _ in results]
+        check_pins_match(self._pins, names)
+        candidates = [self._enumerator.strategies(node) for node in self._graph.nodes]
+        mutated = {ref for _, ref in self._graph.mutations}
+        candidates += [self._enumerator.held(self._graph.meta(ref), cut=ref not in mutated) for _, ref in results]
+        return tuple(self._under_pins(name, strategies) for name, strategies in zip(names, candidates))
+
+    def _under_pins(self, name: str, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+        for pin in layouts_pinned(self._pins, name):
+            key = (id(strategies), pin.layout)
+            if key not in self._pinned:
+                self._pinned[key] = tuple(s for s in strategies if s.outputs[0] == pin.layout)
+            if not self._pinned[key]:
+                raise ConstraintError(self._impossible(pin, name, strategies))
+            strategies = self._pinned[key]
+        return strategies
+
+    def _impossible(self, pin: Pin, name: str, strategies: tuple[Strategy, ...]) -> str:
+        layouts = dict.fromkeys(s.outputs[0] for s in strategies if s.outputs[0] is not None)
+        possible = "; ".join(format_layout(layout, self._mesh) for layout in layouts)
+        return f"the pin {pin.text!r} cannot hold: on the mesh {self._mesh}, {name} can have {possible}"
+
+
+def _pin_name(node: Node) -> str:
+    return output_name(int(node.name.removeprefix("grad."))) if node.kind == "tangent" else node.name
+
+
+def _demands(graph: CapturedGraph, results: tuple[tuple[str, Ref], ...]) -> tuple[Demand, ...]:
+    """Every tensor with those who want it, by phase, in graph order.
+
+    A parameter wants its gradient in its own layout, in the backward; a tangent stands for the output it belongs to.
+    """
+    wanted: dict[tuple[Ref, str], list[tuple[int, int]]] = defaultdict(list)
+    for i, node in enumerate(graph.nodes):
+        for position, ref in enumerate(node.inputs):
+            wanted[ref, node.phase].append((i, position))
+    number = {node.name: i for i, node in enumerate(graph.nodes) if node.kind != "operator"}
+    for name, ref in graph.gradients:
+        if ref.node != number[name]:
+            wanted[ref, "backward"].append((number[name], HELD))
+    for k, output in enumerate(graph.outputs):
+        if output is not None and f"grad.{k}" in number:
+            wanted[output, "forward"].append((number[f"grad.{k}"], HELD))
+    for k, (_, ref) in enumerate(results):
+        wanted[ref, "forward"].append((len(graph.nodes) + k, HELD))
+    return tuple(Demand(ref, phase, tuple(consumers)) for (ref, phase), consumers in wanted.items())
+
+
+class _Terms:
+    """Costs of nodes and edges as integer arrays, each made once and shared."""
+
+    def __init__(
+        self, graph: CapturedGraph, prices: Prices, strategies: tuple[tuple[Strategy, ...], ...], objective: Objective
+    ) -> None:
+        self._graph, self._prices, self._strategies = graph, prices, strategies
+        self._computes = objective == "step-time"
+        self._cache: dict[object, np.ndarray] = {}
+        self._columns: dict[object, tuple[tuple[Layout, ...], np.ndarray]] = {}
+
+    def name(self, i: int, results: tuple[tuple[str, Ref], ...]) -> str:
+        known = len(self._graph.nodes)
+        return self._graph.nodes[i].name if i < known else results[i - known][0]
+
+    def node_costs(self, i: int) -> np.ndarray:
+        strategies = self._strategies[i]
+        key = ("node", id(strategies))
+        if key not in self._cache:
+            priced = self._computes and i < len(self._graph.nodes)
+            seconds = self._prices.compute_s(self._graph.nodes[i], strategies) if priced else np.zeros(len(strategies))
+            self._cache[key] = _nanoseconds(seconds)
+        return self._cache[key]
+
+    def edges(self, demand: Demand) -> list[Edge]:
+        """One edge per consumer, on one matrix with a column for every layout that some consumer may want."""
+        before, rows = self._choices(demand.ref.node, None, demand.ref.output)
+        after: dict[Layout, None] = {}
+        for node, position in demand.consumers:
+            after.update(dict.fromkeys(self._choices(node, position, 0)[0]))
+        columns = tuple(after)
+        costs = self._matrix(self._graph.meta(demand.ref), before, columns)
+        return [
+            Edge(demand.ref.node, node, rows, self._column_indices(node, position, columns), costs)
+            for node, position in demand.consumers
+        ]
+
+    def _choices(self, node: int, position: int | None, output: int) -> tuple[tuple[Layout, ...], np.ndarray]:
+        """The distinct layouts of a result (position None) or of what a consumer wants, and each strategy's index."""
+        strategies = self._strategies[node]
+        key = (id(strategies), position, output)
+        if key not in self._columns:
+            if position is None or position == HELD:
+                layouts = [strategy.outputs[output] for strategy in strategies]
+            else:
+                layouts = [strategy.inputs[position] for strategy in strategies]
+            index: dict[Layout, int] = {}
+            indices = [index.setdefault(layout, len(index)) for layout in layouts]  # type: ignore[arg-type]
+            self._columns[key] = tuple(index), np.array(indices, dtype=np.int64)
+        return self._columns[key]
+
+    def _column_indices(self, node: int, position: int, columns: tuple[Layout, ...]) -> np.ndarray:
+        key = (id(self._strategies[node]), position, columns)
+        if key not in self._cache:
+            layouts, indices = self._choices(node, position, 0)
+            place = {layout: k for k, layout in enumerate(columns)}
+            self._cache[key] = np.array([place[layout] for layout in layouts], dtype=np.int64)[indices]
+        return self._cache[key]
+
+    def _matrix(self, meta: TensorMeta, before: tuple[Layout, ...], after: tuple[Layout, ...]) -> np.ndarray:
+        key = (meta, before, after)
+        if key not in self._cache:
+            self._cache[key] = _nanoseconds(self._prices.matrix_s(meta, before, after))
+        return self._cache[key]
+
+
+def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
+    finite = np.isfinite(seconds)
+    return np.where(finite, np.rint(np.where(finite, seconds, 0.0) * 1e9), INFEASIBLE).astype(np.int64)
+
+
+def _ties(graph: CapturedGraph, strategies: tuple[tuple[Strategy, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Identical layers, as far as pins leave their members the same choices."""
+    ties = []
+    for members in tied_nodes(graph):
+        alike: dict[int, list[int]] = defaultdict(list)
+        for i in members:
+            alike[id(strategies[i])].append(i)
+        ties.extend(tuple(same) for same in alike.values() if len(same) > 1)
+    return tuple(ties)

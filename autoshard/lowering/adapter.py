@@ -1,0 +1,62 @@
+"""The private torch APIs that lowering needs, all in this file (torch 2.11 to 2.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives  # noqa: F401  (registers torch.ops._c10d_functional)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_c10d = torch.ops._c10d_functional
+
+ALL_GATHER = _c10d.all_gather_into_tensor.default
+REDUCE_SCATTER = _c10d.reduce_scatter_tensor.default
+ALL_REDUCE = _c10d.all_reduce.default
+ALL_TO_ALL = _c10d.all_to_all_single.default
+WAIT = _c10d.wait_tensor.default
+
+# every functional collective torch has, by the name autoshard gives it; the name of the group is the last argument
+COLLECTIVES = {
+    ALL_GATHER: "all_gather",
+    REDUCE_SCATTER: "reduce_scatter",
+    ALL_REDUCE: "all_reduce",
+    ALL_TO_ALL: "all_to_all",
+}
+
+
+def group_names(mesh: DeviceMesh) -> tuple[str, ...]:
+    """The name of the process group along each mesh axis, as functional collectives take it."""
+    return tuple(mesh.get_group(axis).group_name for axis in range(mesh.ndim))
+
+
+def is_collective(op: Any) -> bool:
+    """Whether an operator makes ranks exchange something."""
+    return getattr(op, "namespace", "") in ("_c10d_functional", "c10d", "_dtensor") and op is not WAIT
+
+
+def broadcast(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Gives every rank of the mesh the values of its first rank: along one axis after the other, in place."""
+    for axis in range(mesh.ndim):
+        group = mesh.get_group(axis)
+        dist.broadcast(tensor, dist.get_global_rank(group, 0), group)
+    return tensor
+
+
+@contextmanager
+def watch(seen: list[tuple[Any, tuple[Any, ...], Any]]) -> Iterator[None]:
+    """Appends (operator, arguments, result) of every collective that runs, forward and backward."""
+
+    class Watcher(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if is_collective(func):
+                seen.append((func, args, result))
+            return result
+
+    with Watcher():
+        yield

@@ -1,0 +1,41 @@
+"""One rank works something out, and every rank gets the identical text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..errors import AutoshardError
+from .adapter import broadcast
+from .shards import device_of
+
+
+def from_first_rank(mesh: DeviceMesh, make: Callable[[], str]) -> str:
+    """The text that the first rank of a mesh makes, on every rank.
+
+    Raises:
+        Exception: on the first rank, what ``make`` raised.
+        AutoshardError: on the others, that it failed, and why.
+    """
+    is_first = not any(mesh.get_coordinate() or ())
+    text, failure = "", None
+    if is_first:
+        try:
+            text = make()
+        except Exception as error:  # every rank must learn of it before it is raised
+            failure = error
+    message = f"!{failure}" if failure else f"={text}"
+    payload = message.encode() if is_first else b""
+    device = device_of(mesh)
+    length = int(broadcast(torch.tensor([len(payload)], dtype=torch.int64, device=device), mesh).item())
+    buffer = torch.zeros(length, dtype=torch.uint8, device=device)
+    if is_first:
+        buffer.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+    received = bytes(broadcast(buffer, mesh).tolist()).decode()
+    if failure is not None:
+        raise failure
+    if received.startswith("!"):
+        raise AutoshardError(f"the first rank of the mesh failed: {received[1:]}")
+    return received[1:]

@@ -1,0 +1,81 @@
+"""Writes local graphs node by node, with the shape of every value known as it is written."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_map
+
+from ..mesh import Mesh
+from .adapter import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, WAIT
+
+_META = torch.device("meta")
+
+
+class GraphEmitter:
+    """Appends operators to an FX graph. ``node.meta["val"]`` of each is its result on the meta device.
+
+    Implements :class:`autoshard.redistribution.Emitter` and :class:`autoshard.localize.Caller`.
+    """
+
+    def __init__(self, mesh: Mesh, groups: tuple[str, ...]) -> None:
+        self.graph = fx.Graph()
+        self._mesh = mesh
+        self._groups = groups
+
+    def placeholder(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> fx.Node:
+        """Adds an input of the graph."""
+        node = self.graph.placeholder(name)
+        node.meta["val"] = torch.empty(shape, dtype=dtype, device=_META)
+        return node
+
+    def call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Adds an operator."""
+        metas = tree_map(_value, (args, kwargs))
+        result = op(*metas[0], **metas[1])
+        return self._append(op, args, kwargs, result)
+
+    def item(self, node: fx.Node, index: int) -> fx.Node:
+        """Adds the choice of one of several results."""
+        return self._append(operator.getitem, (node, index), {}, node.meta["val"][index])
+
+    def all_gather(self, x: fx.Node, axis: int) -> fx.Node:
+        """See :class:`autoshard.redistribution.Emitter`."""
+        parts = self._mesh.shape[axis]
+        return self._collective(ALL_GATHER, (x, parts, self._groups[axis]), lambda rows: rows * parts)
+
+    def reduce_scatter(self, x: fx.Node, axis: int, reduce: str) -> fx.Node:
+        """See :class:`autoshard.redistribution.Emitter`."""
+        parts = self._mesh.shape[axis]
+        return self._collective(REDUCE_SCATTER, (x, reduce, parts, self._groups[axis]), lambda rows: rows // parts)
+
+    def all_reduce(self, x: fx.Node, axis: int, reduce: str) -> fx.Node:
+        """See :class:`autoshard.redistribution.Emitter`."""
+        return self._collective(ALL_REDUCE, (x, reduce, self._groups[axis]), lambda rows: rows)
+
+    def all_to_all(self, x: fx.Node, axis: int) -> fx.Node:
+        """See :class:`autoshard.redistribution.Emitter`."""
+        parts = self._mesh.shape[axis]
+        each = [x.meta["val"].shape[0] // parts] * parts
+        return self._collective(ALL_TO_ALL, (x, each, each, self._groups[axis]), lambda rows: rows)
+
+    def _collective(self, op: Any, args: tuple[Any, ...], rows: Callable[[int], int]) -> fx.Node:
+        value = args[0].meta["val"]
+        shape = (rows(value.shape[0]), *value.shape[1:]) if value.dim() else ()
+        result = value.new_empty(shape)
+        return self._append(WAIT, (self._append(op, args, {}, result),), {}, result)
+
+    def _append(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> fx.Node:
+        node = self.graph.call_function(op, args, kwargs)
+        node.meta["val"] = result
+        return node
+
+
+def _value(arg: Any) -> Any:
+    if isinstance(arg, fx.Node):
+        return arg.meta["val"]
+    return _META if isinstance(arg, torch.device) else arg

@@ -1,0 +1,86 @@
+"""Checks that a plan was made for this mesh, this model and these shapes, and says which part differs."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..capture import CapturedGraph, TensorMeta
+from ..errors import MeshError, PlanMismatchError
+from ..mesh import Mesh
+from ..plans import ShardingPlan, TensorEntry
+
+
+def mesh_of(mesh: DeviceMesh) -> Mesh:
+    """The axes and sizes of a DeviceMesh.
+
+    Raises:
+        MeshError: its axes have no names.
+    """
+    if not mesh.mesh_dim_names:
+        raise MeshError("the DeviceMesh has no axis names; make it with init_device_mesh(..., mesh_dim_names=(...))")
+    return Mesh(tuple(mesh.mesh_dim_names), tuple(int(size) for size in mesh.shape))
+
+
+def check_mesh(plan: ShardingPlan, mesh: DeviceMesh) -> None:
+    """Checks that the job has the mesh the plan was made for.
+
+    Raises:
+        PlanMismatchError: it has another.
+    """
+    found = mesh_of(mesh)
+    if found != plan.mesh:
+        raise PlanMismatchError(
+            f"the plan was made for the mesh {plan.mesh} ({plan.mesh.size} ranks); this job has {found} "
+            f"({found.size} ranks): make another plan, or start the job on that mesh"
+        )
+
+
+def check_graph(plan: ShardingPlan, graph: CapturedGraph) -> None:
+    """Checks that a captured graph is the one the plan was made for.
+
+    Raises:
+        PlanMismatchError: parameters, buffers, inputs or operators differ; the message names the first difference.
+    """
+    if plan.fingerprint == graph.fingerprint:
+        return
+    for kind, entries in (("parameter", plan.parameters), ("buffer", plan.buffers), ("input", plan.inputs)):
+        _check_tensors(kind, entries, _tensors(graph, kind))
+    planned = {entry.name for entry in plan.operators}
+    found = {node.name: node.source for _, node in graph.of_kind("operator")}
+    for name in sorted(found.keys() - planned)[:1]:
+        raise PlanMismatchError(_again(f"the model has the operator {name} ({found[name]}), which the plan does not have"))
+    for name in sorted(planned - found.keys())[:1]:
+        raise PlanMismatchError(_again(f"the plan has the operator {name}, which the model does not have"))
+    raise PlanMismatchError(
+        _again("operators have the same names as in the plan, but other arguments, dtypes or connections")
+    )
+
+
+def _tensors(graph: CapturedGraph, kind: str) -> dict[str, TensorMeta]:
+    found = {node.name: node.outputs[0] for _, node in graph.of_kind(kind)}  # type: ignore[arg-type]
+    return found | (dict(graph.unused) if kind == "parameter" else {})  # type: ignore[return-value]
+
+
+def _check_tensors(kind: str, entries: tuple[TensorEntry, ...], found: dict[str, TensorMeta]) -> None:
+    planned = {entry.name: entry for entry in entries}
+    for name in sorted(planned.keys() ^ found.keys())[:1]:
+        owner, other = ("the plan", "the model") if name in planned else ("the model", "the plan")
+        raise PlanMismatchError(_again(f"{owner} has the {kind} {name}, which {other} does not have"))
+    for name, entry in planned.items():
+        meta = found[name]
+        if (entry.shape, entry.dtype) != (meta.shape, _dtype(meta.dtype)):
+            raise PlanMismatchError(
+                _again(
+                    f"the {kind} {name} is {entry.dtype}{list(entry.shape)} in the plan and "
+                    f"{_dtype(meta.dtype)}{list(meta.shape)} in the model"
+                )
+            )
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _again(difference: str) -> str:
+    return f"the plan was made for another model: {difference}; make the plan again for this model"

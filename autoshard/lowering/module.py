@@ -1,0 +1,163 @@
+"""The module a job trains: DTensor parameters under their FQNs around a local program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from ..capture import input_names
+from ..errors import InputError
+from ..layout import Layout, format_layout, local_shape
+from ..plans import ShardingPlan, TensorEntry
+from .placements import placements_of
+from .program import LocalProgram
+
+
+class ParallelModule(nn.Module):
+    """Runs the local program of one rank; made by :func:`autoshard.parallelize`.
+
+    Its submodules, parameters and buffers are those of the model it was made from, under the same FQNs; parameters are
+    DTensors placed as planned, and so are their gradients. ``plan`` is the plan it runs.
+
+    Call it with plain tensors, which are this rank's shards (:func:`autoshard.shard_inputs` cuts a full batch), or with
+    DTensors. A scalar result comes back as a plain tensor, equal on all ranks; any other as a DTensor.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: ShardingPlan,
+        mesh: DeviceMesh,
+        program: LocalProgram,
+        constants: dict[str, Any],
+        out_spec: TreeSpec,
+    ) -> None:
+        super().__init__()
+        self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
+        self.training = model.training
+        self.plan = plan
+        self._mesh = mesh
+        self._program = program
+        self._constants = constants
+        self._out_spec = out_spec
+        self._signature = [model]  # in a list, so that it is not registered as a submodule
+        self._inputs = {entry.name: entry for entry in plan.inputs}
+        self._coordinate = tuple(mesh.get_coordinate() or ())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """One step's forward on this rank.
+
+        Raises:
+            InputError: arguments of another number, shape or dtype than the plan declares.
+        """
+        given = self._local_inputs(args, kwargs)
+        parameters = dict(self.named_parameters(remove_duplicate=False))
+        buffers = dict(self.named_buffers(remove_duplicate=False))
+        flat = []
+        for name in self._program.arguments:
+            if name in given:
+                flat.append(given[name])
+            elif name in buffers:
+                flat.append(buffers[name])
+            else:
+                flat.append(_local(parameters[name]))
+        results = _Step.apply(self._program, *flat)  # type: ignore[no-untyped-call]
+        count = self._program.results
+        with torch.no_grad():
+            for name, value in zip(self._program.mutated, results[count:]):
+                buffers[name].copy_(value)
+        return tree_unflatten([self._wrap(k, value) for k, value in enumerate(results[:count])], self._out_spec)
+
+    def _local_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        leaves, _ = tree_flatten((args, kwargs))
+        named = dict(zip(input_names(self._signature[0], args, kwargs), leaves))
+        tensors = {name: leaf for name, leaf in named.items() if isinstance(leaf, torch.Tensor)}
+        if tensors.keys() != self._inputs.keys():
+            raise InputError(
+                f"the plan was made for the tensors {', '.join(self._inputs)}; this call has {', '.join(tensors)}"
+            )
+        changed = [n for n, leaf in named.items() if n in self._constants and leaf != self._constants[n]]
+        if changed:
+            raise InputError(
+                f"{changed[0]} was {self._constants[changed[0]]!r} when the model was captured and is {named[changed[0]]!r} "
+                "now; make another plan for it"
+            )
+        return {name: self._local_input(self._inputs[name], tensor) for name, tensor in tensors.items()}
+
+    def _local_input(self, entry: TensorEntry, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.requires_grad:
+            raise InputError(f"{entry.name} requires a gradient, but the plan has none for inputs; detach it")
+        if isinstance(tensor, DTensor):
+            placements = placements_of(entry.layout)
+            if tensor.shape != entry.shape or tuple(tensor.placements) != placements:
+                raise InputError(
+                    f"{entry.name} is a DTensor of shape {list(tensor.shape)} placed {tuple(tensor.placements)}; the "
+                    f"plan wants {list(entry.shape)} placed {placements}: redistribute it first"
+                )
+            tensor = tensor.to_local()
+        wanted = local_shape(entry.shape, entry.layout, self.plan.mesh, self._coordinate)
+        if tuple(tensor.shape) != wanted:
+            raise InputError(self._wrong_shape(entry, tensor, wanted))
+        if str(tensor.dtype) != f"torch.{entry.dtype}":
+            raise InputError(f"{entry.name} has dtype {tensor.dtype}; the plan was made for {entry.dtype}")
+        return tensor
+
+    def _wrong_shape(self, entry: TensorEntry, tensor: torch.Tensor, wanted: tuple[int, ...]) -> str:
+        layout = format_layout(entry.layout, self.plan.mesh)
+        if tuple(tensor.shape) == entry.shape:
+            return (
+                f"{entry.name} has the full shape {list(entry.shape)}, but each rank passes its shard {list(wanted)} "
+                f"({layout}); cut it with autoshard.shard_inputs(plan, mesh, ...)"
+            )
+        return (
+            f"{entry.name} has shape {list(tensor.shape)}; the plan was made for {list(entry.shape)} in all, which is "
+            f"{list(wanted)} on this rank ({layout})"
+        )
+
+    def _wrap(self, index: int, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dim() == 0:
+            return value
+        entry = next(e for e in self.plan.outputs if e.name == f"output.{index}")
+        return as_dtensor(value, entry.shape, entry.layout, self._mesh)
+
+
+class _Step(torch.autograd.Function):
+    """The local program as one differentiable operation on the shards."""
+
+    @staticmethod
+    def forward(ctx: Any, program: LocalProgram, *flat: torch.Tensor) -> tuple[Any, ...]:
+        results = program.forward(*flat)
+        count = program.results + len(program.mutated)
+        ctx.program, ctx.arguments = program, program.arguments
+        ctx.save_for_backward(*results[count:])
+        kept = results[:count]
+        plain = [
+            v for k, v in enumerate(kept) if isinstance(v, torch.Tensor) and k not in program.tangents
+        ]
+        ctx.mark_non_differentiable(*plain)
+        return tuple(kept)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        program = ctx.program
+        tangents = [grads[k] for k in program.tangents]
+        found = dict(zip(program.trained, program.backward(*ctx.saved_tensors, *tangents)))
+        return (None, *(found.get(name) for name in program.arguments))
+
+
+def as_dtensor(local: torch.Tensor, shape: tuple[int, ...], layout: Layout, mesh: DeviceMesh) -> DTensor:
+    """A DTensor of a global shape from this rank's shard."""
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        local, mesh, placements_of(layout), run_check=False, shape=torch.Size(shape), stride=stride
+    )
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    assert isinstance(parameter, DTensor)
+    return parameter.to_local(grad_placements=parameter.placements)

@@ -1,0 +1,92 @@
+"""From whole tensors to this rank's shards: parameters once, inputs at every step."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..errors import InputError
+from ..layout import Layout, local_range, local_shape
+from ..mesh import Mesh
+from ..plans import ShardingPlan
+from .adapter import broadcast
+from .module import as_dtensor
+
+
+def shard_inputs(plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Cuts a full batch into this rank's shards.
+
+    Args:
+        tensors: one full tensor for each of ``plan.inputs``, in that order.
+
+    Raises:
+        InputError: another number of tensors, or one of another shape than the plan's.
+    """
+    if len(tensors) != len(plan.inputs):
+        names = ", ".join(entry.name for entry in plan.inputs)
+        raise InputError(f"the plan has {len(plan.inputs)} inputs ({names}); {len(tensors)} tensors were given")
+    coordinate = tuple(mesh.get_coordinate() or ())
+    for entry, tensor in zip(plan.inputs, tensors):
+        if tuple(tensor.shape) != entry.shape:
+            raise InputError(
+                f"{entry.name} has shape {list(tensor.shape)}; shard_inputs cuts the full batch, {list(entry.shape)}"
+            )
+    return tuple(
+        local_part(tensor, entry.layout, plan.mesh, coordinate) for entry, tensor in zip(plan.inputs, tensors)
+    )
+
+
+def local_part(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> torch.Tensor:
+    """The block of a whole tensor that the rank at a coordinate holds, as a contiguous tensor of its own."""
+    for dim, size in enumerate(tensor.shape):
+        start, stop = local_range(size, layout, dim, mesh, coordinate)
+        tensor = tensor.narrow(dim, start, stop - start)
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def shard_parameters(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> None:
+    """Replaces every parameter of a model by a DTensor placed as planned, with the values of the mesh's first rank.
+
+    Parameters on the meta device stay there. Buffers move to the mesh's device. Tied parameters stay tied.
+    """
+    layouts = {entry.name: entry.layout for entry in plan.parameters}
+    device = device_of(mesh)
+    made: dict[int, nn.Parameter] = {}
+    for path, module in model.named_modules():
+        for key, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                name = f"{path}.{key}" if path else key
+                made[id(parameter)] = _sharded(parameter, layouts[name], plan.mesh, mesh, device)
+            module._parameters[key] = made[id(parameter)]
+        for key, buffer in list(module._buffers.items()):
+            if buffer is not None and buffer.device.type != "meta":
+                module._buffers[key] = broadcast(_copy(buffer, device), mesh)
+
+
+def device_of(mesh: DeviceMesh) -> torch.device:
+    """The device of this rank."""
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
+
+
+def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.detach().to(device, copy=True).contiguous()
+
+
+def _sharded(
+    parameter: nn.Parameter, layout: Layout, mesh: Mesh, device_mesh: DeviceMesh, device: torch.device
+) -> nn.Parameter:
+    coordinate = tuple(device_mesh.get_coordinate() or ())
+    with torch.no_grad():
+        if parameter.device.type == "meta":
+            shape = local_shape(tuple(parameter.shape), layout, mesh, coordinate)
+            local = torch.empty(shape, dtype=parameter.dtype, device="meta")
+        else:
+            whole = broadcast(_copy(parameter, device), device_mesh)
+            local = local_part(whole, layout, mesh, coordinate)
+        sharded = as_dtensor(local, tuple(parameter.shape), layout, device_mesh)
+    return nn.Parameter(sharded, requires_grad=parameter.requires_grad)

@@ -1,0 +1,20 @@
+"""The canonical order of names: numbers count as numbers, so ``layers.2`` comes before ``layers.10``."""
+
+from __future__ import annotations
+
+import re
+
+_NUMBER = re.compile(r"([0-9]+)")
+
+NaturalKey = tuple[tuple[tuple[int, str], ...], str]
+
+
+def natural_key(name: str) -> NaturalKey:
+    """The sort key of a name; two names have the same key only if they are equal.
+
+    >>> sorted(["layers.10.w", "layers.2.w", "embed.w"], key=natural_key)
+    ['embed.w', 'layers.2.w', 'layers.10.w']
+    """
+    parts = _NUMBER.split(name)  # text, digits, text, digits, ..., text
+    digits = [part.lstrip("0") if i % 2 else part for i, part in enumerate(parts)]
+    return tuple((len(part) if i % 2 else 0, part) for i, part in enumerate(digits)), name

@@ -1,0 +1,287 @@
+"""How a tensor gets from one layout to another: the steps, their bytes, and their execution.
+
+Pricing prices these steps and lowering executes these steps, so what is planned is what runs. A step changes the
+placement on one mesh axis:
+
+=================  ==============  =========================================================
+change             step            size_bytes (the larger of a rank's input and output buffer)
+=================  ==============  =========================================================
+S(d) -> R          all_gather      the gathered shard
+P    -> S(d)       reduce_scatter  the shard before
+P    -> R          all_reduce      the shard
+S(d) -> S(e)       all_to_all      the shard
+R    -> S(d)       slice           nothing is sent
+=================  ==============  =========================================================
+
+Nothing becomes P: torch has no such redistribution, and no operator needs one. Where two axes cut one dim, only the
+inner one can be gathered or cut anew. Uneven shards travel padded to the largest shard, so that every rank moves the
+same bytes and no rank reads what another did not write (the silent corruption of pytorch#194457).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product, zip_longest
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+from .errors import LayoutError
+from .layout import Layout, Placement, R, S, block, has_empty_shard, largest_local_shape, local_shape
+from .layout import P as partial
+from .mesh import Mesh
+
+StepKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice"]
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change of placement on one mesh axis; ``source`` and ``target`` are dims, -1 where there is none."""
+
+    kind: StepKind
+    axis: int
+    source: int = -1
+    target: int = -1
+    reduce: str = ""
+
+    @property
+    def communicates(self) -> bool:
+        """Whether ranks exchange anything."""
+        return self.kind != "slice"
+
+
+def step_between(before: Layout, after: Layout) -> Step:
+    """The step that takes one layout to another.
+
+    Raises:
+        LayoutError: the two do not differ in exactly one placement, or no single step leads there.
+    """
+    changed = [i for i, (a, b) in enumerate(zip_longest(before, after)) if a != b]
+    step = _step(before, after, changed[0]) if len(changed) == 1 else None
+    if step is None:
+        raise LayoutError(f"no single step takes {_text(before)} to {_text(after)}")
+    return step
+
+
+def steps_along(path: Sequence[Layout]) -> tuple[Step, ...]:
+    """The steps between neighbours of a path of layouts.
+
+    Raises:
+        LayoutError: two neighbours are not one step apart.
+    """
+    return tuple(step_between(a, b) for a, b in zip(path, path[1:]))
+
+
+def size_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
+    """Bytes of the larger of a rank's input and output buffer, padding included; the same on every rank."""
+    if not step.communicates:
+        return 0
+    local = list(largest_local_shape(shape, before, mesh))
+    parts = mesh.shape[step.axis]
+    if step.kind == "all_gather":
+        local[step.source] *= parts
+    elif step.target >= 0:
+        local[step.target] = -(-local[step.target] // parts) * parts
+    return itemsize * int(np.prod(local, dtype=np.int64))
+
+
+def copied_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
+    """Bytes that local copies around a step read and write: joining pieces along a dim, or cutting a block out."""
+    size = size_bytes(step, before, shape, itemsize, mesh)
+    if step.kind == "slice":
+        return 2 * itemsize * int(np.prod(largest_local_shape(shape, before, mesh), dtype=np.int64))
+    if step.kind == "all_to_all":
+        return 4 * size
+    joined = step.source if step.kind == "all_gather" else step.target
+    return 2 * size if joined > 0 else 0
+
+
+def layouts_of(shape: tuple[int, ...], mesh: Mesh, reduces: tuple[str, ...] = ("sum",)) -> tuple[Layout, ...]:
+    """Every layout in which no rank is left without elements and an axis of one rank replicates, in a fixed order."""
+    placements = [R, *(S(d) for d, size in enumerate(shape) if size > 1), *(partial(reduce) for reduce in reduces)]
+    per_axis = ([R] if size == 1 else placements for size in mesh.shape)
+    every = (Layout(combination) for combination in product(*per_axis))
+    return tuple(layout for layout in every if not has_empty_shard(shape, layout, mesh))
+
+
+@dataclass(frozen=True, eq=False)
+class Paths:
+    """The cheapest way between any two of ``layouts`` (L of them).
+
+    ``seconds`` is (L, L), infinite where no steps lead; ``following[i, j]`` is the layout after ``i`` on the way to ``j``.
+    """
+
+    layouts: tuple[Layout, ...]
+    seconds: np.ndarray
+    following: np.ndarray
+
+    def path(self, before: Layout, after: Layout) -> tuple[Layout, ...]:
+        """The layouts from ``before`` to ``after``, both included."""
+        at, goal = self.layouts.index(before), self.layouts.index(after)
+        path = [before]
+        while at != goal:
+            at = int(self.following[at, goal])
+            path.append(self.layouts[at])
+        return tuple(path)
+
+
+Price = Callable[[Step, int, int], float]
+
+
+def cheapest_paths(
+    layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price
+) -> Paths:
+    """Least-cost paths between all layouts (Floyd-Warshall), ``price(step, size_bytes, copied_bytes)`` in seconds."""
+    index = {layout: i for i, layout in enumerate(layouts)}
+    count = len(layouts)
+    seconds = np.full((count, count), np.inf)
+    following = np.tile(np.arange(count), (count, 1))
+    np.fill_diagonal(seconds, 0.0)
+    placements = sorted({placement for layout in layouts for placement in layout})
+    for before, i in index.items():
+        for axis, placement in product(range(mesh.ndim), placements):
+            after = before.replace(axis, placement)
+            step = _step(before, after, axis)
+            if step is not None and after in index:
+                sizes = (rule(step, before, shape, itemsize, mesh) for rule in (size_bytes, copied_bytes))
+                seconds[i, index[after]] = price(step, *sizes)
+    for k in range(count):
+        through = seconds[:, k, None] + seconds[None, k, :]
+        better = through < seconds * (1 - 1e-12)
+        seconds = np.where(better, through, seconds)
+        following = np.where(better, following[:, k, None], following)
+    return Paths(layouts, seconds, following)
+
+
+class Emitter(Protocol):
+    """What executes a step: operators on local tensors, and collectives along a mesh axis on their first dim."""
+
+    def call(self, op: Any, *args: Any) -> Any:
+        """Applies a torch operator."""
+
+    def all_gather(self, x: Any, axis: int) -> Any:
+        """Joins the equal tensors of all ranks along dim 0."""
+
+    def reduce_scatter(self, x: Any, axis: int, reduce: str) -> Any:
+        """Combines the tensors of all ranks and keeps this rank's block of dim 0."""
+
+    def all_reduce(self, x: Any, axis: int, reduce: str) -> Any:
+        """Combines the tensors of all ranks."""
+
+    def all_to_all(self, x: Any, axis: int) -> Any:
+        """Sends block ``i`` of dim 0 to rank ``i`` and joins what arrives in rank order."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Where a tensor of a global shape is held: the mesh and this rank's coordinate."""
+
+    shape: tuple[int, ...]
+    mesh: Mesh
+    coordinate: tuple[int, ...]
+
+    def local(self, layout: Layout) -> tuple[int, ...]:
+        """This rank's shape in a layout."""
+        return local_shape(self.shape, layout, self.mesh, self.coordinate)
+
+    def largest(self, layout: Layout) -> tuple[int, ...]:
+        """The largest shape of any rank in a layout."""
+        return largest_local_shape(self.shape, layout, self.mesh)
+
+
+def run_step(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard) -> Any:
+    """Executes one step on this rank's shard ``x``; works on tensors and on graph values alike.
+
+    Returns the rank's shard in the layout ``after``, contiguous.
+    """
+    step = step_between(before, after)
+    parts = shard.mesh.shape[step.axis]
+    mine = shard.coordinate[step.axis]
+    local, goal = shard.local(before), shard.local(after)
+    if step.kind == "slice":
+        start, stop = block(local[step.target], parts, mine)
+        return emit.call(aten.contiguous.default, emit.call(aten.slice.Tensor, x, step.target, start, stop))
+    padded = shard.largest(before)
+    if step.kind == "all_reduce":
+        x = emit.call(aten.contiguous.default, _pad(emit, x, local, padded))
+        return _cut(emit, emit.all_reduce(x, step.axis, step.reduce), padded, goal)
+    if step.kind == "all_gather":
+        x = emit.call(aten.contiguous.default, _pad(emit, x, local, padded))
+        gathered = emit.all_gather(x, step.axis)
+        return _join(emit, gathered, padded, goal, step.source, parts)
+    # both others send block r of the target dim to rank r, each padded to the widest block
+    width = -(-padded[step.target] // parts)
+    piece_shape = _with(padded, step.target, width)
+    blocks = (block(local[step.target], parts, r) for r in range(parts))
+    pieces = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
+    stacked = emit.call(aten.cat.default, pieces, 0)
+    if step.kind == "reduce_scatter":
+        return _cut(emit, emit.reduce_scatter(stacked, step.axis, step.reduce), piece_shape, goal)
+    return _join(emit, emit.all_to_all(stacked, step.axis), piece_shape, goal, step.source, parts)
+
+
+def _step(before: Layout, after: Layout, axis: int) -> Step | None:
+    old, new = before[axis], after[axis]
+    others = before.replace(axis, R)
+    if old == new or (old.kind == "S" and any(i > axis for i in others.axes_of(old.dim))):
+        return None
+    if new.kind == "S" and any(i > axis for i in others.axes_of(new.dim)):
+        return None
+    match old.kind, new.kind:
+        case "S", "R":
+            return Step("all_gather", axis, source=old.dim)
+        case "R", "S":
+            return Step("slice", axis, target=new.dim)
+        case "S", "S":
+            return Step("all_to_all", axis, source=old.dim, target=new.dim)
+        case "P", "R":
+            return Step("all_reduce", axis, reduce=old.reduce)
+        case "P", "S":
+            return Step("reduce_scatter", axis, target=new.dim, reduce=old.reduce)
+    return None
+
+
+def _join(emit: Emitter, x: Any, piece: tuple[int, ...], goal: tuple[int, ...], dim: int, parts: int) -> Any:
+    """Cuts the padding off each of the pieces that arrived along dim 0 and joins them along ``dim``."""
+    if dim == 0 and _with(piece, 0, piece[0] * parts) == goal:
+        return x
+    pieces = []
+    for r in range(parts):
+        start, stop = block(goal[dim], parts, r)
+        arrived, shape = _slice(emit, x, _with(piece, 0, piece[0] * parts), 0, r * piece[0], (r + 1) * piece[0])
+        pieces.append(_cut(emit, arrived, shape, _with(goal, dim, stop - start)))
+    return emit.call(aten.cat.default, pieces, dim)
+
+
+def _slice(
+    emit: Emitter, x: Any, shape: tuple[int, ...], dim: int, start: int, stop: int
+) -> tuple[Any, tuple[int, ...]]:
+    return emit.call(aten.slice.Tensor, x, dim, start, stop), _with(shape, dim, stop - start)
+
+
+def _pad(emit: Emitter, x: Any, shape: tuple[int, ...], goal: tuple[int, ...]) -> Any:
+    if shape == goal:
+        return x
+    widths = [width for size, end in zip(reversed(shape), reversed(goal)) for width in (0, end - size)]
+    return emit.call(aten.constant_pad_nd.default, x, widths)
+
+
+def _cut(emit: Emitter, x: Any, shape: tuple[int, ...], goal: tuple[int, ...]) -> Any:
+    if shape == goal:
+        return x
+    for dim, (size, end) in enumerate(zip(shape, goal)):
+        if size != end:
+            x = emit.call(aten.slice.Tensor, x, dim, 0, end)
+    return emit.call(aten.contiguous.default, x)
+
+
+def _with(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def _text(layout: Layout) -> str:
+    return f"({', '.join(map(str, layout))})"

@@ -1,0 +1,5 @@
+"""Strategies: for every operator, the layouts it can run with. DTensor's rules first, each checked numerically."""
+
+from .enumerate import Enumerator, Strategy, signature
+
+__all__ = ["Enumerator", "Strategy", "signature"]

@@ -1,0 +1,139 @@
+"""Every strategy of an operator on a mesh: the product of its checked one-axis rules over the axes."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from ..capture import CapturedGraph, Node, TensorMeta
+from ..errors import StrategyWarning
+from ..layout import Layout, R, S, has_empty_shard, is_even
+from ..localize import VIEWS
+from ..mesh import Mesh
+from .check import rule_holds
+from .dtensor import dtensor_rules
+from .own import aligned, own_rules
+from .rule import Rule, replicate_rule
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """The layouts of one operator: wanted of each tensor argument, and of each result (None for an absent one)."""
+
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout | None, ...]
+
+
+class Enumerator:
+    """Strategies of the nodes of one graph on one mesh, worked out once per distinct operator.
+
+    Two operators are the same when name, arguments and the shapes and dtypes of inputs and results agree.
+    """
+
+    def __init__(self, graph: CapturedGraph, mesh: Mesh) -> None:
+        self._graph = graph
+        self._mesh = mesh
+        self._operators: dict[object, tuple[Strategy, ...]] = {}
+        self._tensors: dict[object, tuple[Strategy, ...]] = {}
+        self._has_empty = lru_cache(maxsize=None)(lambda shape, layout: has_empty_shard(shape, layout, mesh))
+
+    def strategies(self, node: Node) -> tuple[Strategy, ...]:
+        """The strategies of a node; equal nodes get the same tuple.
+
+        Warns:
+            StrategyWarning: an operator has no rule beyond replication, although its results could be cut.
+        """
+        if node.kind == "operator":
+            metas = tuple(self._graph.meta(ref) for ref in node.inputs)
+            key = signature(node, metas)
+            if key not in self._operators:
+                self._operators[key] = self._enumerate(node, metas)
+            return self._operators[key]
+        meta = node.outputs[0]
+        assert meta is not None
+        if node.kind == "buffer":
+            return self.held(meta, cut=False)
+        return self.held(meta)
+
+    def held(self, meta: TensorMeta, cut: bool = True) -> tuple[Strategy, ...]:
+        """The layouts in which a tensor enters or leaves the graph: no partial ones, and no dim cut unevenly twice.
+
+        What leaves the graph is a DTensor, and torch loses rows of a dim cut unevenly by two axes (pytorch#194457).
+        """
+        key = (meta.shape, cut)
+        if key not in self._tensors:
+            placements = [R, *(S(d) for d in range(len(meta.shape)))] if cut else [R]
+            per_axis = ([R] if size == 1 else placements for size in self._mesh.shape)
+            layouts = (Layout(combination) for combination in product(*per_axis))
+            self._tensors[key] = tuple(
+                Strategy((), (layout,)) for layout in layouts if self._can_hold(meta.shape, layout)
+            )
+        return self._tensors[key]
+
+    def _can_hold(self, shape: tuple[int, ...], layout: Layout) -> bool:
+        if self._has_empty(shape, layout):
+            return False
+        twice = any(len(layout.axes_of(dim)) > 1 for dim in range(len(shape)))
+        return not twice or is_even(shape, layout, self._mesh)
+
+    def _enumerate(self, node: Node, metas: tuple[TensorMeta, ...]) -> tuple[Strategy, ...]:
+        by_size = {size: self._rules(node, metas, size) for size in sorted(set(self._mesh.shape))}
+        if all(len(rules) == 1 for rules in by_size.values()) and _could_be_cut(node):
+            warnings.warn(
+                f"{node.op} has no sharding rule: {node.name} runs replicated on every rank"
+                + (f" ({node.source})" if node.source else ""),
+                StrategyWarning,
+                stacklevel=2,
+            )
+        strategies = []
+        for combination in product(*(by_size[size] for size in self._mesh.shape)):
+            strategy = _combine(combination)
+            if self._is_valid(node, metas, strategy):
+                strategies.append(strategy)
+        return tuple(dict.fromkeys(strategies))
+
+    def _rules(self, node: Node, metas: tuple[TensorMeta, ...], parts: int) -> list[Rule]:
+        whole = replicate_rule(len(metas), node.outputs)
+        if parts == 1:
+            return [whole]
+        rules = own_rules(node, metas)
+        if rules is None:
+            found = (rule for rule in dtensor_rules(node, metas, parts) if rule != whole)
+            rules = [rule for rule in found if rule_holds(node, metas, rule, parts)]
+        return [whole, *rules]
+
+    def _is_valid(self, node: Node, metas: tuple[TensorMeta, ...], strategy: Strategy) -> bool:
+        pairs = [*zip(strategy.inputs, metas), *zip(strategy.outputs, node.outputs)]
+        if any(layout and meta and self._has_empty(meta.shape, layout) for layout, meta in pairs):
+            return False
+        if node.op in VIEWS:
+            before, after = strategy.inputs[0], strategy.outputs[0]
+            assert after is not None and node.outputs[0] is not None
+            return aligned(metas[0].shape, before, node.outputs[0].shape, after, self._mesh)
+        return True
+
+
+def signature(node: Node, metas: tuple[TensorMeta, ...]) -> object:
+    """What decides an operator's strategies and their cost."""
+    return (node.op, repr(_anonymous(node.args)), repr(_anonymous(node.kwargs)), metas, node.outputs)
+
+
+def _anonymous(value: object) -> object:
+    if isinstance(value, tuple):
+        return tuple(_anonymous(item) for item in value)
+    return "tensor" if type(value).__name__ == "Ref" else value
+
+
+def _could_be_cut(node: Node) -> bool:
+    return any(meta and max(meta.shape, default=0) > 1 for meta in node.outputs)
+
+
+def _combine(rules: tuple[Rule, ...]) -> Strategy:
+    inputs = tuple(Layout(placements) for placements in zip(*(rule.inputs for rule in rules)))
+    outputs = tuple(
+        None if placements[0] is None else Layout(placements)  # type: ignore[arg-type]
+        for placements in zip(*(rule.outputs for rule in rules))
+    )
+    return Strategy(inputs, outputs)

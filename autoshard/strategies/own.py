@@ -1,0 +1,81 @@
+"""Our own rules, for operators where torch has none or where an exact condition is known.
+
+Attention: sharded over batch and heads. Factories: any block. Views: a cut dim of the input stays one cut dim of the
+result exactly when both cuts take the same elements (:func:`aligned`), uneven shards included.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..capture import Node, Ref, TensorMeta
+from ..capture.attention import attention, attention_backward
+from ..layout import P_SUM, Layout, Placement, R, S, is_even, local_range
+from ..localize import FACTORIES, VIEWS
+from ..mesh import Mesh
+from .rule import Rule
+
+_ATTENTION = {attention._opoverload, attention_backward._opoverload}
+
+
+def own_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule] | None:
+    """Our rules for an operator, or None where it is DTensor's business."""
+    if node.op in _ATTENTION:
+        return _attention_rules(node, inputs)
+    if node.op in FACTORIES:
+        meta = node.outputs[0]
+        assert meta is not None
+        return [Rule((), (S(d),)) for d in range(len(meta.shape))]
+    if node.op in VIEWS:
+        meta = node.outputs[0]
+        assert meta is not None
+        return _view_rules(inputs[0].shape, meta.shape)
+    return None
+
+
+def _attention_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule]:
+    """Dims 0 (batch) and 1 (heads) of every tensor; a bias that broadcasts along the dim is whole on each rank."""
+    bias = inputs[-1].shape if isinstance(node.args[-3], Ref) else None
+    tensors = inputs if bias is None else inputs[:-1]
+    rules = []
+    for dim in (0, 1):
+        if len({meta.shape[dim] for meta in tensors}) == 1:
+            placements = [S(dim)] * len(tensors) + ([] if bias is None else [_bias_placement(bias, dim)])
+            rules.append(Rule(tuple(placements), (S(dim),) * len(node.outputs)))
+    return rules
+
+
+def _bias_placement(shape: tuple[int, ...], dim: int) -> Placement:
+    position = dim - (4 - len(shape))
+    return R if position < 0 or shape[position] == 1 else S(position)
+
+
+def _view_rules(before: tuple[int, ...], after: tuple[int, ...]) -> list[Rule]:
+    rules = [Rule((P_SUM,), (P_SUM,))]
+    for i, size in enumerate(before):
+        outer = math.prod(before[:i])
+        for j, other in enumerate(after):
+            if size > 1 and other > 1 and math.prod(after[:j]) == outer:
+                rules.append(Rule((S(i),), (S(j),)))
+    return rules
+
+
+def aligned(before: tuple[int, ...], a: Layout, after: tuple[int, ...], b: Layout, mesh: Mesh) -> bool:
+    """Whether reshaping every rank's shard in layout ``a`` gives its shard in layout ``b``.
+
+    A block ``[lo, hi)`` of dim ``i`` takes, in row-major order, in each of ``prod(shape[:i])`` periods the elements
+    ``[lo, hi) * prod(shape[i+1:])``. The reshape is local exactly when both sides take the same elements on every rank.
+    """
+    even = is_even(before, a, mesh) and is_even(after, b, mesh)
+    coordinates = [(0,) * mesh.ndim] if even else mesh.coordinates()
+    return all(_elements(before, a, mesh, c) == _elements(after, b, mesh, c) for c in coordinates)
+
+
+def _elements(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> set[tuple[int, ...]]:
+    taken = set()
+    for dim in range(len(shape)):
+        if layout.axes_of(dim):
+            start, stop = local_range(shape[dim], layout, dim, mesh, coordinate)
+            inner = math.prod(shape[dim + 1 :])
+            taken.add((math.prod(shape[:dim]), start * inner, stop * inner))
+    return taken

@@ -1,0 +1,34 @@
+"""Chooses one strategy per node of a graph at least cost: the torch-free solver of autoshard.
+
+problem = Problem(nodes=(Node("a", costs_a), Node("b", costs_b)), edges=(Edge.dense(0, 1, costs_ab),))
+solution = solve(problem, time_limit_s=60)
+solution.status, solution.choices, solution.cost, solution.bound
+"""
+
+from __future__ import annotations
+
+from .backends import BACKENDS, BackendUnavailable
+from .evaluate import Evaluation, evaluate
+from .problem import INFEASIBLE, Edge, Group, Load, Node, Problem, ProblemError
+from .solution import Incumbent, Size, Solution, SolveReport, Status
+from .solve import solve
+
+__all__ = [
+    "BACKENDS",
+    "INFEASIBLE",
+    "BackendUnavailable",
+    "Edge",
+    "Evaluation",
+    "Group",
+    "Incumbent",
+    "Load",
+    "Node",
+    "Problem",
+    "ProblemError",
+    "Size",
+    "Solution",
+    "SolveReport",
+    "Status",
+    "evaluate",
+    "solve",
+]

@@ -1,0 +1,77 @@
+"""The backends by name. A backend is loaded when it is asked for: `import solver` needs no OR-Tools and no PuLP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Final, cast
+
+from ..problem import ProblemError
+from .backend import Answer, Backend, BackendUnavailable, Request
+
+
+@dataclass(frozen=True)
+class BackendEntry:
+    """Where a backend lives.
+
+    Attributes:
+        module, factory, arguments: `factory(*arguments)` of the sibling module `module` is the backend.
+        packages: what must be installed for it, as import names (which are also the names on PyPI).
+        summary: when to use it, in a line.
+    """
+
+    module: str
+    factory: str
+    arguments: tuple[str, ...]
+    packages: tuple[str, ...]
+    summary: str
+
+    @property
+    def available(self) -> bool:
+        """Whether its packages are installed."""
+        return all(find_spec(package) for package in self.packages)
+
+    def load(self) -> Backend:
+        """The backend; import errors of its packages pass through."""
+        module = import_module(f".{self.module}", __name__)
+        return cast(Backend, getattr(module, self.factory)(*self.arguments))
+
+
+BACKENDS: Final = MappingProxyType(
+    {
+        "highs": BackendEntry("mathopt", "MathOpt", ("HIGHS",), ("ortools",), "branch and cut; the default"),
+        "scip": BackendEntry("mathopt", "MathOpt", ("GSCIP",), ("ortools",), "branch and cut, slower"),
+        "cp-sat": BackendEntry("cpsat", "CpSat", (), ("ortools",), "exact integers; small problems with tight memory"),
+        "cbc": BackendEntry("linear_pulp", "Pulp", ("PULP_CBC_CMD",), ("pulp",), "the independent second opinion"),
+        "pulp-highs": BackendEntry("linear_pulp", "Pulp", ("HiGHS",), ("pulp", "highspy"), "HiGHS without OR-Tools"),
+        "exhaustive": BackendEntry("exhaustive", "Exhaustive", (), (), "tries everything; the oracle of the tests"),
+    }
+)
+
+DEFAULT: Final = "highs"
+
+
+def load_backend(name: str) -> Backend:
+    """The backend called `name`; "auto" is the default one.
+
+    Raises:
+        ProblemError: no backend has that name.
+        BackendUnavailable: a package that it needs is not installed.
+    """
+    name = DEFAULT if name == "auto" else name
+    if name not in BACKENDS:
+        raise ProblemError(f"unknown backend {name!r}: choose one of auto, {', '.join(BACKENDS)}")
+    entry = BACKENDS[name]
+    missing = [package for package in entry.packages if not find_spec(package)]
+    if missing:
+        ready = ", ".join(other for other, entry in BACKENDS.items() if entry.available)
+        raise BackendUnavailable(
+            f"backend {name!r} needs {' and '.join(missing)}, not installed here: pip install {' '.join(missing)}. "
+            f"Available now: {ready}"
+        )
+    return entry.load()
+
+
+__all__ = ["BACKENDS", "Answer", "Backend", "BackendEntry", "BackendUnavailable", "Request", "load_backend"]

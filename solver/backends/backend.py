@@ -1,0 +1,60 @@
+"""The small interface behind which every backend stands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..problem import Problem
+
+
+class BackendUnavailable(ImportError):
+    """The package that a backend needs is not installed; the text says which and how to install it."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a backend beside the problem.
+
+    Attributes:
+        deadline_s: value of `time.monotonic()` after which it must stop; None for none.
+        relative_gap: it may stop once (cost - bound) / |cost| is at most this.
+        seed: same problem, request and seed, same answer.
+        start: a known assignment to start from; it need not be feasible.
+        on_progress: called with (cost or None, bound or None) when either improves.
+    """
+
+    deadline_s: float | None = None
+    relative_gap: float = 0.0
+    seed: int = 0
+    start: tuple[int, ...] | None = None
+    on_progress: Callable[[int | None, int | None], None] = lambda cost, bound: None
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the deadline, never negative; None where there is none."""
+        return None if self.deadline_s is None else max(0.0, self.deadline_s - time.monotonic())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a backend found.
+
+    Attributes:
+        choices: its best feasible assignment, if any.
+        bound: an integer that no feasible assignment costs less than, if known.
+        infeasible: it proved that there is no feasible assignment.
+    """
+
+    choices: tuple[int, ...] | None = None
+    bound: int | None = None
+    infeasible: bool = False
+
+
+class Backend(Protocol):
+    """A frozen dataclass of knobs with one method."""
+
+    def run(self, problem: Problem, request: Request) -> Answer:
+        """Minimises a problem without ties and fixed choices (the reductions have resolved them)."""
+        ...

@@ -1,0 +1,59 @@
+"""OR-Tools CP-SAT: exact in integers, good on small problems and where memory binds hard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from ..problem import Problem
+from .backend import Answer, Request
+from .lazy import ProgramAnswer, run_lazily
+from .program import Program
+
+
+@dataclass(frozen=True)
+class CpSat:
+    """CP-SAT on one worker, so that the answer is deterministic."""
+
+    workers: int = 1
+
+    def run(self, problem: Problem, request: Request) -> Answer:
+        return run_lazily(self, problem, request)
+
+    def minimise(self, program: Program, request: Request) -> ProgramAnswer:
+        model, variables = _model(program)
+        if request.start is not None:
+            for node, strategy in enumerate(request.start):
+                model.add_hint(variables[int(program.first[node]) + strategy], 1)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = self.workers
+        solver.parameters.random_seed = request.seed
+        solver.parameters.relative_gap_limit = request.relative_gap
+        left_s = request.seconds_left()
+        if left_s is not None:
+            solver.parameters.max_time_in_seconds = left_s
+        status = solver.solve(model)
+        if status == cp_model.INFEASIBLE:
+            return ProgramAnswer(infeasible=True)
+        bound = solver.best_objective_bound
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return ProgramAnswer(bound=bound if np.isfinite(bound) else None)
+        x = np.array([float(solver.value(variable)) for variable in variables[: program.choices]])
+        return ProgramAnswer(x, bound)
+
+
+def _model(program: Program) -> tuple[cp_model.CpModel, list[cp_model.IntVar]]:
+    model = cp_model.CpModel()
+    variables = [model.new_bool_var("") for _ in range(len(program.costs))]
+    model.minimize(cp_model.LinearExpr.weighted_sum(variables, program.costs.tolist()))
+    starts = np.searchsorted(program.rows, np.arange(len(program.upper) + 1)).tolist()
+    for row, (lo, hi) in enumerate(pairwise(starts)):
+        terms = [variables[k] for k in program.columns[lo:hi].tolist()]
+        values = program.values[lo:hi]
+        total = cp_model.LinearExpr.weighted_sum(terms, values.astype(np.int64).tolist())
+        lower, upper = program.lower[row], program.upper[row]
+        model.add(total == int(upper) if lower == upper else total <= int(upper))
+    return model, variables

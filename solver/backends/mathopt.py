@@ -1,0 +1,78 @@
+"""OR-Tools MathOpt: HiGHS and SCIP, fed by arrays."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+import numpy as np
+from ortools.math_opt import model_pb2
+from ortools.math_opt.python import mathopt
+
+from ..problem import Problem
+from .backend import Answer, Request
+from .lazy import ProgramAnswer, run_lazily
+from .program import Program
+
+COST_UNITS = 2.0**20
+"""Costs are scaled so that the largest is at most this, where the solvers' absolute tolerances (1e-6) make sense."""
+
+_SOLVED = (mathopt.TerminationReason.OPTIMAL, mathopt.TerminationReason.FEASIBLE)
+_INFEASIBLE = (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED)
+
+
+@dataclass(frozen=True)
+class MathOpt:
+    """A MathOpt solver by name, "HIGHS" or "GSCIP"."""
+
+    solver: str
+
+    def run(self, problem: Problem, request: Request) -> Answer:
+        return run_lazily(self, problem, request)
+
+    def minimise(self, program: Program, request: Request) -> ProgramAnswer:
+        scale = min(1.0, COST_UNITS / max(1.0, float(np.abs(program.costs).max(initial=0))))
+        model = mathopt.Model.from_model_proto(_proto(program.scaled(), scale))
+        result = mathopt.solve(model, mathopt.SolverType[self.solver], params=_parameters(request))
+        reason = result.termination.reason
+        if reason in _INFEASIBLE:
+            return ProgramAnswer(infeasible=True)
+        bound = result.dual_bound() / scale
+        if not result.has_primal_feasible_solution():
+            return ProgramAnswer(bound=bound if np.isfinite(bound) else None)
+        values = result.variable_values()
+        x = np.zeros(program.choices)
+        for variable, value in values.items():
+            if variable.id < program.choices:
+                x[variable.id] = value
+        return ProgramAnswer(x, bound if np.isfinite(bound) else None)
+
+
+def _parameters(request: Request) -> mathopt.SolveParameters:
+    left_s = request.seconds_left()
+    return mathopt.SolveParameters(
+        time_limit=None if left_s is None else datetime.timedelta(seconds=left_s),
+        relative_gap_tolerance=request.relative_gap,
+        absolute_gap_tolerance=0.0,
+        random_seed=request.seed,
+    )
+
+
+def _proto(program: Program, scale: float) -> model_pb2.ModelProto:
+    model = model_pb2.ModelProto()
+    count, row_count = len(program.costs), len(program.upper)
+    variables, rows, matrix = model.variables, model.linear_constraints, model.linear_constraint_matrix
+    variables.ids.extend(np.arange(count))
+    variables.lower_bounds.extend(np.zeros(count))
+    variables.upper_bounds.extend(np.ones(count))
+    variables.integers.extend(np.arange(count) < program.choices)
+    rows.ids.extend(np.arange(row_count))
+    rows.lower_bounds.extend(program.lower)
+    rows.upper_bounds.extend(program.upper)
+    priced = np.flatnonzero(program.costs)
+    model.objective.linear_coefficients.ids.extend(priced)
+    model.objective.linear_coefficients.values.extend(program.costs[priced] * scale)
+    matrix.row_ids.extend(program.rows)
+    matrix.column_ids.extend(program.columns)
+    matrix.coefficients.extend(program.values)
+    return model

@@ -1,0 +1,237 @@
+"""The problem as a mixed-integer program in arrays, with memory rows for some steps only.
+
+    x_i[s]     1 if node i chooses strategy s; the only integer variables
+    z_e[l,m]   the choice of (row l, column m) by edge e, over the finite pairs only
+    w_g[l,m]   group g pays for (row l, column m)
+
+    minimise   sum costs_i[s] x_i[s] + sum costs_e[l,m] z_e[l,m] + sum costs_g[l,m] w_g[l,m]
+    subject to sum_s x_i[s] = 1
+               sum over s with rows[s] = l of x_u[s]  =  sum_m z_e[l,m]          for every edge and row l
+               sum over s with cols[s] = m of x_v[s]  =  sum_l z_e[l,m]          for every edge and column m
+               z_e[l,m] <= w_g[l,m]                                              for every edge of a group
+               sum over the loads live at t of usages[s] x_i[s] <= usage_limit   for the asked steps t
+
+An edge of a group pays nothing itself where w pays. A pair that costs nothing, or that only one edge of the group can
+choose, needs no w. Given x in {0, 1} the least z and w are integral, and the relaxation is as tight as the one with a
+variable per pair of strategies. Source: ../shared/research/formulation.md; Kim et al., "A structure-preserving ILP
+formulation of auto-sharding".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..problem import INFEASIBLE, Edge, IntArray, Problem
+
+FloatArray = npt.NDArray[np.float64]
+
+USAGE_UNITS = 2.0**20
+"""Where `Program.scaled` brings a memory limit: a solver's tolerance of 1e-6 is then a 1e-12 part of the limit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Minimise costs @ x subject to lower <= A x <= upper, 0 <= x <= 1, x[:choices] integer.
+
+    A holds values[k] at (rows[k], columns[k]), sorted by row and then column. Node i chooses with the variables
+    first[i] .. first[i + 1] - 1, so that choices = first[-1]. Memory rows are in bytes, exact in integers.
+    """
+
+    costs: IntArray
+    lower: FloatArray
+    upper: FloatArray
+    rows: IntArray
+    columns: IntArray
+    values: FloatArray
+    first: IntArray
+
+    @property
+    def choices(self) -> int:
+        """How many variables are strategies; they come first and are the integer ones."""
+        return int(self.first[-1])
+
+    def with_usage_rows(self, problem: Problem, steps: Iterable[int]) -> Program:
+        """The program with a memory row for every step."""
+        assert problem.usage_limit is not None
+        program = self
+        for step in steps:
+            columns, usages = _live_usages(problem, self.first, step)
+            program = program.with_row(columns, usages, problem.usage_limit)
+        return program
+
+    def scaled(self) -> Program:
+        """The program with its memory rows divided so that no limit is above USAGE_UNITS."""
+        scales = np.minimum(1.0, USAGE_UNITS / np.maximum(self.upper, 1.0))
+        return replace(
+            self, lower=self.lower * scales, upper=self.upper * scales, values=self.values * scales[self.rows]
+        )
+
+    def with_row(self, columns: IntArray, values: FloatArray, upper: float) -> Program:
+        """The program with one more row, values @ x[columns] <= upper."""
+        rows = np.full(len(columns), len(self.upper), np.int64)
+        return replace(
+            self,
+            lower=np.append(self.lower, -np.inf),
+            upper=np.append(self.upper, upper),
+            rows=np.concatenate([self.rows, rows]),
+            columns=np.concatenate([self.columns, columns]),
+            values=np.concatenate([self.values, values]),
+        )
+
+    def choices_of(self, x: FloatArray) -> tuple[int, ...]:
+        """The strategy with the largest variable, per node."""
+        return tuple(
+            int(np.argmax(x[lo:hi])) for lo, hi in zip(self.first[:-1].tolist(), self.first[1:].tolist(), strict=True)
+        )
+
+
+def build(problem: Problem) -> Program:
+    """The program of the problem, without memory rows. Ties and fixed choices must have been reduced away."""
+    sizes = np.array([len(node.costs) for node in problem.nodes], np.int64)
+    first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    parts = _Parts(first)
+    parts.choose(problem, sizes)
+    in_group = {edge for group in problem.groups for edge in group.edges}
+    for index, edge in enumerate(problem.edges):
+        if index not in in_group:
+            parts.edge(edge)
+    for group in problem.groups:
+        parts.group([problem.edges[index] for index in group.edges])
+    return parts.program()
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """The finite pairs of an edge over the rows and columns that its strategies use.
+
+    row_of, col_of: per strategy of u and v the position of its row and column. rows, cols: per pair the positions.
+    keys: per pair its flat index in the edge matrix. prices: per pair its cost.
+    """
+
+    row_of: IntArray
+    col_of: IntArray
+    rows: IntArray
+    cols: IntArray
+    keys: IntArray
+    prices: IntArray
+    shape: tuple[int, int]
+    free: bool
+
+
+def _pairs(edge: Edge) -> _Pairs:
+    used_rows, row_of = np.unique(edge.rows, return_inverse=True)
+    used_cols, col_of = np.unique(edge.cols, return_inverse=True)
+    costs = edge.costs[np.ix_(used_rows, used_cols)]
+    rows, cols = np.nonzero(costs < INFEASIBLE)
+    keys = used_rows[rows] * edge.costs.shape[1] + used_cols[cols]
+    return _Pairs(row_of, col_of, rows, cols, keys, costs[rows, cols], costs.shape, not costs.any())
+
+
+class _Parts:
+    """Variables and rows collected block by block."""
+
+    def __init__(self, first: IntArray) -> None:
+        self.first = first
+        self.variables = int(first[-1])
+        self.row_count = 0
+        self.costs: list[IntArray] = []
+        self.upper: list[FloatArray] = []
+        self.lower: list[FloatArray] = []
+        self.entries: list[tuple[IntArray, IntArray, float]] = []
+        self.cache: dict[tuple[int, int, int], _Pairs] = {}
+
+    def choose(self, problem: Problem, sizes: IntArray) -> None:
+        """One strategy per node; a forbidden one is priced at 0 and held at 0 by a row of its own."""
+        costs = np.concatenate([node.costs for node in problem.nodes]) if problem.nodes else np.zeros(0, np.int64)
+        forbidden = np.flatnonzero(costs >= INFEASIBLE)
+        self.costs.append(np.where(costs >= INFEASIBLE, 0, costs))
+        rows = self._rows(len(sizes), 1.0, 1.0)
+        self._enter(np.repeat(rows, sizes), np.arange(len(costs), dtype=np.int64), 1.0)
+        self._enter(self._rows(len(forbidden), 0.0, 0.0), forbidden, 1.0)
+
+    def edge(self, edge: Edge) -> None:
+        pairs = self._pairs(edge)
+        if not pairs.free:
+            self._transport(edge, pairs, pairs.prices)
+
+    def group(self, edges: Sequence[Edge]) -> None:
+        """Shared prices: w for the priced pairs that two edges can choose, else the price stays on z."""
+        members = [(edge, self._pairs(edge)) for edge in edges]
+        priced = [pairs.keys[pairs.prices > 0] for _, pairs in members]
+        keys, counts = np.unique(np.concatenate(priced), return_counts=True)
+        shared = keys[counts > 1]
+        w = self._variables(edges[0].costs.ravel()[shared])
+        for edge, pairs in members:
+            if pairs.free:
+                continue
+            linked = np.flatnonzero(np.isin(pairs.keys, shared))
+            prices = pairs.prices.copy()
+            prices[linked] = 0
+            z = self._transport(edge, pairs, prices)
+            rows = self._rows(len(linked), -np.inf, 0.0)
+            self._enter(rows, z[linked], 1.0)
+            self._enter(rows, w[np.searchsorted(shared, pairs.keys[linked])], -1.0)
+
+    def program(self) -> Program:
+        rows = np.concatenate([rows for rows, _, _ in self.entries])
+        columns = np.concatenate([columns for _, columns, _ in self.entries])
+        values = np.concatenate([np.full(len(rows), value) for rows, _, value in self.entries])
+        order = np.lexsort((columns, rows))
+        return Program(
+            np.concatenate(self.costs),
+            np.concatenate(self.lower),
+            np.concatenate(self.upper),
+            rows[order],
+            columns[order],
+            values[order],
+            self.first,
+        )
+
+    def _transport(self, edge: Edge, pairs: _Pairs, prices: IntArray) -> IntArray:
+        """The z of one edge and the rows that join them to the choices of both ends."""
+        z = self._variables(prices)
+        rows = self._rows(pairs.shape[0], 0.0, 0.0)
+        cols = self._rows(pairs.shape[1], 0.0, 0.0)
+        self._enter(rows[pairs.row_of], self._choices(edge.u), 1.0)
+        self._enter(cols[pairs.col_of], self._choices(edge.v), 1.0)
+        self._enter(rows[pairs.rows], z, -1.0)
+        self._enter(cols[pairs.cols], z, -1.0)
+        return z
+
+    def _choices(self, node: int) -> IntArray:
+        return np.arange(self.first[node], self.first[node + 1], dtype=np.int64)
+
+    def _pairs(self, edge: Edge) -> _Pairs:
+        key = (id(edge.rows), id(edge.cols), id(edge.costs))
+        if key not in self.cache:
+            self.cache[key] = _pairs(edge)
+        return self.cache[key]
+
+    def _variables(self, costs: IntArray) -> IntArray:
+        self.costs.append(costs)
+        self.variables += len(costs)
+        return np.arange(self.variables - len(costs), self.variables, dtype=np.int64)
+
+    def _rows(self, count: int, lower: float, upper: float) -> IntArray:
+        self.lower.append(np.full(count, lower))
+        self.upper.append(np.full(count, upper))
+        self.row_count += count
+        return np.arange(self.row_count - count, self.row_count, dtype=np.int64)
+
+    def _enter(self, rows: IntArray, columns: IntArray, value: float) -> None:
+        self.entries.append((rows, columns, value))
+
+
+def _live_usages(problem: Problem, first: IntArray, step: int) -> tuple[IntArray, FloatArray]:
+    """Variables that use memory at the step, ascending, and the bytes of each."""
+    bytes_of = np.zeros(int(first[-1]))
+    for index, node in enumerate(problem.nodes):
+        for (lo, hi), usages in node.loads:
+            if lo <= step < hi:
+                bytes_of[first[index] : first[index + 1]] += usages
+    columns = np.flatnonzero(bytes_of)
+    return columns, bytes_of[columns]

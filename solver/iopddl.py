@@ -1,0 +1,240 @@
+"""Reads and writes problems in the IOPDDL format of the ASPLOS 2025 / EuroSys 2025 contest, and solution files.
+
+    {"problem": {"name": text,
+                 "nodes": {"intervals": [[lo, hi] ...], "costs": [[...] ...], "usages": [[...] ...]},
+                 "edges": {"nodes": [[u, v] ...], "costs": [[flat, u-major] ...]},
+                 "usage_limit": integer}}
+
+Plain or gzipped. Integers fit int64, and a cost of 10^18 or more means infinite. Two edges may join the same nodes
+(instances of the contest have such): both are paid. Lists of integers are parsed row by row
+into numpy arrays, equal rows into one array object, so that a 250 MB file needs little more memory than its text.
+Source: google/iopddl, and ../shared/iopddl/README.md.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import warnings
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .problem import INFEASIBLE, Edge, IntArray, Node, Problem, ProblemError
+from .solution import Solution
+
+Rows = list[IntArray]
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_ROW = re.compile(r"\[([^][{}\"]*)\]")
+_INTEGERS = re.compile(r"[ \t\r\n]*(?:-?[0-9]+[ \t\r\n]*(?:,[ \t\r\n]*-?[0-9]+[ \t\r\n]*)*)?")
+_INT64 = np.iinfo(np.int64)
+
+
+class FormatError(ProblemError):
+    """The file is not a problem in the IOPDDL format; the text says where and what was found."""
+
+
+def read_problem(path: str | Path) -> Problem:
+    """The problem in the file.
+
+    Raises:
+        FormatError: the file is not in the format, or an entry breaks an invariant; with the path in the text.
+        OSError: the file cannot be read.
+    """
+    data = Path(path).read_bytes()
+    try:
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+        return parse_problem(text)
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+        raise FormatError(f"{path}: neither text nor gzipped text: {error}") from None
+    except ProblemError as error:
+        raise FormatError(f"{path}: {error}") from None
+
+
+def parse_problem(text: str) -> Problem:
+    """The problem in the text; raises FormatError."""
+    document, end = _Parser(text).value(0)
+    if _SPACE.fullmatch(text, end) is None:
+        raise FormatError(f"text after the end of the document, at character {end}")
+    problem = _member(document, "problem", dict, "the document")
+    nodes, edges = (_member(problem, key, dict, "problem") for key in ("nodes", "edges"))
+    limit = problem.get("usage_limit")
+    if not (limit is None or (isinstance(limit, int) and not isinstance(limit, bool))):
+        raise FormatError(f"usage_limit must be an integer, found {limit!r}")
+    made = _nodes(*(_rows(nodes, key, "nodes") for key in ("intervals", "costs", "usages")))
+    joined = _edges(made, *(_rows(edges, key, "edges") for key in ("nodes", "costs")))
+    return Problem(made, joined, usage_limit=limit, name=str(problem.get("name", "")))
+
+
+def write_problem(problem: Problem, path: str | Path) -> None:
+    """Writes the problem, gzipped where the path ends in .gz.
+
+    Raises:
+        ProblemError: the format cannot say it: ties, fixed choices, groups, an offset, or several loads of a node.
+    """
+    beyond = [name for name in ("groups", "ties", "fixed", "offset") if getattr(problem, name)]
+    if beyond or any(node.further_loads for node in problem.nodes):
+        raise ProblemError(f"the IOPDDL format has no {', '.join(beyond) or 'second load of a node'}: reduce it first")
+    document = {
+        "name": problem.name,
+        "nodes": {
+            "intervals": [list(node.interval) for node in problem.nodes],
+            "costs": [node.costs.tolist() for node in problem.nodes],
+            "usages": [
+                [0] * len(node.costs) if node.usages is None else node.usages.tolist() for node in problem.nodes
+            ],
+        },
+        "edges": {
+            "nodes": [[edge.u, edge.v] for edge in problem.edges],
+            "costs": [edge.costs[np.ix_(edge.rows, edge.cols)].ravel().tolist() for edge in problem.edges],
+        },
+    }
+    if problem.usage_limit is not None:
+        document["usage_limit"] = problem.usage_limit
+    _write(path, json.dumps({"problem": document}, separators=(",", ":")))
+
+
+def write_solution(solution: Solution, path: str | Path) -> None:
+    """Writes status, cost, bound, gap, seconds and choices as JSON; what is unknown is null."""
+    known_gap = None if solution.gap == float("inf") else solution.gap
+    document = {
+        "status": solution.status.name.lower(),
+        "cost": solution.cost,
+        "bound": solution.bound,
+        "gap": known_gap,
+        "seconds": round(solution.report.seconds, 3),
+        "choices": None if solution.choices is None else list(solution.choices),
+    }
+    _write(path, json.dumps(document) + "\n")
+
+
+def _write(path: str | Path, text: str) -> None:
+    data = text.encode()
+    # mtime=0: the same problem gives the same bytes.
+    Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+
+
+def _nodes(intervals: Rows, costs: Rows, usages: Rows) -> tuple[Node, ...]:
+    if not len(intervals) == len(costs) == len(usages):
+        raise FormatError(
+            f"nodes has {len(intervals)} intervals, {len(costs)} costs and {len(usages)} usages: one of each per node"
+        )
+    nodes = []
+    for index, (interval, cost, usage) in enumerate(zip(intervals, costs, usages, strict=True)):
+        if len(interval) != 2:
+            raise FormatError(f"interval of node {index} has {len(interval)} numbers: expected [lo, hi]")
+        nodes.append(Node(str(index), cost, usage, (int(interval[0]), int(interval[1]))))
+    return tuple(nodes)
+
+
+def _edges(nodes: tuple[Node, ...], ends: Rows, costs: Rows) -> tuple[Edge, ...]:
+    if len(ends) != len(costs):
+        raise FormatError(f"edges has {len(ends)} nodes and {len(costs)} costs: one of each per edge")
+    edges = []
+    shaped: dict[tuple[int, int, int], IntArray] = {}
+    for index, (pair, flat) in enumerate(zip(ends, costs, strict=True)):
+        if len(pair) != 2:
+            raise FormatError(f"edge {index} joins {len(pair)} nodes: expected [u, v]")
+        u, v = int(pair[0]), int(pair[1])
+        if not (0 <= u < len(nodes) and 0 <= v < len(nodes)):
+            raise FormatError(f"edge {index} ({u}, {v}) names a node that is not one of 0 .. {len(nodes) - 1}")
+        shape = len(nodes[u].costs), len(nodes[v].costs)
+        if len(flat) != shape[0] * shape[1]:
+            raise FormatError(f"edge {index} ({u}, {v}) has {len(flat)} costs: expected {shape[0]} x {shape[1]}")
+        edges.append(Edge.dense(u, v, shaped.setdefault((id(flat), *shape), flat.reshape(shape))))
+    return tuple(edges)
+
+
+def _member(document: Any, key: str, kind: type, where: str) -> Any:
+    if not isinstance(document, dict) or not isinstance(document.get(key), kind):
+        raise FormatError(f"{where} must have a member {key!r}")
+    return document[key]
+
+
+def _rows(document: dict[str, Any], key: str, where: str) -> Rows:
+    rows = document.get(key)
+    if rows == []:
+        return []
+    if not isinstance(rows, list) or not all(isinstance(row, np.ndarray) for row in rows):
+        raise FormatError(f"{where} must have a member {key!r}, a list of lists of integers")
+    if "costs" in key:
+        return [np.minimum(row, INFEASIBLE) if row.size and row.max() > INFEASIBLE else row for row in rows]
+    return rows
+
+
+@dataclass
+class _Parser:
+    """Objects and scalars as the json module reads them; a list of lists as one numpy array per inner list."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        self.decoder = json.JSONDecoder()
+        self.known: dict[str, IntArray] = {}
+
+    def value(self, at: int) -> tuple[Any, int]:
+        at = self._skip(at)
+        if self.text.startswith("{", at):
+            return self._object(at)
+        if self.text.startswith("[", at) and self.text.startswith("[", self._skip(at + 1)):
+            return self._list_of_rows(at)
+        try:
+            return self.decoder.raw_decode(self.text, at)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise FormatError(f"not JSON at character {at}: {error}") from None
+
+    def _object(self, at: int) -> tuple[dict[str, Any], int]:
+        members: dict[str, Any] = {}
+        at = self._skip(at + 1)
+        while not self.text.startswith("}", at):
+            if members:
+                at = self._expect(",", at)
+            key, at = self.value(at)
+            if not isinstance(key, str):
+                raise FormatError(f"a key must be text, found {key!r} before character {at}")
+            if key in members:
+                raise FormatError(f"member {key!r} is there twice, before character {at}")
+            members[key], at = self.value(self._expect(":", at))
+            at = self._skip(at)
+        return members, at + 1
+
+    def _list_of_rows(self, at: int) -> tuple[Rows, int]:
+        rows: Rows = []
+        at += 1
+        while True:
+            match = _ROW.match(self.text, self._skip(at))
+            if match is None:
+                raise FormatError(f"expected a list of integers at character {self._skip(at)}")
+            rows.append(self._row(match[1], match.start()))
+            at = self._skip(match.end())
+            if self.text.startswith("]", at):
+                return rows, at + 1
+            at = self._expect(",", at)
+
+    def _row(self, text: str, at: int) -> IntArray:
+        if text not in self.known:
+            if _INTEGERS.fullmatch(text) is None:
+                raise FormatError(f"the list at character {at} holds something that is no integer: {text[:60]!r}")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                row = np.fromstring(text, np.int64, sep=",") if text.strip() else np.zeros(0, np.int64)
+            if row.size and (row.max() == _INT64.max or row.min() == _INT64.min):
+                raise FormatError(f"the list at character {at} holds an integer that does not fit int64")
+            self.known[text] = row
+        return self.known[text]
+
+    def _expect(self, character: str, at: int) -> int:
+        at = self._skip(at)
+        if not self.text.startswith(character, at):
+            raise FormatError(f"expected {character!r} at character {at}, found {self.text[at : at + 20]!r}")
+        return at + 1
+
+    def _skip(self, at: int) -> int:
+        match = _SPACE.match(self.text, at)
+        assert match is not None
+        return match.end()

@@ -1,0 +1,87 @@
+"""Exact rewrites of a problem into a smaller one. The chain of them is a loop over a table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from ..problem import Problem
+from .compact import compact_edges
+from .consistency import drop_unsupported
+from .contraction import contract_functional
+from .dominance import drop_dominated
+from .elimination import eliminate_chains
+from .fixed import keep_fixed
+from .parallel import merge_parallel
+from .reduction import Choices, Contradiction, Reduction, WayBack
+from .separable import fold_separable
+from .singles import fold_singles
+from .ties import merge_ties
+from .timeline import compress_timeline
+
+REDUCTIONS: Final = MappingProxyType[str, Reduction](
+    {
+        "merge ties": merge_ties,
+        "keep fixed": keep_fixed,
+        "compress timeline": compress_timeline,
+        "merge parallel edges": merge_parallel,
+        "drop unsupported strategies": drop_unsupported,
+        "fold single strategies": fold_singles,
+        "contract functional edges": contract_functional,
+        "compact edge matrices": compact_edges,
+        "fold separable matrices": fold_separable,
+        "drop dominated strategies": drop_dominated,
+        "eliminate chains": eliminate_chains,
+    }
+)
+"""By name, in the order of the chain: ties and fixed choices first, since the others assume that there are none."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What is left of a problem after the chain, and the way back through it."""
+
+    problem: Problem
+    ways_back: tuple[WayBack, ...]
+
+    def lift(self, choices: Choices) -> Choices:
+        """The assignment of the original problem, at the same cost."""
+        for way_back in reversed(self.ways_back):
+            choices = way_back.lift(choices)
+        return choices
+
+    def lower(self, choices: Choices) -> Choices:
+        """An assignment of the reduced problem near the one of the original problem."""
+        for way_back in self.ways_back:
+            choices = way_back.lower(choices)
+        return choices
+
+
+def reduce(
+    problem: Problem,
+    deadline_s: float | None = None,
+    on_step: Callable[[str, Problem], None] = lambda name, problem: None,
+) -> Chain | Contradiction:
+    """Applies the table again and again until nothing changes or `time.monotonic()` passes the deadline."""
+    ways_back: list[WayBack] = []
+    changed = True
+    while changed:
+        changed = False
+        for name, reduction in REDUCTIONS.items():
+            required = reduction in (merge_ties, keep_fixed)
+            if not required and deadline_s is not None and time.monotonic() > deadline_s:
+                continue
+            outcome = reduction(problem)
+            if isinstance(outcome, Contradiction):
+                return outcome
+            if outcome is not None:
+                problem, changed = outcome.problem, True
+                ways_back.append(outcome.way_back)
+                on_step(name, problem)
+    return Chain(problem, tuple(ways_back))
+
+
+__all__ = ["REDUCTIONS", "Chain", "Contradiction", "reduce"]

@@ -1,0 +1,75 @@
+"""The answer as a value: status, cost, bound, gap, and the report of how it was found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Status(Enum):
+    """How a solve ended. The value is the sentence the user reads; `name.lower()` is the word that is printed."""
+
+    OPTIMAL = "Optimal: no assignment costs less, as the bound proves."
+    FEASIBLE = "Feasible: a valid assignment that is not proven optimal; more time or a smaller gap may improve it."
+    INFEASIBLE = "Infeasible: no assignment satisfies every constraint; relax a budget, a fixed choice or a pair."
+    TIME_LIMIT = "Time limit: no valid assignment was found in the time given; allow more time or give a start."
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the problem is after `stage`. `pairs` counts the entries of the edge matrices."""
+
+    stage: str
+    nodes: int
+    strategies: int
+    edges: int
+    pairs: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """The best cost and bound known `seconds` after the start."""
+
+    seconds: float
+    cost: int | None
+    bound: int | None
+
+
+@dataclass(frozen=True)
+class SolveReport:
+    """How the answer was found. `sizes` starts with the original problem; seconds are wall clock."""
+
+    backend: str
+    seconds: float
+    sizes: tuple[Size, ...]
+    incumbents: tuple[Incumbent, ...]
+    explanation: str = ""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What `solve` returns.
+
+    Attributes:
+        status: see `Status`.
+        choices: one strategy index per node of the original problem; None where none was found.
+        cost: the evaluator's cost of `choices`; None where there are none.
+        bound: an integer that no valid assignment costs less than; None where none is known.
+        gap: (cost - bound) / |cost|, 0 when they are equal; infinite where either is unknown.
+        report: how it was found.
+    """
+
+    status: Status
+    choices: tuple[int, ...] | None
+    cost: int | None
+    bound: int | None
+    gap: float
+    report: SolveReport
+
+
+def relative_gap(cost: int | None, bound: int | None) -> float:
+    """(cost - bound) / |cost|; 0 when equal, infinite when either is unknown."""
+    if cost is None or bound is None:
+        return float("inf")
+    return 0.0 if cost <= bound else (cost - bound) / max(1, abs(cost))

@@ -1,0 +1,169 @@
+"""Plans for the tests: a small transformer-like one, and hypothesis strategies for any."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from autoshard.layout import P_SUM, Layout, P, Placement, R, S, parse_layout
+from autoshard.mesh import Mesh
+from autoshard.plans import (
+    Collective,
+    OperatorEntry,
+    Redistribution,
+    ShardingPlan,
+    SolverOutcome,
+    TensorEntry,
+)
+from autoshard.plans.dtypes import DTYPE_BYTES
+
+MESH = Mesh.parse("dp=2,tp=2")
+
+
+def layout(text: str) -> Layout:
+    return parse_layout(text, MESH)
+
+
+def transformer_plan(layers: int) -> ShardingPlan:
+    """A plan of ``layers`` identical layers, in execution order; layer 0 takes its input from the embedding."""
+    column, row, whole = layout("tp:S(0)"), layout("tp:S(1)"), layout("")
+    batch, heads, partial = layout("dp:S(0)"), layout("dp:S(0) tp:S(2)"), layout("dp:S(0) tp:P(sum)")
+    names = [f"layers.{i}" for i in range(layers)]
+    parameters = [TensorEntry("embed.weight", (512, 256), "float32", whole)]
+    for name in names:
+        parameters += [
+            TensorEntry(f"{name}.attention.wq.weight", (256, 256), "float32", column),
+            TensorEntry(f"{name}.attention.wo.weight", (256, 256), "float32", row),
+            TensorEntry(f"{name}.norm.weight", (256,), "float32", whole),
+        ]
+    forward = [OperatorEntry("embed/embedding", "forward", (whole, batch), (batch,))]
+    for name in names:
+        forward += [
+            OperatorEntry(f"{name}.norm/rms_norm", "forward", (batch, whole), (batch, None)),
+            OperatorEntry(f"{name}.attention.wq/mm", "forward", (batch, column), (heads,)),
+            OperatorEntry(f"{name}.attention/mul.2", "forward", (heads, heads), (heads,)),
+            OperatorEntry(f"{name}.attention.wo/mm", "forward", (heads, row), (partial,)),
+        ]
+    backward = [
+        OperatorEntry(f"{name}.attention.wo/mm.{k}", "backward", (batch, row), (heads,))
+        for name in reversed(names)
+        for k in (1, 2)
+    ]
+    backward.append(OperatorEntry("/ones", "backward", (), (whole,)))
+    all_reduce = Collective("all_reduce", "tp", 1 << 19, 3.2768e-05)
+    gradient = Collective("all_reduce", "dp", 1 << 17, 1.1e-05)
+    redistributions = [
+        Redistribution(f"{name}.attention.wo/mm", "forward", (partial, batch), (all_reduce,)) for name in names
+    ]
+    redistributions += [
+        Redistribution(
+            f"{name}.attention.wq/mm.1", "backward", (layout("dp:P(sum) tp:S(0)"), layout("tp:S(0)")), (gradient,)
+        )
+        for name in reversed(names)
+    ]
+    return ShardingPlan(
+        model="transformer",
+        fingerprint="3f2a9c",
+        call="",
+        mesh=MESH,
+        hardware="cpu-gloo",
+        hardware_fingerprint="77d0e1",
+        objective="step-time",
+        pins=("tokens=dp:S(0) tp:R",),
+        solver=SolverOutcome("optimal", 1_234_567, 1_234_567, 0.0),
+        compute_s=0.00119,
+        communication_s=4.4567e-05,
+        parameters=tuple(parameters),
+        buffers=(TensorEntry("freqs", (128, 32), "complex64", whole),),
+        inputs=(TensorEntry("tokens", (4, 128), "int64", batch), TensorEntry("targets", (4, 128), "int64", batch)),
+        outputs=(TensorEntry("loss", (), "float32", whole),),
+        operators=(*forward, *backward),
+        redistributions=tuple(redistributions),
+    )
+
+
+# Any plan -----------------------------------------------------------------------------------------------------------
+
+names = st.one_of(
+    st.lists(st.sampled_from(["a", "b", "0", "1", "2", "10", "007", "*", "{0-1}"]), min_size=1, max_size=5).map(
+        ".".join
+    ),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+)
+operator_names = st.tuples(names, st.sampled_from(["mm", "mul.2", "3", "view/4.5"])).map("/".join)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+seconds = st.floats(min_value=0, max_value=1e9)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+integers = st.integers(-(1 << 62), 1 << 62)
+
+
+@st.composite
+def meshes(draw: st.DrawFn, max_size: int = 8) -> Mesh:
+    axes = draw(
+        st.lists(st.from_regex(r"[A-Za-z_]\w{0,3}", fullmatch=True).filter(str.isascii), min_size=1, max_size=3)
+    )
+    axes = list(dict.fromkeys(axes))
+    return Mesh(tuple(axes), tuple(draw(st.integers(1, max_size)) for _ in axes))
+
+
+def placements(dims: int) -> st.SearchStrategy[Placement]:
+    cuts = [S(dim) for dim in range(dims)]
+    return st.sampled_from([R, P_SUM, P("max"), P("min"), *cuts])
+
+
+def layouts(mesh: Mesh, dims: int = 3) -> st.SearchStrategy[Layout]:
+    return st.tuples(*[placements(dims)] * mesh.ndim).map(Layout)
+
+
+@st.composite
+def tensors(draw: st.DrawFn, mesh: Mesh, name: str) -> TensorEntry:
+    shape = tuple(draw(st.lists(st.sampled_from([0, 1, 4, 1 << 40]), max_size=2)))
+    return TensorEntry(name, shape, draw(st.sampled_from(sorted(DTYPE_BYTES)[:2])), draw(layouts(mesh, len(shape))))
+
+
+@st.composite
+def operators(draw: st.DrawFn, mesh: Mesh, phase: str, name: str) -> OperatorEntry:
+    few = st.lists(layouts(mesh, 1), max_size=2)
+    outputs = st.lists(st.none() | layouts(mesh, 1), max_size=2)
+    return OperatorEntry(name, phase, tuple(draw(few)), tuple(draw(outputs)))  # type: ignore[arg-type]
+
+
+@st.composite
+def redistributions(draw: st.DrawFn, mesh: Mesh, phase: str, tensor: str) -> Redistribution:
+    path = [draw(layouts(mesh))]
+    for _ in range(draw(st.integers(1, 2))):
+        axis = draw(st.integers(0, mesh.ndim - 1))
+        path.append(path[-1].replace(axis, draw(placements(3).filter(lambda p, axis=axis: p != path[-1][axis]))))
+    kinds = st.sampled_from(["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
+    one = st.builds(Collective, kinds, st.sampled_from(mesh.axes), st.integers(0, 10**18 - 1), seconds)
+    return Redistribution(tensor, phase, tuple(path), tuple(draw(st.lists(one, max_size=len(path) - 1))))  # type: ignore[arg-type]
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> ShardingPlan:
+    mesh = draw(meshes())
+    phases = ("forward", "backward")
+
+    def some(of: st.SearchStrategy[str]) -> list[str]:
+        return draw(st.lists(of, max_size=6, unique=True))
+
+    return ShardingPlan(
+        model=draw(texts),
+        fingerprint=draw(texts),
+        call=draw(texts),
+        mesh=mesh,
+        hardware=draw(texts),
+        hardware_fingerprint=draw(texts),
+        objective=draw(texts),
+        pins=tuple(draw(st.lists(texts, max_size=2))),
+        solver=SolverOutcome(draw(texts), draw(integers), draw(integers), draw(finite)),
+        compute_s=draw(seconds),
+        communication_s=draw(seconds),
+        parameters=tuple(draw(tensors(mesh, name)) for name in some(names)),
+        buffers=tuple(draw(tensors(mesh, name)) for name in some(names)),
+        inputs=tuple(draw(tensors(mesh, name)) for name in some(names)),
+        outputs=tuple(draw(tensors(mesh, name)) for name in some(names)),
+        operators=tuple(draw(operators(mesh, phase, name)) for phase in phases for name in some(operator_names)),
+        redistributions=tuple(
+            draw(redistributions(mesh, phase, name)) for phase in phases for name in some(names | operator_names)
+        ),
+    )

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.errors import PlanFileError
+from autoshard.plans import ShardingPlan, dump_plan, parse_plan
+from autoshard.plans.parse import MAX_FILE_BYTES
+
+from .synthetic import transformer_plan
+
+GOOD = dump_plan(transformer_plan(4))
+
+# What is changed in a good file, and what the error says about it.
+EDITS = {
+    "version": ("autoshard_plan: 1", "autoshard_plan: 2", "this autoshard reads format 1"),
+    "no version": ("autoshard_plan: 1", "plan: 1", "is no autoshard plan"),
+    "count": ("count: 4", "count: 5", "the pattern names 4, but the line counts 5"),
+    "operator count": (' x4"', ' x3"', "the pattern names 4, but the line counts 3"),
+    "layout": (
+        "tp:S(1) ->",
+        "tp:S(1 ->",
+        "line 45: operators, forward, layers.*.attention.wo/mm: cannot read 'tp:S(1'",
+    ),
+    "axis": ('tp:S(0)",', 'pp:S(0)",', "the mesh dp=2,tp=2 has no such axis"),
+    "arrow": ("tp:S(1) -> ", "tp:S(1) ", "write input layouts, ->, output layouts"),
+    "empty layout": ("dp:R tp:R, dp:S", ", dp:S", "a layout is missing"),
+    "rank": ("shape: [256, 256]", "shape: [256]", "cuts dim 1 of a tensor of shape [256]"),
+    "size": ("shape: [256, 256]", "shape: [256, x]", "shape, entry 2: found 'x'; expected a whole number"),
+    "negative size": ("shape: [256, 256]", "shape: [256, -1]", "found '-1'; input should be greater than"),
+    "huge": ("shape: [256, 256]", "shape: [4294967296, 4294967296]", "no tensor has the shape"),
+    "no list": ("shape: [256, 256]", "shape: 256", "found '256'; expected a list"),
+    "unknown key": ("shape: [256, 256]", "size: [256, 256]", "'size' is not known here; expected layout, shape, dtype"),
+    "no repeats": ("  layers: 4", "  layer: 4", "the section repeats has no 'layers'"),
+    "repeats": ("  layers: 4", "  layers: 0", "line 24: repeats, layers: found '0'"),
+    "fewer repeats": ("  layers: 4", "  layers: 3", "the pattern names 3, but the line counts 4"),
+    "bomb": ("  layers: 4", "  layers: 1000000", "names 1000000, but the line counts 4"),
+    "alias": ("  layers.*.norm", "  *.norm", "put a name that begins with * in quotes"),
+    "defined alias": ("tokens: {", "tokens: *x\n  a: {", "the alias *x is not allowed"),
+    "anchor": ("tokens: {", "tokens: &x {", "line 36: the anchor &x is not allowed"),
+    "tag": ("tokens: {", "tokens: !!python/object:os.system {", "python/object:os.system is not allowed"),
+    "directive": ("autoshard_plan", "%YAML 1.1\n---\nautoshard_plan", "directives"),
+    "second document": ("model:", "---\nmodel:", "a second document starts here"),
+    "same key": ("targets: {", "tokens: {", "line 37: 'tokens' stands here a second time"),
+    "same name": ("layers.*.norm", "layers.{0-3}.attention.wq", "is named by an earlier line too"),
+    "mesh": ('"dp=2,', '"dp=x,', "line 10: mesh: cannot read the mesh 'dp=x,tp=2'"),
+    "kind": ("[all_reduce tp".replace("[", '["'), '["all_sum tp', "unknown collective 'all_sum'; expected all_gather"),
+    "collective": ("524288 bytes", "524288 B", "write kind, axis, bytes and time"),
+    "time": ("0.032768 ms", "0.0.3 ms", "cannot read the time '0.0.3'"),
+    "infinite time": ("0.032768 ms", "9E999 ms", "negative, endless or not a number"),
+    "collective axis": ("all_reduce tp", "all_reduce pp", "unknown mesh axis 'pp'"),
+    "step": ("=> dp:S(0) tp:R", "=> dp:S(1) tp:R", "each step of a path changes exactly one axis"),
+    "no step": (" => dp:S(0) tp:R", "", "a path needs at least two layouts"),
+    "dtype": ("float32", "float23", "unknown dtype 'float23'"),
+    "lost line": ("  layers.*.norm.weight", "  #", "totals, parameters: the section parameters has 9 entries, not 13"),
+    "nan": ("gap: 0.0", "gap: nan", "line 19: result, gap: found 'nan'"),
+    "no number": ("gap: 0.0", "gap:", "result, gap: found ''; expected a number"),
+    "no mapping": ("buffers:\n", "buffers:\n#", "found ''; expected one line per name"),
+    "phase": ("phase: forward", "phase: sideways", "input should be 'forward' or 'backward'"),
+    "section": ("totals", "total", "'total' is not known here; expected autoshard_plan, model"),
+    "no section": ("objective: step-time\n", "", "'objective' is missing"),
+    "control character": ("transformer", "trans\x00former", "is not YAML"),
+}
+
+
+def error_of(text: str | bytes) -> str:
+    with pytest.raises(PlanFileError) as caught:
+        parse_plan(text, source="plan.yaml")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("loader", ["libyaml", "pure"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_broken_file_says_where_and_what(edit: str, loader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if loader == "pure":
+        monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    old, new, said = EDITS[edit]
+    assert old in GOOD
+    message = error_of(GOOD.replace(old, new, 1))
+    assert said in message
+    assert message.startswith("plan.yaml")
+
+
+@pytest.mark.parametrize("kept", [*range(0, len(GOOD) - 1, 13), len(GOOD) - 2])
+def test_a_file_cut_short_anywhere_is_refused(kept: int) -> None:
+    error_of(GOOD[:kept])
+
+
+NO_PLANS = {
+    "nothing": ("", "is empty"),
+    "list": ("[]", "is no autoshard plan"),
+    "text": ("just a text", "is no autoshard plan"),
+    "deep lists": ("[" * 1_000_000, "nested more than 8 deep"),
+    "deep mappings": ("{a: " * 1_000_000, "nested more than 8 deep"),
+    "deep keys": ("? " * 1_000_000, "nested more than 8 deep"),
+    "deep entries": ("- " * 1_000_000, "nested more than 8 deep"),
+    "many values": ("[" + "x," * 1_500_000 + "]", "more than 1000000 values"),
+    "many bytes": ("x" * (MAX_FILE_BYTES + 1), "larger than the 64 MiB"),
+    "other encoding": (b"\xff\xfe\x00", "is not UTF-8 text"),
+    "surrogate": ("\ud800", "is not UTF-8 text"),
+    "escape": ('"\\UFFFFFFFF"', "is not YAML"),
+    "list as key": ("? [a]\n: b", "a key must be a name"),
+    "list as version": ("autoshard_plan: [1, 1]", "this autoshard reads format 1"),
+}
+
+
+@pytest.mark.parametrize("case", NO_PLANS)
+def test_what_is_no_plan_is_refused_quickly(case: str) -> None:
+    text, said = NO_PLANS[case]
+    start = time.process_time()
+    assert said in error_of(text)
+    assert time.process_time() - start < 30
+
+
+def test_an_error_quotes_only_the_beginning_of_a_huge_text() -> None:
+    huge = "x" * 1_000_000
+    assert len(error_of(GOOD.replace("tp:S(1) ->", f"{huge} ->", 1))) < 1000
+    assert len(error_of(GOOD.replace("tokens: {", f"? {huge}\n  : {{", 1))) < 1000
+
+
+def test_unfolding_is_bounded() -> None:
+    lines = "".join(
+        f'  "a{i}.{{0-999999}}.b": {{layout: "dp:R", shape: [], dtype: int8, count: 1000000}}\n' for i in (1, 2)
+    )
+    text = GOOD.replace("buffers:\n", f"buffers:\n{lines}", 1)
+    assert "unfolds to more than 1000000 entries" in error_of(text)
+
+
+def _mutations() -> st.SearchStrategy[bytes]:
+    data = GOOD.encode()
+    special = st.sampled_from([ord(c) for c in " \n:{}[]*&!-,'\"#?|>%@`\\0x.\x00\xff\t"])
+    edit = st.tuples(
+        st.integers(0, len(data) - 1), st.integers(0, 4), st.lists(special | st.integers(0, 255), max_size=4)
+    )
+
+    def apply(edits: list[tuple[int, int, list[int]]]) -> bytes:
+        mutated = bytearray(data)
+        for start, removed, inserted in edits:
+            mutated[start : start + removed] = bytes(inserted)
+        return bytes(mutated)
+
+    return st.lists(edit, min_size=1, max_size=5).map(apply)
+
+
+@settings(deadline=None, max_examples=500)
+@given(_mutations())
+def test_a_mutated_file_is_a_plan_or_a_clear_error(data: bytes) -> None:
+    try:
+        plan = parse_plan(data)
+    except PlanFileError:
+        return
+    assert isinstance(plan, ShardingPlan)
+    assert parse_plan(dump_plan(plan)) == plan
+
+
+@settings(deadline=None, max_examples=200)
+@given(_mutations())
+def test_a_mutated_file_is_a_plan_or_a_clear_error_without_libyaml(data: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(yaml, "CSafeLoader", raising=False)
+        test_a_mutated_file_is_a_plan_or_a_clear_error.hypothesis.inner_test(data)  # type: ignore[attr-defined]
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200) | st.text(max_size=200))
+def test_any_bytes_are_refused_clearly(data: bytes | str) -> None:
+    error_of(data)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_swapped_lines_are_a_plan_or_a_clear_error(data: st.DataObject) -> None:
+    lines = GOOD.splitlines(keepends=True)
+    for _ in range(data.draw(st.integers(1, 3))):
+        i, j = data.draw(st.integers(0, len(lines) - 1)), data.draw(st.integers(0, len(lines) - 1))
+        lines[i], lines[j] = lines[j], lines[i]
+    try:
+        parse_plan("".join(lines))
+    except PlanFileError:
+        pass

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from rich.console import Console
+
+from autoshard.plans import CollectiveTotal, PlanSummary, ShardingPlan, summarize, summary_json
+from autoshard.plans.dtypes import DTYPE_BYTES
+from autoshard.plans.show import MOST_EXPENSIVE, console_for, show_text
+from autoshard.plans.units import format_bytes, format_seconds
+
+from .synthetic import plans, transformer_plan
+
+GOLDEN = Path(__file__).with_name("golden") / "transformer.txt"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "plan_file.md"
+
+
+class Pipe(io.TextIOWrapper):
+    """A stream as a pipe is: bytes below, no terminal."""
+
+    def __init__(self, encoding: str = "utf-8") -> None:
+        super().__init__(io.BytesIO(), encoding=encoding)
+
+    def text(self) -> str:
+        self.flush()
+        return self.buffer.getvalue().decode(self.encoding)  # type: ignore[attr-defined]
+
+
+def shown(plan: ShardingPlan, encoding: str = "utf-8") -> str:
+    pipe = Pipe(encoding)
+    show_text(plan, console_for(pipe))
+    return pipe.text()
+
+
+def test_what_a_pipe_gets_is_the_golden_text() -> None:
+    assert shown(transformer_plan(4)) == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize(("name", "value"), [("FORCE_COLOR", "1"), ("COLUMNS", "20"), ("TERM", "xterm-256color")])
+def test_the_environment_does_not_change_what_a_pipe_gets(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert shown(transformer_plan(4)) == GOLDEN.read_text()
+
+
+def test_a_pipe_gets_whole_names_without_escape_codes() -> None:
+    plan = transformer_plan(1)
+    long = replace(plan.parameters[0], name="module." * 60 + "weight")
+    text = shown(replace(plan, parameters=(long,)))
+    assert long.name in text
+    assert "\x1b" not in text
+
+
+def test_a_pipe_that_takes_ascii_only_gets_ascii() -> None:
+    assert shown(transformer_plan(4), encoding="ascii").isascii()
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_terminal_gets_lines_that_fit_and_loses_no_text(width: int) -> None:
+    stream = io.StringIO()
+    show_text(transformer_plan(4), Console(file=stream, width=width, force_terminal=True, color_system="standard"))
+    text = stream.getvalue()
+    assert "\x1b[1m" in text
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert max(map(len, plain.splitlines())) <= width
+    assert "…" not in plain
+
+
+def test_names_with_brackets_are_no_markup() -> None:
+    plan = transformer_plan(1)
+    odd = replace(plan.parameters[0], name="[red]x[/red]")
+    assert "[red]x[/red]" in shown(replace(plan, parameters=(odd,), model="[bold]m"))
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(plans())
+def test_every_plan_can_be_shown(plan: ShardingPlan) -> None:
+    shown(plan)
+    json.dumps(summary_json(plan))
+
+
+def test_at_most_ten_redistributions_are_listed_the_dearest_first() -> None:
+    plan = transformer_plan(1)
+    first = plan.redistributions[0]
+    many = tuple(
+        replace(first, tensor=f"t{'x' * i}", collectives=(replace(first.collectives[0], predicted_s=i * 1e-3),))
+        for i in range(1, 21)
+    )
+    listed = re.findall(r"^(tx+) ", shown(replace(plan, redistributions=many)), re.MULTILINE)
+    assert [len(name) - 1 for name in listed] == list(range(20, 20 - MOST_EXPENSIVE, -1))
+
+
+def test_operators_left_out_are_counted() -> None:
+    assert "5 operators keep one layout from inputs to outputs and are not listed." in shown(transformer_plan(4))
+
+
+def test_the_summary_adds_up() -> None:
+    summary = summarize(transformer_plan(4))
+    assert summary.step_s == summary.compute_s + summary.communication_s
+    assert summary.parameters == 13
+    assert summary.parameter_bytes == 4 * (512 * 256 + 4 * (2 * 256 * 256 + 256))
+    assert summary.parameter_bytes_per_rank == 4 * (512 * 256 + 4 * (256 * 256 + 256))
+    assert summary.ranks == 4
+    assert summary.collectives == (
+        CollectiveTotal("forward", "all_reduce", "tp", 4, 4 << 19, 4 * 3.2768e-05),
+        CollectiveTotal("backward", "all_reduce", "dp", 4, 4 << 17, 4 * 1.1e-05),
+    )
+
+
+def test_an_uneven_cut_counts_the_largest_shard() -> None:
+    plan = transformer_plan(0)
+    odd = replace(plan.parameters[0], shape=(5, 3), layout=plan.inputs[0].layout)
+    assert summarize(replace(plan, parameters=(odd,))).parameter_bytes_per_rank == 3 * 3 * 4
+
+
+def test_the_json_has_the_documented_keys() -> None:
+    summary = summary_json(transformer_plan(4))
+    assert list(summary) == ["autoshard_summary", *(field.name for field in fields(PlanSummary))]
+    assert json.loads(json.dumps(summary)) == summary
+    collectives = summary["collectives"]
+    assert isinstance(collectives, list)
+    assert list(collectives[0]) == ["phase", "kind", "axis", "count", "size_bytes", "predicted_s"]
+    documented = DOCUMENT.read_text().partition("## JSON for scripts")[2]
+    assert set(re.findall(r"`(\w+)`", documented)) >= set(summary)
+    assert ", ".join(collectives[0]) in documented
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (1 << 20, "1 MiB"),
+        (1000 << 20, "1000 MiB"),
+        (1 << 52, "4096 TiB"),
+    ],
+)
+def test_bytes_for_people(size_bytes: int, text: str) -> None:
+    assert format_bytes(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0, "0 us"), (1.5e-7, "0.15 us"), (0.0125, "12.5 ms"), (1.0, "1 s"), (83.21, "83.21 s")]
+)
+def test_seconds_for_people(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_element_sizes_are_those_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    for name, size in DTYPE_BYTES.items():
+        if hasattr(torch, name):  # the newest are missing in older versions
+            assert getattr(torch, name).itemsize == size

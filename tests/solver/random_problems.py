@@ -1,0 +1,88 @@
+"""Small random problems for the laws: groups, ties, fixed choices, absent pairs, memory tight and loose."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from solver import INFEASIBLE, Edge, Group, Node, Problem
+
+
+def random_problem(seed: int) -> Problem:
+    """A problem with at most a few thousand assignments; the same seed gives the same problem."""
+    rng = random.Random(seed)
+    kinds = _kinds(rng)
+    nodes = tuple(_node(rng, index, size) for index, size in enumerate(kinds))
+    edges: list[Edge] = []
+    groups: list[Group] = []
+    for _ in range(rng.randint(0, len(nodes) + 2)):
+        if len(nodes) < 2:
+            break
+        if rng.random() < 0.4:
+            _add_group(rng, nodes, edges, groups)
+        else:
+            u, v = rng.sample(range(len(nodes)), 2)
+            edges.append(_edge(rng, nodes, u, v))
+    ties = _ties(rng, kinds)
+    fixed = {node: rng.randrange(kinds[node]) for node in range(len(nodes)) if rng.random() < 0.1}
+    most = sum(int(node.usages.max()) for node in nodes if node.usages is not None)
+    limit = None if rng.random() < 0.3 else rng.randint(most // 4, most + 1)
+    return Problem(nodes, tuple(edges), tuple(groups), ties, fixed, limit, f"random {seed}", rng.randint(-5, 5))
+
+
+def _kinds(rng: random.Random) -> list[int]:
+    return [rng.choice([1, 2, 2, 3, 3, 4]) for _ in range(rng.randint(1, 6))]
+
+
+def _node(rng: random.Random, index: int, size: int) -> Node:
+    costs = np.array([_cost(rng, 0.05, negative=True) for _ in range(size)])
+    if rng.random() < 0.2:
+        return Node(f"n{index}", costs)
+    lo = rng.randint(0, 4)
+    return Node(f"n{index}", costs, np.array([rng.randint(0, 6) for _ in range(size)]), (lo, lo + rng.randint(0, 4)))
+
+
+def _cost(rng: random.Random, absent: float, *, negative: bool = False) -> int:
+    return INFEASIBLE if rng.random() < absent else rng.choice([0, 0, rng.randint(-6 if negative else 0, 9)])
+
+
+def _matrix(rng: random.Random, shape: tuple[int, int], *, negative: bool) -> np.ndarray:
+    absent = rng.choice([0.0, 0.0, 0.2, 0.5])
+    kind = rng.random()
+    if kind < 0.15:
+        return np.add.outer(rng.choices(range(9), k=shape[0]), rng.choices(range(9), k=shape[1])).astype(np.int64)
+    if kind < 0.3:
+        return np.where(np.arange(shape[0])[:, None] == np.arange(shape[1])[None, :] % shape[0], 0, INFEASIBLE)
+    return np.array([[_cost(rng, absent, negative=negative) for _ in range(shape[1])] for _ in range(shape[0])])
+
+
+def _classes(rng: random.Random, size: int, count: int) -> np.ndarray:
+    return np.array([rng.randrange(count) for _ in range(size)])
+
+
+def _edge(rng: random.Random, nodes: tuple[Node, ...], u: int, v: int) -> Edge:
+    sizes = len(nodes[u].costs), len(nodes[v].costs)
+    if rng.random() < 0.5:
+        return Edge.dense(u, v, _matrix(rng, sizes, negative=True))
+    shape = rng.randint(1, 3), rng.randint(1, 3)
+    costs = _matrix(rng, shape, negative=True)
+    return Edge(u, v, _classes(rng, sizes[0], shape[0]), _classes(rng, sizes[1], shape[1]), costs)
+
+
+def _add_group(rng: random.Random, nodes: tuple[Node, ...], edges: list[Edge], groups: list[Group]) -> None:
+    u = rng.randrange(len(nodes))
+    consumers = rng.choices([node for node in range(len(nodes)) if node != u], k=rng.randint(1, 3))
+    shape = rng.randint(1, 3), rng.randint(1, 4)
+    rows, costs = _classes(rng, len(nodes[u].costs), shape[0]), _matrix(rng, shape, negative=False)
+    first = len(edges)
+    edges += [Edge(u, v, rows, _classes(rng, len(nodes[v].costs), shape[1]), costs) for v in consumers]
+    groups.append(Group(tuple(range(first, len(edges)))))
+
+
+def _ties(rng: random.Random, sizes: list[int]) -> tuple[tuple[int, ...], ...]:
+    if rng.random() < 0.5:
+        return ()
+    size = rng.choice(sizes)
+    same = [node for node, other in enumerate(sizes) if other == size and rng.random() < 0.7]
+    return (tuple(same),) if same else ()

@@ -1,0 +1,310 @@
+"""The walls between the packages: who may import whom, read from the source with ``ast``.
+
+The table is the one of ``docs/architecture.md``; what it does not list fails. Three laws hold beside it: OR-Tools and
+PuLP are named only in the files of ``solver/backends`` (a file names one of them), modules form no import cycle, and no
+first-party import hides inside a function (where a cycle would go unseen), but for the doors listed in ``DEFERRED``.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("autoshard", "solver", "cost_models")
+
+VOCABULARY = frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.layout"})
+MODEL = frozenset({"autoshard.capture", "autoshard.strategies", "autoshard.redistribution"})
+STAGES = MODEL | {"autoshard.plans", "autoshard.pricing", "autoshard.formulation", "autoshard.lowering"}
+OTHERS = frozenset({"solver", "cost_models", "autoshard.measure"})
+FILES = frozenset({"pydantic", "yaml"})  # what validates the files on disk
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the modules of one group may import, besides themselves and the standard library."""
+
+    first_party: frozenset[str]
+    third_party: frozenset[str] = frozenset()
+
+
+# A group is a module or a package with all that is inside it; the longest name that fits decides.
+TABLE = {
+    "solver": Row(frozenset(), frozenset({"numpy"})),
+    "solver.backends": Row(frozenset({"solver"}), frozenset({"numpy", "ortools", "pulp"})),
+    "cost_models": Row(frozenset(), frozenset({"numpy"}) | FILES),
+    "autoshard.errors": Row(VOCABULARY),
+    "autoshard.mesh": Row(VOCABULARY),
+    "autoshard.layout": Row(VOCABULARY),
+    "autoshard.plans": Row(VOCABULARY, FILES | {"rich", "jinja2"}),
+    "autoshard.capture": Row(VOCABULARY, frozenset({"torch"})),
+    "autoshard.strategies": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
+    "autoshard.redistribution": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
+    "autoshard.pricing": Row(VOCABULARY | MODEL | {"cost_models"}, frozenset({"numpy", "torch"})),
+    "autoshard.formulation": Row(
+        VOCABULARY | {"autoshard.pricing", "autoshard.plans", "solver", "solver.backends"}, frozenset({"numpy"})
+    ),
+    "autoshard.lowering": Row(
+        VOCABULARY | {"autoshard.plans", "autoshard.capture", "autoshard.redistribution"}, frozenset({"torch"})
+    ),
+    "autoshard.measure": Row(frozenset({"autoshard.mesh", "cost_models"}), frozenset({"torch"})),
+    "autoshard.api": Row(VOCABULARY | STAGES | OTHERS | {"solver.backends"}, frozenset({"numpy", "torch"})),
+    "autoshard.cli": Row(
+        VOCABULARY | STAGES | OTHERS | {"solver.backends", "autoshard.api", "autoshard.factory"},
+        frozenset({"rich", "torch", "typer"}),
+    ),
+    "autoshard.factory": Row(VOCABULARY),  # finds the user's model for the command line
+    "autoshard.__main__": Row(frozenset({"autoshard.cli"})),
+    "autoshard": Row(VOCABULARY | STAGES | OTHERS | {"autoshard.api"}),  # the package's own __init__: the public names
+}
+# solver's modules may name its backends: they are one package.
+TABLE["solver"] = Row(frozenset({"solver.backends"}), TABLE["solver"].third_party)
+
+# Groups that stand for one file: a module that is new below them has no row of its own, and fails.
+EXACT = frozenset({"autoshard"})
+
+# Modules that may import first-party modules inside a function, and why.
+DEFERRED = {
+    "autoshard": "the public names are loaded when asked for: reading a plan loads no torch",
+    "autoshard.cli": "only the commands that need torch load it",
+    "solver.backends": "the registry loads the one backend that was asked for",
+}
+# Third-party packages that a module may import inside a function only.
+DEFERRED_THIRD_PARTY = {"autoshard.cli": frozenset({"torch"})}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One name imported by one line."""
+
+    module: str
+    target: str
+    line: int
+    deferred: bool
+
+
+@dataclass(frozen=True)
+class Source:
+    """One module: its dotted name, whether it is a package's ``__init__``, and its file."""
+
+    name: str
+    is_package: bool
+    path: Path
+
+
+def modules(root: Path) -> dict[str, Source]:
+    """Every module of the packages under ``root``, by its dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if is_package else parts)
+            found[name] = Source(name, is_package, path)
+    return found
+
+
+def imports(source: Source, known: frozenset[str]) -> Iterator[Import]:
+    """Every import of a module, relative ones made absolute, imports by name (``import_module``) included."""
+
+    def absolute(level: int, module: str) -> str:
+        if level == 0:
+            return module
+        package = source.name.split(".") if source.is_package else source.name.split(".")[:-1]
+        base = package[: len(package) - level + 1]
+        return ".".join([*base, module] if module else base)
+
+    def visit(node: ast.AST, deferred: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(source.name, alias.name, node.lineno, deferred)
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute(node.level, node.module or "")
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield Import(source.name, inner if inner in known else base, node.lineno, deferred)
+        elif isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__"):
+                yield Import(source.name, _named(node, absolute), node.lineno, True)
+        inside = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, inside)
+
+    yield from visit(ast.parse(source.path.read_text(encoding="utf-8"), str(source.path)), deferred=False)
+
+
+def _named(call: ast.Call, absolute) -> str:
+    """The module that ``import_module(...)`` names; the importing package itself where only the run can tell."""
+    first = call.args[0] if call.args else None
+    if isinstance(first, ast.Constant) and isinstance(first.value, str):
+        name = first.value.lstrip(".")
+        return absolute(len(first.value) - len(name), name)
+    return absolute(1, "")
+
+
+def group_of(module: str) -> str | None:
+    """The row of the table that a module belongs to."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        name = ".".join(parts[:length])
+        if name in TABLE and (name not in EXACT or length == len(parts)):
+            return name
+    return None
+
+
+def violations(root: Path) -> list[str]:
+    """Every broken wall under ``root``, one sentence each, in the order of files and lines."""
+    sources = modules(root)
+    known = frozenset(sources)
+    broken = []
+    for name, source in sources.items():
+        group = group_of(name)
+        if group is None:
+            broken.append(f"{name}: has no row in the import table")
+            continue
+        found_imports = list(imports(source, known))
+        if {"ortools", "pulp"} <= {found.target.partition(".")[0] for found in found_imports}:
+            broken.append(f"{name}: one backend file imports both ortools and pulp")
+        for found in found_imports:
+            reason = _broken_wall(found, group)
+            if reason:
+                broken.append(f"{source.path.relative_to(root)}:{found.line}: {reason}")
+    return list(dict.fromkeys(broken))  # one line may break a wall with each of its names
+
+
+def _broken_wall(found: Import, group: str) -> str | None:
+    top = found.target.partition(".")[0]
+    row = TABLE[group]
+    if top in PACKAGES:
+        target = group_of(found.target) or found.target
+        if target != group and target not in row.first_party:
+            return f"{group} may not import {found.target}"
+        if found.deferred and found.module not in DEFERRED:
+            return f"imports {found.target} inside a function, or by name"
+    elif top not in sys.stdlib_module_names:
+        if top not in row.third_party:
+            return f"{group} may not import {found.target}"
+        if not found.deferred and top in DEFERRED_THIRD_PARTY.get(found.module, ()):
+            return f"imports {found.target} at module level; only the commands that need it may"
+    return None
+
+
+def cycle(root: Path) -> list[str] | None:
+    """One import cycle among the modules under ``root`` (module level), or None."""
+    sources = modules(root)
+    known = frozenset(sources)
+    graph = {
+        name: {found.target for found in imports(source, known) if not found.deferred and found.target in known}
+        for name, source in sources.items()
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return None
+
+
+def test_every_import_is_in_the_table() -> None:
+    assert violations(ROOT) == []
+
+
+def test_modules_form_no_import_cycle() -> None:
+    assert cycle(ROOT) is None
+
+
+@pytest.mark.parametrize("group", sorted(TABLE.keys() - {"autoshard.__main__"}))
+def test_every_row_of_the_table_checks_some_module(group: str) -> None:
+    covered = [name for name in modules(ROOT) if group_of(name) == group]
+    if not covered:
+        pytest.skip(f"{group} is not written yet")
+    assert covered
+
+
+def _plant(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("autoshard/lowering/graph.py", "import solver"),
+        ("autoshard/lowering/graph.py", "from solver.problem import Problem"),
+        ("autoshard/lowering/graph.py", "from ..strategies import rules"),
+        ("autoshard/lowering/graph.py", "from ..pricing import price"),
+        ("autoshard/lowering/graph.py", "from autoshard import api"),
+        ("autoshard/plans/file.py", "import torch"),
+        ("autoshard/plans/file.py", "from torch import nn"),
+        ("autoshard/plans/file.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("autoshard/plans/file.py", "from .. import api"),
+        ("autoshard/errors.py", "import numpy"),
+        ("autoshard/capture/graph.py", "from ..plans.plan import Phase"),
+        ("autoshard/measure.py", "from .layout import Layout"),
+        ("autoshard/cli.py", "import torch"),
+        ("autoshard/unknown.py", "import json"),
+        ("autoshard/__init__.py", "import torch"),
+        ("solver/solve.py", "import ortools"),
+        ("solver/solve.py", "from ortools.math_opt.python import mathopt"),
+        ("solver/solve.py", "def solve():\n    import pulp"),
+        ("solver/backends/both.py", "import ortools, pulp"),
+        ("solver/reductions/fold.py", "import torch"),
+        ("solver/backends/mathopt.py", "from autoshard.mesh import Mesh"),
+        ("cost_models/memory.py", "import torch"),
+        ("cost_models/memory.py", "import autoshard.mesh"),
+        ("cost_models/memory.py", "import scipy"),
+        ("autoshard/api.py", "def plan():\n    from .pricing import price"),
+        ("autoshard/api.py", "def plan():\n    from . import pricing"),
+        ("autoshard/api.py", "import importlib\nimportlib.import_module('autoshard.pricing')"),
+        ("autoshard/api.py", "import importlib\nimportlib.import_module('.pricing', __package__)"),
+        ("autoshard/api.py", "plan = lambda name: __import__(name)"),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path: Path, file: str, line: str) -> None:
+    root = _plant(tmp_path, {"autoshard/pricing.py": "", "autoshard/__init__.py": "", file: line})
+    assert len(violations(root)) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("autoshard/lowering/graph.py", "from ..plans.plan import ShardingPlan\nfrom . import verify\nimport torch"),
+        ("autoshard/pricing.py", "from cost_models import Topology\nfrom .layout import Layout\nimport numpy as np"),
+        ("autoshard/cli.py", "def plan():\n    import torch\n    from .api import plan"),
+        ("autoshard/__init__.py", "def __getattr__(name):\n    from . import api"),
+        ("solver/backends/mathopt.py", "from ortools.math_opt.python import mathopt\nfrom ..problem import Problem"),
+        ("solver/solve.py", "from .backends import backend\nfrom .reductions.fold import fold"),
+        ("solver/backends/__init__.py", "def backend(name):\n    from .mathopt import MathOpt"),
+        ("cost_models/profile.py", "import pydantic, yaml, json"),
+    ],
+)
+def test_an_import_of_the_table_passes(tmp_path: Path, file: str, line: str) -> None:
+    assert violations(_plant(tmp_path, {file: line})) == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"solver/a.py": "from .b import x", "solver/b.py": "from .a import y"},
+        {"solver/a.py": "from . import b", "solver/b.py": "import solver.a"},
+        {"solver/__init__.py": "from .a import x", "solver/a.py": "from . import x"},
+        {
+            "autoshard/mesh.py": "from .errors import E",
+            "autoshard/errors.py": "from .layout import L",
+            "autoshard/layout.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .mesh import Mesh",
+        },
+    ],
+)
+def test_a_planted_cycle_is_found(tmp_path: Path, files: dict[str, str]) -> None:
+    root = _plant(tmp_path, files)
+    assert violations(root) == []
+    assert cycle(root) is not None
