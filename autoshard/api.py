@@ -120,9 +120,7 @@ def auto_parallelize(
     axes = mesh_of(mesh)
 
     def make() -> str:
-        return dump_plan(
-            plan(model, example_inputs, example_kwargs, mesh=axes, hardware=hardware, **options)
-        )
+        return dump_plan(plan(model, example_inputs, example_kwargs, mesh=axes, hardware=hardware, **options))
 
     text = from_first_rank(mesh, make)
     return parallelize(model, parse_plan(text, "the plan of the first rank"), mesh, example_inputs, example_kwargs)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn, cast
 
 import typer
 from rich.console import Console
@@ -31,6 +32,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+class Objective(StrEnum):
+    """What ``plan`` minimises."""
+
+    step_time = "step-time"
+    communication_time = "communication-time"
 
 
 class Format(StrEnum):
@@ -71,11 +79,16 @@ def plan(
     mesh: Annotated[str, typer.Option(help="Axes and sizes, slowest first, for example dp=2,tp=2.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The plan file to write.")],
     hardware: Annotated[str, typer.Option(help="A preset or a profile file.", metavar="NAME|FILE")] = "dgx-h100",
-    objective: Annotated[str, typer.Option(help="What to minimise.")] = "step-time",
+    objective: Annotated[
+        Objective, typer.Option(help="What to minimise: compute plus communication, or communication alone.")
+    ] = Objective.step_time,
     pin: Annotated[
-        list[str] | None, typer.Option(help="A placement to hold, for example 'wq.weight=dp:R tp:S(0)'. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME=LAYOUT", help="A placement to hold, for example '*.wq.weight=tp:S(0)'. Repeatable."),
     ] = None,
-    backend: Annotated[str, typer.Option(help="The solver.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(metavar="NAME", help="The solver: auto, highs, scip, cp-sat, cbc, pulp-highs.")
+    ] = "auto",
     time_limit: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Stop the solver after this long.")
     ] = None,
@@ -86,7 +99,8 @@ def plan(
         if time_limit is not None and not (math.isfinite(time_limit) and time_limit > 0):
             raise typer.BadParameter(f"{time_limit} is not a time; give seconds above 0", param_hint="--time-limit")
         check_writable(output)  # now, not after an hour of solving
-        with _progress() as progress:
+        _check_names(hardware, backend)
+        with _warnings_explained(), _progress() as progress:
             progress("loading the model")
             module, args, kwargs = load_factory(model)
             from .api import plan as make_plan  # needs torch and a solver, which the other commands do without
@@ -97,7 +111,7 @@ def plan(
                 kwargs,
                 mesh=parsed_mesh,
                 hardware=hardware,
-                objective=objective,
+                objective=cast(Literal["step-time", "communication-time"], objective.value),
                 pins=tuple(pin or ()),
                 backend=backend,
                 time_limit_s=time_limit,
@@ -141,6 +155,31 @@ def _mistakes_explained() -> Iterator[None]:
 def _fail(message: str, code: int) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(code)
+
+
+def _check_names(hardware: str, backend: str) -> None:
+    """Refuses an unknown profile or backend before the work that needs it last."""
+    from cost_models import ProfileError, load_profile
+    from solver import BackendUnavailable, ProblemError
+    from solver.backends import load_backend
+
+    try:
+        load_profile(hardware)
+        load_backend(backend)
+    except (ProfileError, ProblemError, BackendUnavailable) as error:
+        _fail(str(error), EXIT_MISTAKE)
+
+
+@contextmanager
+def _warnings_explained() -> Iterator[None]:
+    """Prints a warning as one line on stderr, without the place in our source that raised it."""
+
+    def show(message: Warning | str, *place: object) -> None:
+        typer.echo(f"warning: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager

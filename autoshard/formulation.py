@@ -1,9 +1,9 @@
 """From a captured graph to the solver's problem.
 
-One solver node for every graph node, plus one for every result that leaves the graph. An edge for every tensor argument:
-rows are the layouts the producer can give the tensor, columns those its consumers in one phase want of it. Consumers of
-one tensor in one phase form a group: each distinct layout is paid once. Identical layers are tied. Costs are integer
-nanoseconds, rounded here and nowhere else.
+One solver node for every graph node, plus one for every result that leaves the graph. An edge for every tensor
+argument: rows are the layouts the producer can give the tensor, columns those its consumers in one phase want of it.
+Consumers of one tensor in one phase form a group: each distinct layout is paid once. Identical layers are tied. Costs
+are integer nanoseconds, rounded here and nowhere else.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
 
 def _ties(graph: CapturedGraph, strategies: tuple[tuple[Strategy, ...], ...]) -> tuple[tuple[int, ...], ...]:
     """Identical layers, as far as pins leave their members the same choices."""
-    ties = []
+    ties: list[tuple[int, ...]] = []
     for members in tied_nodes(graph):
         alike: dict[int, list[int]] = defaultdict(list)
         for i in members:

@@ -19,6 +19,7 @@ ones shorter or empty. Nested cuts apply the same rule to the block.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,7 +63,7 @@ class Layout:
 
     placements: tuple[Placement, ...]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Placement]:
         return iter(self.placements)
 
     def __len__(self) -> int:

@@ -99,7 +99,7 @@ def _with_local_size(
 ) -> tuple[Any, ...]:
     meta, layout = node.outputs[0], outputs[0]
     assert meta is not None and layout is not None
-    position = _SIZE_ARGUMENT[node.op]
+    position = _SIZE_ARGUMENT[node.op]  # type: ignore[index]
     return (*args[:position], local_shape(meta.shape, layout, mesh, coordinate), *args[position + 1 :])
 
 

@@ -18,7 +18,7 @@ MAX_RANKS = 1 << 20
 class Mesh:
     """Named axes of a device mesh, slowest-varying rank first.
 
-    Invariants (checked): at least one axis, distinct identifier names, sizes of at least 1, at most ``MAX_RANKS`` ranks.
+    Invariants (checked): at least one axis, distinct identifier names, sizes from 1, at most ``MAX_RANKS`` ranks.
 
     >>> Mesh.parse("dp=2,tp=4").size
     8

@@ -22,14 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product, zip_longest
+from itertools import pairwise, product, zip_longest
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 
 from .errors import LayoutError
-from .layout import Layout, Placement, R, S, block, has_empty_shard, largest_local_shape, local_shape
+from .layout import Layout, R, S, block, has_empty_shard, largest_local_shape, local_shape
 from .layout import P as partial
 from .mesh import Mesh
 
@@ -73,7 +73,7 @@ def steps_along(path: Sequence[Layout]) -> tuple[Step, ...]:
     Raises:
         LayoutError: two neighbours are not one step apart.
     """
-    return tuple(step_between(a, b) for a, b in zip(path, path[1:]))
+    return tuple(step_between(a, b) for a, b in pairwise(path))
 
 
 def size_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
@@ -112,7 +112,8 @@ def layouts_of(shape: tuple[int, ...], mesh: Mesh, reduces: tuple[str, ...] = ("
 class Paths:
     """The cheapest way between any two of ``layouts`` (L of them).
 
-    ``seconds`` is (L, L), infinite where no steps lead; ``following[i, j]`` is the layout after ``i`` on the way to ``j``.
+    ``seconds`` is (L, L), infinite where no steps lead; ``following[i, j]`` is the layout after ``i`` on the way to
+    ``j``.
     """
 
     layouts: tuple[Layout, ...]

@@ -20,8 +20,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("autoshard", "solver", "cost_models")
 
 VOCABULARY = frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.layout"})
-MODEL = frozenset({"autoshard.capture", "autoshard.strategies", "autoshard.redistribution"})
-STAGES = MODEL | {"autoshard.plans", "autoshard.pricing", "autoshard.formulation", "autoshard.lowering"}
+MODEL = frozenset({"autoshard.capture", "autoshard.strategies", "autoshard.redistribution", "autoshard.localize"})
+STAGES = MODEL | {
+    "autoshard.calls",
+    "autoshard.constraints",
+    "autoshard.plans",
+    "autoshard.pricing",
+    "autoshard.formulation",
+    "autoshard.interpretation",
+    "autoshard.lowering",
+}
 OTHERS = frozenset({"solver", "cost_models", "autoshard.measure"})
 FILES = frozenset({"pydantic", "yaml"})  # what validates the files on disk
 
@@ -44,14 +52,28 @@ TABLE = {
     "autoshard.layout": Row(VOCABULARY),
     "autoshard.plans": Row(VOCABULARY, FILES | {"rich", "jinja2"}),
     "autoshard.capture": Row(VOCABULARY, frozenset({"torch"})),
-    "autoshard.strategies": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
-    "autoshard.redistribution": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
+    "autoshard.localize": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
+    "autoshard.strategies": Row(VOCABULARY | {"autoshard.capture", "autoshard.localize"}, frozenset({"torch"})),
+    "autoshard.redistribution": Row(VOCABULARY, frozenset({"numpy", "torch"})),
+    "autoshard.constraints": Row(VOCABULARY),
+    "autoshard.calls": Row(VOCABULARY),
     "autoshard.pricing": Row(VOCABULARY | MODEL | {"cost_models"}, frozenset({"numpy", "torch"})),
     "autoshard.formulation": Row(
-        VOCABULARY | {"autoshard.pricing", "autoshard.plans", "solver", "solver.backends"}, frozenset({"numpy"})
+        VOCABULARY
+        | {"autoshard.capture", "autoshard.strategies", "autoshard.pricing", "autoshard.constraints"}
+        | {"cost_models", "solver"},
+        frozenset({"numpy"}),
+    ),
+    "autoshard.interpretation": Row(
+        VOCABULARY
+        | {"autoshard.capture", "autoshard.strategies", "autoshard.formulation", "autoshard.plans"}
+        | {"cost_models", "solver"},
     ),
     "autoshard.lowering": Row(
-        VOCABULARY | {"autoshard.plans", "autoshard.capture", "autoshard.redistribution"}, frozenset({"torch"})
+        VOCABULARY
+        | {"autoshard.plans", "autoshard.calls"}
+        | {"autoshard.capture", "autoshard.redistribution", "autoshard.localize"},
+        frozenset({"torch"}),
     ),
     "autoshard.measure": Row(frozenset({"autoshard.mesh", "cost_models"}), frozenset({"torch"})),
     "autoshard.api": Row(VOCABULARY | STAGES | OTHERS | {"solver.backends"}, frozenset({"numpy", "torch"})),

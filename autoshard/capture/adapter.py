@@ -51,8 +51,9 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
         fake_args, fake_kwargs = tree_map(convert, (args, kwargs))
         module = _dynamo_graph_capture_for_export(model)(*fake_args, **fake_kwargs)
         _restore_state_dict(model, module)
+        decompositions: Any = get_decompositions(_DECOMPOSED)
         joint = aot_export_joint_with_descriptors(
-            stack, module, fake_args, fake_kwargs or None, decompositions=get_decompositions(_DECOMPOSED)
+            stack, module, fake_args, fake_kwargs or None, decompositions=decompositions
         )
     graph = joint.graph_module.graph
     placeholders = tuple(_placeholder(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder")
@@ -82,7 +83,7 @@ class _Faker:
     @contextmanager
     def fake_module(self, model: nn.Module) -> Iterator[None]:
         """Replaces the parameters and buffers of a model by fake ones, and puts the real ones back."""
-        tables = [table for m in model.modules() for table in (m._parameters, m._buffers)]
+        tables: list[dict[str, Any]] = [table for m in model.modules() for table in (m._parameters, m._buffers)]
         kept = [dict(table) for table in tables]
         try:
             for table in tables:

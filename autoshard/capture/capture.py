@@ -9,12 +9,12 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.fx import Node as FxNode
-from torch.utils._pytree import keystr, tree_flatten_with_path
+from torch.utils._pytree import MappingKey, SequenceKey, keystr, tree_flatten_with_path
 
 from ..errors import CaptureError
 from .adapter import Trace, trace
@@ -60,11 +60,10 @@ def input_names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     result = []
     for path, _ in leaves:
         top, *rest = path[1:]
-        position = getattr(top, "idx", None)
-        if position is not None:
-            first = names[position] if position < len(names) else f"args.{position}"
+        if isinstance(top, SequenceKey):
+            first = names[top.idx] if top.idx < len(names) else f"args.{top.idx}"
         else:
-            first = str(top.key)
+            first = str(cast(MappingKey[str, Any], top).key)
         result.append(first + re.sub(r"[\[\]'\"]+", ".", keystr(tuple(rest))).rstrip("."))
     return result
 
@@ -119,7 +118,7 @@ class _Builder:
 
     def _add_operator(self, fx: FxNode, phase: Phase) -> None:
         if fx.target is operator.getitem:
-            self._refs[fx] = Ref(self._node_of(fx.args[0]), int(fx.args[1]))  # type: ignore[call-overload]
+            self._refs[fx] = Ref(self._node_of(fx.args[0]), cast(int, fx.args[1]))
             return
         op = fx.target
         if not isinstance(op, torch._ops.OpOverload):
@@ -291,6 +290,6 @@ def _why(model: nn.Module, error: Exception) -> str:
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     at = f" at {where}" if where else ""
     return (
-        f"{type(model).__name__} cannot be captured as one graph{at}: {first}. The forward must be free of graph breaks "
-        "(print, .item(), Python branches on data) and of operators whose result shape depends on data (nonzero, masks)"
+        f"{type(model).__name__} cannot be captured as one graph{at}: {first}. The forward must be free of graph "
+        "breaks (print, .item(), Python branches on data) and of operators whose result shape depends on data (nonzero)"
     )

@@ -41,9 +41,9 @@ class Node:
     """A parameter, buffer, input, tangent or operator.
 
     ``name`` is unique, and the same whatever device the model was traced on: the FQN of a parameter or buffer, the name
-    of an input, ``module path/role`` of a forward operator and ``module path/bwd.role`` of a backward one. ``args`` and ``kwargs`` hold
-    :class:`Ref` where the operator takes a tensor. ``outputs`` has one entry per result, None for one that is absent.
-    ``source`` is the line of the model that called the operator.
+    of an input, ``module path/role`` of a forward operator and ``module path/bwd.role`` of a backward one. ``args`` and
+    ``kwargs`` hold :class:`Ref` where the operator takes a tensor. ``outputs`` has one entry per result, None for one
+    that is absent. ``source`` is the line of the model that called the operator.
     """
 
     name: str

@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 _CONTRACTIONS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default})
 
-# A lone linear layer may well alternate with its neighbour (cut its columns, then its rows); a block of two cannot gain.
+# A lone linear layer may well alternate with its neighbour: cut its columns, then its rows.
 _FEWEST_CONTRACTIONS = 2
 
 

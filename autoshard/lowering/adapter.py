@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives  # noqa: F401  (registers torch.ops._c10d_functional)
+import torch.distributed._functional_collectives  # registers torch.ops._c10d_functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -49,7 +49,9 @@ def check_graph(plan: ShardingPlan, graph: CapturedGraph) -> None:
     planned = {entry.name for entry in plan.operators}
     found = {node.name: node.source for _, node in graph.of_kind("operator")}
     for name in sorted(found.keys() - planned)[:1]:
-        raise PlanMismatchError(_again(f"the model has the operator {name} ({found[name]}), which the plan does not have"))
+        raise PlanMismatchError(
+            _again(f"the model has the operator {name} ({found[name]}), which the plan does not have")
+        )
     for name in sorted(planned - found.keys())[:1]:
         raise PlanMismatchError(_again(f"the plan has the operator {name}, which the model does not have"))
     raise PlanMismatchError(

@@ -66,7 +66,7 @@ class ParallelModule(nn.Module):
                 flat.append(buffers[name])
             else:
                 flat.append(_local(parameters[name]))
-        results = _Step.apply(self._program, *flat)  # type: ignore[no-untyped-call]
+        results = _Step.apply(self._program, *flat)
         count = self._program.results
         with torch.no_grad():
             for name, value in zip(self._program.mutated, results[count:]):
@@ -84,8 +84,8 @@ class ParallelModule(nn.Module):
         changed = [n for n, leaf in named.items() if n in self._constants and leaf != self._constants[n]]
         if changed:
             raise InputError(
-                f"{changed[0]} was {self._constants[changed[0]]!r} when the model was captured and is {named[changed[0]]!r} "
-                "now; make another plan for it"
+                f"{changed[0]} was {self._constants[changed[0]]!r} when the model was captured and is "
+                f"{named[changed[0]]!r} now; make another plan for it"
             )
         return {name: self._local_input(self._inputs[name], tensor) for name, tensor in tensors.items()}
 
@@ -136,9 +136,7 @@ class _Step(torch.autograd.Function):
         ctx.program, ctx.arguments = program, program.arguments
         ctx.save_for_backward(*results[count:])
         kept = results[:count]
-        plain = [
-            v for k, v in enumerate(kept) if isinstance(v, torch.Tensor) and k not in program.tangents
-        ]
+        plain = [v for k, v in enumerate(kept) if isinstance(v, torch.Tensor) and k not in program.tangents]
         ctx.mark_non_differentiable(*plain)
         return tuple(kept)
 

@@ -18,7 +18,7 @@ from .match import mesh_of
 class CollectiveLog:
     """``records`` holds (kind, mesh axis, bytes of the larger buffer) of each collective, in the order they ran.
 
-    A collective that autoshard never plans appears under its own name, with the name of its group where that is no axis.
+    A collective that autoshard never plans appears under torch's name for it, with its group's name if that is no axis.
     """
 
     records: list[tuple[str, str, int]] = field(default_factory=list)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import keyword
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from ..capture import CapturedGraph, Node, Ref
 from ..errors import VerificationError
 from ..layout import Layout, format_layout
 from ..localize import run_local
-from ..mesh import Mesh
 from ..plans import OperatorEntry, ShardingPlan
 from ..redistribution import Shard, run_step
 from .emitter import GraphEmitter
@@ -177,7 +177,7 @@ class _Lowering:
                     f"{format_layout(wanted, self._mesh)} in the {phase}, but its operators need one"
                 )
             value = self._values[ref, phase]
-            for before, after in zip(path, path[1:]):
+            for before, after in pairwise(path):
                 value = run_step(self._emitters[phase], value, before, after, self._shard(ref))
             self._moved[key] = value
         return self._moved[key]

@@ -32,9 +32,7 @@ def shard_inputs(plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor) -
             raise InputError(
                 f"{entry.name} has shape {list(tensor.shape)}; shard_inputs cuts the full batch, {list(entry.shape)}"
             )
-    return tuple(
-        local_part(tensor, entry.layout, plan.mesh, coordinate) for entry, tensor in zip(plan.inputs, tensors)
-    )
+    return tuple(local_part(tensor, entry.layout, plan.mesh, coordinate) for entry, tensor in zip(plan.inputs, tensors))
 
 
 def local_part(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import cast
 
 from torch import fx
 
@@ -51,7 +52,8 @@ def collectives_of(graph: fx.Graph, axes: dict[str, str]) -> Counter[Key]:
 
 
 def _largest(node: fx.Node) -> int:
-    return max(value.numel() * value.element_size() for value in (node.meta["val"], node.args[0].meta["val"]))  # type: ignore[union-attr]
+    values = (node.meta["val"], cast(fx.Node, node.args[0]).meta["val"])
+    return max(int(value.numel() * value.element_size()) for value in values)
 
 
 def _difference(phase: str, planned: Counter[Key], found: Counter[Key]) -> str:

@@ -90,7 +90,8 @@ class ShardingPlan:
 
     ``fingerprint`` is a digest of the captured graph (operators, shapes, arguments; never the device it was traced on);
     ``hardware_fingerprint`` is a digest of the profile the plan was priced with. ``call`` describes how the model is
-    called (:mod:`autoshard.calls`; empty where it cannot). ``pins`` are the constraints it was made under, as given. ``compute_s`` and ``communication_s`` add up to the predicted step time.
+    called (:mod:`autoshard.calls`; empty where it cannot). ``pins`` are the constraints it was made under, as given.
+    ``compute_s`` and ``communication_s`` add up to the predicted step time.
     """
 
     model: str

@@ -36,12 +36,11 @@ def rule_holds(node: Node, inputs: tuple[TensorMeta, ...], rule: Rule, parts: in
         return False
     ranks = _EVEN_PARTS if _divides(rule, node, inputs, parts) else _UNEVEN_PARTS
     for candidate, metas in _candidates(node, inputs, parts, ranks):
-        try:
-            verdicts = [_trial(candidate, metas, rule, ranks, positive) for positive in (False, True)]
-        except Exception:  # the operator rejects these small inputs, or the rule's shards
-            continue
-        decided = [verdict for verdict in verdicts if verdict is not None]
-        return bool(decided) and all(decided)
+        decided = [
+            v for positive in (False, True) if (v := _verdict(candidate, metas, rule, ranks, positive)) is not None
+        ]
+        if decided:
+            return all(decided)
     return False
 
 
@@ -54,6 +53,14 @@ def _divides(rule: Rule, node: Node, inputs: tuple[TensorMeta, ...], parts: int)
     pairs = [*zip(rule.inputs, inputs), *zip(rule.outputs, node.outputs)]
     cuts = [meta.shape[p.dim] for p, meta in pairs if p is not None and meta is not None and p.kind == "S"]
     return all(size % parts == 0 for size in cuts)
+
+
+def _verdict(node: Node, metas: tuple[TensorMeta, ...], rule: Rule, ranks: int, positive: bool) -> bool | None:
+    """Whether one trial agrees, or None where the operator rejects these inputs or the rule's shards of them."""
+    try:
+        return _trial(node, metas, rule, ranks, positive)
+    except Exception:  # torch operators raise anything
+        return None
 
 
 def _trial(node: Node, metas: tuple[TensorMeta, ...], rule: Rule, ranks: int, positive: bool) -> bool | None:
@@ -79,9 +86,7 @@ def _trial(node: Node, metas: tuple[TensorMeta, ...], rule: Rule, ranks: int, po
     )
 
 
-def split(
-    tensor: torch.Tensor, placement: Placement, ranks: int, generator: torch.Generator
-) -> list[torch.Tensor]:
+def split(tensor: torch.Tensor, placement: Placement, ranks: int, generator: torch.Generator) -> list[torch.Tensor]:
     """The shards of a tensor along one axis; addends of either sign for P(sum).
 
     Raises:
@@ -111,8 +116,8 @@ def agrees(shards: list[torch.Tensor], placement: Placement, expected: torch.Ten
             return False
         return _close(torch.cat(shards, placement.dim), expected)
     stacked = torch.stack(shards)
-    combine = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}[placement.reduce]
-    return _close(combine(stacked, 0).to(expected.dtype), expected)
+    combined = getattr(stacked, {"sum": "sum", "max": "amax", "min": "amin"}[placement.reduce])(0)
+    return _close(combined.to(expected.dtype), expected)
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -78,14 +78,18 @@ def _mesh_rows(strategy: Any, node: Node, inputs: tuple[TensorMeta, ...], parts:
     trials = [candidates, *([[c[min(k, len(c) - 1)]] for c in candidates] for k in range(widest))]
     rows: list[list[Any]] = []
     for trial in trials:
-        try:
-            found = strategy(_schema(node, inputs, mesh, trial))
-        except Exception:  # as above
-            continue
-        rows.extend(_spec_row(spec) for spec in found.strategies)
-        if trial is candidates:
+        found = _strategies_of(strategy, _schema(node, inputs, mesh, trial))
+        rows.extend(_spec_row(spec) for spec in found)
+        if found and trial is candidates:
             break
     return rows
+
+
+def _strategies_of(strategy: Any, schema: OpSchema) -> list[OpSpec]:
+    try:
+        return strategy(schema).strategies  # type: ignore[no-any-return]
+    except Exception:  # as above
+        return []
 
 
 def _schema(node: Node, inputs: tuple[TensorMeta, ...], mesh: DeviceMesh, candidates: list[list[Any]]) -> OpSchema:

@@ -133,7 +133,6 @@ def _could_be_cut(node: Node) -> bool:
 def _combine(rules: tuple[Rule, ...]) -> Strategy:
     inputs = tuple(Layout(placements) for placements in zip(*(rule.inputs for rule in rules)))
     outputs = tuple(
-        None if placements[0] is None else Layout(placements)  # type: ignore[arg-type]
-        for placements in zip(*(rule.outputs for rule in rules))
+        None if placements[0] is None else Layout(placements) for placements in zip(*(rule.outputs for rule in rules))
     )
     return Strategy(inputs, outputs)

@@ -72,7 +72,7 @@ def aligned(before: tuple[int, ...], a: Layout, after: tuple[int, ...], b: Layou
 
 
 def _elements(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> set[tuple[int, ...]]:
-    taken = set()
+    taken: set[tuple[int, ...]] = set()
     for dim in range(len(shape)):
         if layout.axes_of(dim):
             start, stop = local_range(shape[dim], layout, dim, mesh, coordinate)

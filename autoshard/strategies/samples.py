@@ -16,7 +16,7 @@ from ..capture import Node, TensorMeta, map_refs
 aten = torch.ops.aten
 
 _SPLITS = frozenset({aten.split.Tensor, aten.split_with_sizes.default})
-_LENGTHS = {
+_LENGTHS: dict[Any, tuple[int, ...]] = {
     aten.expand.default: (1,),
     aten.native_layer_norm.default: (1,),
     aten.native_layer_norm_backward.default: (2,),
@@ -84,7 +84,7 @@ def _small_cut(node: Node, inputs: tuple[TensorMeta, ...], shapes: list[list[int
         shapes[0][dim] = sum(pieces)
         return (args[0], pieces, *args[2:])
     if node.op is aten.slice.Tensor:
-        ref, dim, start, end, step = (*args, *(0, None, None, 1)[len(args) - 1 :])
+        ref, dim, start, end, step = (*args, *(0, None, None, 1)[len(args) - 1 :])  # type: ignore[misc]
         dim, whole = dim % len(shapes[0]), inputs[0].shape[dim]
         lo, hi = _small_range(start, end, whole, shapes[0][dim])
         return ref, dim, lo, hi, step
@@ -148,5 +148,3 @@ def apply(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
     assert node.op is not None
     result = node.op(*args, **kwargs)
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
-
-

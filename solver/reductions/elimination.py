@@ -135,9 +135,7 @@ class _Elimination:
         kept = tuple(index for index in range(len(problem.nodes)) if index not in self.gone)
         number = {index: position for position, index in enumerate(kept)}
         nodes = tuple(
-            node
-            if node.costs is self.costs[index]
-            else Node(node.name, self.costs[index], further_loads=node.loads)
+            node if node.costs is self.costs[index] else Node(node.name, self.costs[index], further_loads=node.loads)
             for index, node in ((index, problem.nodes[index]) for index in kept)
         )
         place: dict[int, int] = {}

@@ -63,7 +63,7 @@ def transformer_plan(layers: int) -> ShardingPlan:
     return ShardingPlan(
         model="transformer",
         fingerprint="3f2a9c",
-        call="",
+        call='[{"tuple": [{"tensor": "tokens"}, {"tensor": "targets"}]}, {"dict": {}}]',
         mesh=MESH,
         hardware="cpu-gloo",
         hardware_fingerprint="77d0e1",
@@ -116,7 +116,7 @@ def layouts(mesh: Mesh, dims: int = 3) -> st.SearchStrategy[Layout]:
 
 @st.composite
 def tensors(draw: st.DrawFn, mesh: Mesh, name: str) -> TensorEntry:
-    shape = tuple(draw(st.lists(st.sampled_from([0, 1, 4, 1 << 40]), max_size=2)))
+    shape = tuple(draw(st.lists(st.sampled_from([0, 1, 4, 1 << 30]), max_size=2)))
     return TensorEntry(name, shape, draw(st.sampled_from(sorted(DTYPE_BYTES)[:2])), draw(layouts(mesh, len(shape))))
 
 
