@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn, cast
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -111,7 +111,7 @@ def plan(
                 kwargs,
                 mesh=parsed_mesh,
                 hardware=hardware,
-                objective=cast(Literal["step-time", "communication-time"], objective.value),
+                objective=objective.value,
                 pins=tuple(pin or ()),
                 backend=backend,
                 time_limit_s=time_limit,
@@ -174,11 +174,11 @@ def _check_names(hardware: str, backend: str) -> None:
 def _warnings_explained() -> Iterator[None]:
     """Prints a warning as one line on stderr, without the place in our source that raised it."""
 
-    def show(message: Warning | str, *place: object) -> None:
+    def show(message: Warning | str, category: object, file: object, line: object, *rest: object) -> None:
         typer.echo(f"warning: {message}", err=True)
 
     with warnings.catch_warnings():
-        warnings.showwarning = show
+        warnings.showwarning = show  # type: ignore[assignment]
         yield
 
 

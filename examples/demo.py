@@ -27,8 +27,9 @@ WORK = ROOT / ".demo"
 
 MESH = "dp=2,tp=2"
 HARDWARE = "cpu-gloo"
-PINS: tuple[str, ...] = ()
-"""What ``autoshard plan --pin`` is given, one text per pin, so that attention and MLP are cut over tp."""
+PINS: tuple[str, ...] = ("tok_embeddings/embedding=dp:S(0) tp:R",)
+"""What ``autoshard plan --pin`` is given. The free optimum of this small model cuts its layers over both axes at once and
+leaves the batch whole; with the batch cut over dp, the solver cuts attention and MLP over tp by itself."""
 TENSOR_AXIS = "tp"
 CUT_MODULES = ("attention.wq", "attention.wo", "feed_forward.w1", "feed_forward.w2")
 
@@ -77,7 +78,7 @@ def make_plan(console: Console) -> ShardingPlan:
     path = WORK / "plan.yaml"
     pins = [text for pin in PINS for text in ("--pin", pin)]
     if PINS:
-        console.print(f"Pinned, so that attention and MLP are cut over {TENSOR_AXIS}: {', '.join(PINS)}")
+        console.print(f"Pinned, so that the plan uses dp for the batch and {TENSOR_AXIS} for layers: {', '.join(PINS)}")
     target = ("examples/llama.py:demo", "--mesh", MESH, "--hardware", HARDWARE, *pins, "-o", str(path))
     run((*AUTOSHARD, "plan", *target), timeout_s=PLAN_TIMEOUT_S)
     run((*AUTOSHARD, "show", str(path)), timeout_s=SHOW_TIMEOUT_S)

@@ -31,8 +31,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def quote(text: str) -> str:
-    """A scalar for any place: as it is where YAML reads it back as the same text, else in double quotes."""
-    return text if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED else _double_quoted(text)
+    """A scalar for any place: as it is where YAML reads it back as the same text, else in quotes."""
+    return text if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED else _quoted(text)
 
 
 def quote_key(text: str) -> str:
@@ -41,15 +41,19 @@ def quote_key(text: str) -> str:
     Raises:
         PlanFileError: the key is longer than YAML allows.
     """
-    key = text if _PLAIN_KEY.fullmatch(text) and text.lower() not in _RESERVED else _double_quoted(text)
+    key = text if _PLAIN_KEY.fullmatch(text) and text.lower() not in _RESERVED else _quoted(text)
     if len(key) > MAX_KEY_CHARS:
         raise PlanFileError(f"the name {text[:60]!r}... is longer than the {MAX_KEY_CHARS} characters of a YAML key")
     return key
 
 
-def _double_quoted(text: str) -> str:
+def _quoted(text: str) -> str:
+    """In double quotes, or in single quotes where that saves escapes."""
     if _SURROGATE.search(text):
         raise PlanFileError(f"{text!r} cannot be written to a plan file: it holds half of a surrogate pair")
+    escaped = set(_ESCAPED.findall(text))
+    if escaped and escaped <= {'"', "\\"}:
+        return "'" + text.replace("'", "''") + "'"
     return '"' + _ESCAPED.sub(lambda m: f"\\u{ord(m[0]):04x}" if m[0] not in '"\\' else "\\" + m[0], text) + '"'
 
 

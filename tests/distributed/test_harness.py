@@ -1,0 +1,86 @@
+"""The harness itself: results by rank, tracebacks of failed ranks, and no process left behind."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from .harness import RankError, run_ranks
+
+
+def _rank_and_sum(base: int) -> tuple[int, float, int]:
+    total = torch.tensor([float(base + dist.get_rank())])
+    dist.all_reduce(total)
+    return dist.get_rank(), total.item(), os.getpid()
+
+
+def _raises_on(rank: int, pids: str) -> None:
+    _note_pid(pids)
+    if dist.get_rank() == rank:
+        raise ValueError(f"planted on rank {rank}")
+    dist.barrier()
+
+
+def _hangs_on(rank: int, pids: str) -> None:
+    _note_pid(pids)
+    if dist.get_rank() == rank:
+        print("about to sleep", flush=True)
+        time.sleep(600)
+
+
+def _killed_on(rank: int, pids: str) -> str:
+    _note_pid(pids)
+    if dist.get_rank() == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "alive"
+
+
+def _note_pid(folder: str) -> None:
+    open(f"{folder}/{os.getpid()}", "w").close()
+    dist.barrier()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_results_come_in_rank_order_and_workers_are_gone() -> None:
+    results = run_ranks(3, _rank_and_sum, 10)
+    assert [(rank, total) for rank, total, _ in results] == [(0, 33.0), (1, 33.0), (2, 33.0)]
+    assert not any(_alive(pid) for _, _, pid in results)
+
+
+def test_failing_rank_is_reported_with_its_traceback_and_the_others_are_ended(tmp_path) -> None:
+    began = time.monotonic()
+    with pytest.raises(RankError, match=r"planted on rank 1") as caught:
+        run_ranks(2, _raises_on, 1, str(tmp_path))
+    assert time.monotonic() - began < 30
+    assert str(caught.value).startswith("--- rank 1 failed:")
+    assert "_raises_on" in str(caught.value)
+    _assert_none_left(tmp_path, 2)
+
+
+def test_hanging_rank_is_killed_at_the_limit_with_its_stack(tmp_path) -> None:
+    with pytest.raises(RankError, match=r"rank 0 (?s:.*)about to sleep(?s:.*)_hangs_on"):
+        run_ranks(2, _hangs_on, 0, str(tmp_path), timeout_s=5.0)
+    _assert_none_left(tmp_path, 2)
+
+
+def test_killed_rank_is_an_error_unless_it_was_to_die(tmp_path) -> None:
+    with pytest.raises(RankError, match="rank 1 ended with exit code -9"):
+        run_ranks(2, _killed_on, 1, str(tmp_path))
+    assert run_ranks(2, _killed_on, 1, str(tmp_path), dying=(1,)) == ["alive", None]
+    _assert_none_left(tmp_path, 4)
+
+
+def _assert_none_left(folder, count: int) -> None:
+    pids = [int(path.name) for path in folder.iterdir()]
+    assert len(pids) == count
+    assert not any(_alive(pid) for pid in pids)

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from autoshard.cli import Objective, app
+from autoshard.errors import CaptureError, InfeasibleError
+from autoshard.mesh import Mesh
+from autoshard.plans import read_plan, summary_json, write_plan
+
+from .plans.synthetic import transformer_plan
+
+ROOT = Path(__file__).parents[1]
+PLAN = transformer_plan(2)
+MODEL = "def model():\n    return (lambda x: x), (1,), {'mask': 2}\n"
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model and a plan, which is the current one."""
+    (tmp_path / "model.py").write_text(MODEL)
+    write_plan(PLAN, tmp_path / "plan.yaml")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What ``api.plan`` is called with; it always gives the same plan."""
+    seen: list[tuple[Any, ...]] = []
+
+    def plan(module: object, args: object, kwargs: object, **options: Any) -> object:
+        options.pop("progress")("solving")
+        seen.append((args, kwargs, options))
+        return PLAN
+
+    fake_api(monkeypatch, plan)
+    return seen
+
+
+def fake_api(monkeypatch: pytest.MonkeyPatch, plan: Callable[..., object]) -> None:
+    fake = types.ModuleType("autoshard.api")
+    fake.plan = plan  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "autoshard.api", fake)
+
+
+def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2,tp=2", "-o", "new.yaml")
+    assert result.exit_code == 0
+    assert calls == [
+        (
+            (1,),
+            {"mask": 2},
+            {
+                "mesh": Mesh.parse("dp=2,tp=2"),
+                "hardware": "dgx-h100",
+                "objective": "step-time",
+                "pins": (),
+                "backend": "auto",
+                "time_limit_s": None,
+                "name": "model.py:model",
+            },
+        )
+    ]
+
+
+def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
+    options = "--hardware cpu-gloo --objective communication-time --backend highs --time-limit 2.5".split()
+    pins = ["--pin", "tokens=dp:S(0) tp:R", "--pin", "*.wq.weight=tp:S(0)"]
+    result = invoke("plan", "model.py:model", "--mesh", "a=3", "--output", "new.yaml", *options, *pins)
+    assert result.exit_code == 0
+    given = calls[0][2]
+    assert given["pins"] == ("tokens=dp:S(0) tp:R", "*.wq.weight=tp:S(0)")
+    assert (given["hardware"], given["objective"]) == ("cpu-gloo", "communication-time")
+    assert (given["backend"], given["time_limit_s"]) == ("highs", 2.5)
+
+
+def test_plan_writes_the_file_and_says_what_it_is_worth(calls: list[tuple[Any, ...]]) -> None:
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2,tp=2", "-o", "new.yaml")
+    assert read_plan("new.yaml") == PLAN
+    assert result.stdout == (
+        "wrote new.yaml\n"
+        "optimal: cost 1234567 ns, bound 1234567 ns, gap 0.000%\n"
+        "predicted step 1.235 ms: compute 1.19 ms, communication 44.57 us\n"
+        "parameters 1.502 MiB, 1.002 MiB on the rank with the largest shards\n"
+    )
+    assert result.stderr == ""
+
+
+MISTAKES = {
+    "mesh": (["--mesh", "dp2"], "error: cannot read the mesh 'dp2'; write axis=size"),
+    "folder": (["-o", "none/new.yaml"], "error: cannot write the plan none/new.yaml: there is no folder"),
+    "file missing": (["none.py:model"], "error: cannot load the model 'none.py:model': there is no file none.py"),
+    "name missing": (["model.py:modle"], "Did you mean 'model'?"),
+    "hardware": (["--hardware", "none"], "none"),
+    "backend": (["--backend", "none"], "unknown backend 'none'"),
+    "objective": (["--objective", "none"], "communication-time"),
+    "time limit": (["--time-limit", "0"], "give seconds above 0"),
+    "time limit nan": (["--time-limit", "nan"], "give seconds above 0"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_ends_with_one_line_and_exit_code_2(calls: list[tuple[Any, ...]], mistake: str) -> None:
+    given, said = MISTAKES[mistake]
+    model = [] if given[0].startswith("-") else given
+    options = given if not model else []
+    result = invoke("plan", *(model or ["model.py:model"]), "--mesh", "dp=2", "-o", "new.yaml", *options)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    assert calls == []
+    assert not Path("new.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(InfeasibleError("no plan fits"), 3), (CaptureError("model.py:2 branches on data"), 2)],
+    ids=["infeasible", "capture"],
+)
+def test_an_error_of_the_library_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def plan(*args: object, **kwargs: object) -> object:
+        raise error
+
+    fake_api(monkeypatch, plan)
+    before = Path("plan.yaml").read_bytes()
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2", "-o", "plan.yaml")
+    assert (result.exit_code, result.stderr) == (code, f"error: {error}\n")
+    assert Path("plan.yaml").read_bytes() == before
+
+
+def test_a_defect_of_ours_keeps_its_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*args: object, **kwargs: object) -> object:
+        raise AssertionError("ours")
+
+    fake_api(monkeypatch, plan)
+    assert isinstance(invoke("plan", "model.py:model", "--mesh", "dp=2", "-o", "new.yaml").exception, AssertionError)
+
+
+def test_a_warning_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*args: object, **kwargs: object) -> object:
+        warnings.simplefilter("always")
+        warnings.warn("aten.odd is replicated", stacklevel=1)
+        return PLAN
+
+    fake_api(monkeypatch, plan)
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2", "-o", "new.yaml")
+    assert (result.exit_code, result.stderr) == (0, "warning: aten.odd is replicated\n")
+
+
+def test_the_objectives_are_those_of_the_formulation() -> None:
+    pytest.importorskip("torch")
+    from autoshard.formulation import OBJECTIVES
+
+    assert tuple(objective.value for objective in Objective) == OBJECTIVES
+
+
+def test_show_prints_tables_or_json(folder: Path) -> None:
+    assert "layers.*.attention.wq.weight" in invoke("show", "plan.yaml").stdout
+    assert json.loads(invoke("show", "plan.yaml", "--format", "json").stdout) == summary_json(PLAN)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["none.yaml"], "error: cannot read the plan none.yaml: no such file or directory; check the path"),
+        (["model.py"], "error: model.py"),
+        (["plan.yaml", "--format", "xml"], "xml"),
+        ([], "PLAN"),
+    ],
+)
+def test_show_explains_a_mistake(folder: Path, arguments: list[str], said: str) -> None:
+    result = invoke("show", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "autoshard", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_the_module_runs_as_a_program(folder: Path) -> None:
+    assert run("--version").stdout.startswith("autoshard")
+    assert {"plan", "show"} <= set(run("--help").stdout.split())
+    assert run("show", "none.yaml").returncode == 2
+    piped = run("show", "plan.yaml")
+    assert (piped.returncode, piped.stderr) == (0, "")
+    assert "\x1b" not in piped.stdout
+
+
+def test_a_terminal_gets_colours(folder: Path) -> None:
+    leader, follower = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "autoshard", "show", "plan.yaml"],
+        stdout=follower,
+        env=environment | {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "80"},
+    ):
+        os.close(follower)
+        shown = b""
+        while chunk := _read(leader):
+            shown += chunk
+    os.close(leader)
+    assert b"\x1b[1m" in shown
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:  # how Linux says that the other end is closed
+        return b""
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(folder: Path) -> None:
+    command = f"{sys.executable} -m autoshard show plan.yaml | head -n 1"
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert "Traceback" not in done.stderr
