@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ..layout import format_layout
+from ..layout import Layout, format_layout
 from ..mesh import Mesh
 from .dump import FoldedPlan, fold_plan
 from .folding import Line, Repeats, format_pattern
@@ -113,13 +113,28 @@ def _print_operators(folded: FoldedPlan, mesh: Mesh, console: Console) -> None:
         _print("Operators", table, console)
     left_out = sum(line.pattern.count for line in lines) - sum(line.pattern.count for line in shown)
     if left_out:
-        console.print(Text(f"{left_out} operators keep one layout from inputs to outputs and are not listed."))
+        console.print(
+            Text(f"{left_out} operators follow their first input or handle whole tensors, and are not listed.")
+        )
 
 
 def _follows(entry: OperatorEntry) -> bool:
-    """Whether an operator merely follows: all its tensors have one layout, or it makes or takes only whole ones."""
-    layouts = {layout for layout in (*entry.inputs, *entry.outputs) if layout is not None}
-    return all(layout.is_replicated for layout in layouts) or (len(layouts) == 1 and bool(entry.inputs))
+    """Whether an operator merely follows its first input, or only handles whole tensors.
+
+    It follows if every axis does to each result what it does to the first input (cut, replicate or partial; a view or
+    transpose may call the dim otherwise), and the other inputs are like the first or replicated.
+    """
+    layouts = [layout for layout in (*entry.inputs, *entry.outputs) if layout is not None]
+    if not entry.inputs or all(layout.is_replicated for layout in layouts):
+        return all(layout.is_replicated for layout in layouts)
+    first = _kinds(entry.inputs[0])
+    results = {_kinds(layout) for layout in entry.outputs if layout is not None}
+    others = {kinds for layout in entry.inputs[1:] for kinds in zip(_kinds(layout), first)}
+    return results <= {first} and all(kind in ("R", lead) for kind, lead in others)
+
+
+def _kinds(layout: Layout) -> tuple[str, ...]:
+    return tuple(placement.kind for placement in layout)
 
 
 def _collectives(summary: PlanSummary) -> Table:

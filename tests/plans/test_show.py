@@ -10,12 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from rich.console import Console
 
-from autoshard.plans import CollectiveTotal, PlanSummary, ShardingPlan, summarize, summary_json
+from autoshard.plans import CollectiveTotal, OperatorEntry, PlanSummary, ShardingPlan, summarize, summary_json
 from autoshard.plans.dtypes import DTYPE_BYTES
+from autoshard.plans.notation import parse_strategy
 from autoshard.plans.show import MOST_EXPENSIVE, console_for, show_text
 from autoshard.plans.units import format_bytes, format_seconds
 
-from .synthetic import plans, transformer_plan
+from .synthetic import MESH, plans, transformer_plan
 
 GOLDEN = Path(__file__).with_name("golden") / "transformer.txt"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "plan_file.md"
@@ -98,7 +99,27 @@ def test_at_most_ten_redistributions_are_listed_the_dearest_first() -> None:
 
 
 def test_operators_left_out_are_counted() -> None:
-    assert "5 operators keep one layout from inputs to outputs and are not listed." in shown(transformer_plan(4))
+    assert "9 operators follow their first input or handle whole tensors" in shown(transformer_plan(4))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "listed"),
+    [
+        ("dp:R tp:R, dp:R tp:R -> dp:R tp:R", False),
+        ("-> dp:R tp:R", False),
+        ("-> dp:S(0) tp:R", True),
+        ("dp:S(0) tp:R -> dp:S(0) tp:R, -", False),
+        ("dp:S(2) tp:R -> dp:S(1) tp:R", False),
+        ("dp:S(0) tp:R, dp:R tp:R -> dp:S(0) tp:R", False),
+        ("dp:S(0) tp:R, dp:R tp:S(1) -> dp:S(0) tp:S(1)", True),
+        ("dp:S(0) tp:S(1), dp:R tp:S(0) -> dp:S(0) tp:P(sum)", True),
+        ("dp:R tp:R, dp:S(0) tp:R -> dp:S(0) tp:R", True),
+    ],
+)
+def test_operators_are_listed_unless_they_follow(strategy: str, listed: bool) -> None:
+    (inputs, outputs), _ = parse_strategy(strategy, MESH)
+    plan = replace(transformer_plan(0), operators=(OperatorEntry("the/op", "forward", inputs, outputs),))
+    assert ("the/op" in shown(plan)) == listed
 
 
 def test_the_summary_adds_up() -> None:
