@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
@@ -78,7 +79,7 @@ def measure(case: Case, tie_layers: bool) -> dict[str, object]:
     mark()
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
-        "seconds": dict(zip(STAGES, (after - before for before, after in zip(marks, marks[1:])), strict=True)),
+        "seconds": dict(zip(STAGES, (after - before for before, after in pairwise(marks)), strict=True)),
         "nodes": len(graph.nodes),
         "strategies": sum(map(len, formulation.strategies)),
         "status": solution.status.name.lower(),

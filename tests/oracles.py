@@ -131,9 +131,7 @@ def run_node(node: Node, value_of: Callable[[Ref], Any]) -> tuple[Any, ...]:
 def wide(node: Node) -> Node:
     """The operator with float64 in place of every floating dtype among its arguments and results."""
     outputs = tuple(None if m is None else TensorMeta(m.shape, _wide(m.dtype)) for m in node.outputs)
-    return Node(
-        node.name, node.kind, node.phase, outputs, node.op, _wide(node.args), _wide(node.kwargs), node.source
-    )
+    return Node(node.name, node.kind, node.phase, outputs, node.op, _wide(node.args), _wide(node.kwargs), node.source)
 
 
 def _wide(value: Any) -> Any:

@@ -1,7 +1,18 @@
 """Capture: the training step of a module as one immutable joint forward and backward graph."""
 
 from .capture import capture, input_names
-from .graph import CapturedGraph, Node, Ref, TensorMeta, map_refs, refs_in
+from .graph import CapturedGraph, Node, Ref, TensorMeta, is_random, map_refs, refs_in
 from .repeats import tied_nodes
 
-__all__ = ["CapturedGraph", "Node", "Ref", "TensorMeta", "capture", "input_names", "map_refs", "refs_in", "tied_nodes"]
+__all__ = [
+    "CapturedGraph",
+    "Node",
+    "Ref",
+    "TensorMeta",
+    "capture",
+    "input_names",
+    "is_random",
+    "map_refs",
+    "refs_in",
+    "tied_nodes",
+]

@@ -54,7 +54,11 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | No
 
 
 def input_names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """A name for each leaf of the arguments: the parameter's name in ``forward``, then keys into containers."""
+    """A name for each leaf of the arguments: the parameter's name in ``forward``, then keys into containers.
+
+    Where the model has a parameter, buffer or submodule of that name, the name is put behind ``args.``.
+    """
+    taken = model._parameters.keys() | model._buffers.keys() | model._modules.keys()
     names = [p.name for p in inspect.signature(model.forward).parameters.values()]
     leaves, _ = tree_flatten_with_path((args, kwargs))
     result = []
@@ -64,6 +68,7 @@ def input_names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
             first = names[top.idx] if top.idx < len(names) else f"args.{top.idx}"
         else:
             first = str(cast(MappingKey[str, Any], top).key)
+        first = f"args.{first}" if first in taken else first
         result.append(first + re.sub(r"[\[\]'\"]+", ".", keystr(tuple(rest))).rstrip("."))
     return result
 
@@ -133,6 +138,8 @@ class _Builder:
                 self._refs[fx] = inner.args[0]
                 return
         op, args, kwargs = _canonical(op, args, kwargs)
+        if phase == "backward" and torch.Tag.nondeterministic_seeded in op.tags:
+            raise CaptureError(f"{op} draws random numbers in the backward ({_source(fx)}), where ranks could differ")
         path = self._path(fx)
         role = ("bwd." if phase == "backward" else "") + op._schema.name.split("::")[-1]
         values = fx.meta["val"] if isinstance(fx.meta["val"], (tuple, list)) else (fx.meta["val"],)

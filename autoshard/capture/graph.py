@@ -106,6 +106,11 @@ class CapturedGraph:
         return "sha256:" + digest.hexdigest()[:32]
 
 
+def is_random(node: Node) -> bool:
+    """Whether an operator draws random numbers."""
+    return node.op is not None and torch.Tag.nondeterministic_seeded in node.op.tags
+
+
 def refs_in(value: Any) -> Iterator[Ref]:
     """Every :class:`Ref` in nested tuples, in order."""
     if isinstance(value, Ref):

@@ -47,6 +47,13 @@ def broadcast(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     return tensor
 
 
+def device_of(mesh: DeviceMesh) -> torch.device:
+    """The device of this rank."""
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
+
+
 @contextmanager
 def watch(seen: list[tuple[Any, tuple[Any, ...], Any]]) -> Iterator[None]:
     """Appends (operator, arguments, result) of every collective that runs, forward and backward."""

@@ -8,8 +8,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import AutoshardError
-from .adapter import broadcast
-from .shards import device_of
+from .adapter import broadcast, device_of
 
 
 def from_first_rank(mesh: DeviceMesh, make: Callable[[], str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from ..capture import input_names
 from ..errors import InputError
 from ..layout import Layout, format_layout, local_shape
 from ..plans import ShardingPlan, TensorEntry
+from .adapter import device_of
 from .placements import placements_of
 from .program import LocalProgram
 
@@ -36,6 +39,7 @@ class ParallelModule(nn.Module):
         program: LocalProgram,
         constants: dict[str, Any],
         out_spec: TreeSpec,
+        seed: int | None,
     ) -> None:
         super().__init__()
         self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
@@ -45,6 +49,7 @@ class ParallelModule(nn.Module):
         self._program = program
         self._constants = constants
         self._out_spec = out_spec
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._signature = [model]  # in a list, so that it is not registered as a submodule
         self._inputs = {entry.name: entry for entry in plan.inputs}
         self._coordinate = tuple(mesh.get_coordinate() or ())
@@ -66,12 +71,24 @@ class ParallelModule(nn.Module):
                 flat.append(buffers[name])
             else:
                 flat.append(_local(parameters[name]))
-        results = _Step.apply(self._program, *flat)
+        with self._same_draws():
+            results = _Step.apply(self._program, *flat)
         count = self._program.results
         with torch.no_grad():
             for name, value in zip(self._program.mutated, results[count:]):
                 buffers[name].copy_(value)
         return tree_unflatten([self._wrap(k, value) for k, value in enumerate(results[:count])], self._out_spec)
+
+    @contextmanager
+    def _same_draws(self) -> Iterator[None]:
+        """Makes all ranks draw the same random numbers at each step, and leaves the job's own generators as they are."""
+        if self._generator is None:
+            yield
+            return
+        devices = [] if self._mesh.device_type == "cpu" else [device_of(self._mesh)]
+        with torch.random.fork_rng(devices, device_type=self._mesh.device_type):
+            torch.manual_seed(int(torch.randint(1 << 62, (), generator=self._generator)))
+            yield
 
     def _local_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
         leaves, _ = tree_flatten((args, kwargs))

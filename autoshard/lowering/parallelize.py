@@ -13,11 +13,11 @@ from ..calls import rebuild_call
 from ..capture import capture, input_names
 from ..errors import PlanMismatchError
 from ..plans import ShardingPlan
-from .adapter import group_names
+from .adapter import broadcast, device_of, group_names
 from .match import check_graph, check_mesh
 from .module import ParallelModule
-from .program import lower
-from .shards import device_of, shard_parameters
+from .program import LocalProgram, lower
+from .shards import shard_parameters
 from .verify import verify
 
 
@@ -59,7 +59,14 @@ def parallelize(
     verify(program, plan, groups)
     constants = _constants(model, args, kwargs or {})
     shard_parameters(model, plan, mesh)
-    return ParallelModule(model, plan, mesh, program, constants, graph.out_spec)
+    return ParallelModule(model, plan, mesh, program, constants, graph.out_spec, _seed(program, mesh))
+
+
+def _seed(program: LocalProgram, mesh: DeviceMesh) -> int | None:
+    """For a model that draws random numbers, a seed drawn by the first rank."""
+    if not program.is_random:
+        return None
+    return int(broadcast(torch.randint(1 << 62, (1,)).to(device_of(mesh)), mesh).item())
 
 
 def _example(plan: ShardingPlan) -> tuple[tuple[Any, ...], dict[str, Any]]:

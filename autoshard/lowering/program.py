@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture import CapturedGraph, Node, Ref
+from ..capture import CapturedGraph, Node, Ref, is_random
 from ..errors import VerificationError
 from ..layout import Layout, format_layout
 from ..localize import run_local
@@ -30,7 +30,8 @@ class LocalProgram:
 
     ``forward`` takes the tensors named ``arguments`` and returns ``results`` leaves, then the new values of the buffers
     named ``mutated``, then what is saved. ``backward`` (None for inference) takes what was saved, then the tangents of
-    the results numbered ``tangents``, and returns the gradients of the parameters named ``trained``.
+    the results numbered ``tangents``, and returns the gradients of the parameters named ``trained``. ``is_random`` says that
+    some operator draws random numbers; as such operators run replicated, every rank must draw the same.
     """
 
     arguments: tuple[str, ...]
@@ -40,6 +41,7 @@ class LocalProgram:
     backward: fx.GraphModule | None
     tangents: tuple[int, ...]
     trained: tuple[str, ...]
+    is_random: bool
 
 
 def lower(
@@ -98,6 +100,7 @@ class _Lowering:
             backward=backward,
             tangents=tuple(int(n.name.removeprefix("grad.")) for _, n in self._graph.of_kind("tangent")),
             trained=trained,
+            is_random=any(is_random(node) for _, node in self._graph.of_kind("operator")),
         )
 
     def _layout(self, ref: Ref) -> Layout:

@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..layout import Layout, local_range, local_shape
 from ..mesh import Mesh
 from ..plans import ShardingPlan
-from .adapter import broadcast
+from .adapter import broadcast, device_of
 from .module import as_dtensor
 
 
@@ -62,13 +62,6 @@ def shard_parameters(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> 
         for key, buffer in list(module._buffers.items()):
             if buffer is not None and buffer.device.type != "meta":
                 module._buffers[key] = broadcast(_copy(buffer, device), mesh)
-
-
-def device_of(mesh: DeviceMesh) -> torch.device:
-    """The device of this rank."""
-    if mesh.device_type == "cpu":
-        return torch.device("cpu")
-    return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
 
 
 def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..capture import Node, TensorMeta
+from ..capture import Node, TensorMeta, is_random
 from ..layout import Layout, Placement, block
 from ..localize import run_local
 from ..mesh import Mesh
@@ -32,7 +32,7 @@ def rule_holds(node: Node, inputs: tuple[TensorMeta, ...], rule: Rule, parts: in
     Args:
         parts: the number of ranks of the axis the rule is meant for. A length it does not divide is checked uneven.
     """
-    if torch.Tag.nondeterministic_seeded in node.op.tags:  # type: ignore[union-attr]
+    if is_random(node):
         return False
     ranks = _EVEN_PARTS if _divides(rule, node, inputs, parts) else _UNEVEN_PARTS
     for candidate, metas in _candidates(node, inputs, parts, ranks):

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed._functional_collectives as funcol
+import torch.distributed._functional_collectives  # registers torch.ops._c10d_functional
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -15,33 +15,35 @@ from autoshard.layout import Layout
 from autoshard.lowering.match import mesh_of
 from autoshard.redistribution import Shard, run_step
 
+_c10d = torch.ops._c10d_functional
+
 
 class EagerEmitter:
     """Implements :class:`autoshard.redistribution.Emitter` on this rank's tensors."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
+        self._groups = [mesh.get_group(axis) for axis in range(mesh.ndim)]
 
     def call(self, op: Any, *args: Any) -> Any:
         return op(*args)
 
     def all_gather(self, x: Tensor, axis: int) -> Tensor:
-        assert x.is_contiguous()
-        return funcol.wait_tensor(funcol.all_gather_tensor(x, 0, (self._mesh, axis)))
+        return self._collective(_c10d.all_gather_into_tensor, axis, x, self._groups[axis].size())
 
     def reduce_scatter(self, x: Tensor, axis: int, reduce: str) -> Tensor:
-        assert x.is_contiguous()
-        return funcol.wait_tensor(funcol.reduce_scatter_tensor(x, reduce, 0, (self._mesh, axis)))
+        return self._collective(_c10d.reduce_scatter_tensor, axis, x, reduce, self._groups[axis].size())
 
     def all_reduce(self, x: Tensor, axis: int, reduce: str) -> Tensor:
-        assert x.is_contiguous()
-        return funcol.wait_tensor(funcol.all_reduce(x, reduce, (self._mesh, axis)))
+        return self._collective(_c10d.all_reduce, axis, x, reduce)
 
     def all_to_all(self, x: Tensor, axis: int) -> Tensor:
-        assert x.is_contiguous()
-        parts = self._mesh.size(axis)
+        parts = self._groups[axis].size()
         each = [x.shape[0] // parts] * parts
-        return funcol.wait_tensor(funcol.all_to_all_single(x, each, each, (self._mesh, axis)))
+        return self._collective(_c10d.all_to_all_single, axis, x, each, each)
+
+    def _collective(self, op: Any, axis: int, x: Tensor, *args: Any) -> Tensor:
+        assert x.is_contiguous()
+        return _c10d.wait_tensor(op(x, *args, self._groups[axis].group_name))
 
 
 def run_path(x: Tensor, path: tuple[Layout, ...], shape: tuple[int, ...], mesh: DeviceMesh) -> Tensor:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_structure
 
-from autoshard.capture import CapturedGraph, Node, TensorMeta
+from autoshard.capture import CapturedGraph, Node, Ref, TensorMeta
 from autoshard.strategies import signature
 
 from ..models import EXAMPLES, graph_of
-from ..oracles import interpret, wide
+from ..oracles import interpret, run_node, wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,3 +61,23 @@ def _leaves(name: str, graph: CapturedGraph) -> dict[str, Tensor]:
             value = real[node.name]
             leaves[node.name] = value.double() if value.is_floating_point() else value
     return leaves
+
+
+def operator(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> CapturedGraph:
+    """The graph of one operator; a :class:`TensorMeta` among the arguments becomes an input."""
+    nodes: list[Node] = []
+
+    def place(value: Any) -> Any:
+        if isinstance(value, TensorMeta):
+            nodes.append(Node(f"x{len(nodes)}", "input", "forward", (value,)))
+            return Ref(len(nodes) - 1)
+        return tuple(place(item) for item in value) if isinstance(value, (tuple, list)) else value
+
+    placed, named = place(args), tuple((key, place(value)) for key, value in sorted(kwargs.items()))
+    metas = [node.outputs[0] for node in nodes]
+    node = Node("op", "operator", "forward", (), op, placed, named)
+    values = [torch.empty(m.shape, dtype=m.dtype, device="meta") for m in metas if m]
+    results = run_node(node, lambda ref: values[ref.node])
+    outputs = tuple(None if r is None else TensorMeta(tuple(r.shape), r.dtype) for r in results)
+    graph_nodes = (*nodes, replace(node, outputs=outputs))
+    return CapturedGraph(graph_nodes, (Ref(len(nodes)),), (None,), (), (), (), (), tree_structure(0))
