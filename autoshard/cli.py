@@ -99,7 +99,7 @@ def plan(
         if time_limit is not None and not (math.isfinite(time_limit) and time_limit > 0):
             raise typer.BadParameter(f"{time_limit} is not a time; give seconds above 0", param_hint="--time-limit")
         check_writable(output)  # now, not after an hour of solving
-        _check_names(hardware, backend)
+        _check_names(parsed_mesh, hardware, backend)
         with _warnings_explained(), _progress() as progress:
             progress("loading the model")
             module, args, kwargs = load_factory(model)
@@ -157,14 +157,14 @@ def _fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def _check_names(hardware: str, backend: str) -> None:
-    """Refuses an unknown profile or backend before the work that needs it last."""
+def _check_names(mesh: Mesh, hardware: str, backend: str) -> None:
+    """Refuses an unknown profile or backend, or a profile that does not fit the mesh, before the long work starts."""
     from cost_models import ProfileError, load_profile
     from solver import BackendUnavailable, ProblemError
     from solver.backends import load_backend
 
     try:
-        load_profile(hardware)
+        load_profile(hardware).topology(mesh.axes, mesh.shape)
         load_backend(backend)
     except (ProfileError, ProblemError, BackendUnavailable) as error:
         _fail(str(error), EXIT_MISTAKE)

@@ -28,8 +28,8 @@ WORK = ROOT / ".demo"
 MESH = "dp=2,tp=2"
 HARDWARE = "cpu-gloo"
 PINS: tuple[str, ...] = ("tok_embeddings/embedding=dp:S(0) tp:R",)
-"""What ``autoshard plan --pin`` is given. The free optimum of this small model cuts its layers over both axes at once and
-leaves the batch whole; with the batch cut over dp, the solver cuts attention and MLP over tp by itself."""
+"""What ``autoshard plan --pin`` is given. The free optimum of this small model cuts its layers over both axes at once
+and leaves the batch whole; with the batch cut over dp, the solver cuts attention and MLP over tp by itself."""
 TENSOR_AXIS = "tp"
 CUT_MODULES = ("attention.wq", "attention.wo", "feed_forward.w1", "feed_forward.w2")
 

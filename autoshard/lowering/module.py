@@ -81,7 +81,7 @@ class ParallelModule(nn.Module):
 
     @contextmanager
     def _same_draws(self) -> Iterator[None]:
-        """Makes all ranks draw the same random numbers at each step, and leaves the job's own generators as they are."""
+        """Makes all ranks draw the same random numbers in this step, and leaves the job's own generators alone."""
         if self._generator is None:
             yield
             return

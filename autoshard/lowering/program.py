@@ -30,8 +30,8 @@ class LocalProgram:
 
     ``forward`` takes the tensors named ``arguments`` and returns ``results`` leaves, then the new values of the buffers
     named ``mutated``, then what is saved. ``backward`` (None for inference) takes what was saved, then the tangents of
-    the results numbered ``tangents``, and returns the gradients of the parameters named ``trained``. ``is_random`` says that
-    some operator draws random numbers; as such operators run replicated, every rank must draw the same.
+    the results numbered ``tangents``, and returns the gradients of the parameters named ``trained``. ``is_random`` says
+    that some operator draws random numbers; as such operators run replicated, every rank must draw the same.
     """
 
     arguments: tuple[str, ...]

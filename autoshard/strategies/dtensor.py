@@ -71,17 +71,27 @@ def _single_dim_rows(info: Any, node: Node, inputs: tuple[TensorMeta, ...]) -> I
 
 
 def _mesh_rows(strategy: Any, node: Node, inputs: tuple[TensorMeta, ...], parts: int) -> Iterable[list[Any]]:
-    """Asks for all candidate layouts at once, then, as some rules fail on one bad candidate, for each alone."""
+    """Asks for all candidate layouts at once, or, where a rule fails on one bad candidate, for each alone.
+
+    Then for inputs of one rank cut alike beside whole ones (the weights of a norm), which some rules need to be shown.
+    """
     mesh = _planning_mesh(parts)
     candidates = [[Replicate(), *(Shard(d) for d in range(len(m.shape))), Partial("sum")] for m in inputs]
     widest = max((len(c) for c in candidates), default=0)
-    trials = [candidates, *([[c[min(k, len(c) - 1)]] for c in candidates] for k in range(widest))]
-    rows: list[list[Any]] = []
-    for trial in trials:
+    candidates = [c + [Replicate()] * (widest - len(c)) for c in candidates]
+    alone = [[[c[k]] for c in candidates] for k in range(widest)]
+    only_alike = [
+        [[c[k] if len(m.shape) == len(inputs[0].shape) else Replicate()] for c, m in zip(candidates, inputs)]
+        for k in range(widest)
+    ]
+
+    def ask(trial: list[list[Any]]) -> list[list[Any]]:
         found = _strategies_of(strategy, _schema(node, inputs, mesh, trial))
-        rows.extend(_spec_row(spec) for spec in found)
-        if found and trial is candidates:
-            break
+        return [_spec_row(spec, len(node.outputs)) for spec in found]
+
+    rows = ask(candidates)
+    for trial in only_alike if rows else [*alone, *only_alike]:
+        rows += ask(trial)
     return rows
 
 
@@ -110,10 +120,11 @@ def _schema(node: Node, inputs: tuple[TensorMeta, ...], mesh: DeviceMesh, candid
     return OpSchema(node.op, args, kwargs, RuntimeSchemaInfo(needs_pytree=True))  # type: ignore[arg-type]
 
 
-def _spec_row(spec: OpSpec) -> list[Any]:
-    """Output placements, then input placements, along the one axis."""
-    outputs = spec.output_specs if isinstance(spec.output_specs, (tuple, list)) else (spec.output_specs,)
-    inputs = spec.input_specs if spec.input_specs is not None else outputs
+def _spec_row(spec: OpSpec, output_count: int) -> list[Any]:
+    """Output placements, then input placements, along the one axis. One output spec may stand for all outputs."""
+    several = isinstance(spec.output_specs, (tuple, list))
+    outputs = tuple(spec.output_specs) if several else (spec.output_specs,) * output_count  # type: ignore[arg-type]
+    inputs = spec.input_specs if spec.input_specs is not None else outputs[:1]
     return [None if s is None else s.placements[0] for s in (*outputs, *inputs)]
 
 

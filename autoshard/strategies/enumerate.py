@@ -14,7 +14,7 @@ from ..localize import VIEWS
 from ..mesh import Mesh
 from .check import rule_holds
 from .dtensor import dtensor_rules
-from .own import aligned, own_rules
+from .own import aligned, alike_rules, own_rules
 from .rule import Rule, replicate_rule
 
 
@@ -80,7 +80,8 @@ class Enumerator:
 
     def _enumerate(self, node: Node, metas: tuple[TensorMeta, ...]) -> tuple[Strategy, ...]:
         by_size = {size: self._rules(node, metas, size) for size in sorted(set(self._mesh.shape))}
-        if all(len(rules) == 1 for rules in by_size.values()) and _could_be_cut(node):
+        whole_only = all(len(rules) == 1 for rules in by_size.values())
+        if whole_only and self._mesh.size > 1 and _could_be_cut(node):
             warnings.warn(
                 f"{node.op} has no sharding rule: {node.name} runs replicated on every rank"
                 + (f" ({node.source})" if node.source else ""),
@@ -100,9 +101,15 @@ class Enumerator:
             return [whole]
         rules = own_rules(node, metas)
         if rules is None:
-            found = (rule for rule in dtensor_rules(node, metas, parts) if rule != whole)
-            rules = [rule for rule in found if rule_holds(node, metas, rule, parts)]
+            rules = self._checked(node, metas, dtensor_rules(node, metas, parts), parts)
+        if not rules and node.op.namespace == "aten":  # type: ignore[union-attr]
+            rules = self._checked(node, metas, alike_rules(node, metas), parts)
         return [whole, *rules]
+
+    @staticmethod
+    def _checked(node: Node, metas: tuple[TensorMeta, ...], rules: list[Rule], parts: int) -> list[Rule]:
+        whole = replicate_rule(len(metas), node.outputs)
+        return [rule for rule in rules if rule != whole and rule_holds(node, metas, rule, parts)]
 
     def _is_valid(self, node: Node, metas: tuple[TensorMeta, ...], strategy: Strategy) -> bool:
         pairs = [*zip(strategy.inputs, metas), *zip(strategy.outputs, node.outputs)]
@@ -112,7 +119,15 @@ class Enumerator:
             before, after = strategy.inputs[0], strategy.outputs[0]
             assert after is not None and node.outputs[0] is not None
             return aligned(metas[0].shape, before, node.outputs[0].shape, after, self._mesh)
-        return True
+        cuts = [(layout, meta.shape) for layout, meta in pairs if layout and meta]
+        return all(self._blocks_correspond(cuts, axis) for axis in range(self._mesh.ndim))
+
+    def _blocks_correspond(self, cuts: list[tuple[Layout, tuple[int, ...]]], axis: int) -> bool:
+        """Dims of different lengths are cut along one axis only evenly: 16 over 3 is 6, 6, 4 and 32 is 11, 11, 10."""
+        along = [(layout, shape) for layout, shape in cuts if layout[axis].kind == "S"]
+        if len({shape[layout[axis].dim] for layout, shape in along}) < 2:
+            return True
+        return all(is_even(shape, layout, self._mesh) for layout, shape in along)
 
 
 def signature(node: Node, metas: tuple[TensorMeta, ...]) -> object:

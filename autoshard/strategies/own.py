@@ -33,6 +33,24 @@ def own_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule] | None:
     return None
 
 
+def alike_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule]:
+    """Guesses for an operator that no rule knows: one dim cut in everything that has the rank of the first result.
+
+    To be offered only after the numeric check.
+    """
+    first = node.outputs[0]
+    if first is None:
+        return []
+
+    def cut(meta: TensorMeta | None, dim: int) -> Placement:
+        return S(dim) if meta is not None and len(meta.shape) == len(first.shape) else R
+
+    return [
+        Rule(tuple(cut(m, d) for m in inputs), tuple(None if m is None else cut(m, d) for m in node.outputs))
+        for d in range(len(first.shape))
+    ]
+
+
 def _attention_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule]:
     """Dims 0 (batch) and 1 (heads) of every tensor; a bias that broadcasts along the dim is whole on each rank."""
     bias = inputs[-1].shape if isinstance(node.args[-3], Ref) else None

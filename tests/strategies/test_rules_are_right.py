@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import warnings
+from functools import cache
 
 import pytest
 import torch
 
+from autoshard.errors import StrategyWarning
 from autoshard.layout import P_SUM, Layout, P, Placement, R, S, has_empty_shard
 from autoshard.mesh import Mesh
 from autoshard.strategies import Enumerator, Strategy, check
@@ -15,14 +18,18 @@ from ..models import EXAMPLES
 from ..oracles import all_layouts, chunks, shards_of, strategy_error, whole_of
 from .subjects import Subject, subjects
 
-pytestmark = pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
-
 MESHES = {text: Mesh.parse(text) for text in ("a=2", "a=3", "a=4", "a=2,b=2", "a=2,b=3", "a=3,b=2")}
 SAMPLED = 5
 
 
-def _enumerator(name: str, mesh: Mesh) -> Enumerator:
-    return Enumerator(subjects(name)[0].graph, mesh)
+def _enumerate(name: str, text: str) -> dict[str, tuple[Strategy, ...]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StrategyWarning)
+        enumerator = Enumerator(subjects(name)[0].graph, MESHES[text])
+        return {subject.node.name: enumerator.strategies(subject.node) for subject in subjects(name)}
+
+
+strategies_of = cache(_enumerate)
 
 
 def _complaint(subject: Subject, strategy: Strategy, error: str) -> str:
@@ -33,9 +40,8 @@ def _complaint(subject: Subject, strategy: Strategy, error: str) -> str:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_one_axis_strategy_gives_the_whole_result(name: str, axis: str) -> None:
     mesh, wrong = MESHES[axis], []
-    enumerator = _enumerator(name, mesh)
     for subject in subjects(name):
-        for strategy in enumerator.strategies(subject.node):
+        for strategy in strategies_of(name, axis)[subject.node.name]:
             error = strategy_error(subject.wide, subject.values, subject.expected, strategy, mesh)
             wrong += [_complaint(subject, strategy, error)] if error else []
     assert not wrong
@@ -45,9 +51,9 @@ def test_every_one_axis_strategy_gives_the_whole_result(name: str, axis: str) ->
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_sampled_two_axis_strategies_give_the_whole_result(name: str, grid: str) -> None:
     mesh, wrong = MESHES[grid], []
-    enumerator, rng = _enumerator(name, mesh), random.Random(grid)
+    rng = random.Random(grid)
     for subject in subjects(name):
-        strategies = enumerator.strategies(subject.node)
+        strategies = strategies_of(name, grid)[subject.node.name]
         cutting_both = [s for s in strategies if all(any(p != R for p in axis) for axis in _by_axis(s))]
         for strategy in rng.sample(cutting_both, min(SAMPLED, len(cutting_both))):
             error = strategy_error(subject.wide, subject.values, subject.expected, strategy, mesh)
@@ -61,37 +67,33 @@ def _by_axis(strategy: Strategy) -> list[tuple[Placement, ...]]:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_strategy_leaves_a_rank_without_elements(name: str) -> None:
-    for mesh in MESHES.values():
-        enumerator = _enumerator(name, mesh)
+    for text, mesh in MESHES.items():
         for subject in subjects(name):
-            for strategy in enumerator.strategies(subject.node):
+            for strategy in strategies_of(name, text)[subject.node.name]:
                 pairs = [*zip(strategy.inputs, subject.metas), *zip(strategy.outputs, subject.node.outputs)]
                 assert not any(layout and meta and has_empty_shard(meta.shape, layout, mesh) for layout, meta in pairs)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_replication_is_always_among_the_strategies_and_none_comes_twice(name: str) -> None:
-    for mesh in MESHES.values():
-        enumerator = _enumerator(name, mesh)
+    for text, mesh in MESHES.items():
+        whole = Layout((R,) * mesh.ndim)
         for subject in subjects(name):
-            strategies = enumerator.strategies(subject.node)
+            strategies = strategies_of(name, text)[subject.node.name]
             assert len(set(strategies)) == len(strategies)
-            whole = Layout((R,) * mesh.ndim)
-            assert (
-                Strategy((whole,) * len(subject.metas), tuple(m and whole for m in subject.node.outputs)) in strategies
-            )
+            outputs = tuple(meta and whole for meta in subject.node.outputs)
+            assert Strategy((whole,) * len(subject.metas), outputs) in strategies
 
 
 @pytest.mark.parametrize("name", ["llama", "llama bf16", "llama odd", "gpt2", "mlp", "moe"])
 def test_matrix_products_attention_and_embeddings_are_cut_over_rows_columns_and_contraction(name: str) -> None:
     """The oracles above would be content with an enumerator that only replicates."""
-    enumerator = _enumerator(name, MESHES["a=2"])
     least = {"mm": 4, "bmm": 5, "addmm": 3, "attention": 3, "attention_backward": 3, "embedding": 3, "add": 3}
     for subject in subjects(name):
         role = subject.node.op._schema.name.split("::")[1]  # type: ignore[union-attr]
         roomy = all(size >= 2 for meta in subject.metas for size in meta.shape)
         if role in least and roomy:
-            assert len(enumerator.strategies(subject.node)) >= least[role], subject.node.name
+            assert len(strategies_of(name, "a=2")[subject.node.name]) >= least[role], subject.node.name
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -100,15 +102,13 @@ def test_every_rule_is_verified_on_shrunken_sizes(name: str, monkeypatch: pytest
 
     The one exception: a pooling backward takes indices into the whole image, which shrunken images do not have.
     """
-    for text in ("a=2", "a=3", "a=4"):
-        either = _enumerator(name, MESHES[text])
-        offered = {s.node.name: set(either.strategies(s.node)) for s in subjects(name)}
-        with monkeypatch.context() as patch:
-            patch.setattr(check, "_LARGEST_UNSHRUNK", -1)
-            shrunken = _enumerator(name, MESHES[text])
-            for subject in subjects(name):
-                if subject.node.op is not torch.ops.aten.max_pool2d_with_indices_backward.default:
-                    assert set(shrunken.strategies(subject.node)) == offered[subject.node.name], subject.node.name
+    either = {text: strategies_of(name, text) for text in ("a=2", "a=3", "a=4")}
+    monkeypatch.setattr(check, "_LARGEST_UNSHRUNK", -1)
+    for text in either:
+        shrunken = _enumerate(name, text)
+        for subject in subjects(name):
+            if subject.node.op is not torch.ops.aten.max_pool2d_with_indices_backward.default:
+                assert shrunken[subject.node.name] == either[text][subject.node.name], subject.metas
 
 
 def test_the_oracle_reassembles_what_it_split() -> None:

@@ -34,6 +34,7 @@ class Side:
         starts: (K * B,) where the strategies of (class k, edge b) start in `positions`, at k * B + b.
         counts: (K * B,) how many there are; all 1 where every strategy is a class of its own.
         classes: K.
+        class_of, class_starts: the class of strategy s of edge b is class_of[class_starts[b] + s].
     """
 
     nodes: IntArray
@@ -41,6 +42,12 @@ class Side:
     starts: IntArray
     counts: IntArray
     classes: int
+    class_of: IntArray
+    class_starts: IntArray
+
+    def chosen_class(self, chosen: IntArray) -> IntArray:
+        """(B,): the class of the strategy that each node chose."""
+        return self.class_of[self.class_starts + chosen[self.nodes]]
 
     def least(self, values: FloatArray) -> FloatArray:
         """(K, B): the least of the values over the strategies of each class."""
@@ -160,4 +167,7 @@ def _side(ends: list[tuple[int, IntArray]], classes: int, number: IntArray, firs
     counts = np.bincount(keys, minlength=classes * count)
     assert counts.min() > 0, "a row or column without a strategy: compact the edges first"
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
-    return Side(nodes, positions[np.argsort(keys, kind="stable")], starts, counts, classes)
+    class_of = np.concatenate([indices for _, indices in ends])
+    class_starts = np.concatenate([[0], np.cumsum([len(indices) for _, indices in ends])[:-1]]).astype(np.int64)
+    positions = positions[np.argsort(keys, kind="stable")]
+    return Side(nodes, positions, starts, counts, classes, class_of, class_starts)

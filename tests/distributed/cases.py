@@ -1,0 +1,132 @@
+"""Models of the distributed tests, and plans that shard them for certain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import autoshard
+import cost_models
+from autoshard.api import _call
+from autoshard.capture import capture
+from autoshard.formulation import formulate
+from autoshard.interpretation import interpret
+from autoshard.mesh import Mesh
+from autoshard.plans import ShardingPlan
+from solver import INFEASIBLE, solve
+
+from .. import models
+
+Example = tuple[nn.Module, tuple[Any, ...]]
+
+ODD_LLAMA: dict[str, Any] = dict(
+    batch=7, vocab_size=101, n_layers=2, d_model=90, n_heads=6, n_kv_heads=3, d_ffn=50, max_sequence=13
+)
+ODD_GPT2: dict[str, Any] = dict(batch=7, vocab_size=101, n_layers=2, d_model=90, n_heads=6, max_sequence=13)
+EVEN: dict[str, Any] = dict(batch=8, vocab_size=64, n_layers=2, d_model=32, n_heads=8, max_sequence=8)
+
+CASES: dict[str, Callable[[], Example]] = {
+    "mlp": lambda: models.mlp_loss(batch=8, width=16, hidden=32),
+    "mlp odd": lambda: models.mlp_loss(batch=7, width=9, hidden=13),
+    "llama": lambda: models.llama(**EVEN, n_kv_heads=4, d_ffn=48),
+    "llama odd": lambda: models.llama(**ODD_LLAMA),
+    "llama small": lambda: models.llama(batch=5, n_layers=1, d_model=12, n_heads=2, n_kv_heads=1, d_ffn=9),
+    "gpt2": lambda: models.gpt2(**EVEN),
+    "gpt2 odd": lambda: models.gpt2(**ODD_GPT2),
+    "gpt2 small": lambda: models.gpt2(batch=5, n_layers=1),
+    "moe": models.moe,
+    "conv": models.conv,
+}
+
+_BATCH = {"mlp": ("x", "target"), "llama": ("tokens", "targets"), "gpt2": ("tokens", "targets")}
+_SHARDED = {
+    "mlp": ["model/relu=dp:S(0) tp:S(1)", "model.down.weight=dp:S(0) tp:S(1)"],
+    "llama": [
+        "layers.*.attention/attention=dp:S(0) tp:S(1)",
+        "layers.*.feed_forward/silu=dp:S(0) tp:S(2)",
+        "layers.*.feed_forward.w2.weight=dp:S(0) tp:S(1)",
+        "tok_embeddings.weight=tp:S(0)",
+    ],
+    "gpt2": [
+        "h.*.attn/attention=dp:S(0) tp:S(1)",
+        "h.*.mlp/gelu=dp:S(0) tp:S(2)",
+        "h.*.mlp.c_proj.weight=dp:S(0) tp:S(1)",
+        "wte.weight=tp:S(0)",
+    ],
+}
+
+
+def make(case: str) -> Example:
+    """A fresh model with fixed weights, and the batch of one step."""
+    return CASES[case]()
+
+
+def batch(case: str, step: int) -> tuple[torch.Tensor, ...]:
+    """Another full batch for each step, the same on every rank."""
+    generator = torch.Generator().manual_seed(100 + step)
+    return tuple(
+        torch.randn(x.shape, generator=generator)
+        if x.is_floating_point()
+        else torch.randint(0, int(x.max()) + 1, x.shape, generator=generator)
+        for x in make(case)[1]
+    )
+
+
+def pins(case: str, mesh: Mesh, without: str = "") -> list[str]:
+    """Inputs cut over dp, heads and MLP columns over tp, one weight over dp like FSDP; axes the mesh lacks left out."""
+    family = case.split()[0]
+    wanted = [*(f"{name}=dp:S(0)" for name in _BATCH[family]), *_SHARDED[family]]
+    result = []
+    for pin in wanted:
+        name, _, layout = pin.partition("=")
+        entries = [entry for entry in layout.split() if entry.partition(":")[0] in mesh.axes]
+        if entries and not (without and without in name):
+            result.append(f"{name}={' '.join(entries)}")
+    return result
+
+
+def slow_machine() -> cost_models.Profile:
+    """A machine as much slower than a real one as these models are smaller than real ones: its optimum is sharded."""
+    profile = cost_models.load_profile("cpu-gloo")
+    compute = profile.compute
+    slow = replace(
+        compute,
+        launch_s=0.0,
+        memory_bandwidth_bytes_per_s=compute.memory_bandwidth_bytes_per_s / 1e5,
+        peak_flops_per_s={dtype: rate / 1e5 for dtype, rate in compute.peak_flops_per_s.items()},
+    )
+    return replace(profile, name="slow-machine", compute=slow)
+
+
+def optimum(case: str, axes: str, hardware: str | cost_models.Profile) -> ShardingPlan:
+    """The optimum without pins."""
+    model, args = make(case)
+    return autoshard.plan(model, args, mesh=axes, hardware=hardware)
+
+
+def sharded_plan(case: str, axes: str, without: str = "") -> ShardingPlan:
+    """The optimum under :func:`pins`, except those whose name contains ``without``."""
+    mesh = Mesh.parse(axes)
+    model, args = make(case)
+    return autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", pins=pins(case, mesh, without))
+
+
+def random_plan(case: str, axes: str, seed: int) -> ShardingPlan:
+    """A plan in which every operator has a strategy drawn at random among those that can be joined up."""
+    draw = np.random.default_rng(seed)
+    model, args = make(case)
+    profile = cost_models.load_profile("cpu-gloo")
+    formulation = formulate(capture(model, args), Mesh.parse(axes), profile, tie_layers=False)
+    problem = formulation.problem
+    nodes = [
+        replace(n, costs=np.where(n.costs >= INFEASIBLE, INFEASIBLE, draw.integers(0, 1_000_000, n.costs.shape)))
+        for n in problem.nodes
+    ]
+    edges = [replace(e, costs=np.where(e.costs >= INFEASIBLE, INFEASIBLE, 0)) for e in problem.edges]
+    solution = solve(replace(problem, nodes=tuple(nodes), edges=tuple(edges), groups=()))
+    return interpret(formulation, solution, profile, case, _call(model, args, {}))

@@ -1,0 +1,86 @@
+"""A plan on real processes against the same training in one process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import autoshard
+from autoshard.lowering.placements import placements_of
+from autoshard.plans import ShardingPlan
+
+from . import cases
+
+STEPS = 5
+
+
+@dataclass
+class Differences:
+    """The largest relative differences seen: max |a - b| / max |b| of one tensor."""
+
+    loss: float = 0.0
+    gradient: float = 0.0
+    parameter: float = 0.0
+
+    def within(self, limit: float) -> bool:
+        return max(self.loss, self.gradient, self.parameter) <= limit
+
+
+def relative(ours: Tensor, reference: Tensor) -> float:
+    scale = reference.detach().abs().max().item()
+    return (ours - reference).detach().abs().max().item() / max(scale, 1e-30)
+
+
+def device_mesh_of(plan: ShardingPlan) -> DeviceMesh:
+    return init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.axes)
+
+
+def full(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def planned_collectives(plan: ShardingPlan) -> Counter[tuple[str, str, int]]:
+    return Counter((c.kind, c.axis, c.size_bytes) for _, c in plan.collectives())
+
+
+def check_parity(case: str, plan_text: str, mesh: DeviceMesh | None = None, steps: int = STEPS) -> Differences:
+    """Trains on this rank and in one process.
+
+    AssertionError where parameters are not DTensors placed as planned under their FQNs, gradients are not in their
+    parameter's placements, or a step's collectives are not those of the plan.
+    """
+    plan = autoshard.parse_plan(plan_text)
+    mesh = mesh or device_mesh_of(plan)
+    model, _ = cases.make(case)
+    reference = deepcopy(model)
+    names = [name for name, _ in model.named_parameters()]
+    parallel = autoshard.parallelize(model, plan, mesh)
+    assert [name for name, _ in parallel.named_parameters()] == names
+    layouts = {entry.name: placements_of(entry.layout) for entry in plan.parameters}
+    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-2, eps=1e-4) for m in (parallel, reference))
+    seen = Differences()
+    for step in range(steps):
+        batch = cases.batch(case, step)
+        with autoshard.measure_collectives(mesh) as log:
+            loss = parallel(*autoshard.shard_inputs(plan, mesh, *batch))
+            loss.backward()
+        assert Counter(log.records) == planned_collectives(plan), "executed and planned collectives differ"
+        expected = reference(*batch)
+        expected.backward()
+        seen.loss = max(seen.loss, relative(full(loss), expected))
+        for (name, parameter), other in zip(parallel.named_parameters(), reference.parameters()):
+            assert isinstance(parameter, DTensor) and parameter.placements == layouts[name], name
+            assert isinstance(parameter.grad, DTensor) and parameter.grad.placements == parameter.placements, name
+            seen.gradient = max(seen.gradient, relative(full(parameter.grad), other.grad))
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    for parameter, other in zip(parallel.parameters(), reference.parameters()):
+        seen.parameter = max(seen.parameter, relative(full(parameter), other))
+    return seen

@@ -1,0 +1,161 @@
+"""What is offered: tensors that enter or leave, operators without a rule, operators of our own."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autoshard.capture import TensorMeta, capture
+from autoshard.errors import StrategyWarning
+from autoshard.layout import Layout, R, S, is_even, parse_layout
+from autoshard.mesh import Mesh
+from autoshard.strategies import Enumerator, Strategy
+
+from ..models import graph_of
+from ..oracles import all_layouts
+from .subjects import operator
+from .test_check import f
+
+aten = torch.ops.aten
+GRIDS = [Mesh.parse(text) for text in ("a=2,b=2", "a=2,b=3", "a=3,b=2", "a=4,b=2")]
+
+
+@torch.library.custom_op("autoshard_tests::scramble", mutates_args=())
+def scramble(x: Tensor) -> Tensor:
+    return x.flip(0).contiguous()
+
+
+@scramble.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+scramble.register_autograd(lambda ctx, grad: grad.flip(0))
+
+
+class Scrambling(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.inner = nn.Sequential(Scramble(), nn.Linear(width, width), Scramble())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.first(x)).sum()
+
+
+class Scramble(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return scramble(x)  # this line
+
+
+def _warnings(graph, mesh: Mesh) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        enumerator = Enumerator(graph, mesh)
+        for node in graph.nodes:
+            enumerator.strategies(node)
+    assert all(w.category is StrategyWarning for w in caught)
+    return [str(w.message) for w in caught]
+
+
+@pytest.mark.parametrize("text", ["a=2", "a=3,b=2", "a=2,b=1"])
+def test_an_operator_without_a_rule_runs_replicated_with_one_warning(text: str) -> None:
+    graph, mesh = capture(Scrambling(), (torch.randn(6, 4),)), Mesh.parse(text)
+    (message,) = _warnings(graph, mesh)
+    assert "autoshard_tests.scramble" in message
+    assert "inner.0/scramble" in message
+    assert f"{__file__}:" in message and "# this line" in message
+    node = next(node for node in graph.nodes if node.name == "inner.0/scramble")
+    with pytest.warns(StrategyWarning):
+        strategies = Enumerator(graph, mesh).strategies(node)
+    whole = Layout((R,) * mesh.ndim)
+    assert strategies == (Strategy((whole,), (whole,)),)
+
+
+def test_one_rank_warns_of_nothing() -> None:
+    """On one rank everything is replicated anyway."""
+    assert not _warnings(graph_of("llama"), Mesh.parse("a=1"))
+    assert not _warnings(graph_of("gpt2"), Mesh.parse("a=1,b=1"))
+
+
+@pytest.mark.parametrize("name", ["mlp", "llama", "llama bf16", "llama odd", "gpt2", "moe"])
+def test_the_test_models_have_a_rule_for_every_operator(name: str) -> None:
+    assert not _warnings(graph_of(name), Mesh.parse("a=2"))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama odd", "gpt2", "conv"])
+def test_no_tensor_that_enters_or_leaves_is_cut_unevenly_by_two_axes_or_partial(name: str) -> None:
+    """torch loses rows of such a dim when it gathers the DTensor (pytorch#194457)."""
+    graph = graph_of(name)
+    for mesh in GRIDS:
+        enumerator = Enumerator(graph, mesh)
+        outputs = [enumerator.held(graph.meta(ref)) for ref in graph.outputs if ref]
+        ends = [(graph.meta(ref), held) for ref, held in zip((r for r in graph.outputs if r), outputs)]
+        ends += [(node.outputs[0], enumerator.strategies(node)) for node in graph.nodes if node.kind != "operator"]
+        for meta, strategies in ends:
+            for strategy in strategies:
+                layout = strategy.outputs[0]
+                assert layout is not None and meta is not None and not layout.has_partial
+                twice = any(len(layout.axes_of(dim)) > 1 for dim in range(len(meta.shape)))
+                assert not twice or is_even(meta.shape, layout, mesh)
+
+
+def test_a_five_by_three_tensor_on_two_by_two_ranks_is_held_in_every_layout_but_the_unsafe_ones() -> None:
+    mesh = Mesh.parse("a=2,b=2")
+    held = {s.outputs[0] for s in Enumerator(graph_of("mlp"), mesh).held(TensorMeta((5, 3), torch.float32))}
+    unsafe = {parse_layout(text, mesh) for text in ("a:S(0) b:S(0)", "a:S(1) b:S(1)")}
+    assert held == set(all_layouts([R, S(0), S(1)], mesh)) - unsafe
+
+
+def test_buffers_are_whole_and_an_axis_of_one_rank_cuts_nothing() -> None:
+    graph = graph_of("llama")
+    enumerator = Enumerator(graph, Mesh.parse("a=2,b=1"))
+    for node in graph.nodes:
+        layouts = {s.outputs[0] for s in enumerator.strategies(node)}
+        assert all(layout is None or layout[1] == R for layout in layouts)
+        if node.kind == "buffer":
+            assert layouts == {Layout((R, R))}
+
+
+@pytest.mark.parametrize("op", [aten.arange.default, aten.full.default])
+def test_a_factory_can_make_any_block(op) -> None:
+    args = (7,) if op is aten.arange.default else ((7,), 0.5)
+    graph = operator(op, *args, device=torch.device("cpu"))
+    strategies = Enumerator(graph, Mesh.parse("a=3")).strategies(graph.nodes[-1])
+    assert {str(s.outputs[0][0]) for s in strategies if s.outputs[0]} == {"R", "S(0)"}
+
+
+def test_attention_is_cut_over_heads_only_where_keys_and_values_have_as_many() -> None:
+    attention = torch.ops.autoshard.attention.default
+    for kv_heads, expected in [(4, {"R", "S(0)", "S(1)"}), (2, {"R", "S(0)"})]:
+        q, kv = f(2, 4, 5, 3), f(2, kv_heads, 5, 3)
+        graph = operator(attention, q, kv, kv, None, True, None)
+        strategies = Enumerator(graph, Mesh.parse("a=2")).strategies(graph.nodes[-1])
+        assert {str(s.outputs[0][0]) for s in strategies if s.outputs[0]} == expected
+
+
+@pytest.mark.parametrize(
+    ("bias", "wanted"),
+    [
+        ((2, 4, 5, 5), ["R", "S(0)", "S(1)"]),
+        ((1, 4, 5, 5), ["R", "R", "S(1)"]),
+        ((2, 1, 5, 5), ["R", "S(0)", "R"]),
+        ((5, 5), ["R", "R", "R"]),
+    ],
+)
+def test_an_attention_bias_is_cut_where_it_does_not_broadcast(bias: tuple[int, ...], wanted: list[str]) -> None:
+    q = f(2, 4, 5, 3)
+    graph = operator(torch.ops.autoshard.attention.default, q, q, q, f(*bias), False, None)
+    strategies = Enumerator(graph, Mesh.parse("a=2")).strategies(graph.nodes[-1])
+    assert [str(s.inputs[3][0]) for s in strategies] == wanted
+
+
+def test_equal_operators_are_enumerated_once() -> None:
+    graph = graph_of("llama")
+    enumerator = Enumerator(graph, Mesh.parse("a=2"))
+    named = {node.name: node for node in graph.nodes}
+    w1, w3 = named["layers.0.feed_forward.w1/mm"], named["layers.0.feed_forward.w3/mm"]
+    assert enumerator.strategies(w1) is enumerator.strategies(w3)
