@@ -52,6 +52,7 @@ class ParallelModule(nn.Module):
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._signature = [model]  # in a list, so that it is not registered as a submodule
         self._inputs = {entry.name: entry for entry in plan.inputs}
+        self._tables = dict(_tables(model))
         self._coordinate = tuple(mesh.get_coordinate() or ())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -61,23 +62,20 @@ class ParallelModule(nn.Module):
             InputError: arguments of another number, shape or dtype than the plan declares.
         """
         given = self._local_inputs(args, kwargs)
-        parameters = dict(self.named_parameters(remove_duplicate=False))
-        buffers = dict(self.named_buffers(remove_duplicate=False))
-        flat = []
-        for name in self._program.arguments:
-            if name in given:
-                flat.append(given[name])
-            elif name in buffers:
-                flat.append(buffers[name])
-            else:
-                flat.append(_local(parameters[name]))
+        flat = [given[name] if name in given else self._held(name) for name in self._program.arguments]
         with self._same_draws():
             results = _Step.apply(self._program, *flat)
         count = self._program.results
         with torch.no_grad():
             for name, value in zip(self._program.mutated, results[count:]):
-                buffers[name].copy_(value)
+                self._held(name).copy_(value)
         return tree_unflatten([self._wrap(k, value) for k, value in enumerate(results[:count])], self._out_spec)
+
+    def _held(self, name: str) -> torch.Tensor:
+        """This rank's tensor of a parameter or buffer."""
+        table, key = self._tables[name]
+        tensor = table[key]
+        return tensor.to_local(grad_placements=tensor.placements) if isinstance(tensor, DTensor) else tensor
 
     @contextmanager
     def _same_draws(self) -> Iterator[None]:
@@ -143,6 +141,14 @@ class ParallelModule(nn.Module):
         return as_dtensor(value, entry.shape, entry.layout, self._mesh)
 
 
+def _tables(model: nn.Module) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
+    """Where each parameter and buffer is kept: FQN, then the table of its module and its key there."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        for table in (module._parameters, module._buffers):
+            for key in table:
+                yield (f"{path}.{key}" if path else key), (table, key)
+
+
 class _Step(torch.autograd.Function):
     """The local program as one differentiable operation on the shards."""
 
@@ -171,8 +177,3 @@ def as_dtensor(local: torch.Tensor, shape: tuple[int, ...], layout: Layout, mesh
     return DTensor.from_local(
         local, mesh, placements_of(layout), run_check=False, shape=torch.Size(shape), stride=stride
     )
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    assert isinstance(parameter, DTensor)
-    return parameter.to_local(grad_placements=parameter.placements)

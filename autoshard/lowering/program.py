@@ -23,6 +23,8 @@ from ..plans import OperatorEntry, ShardingPlan
 from ..redistribution import Shard, run_step
 from .emitter import GraphEmitter
 
+aten = torch.ops.aten
+
 
 @dataclass(frozen=True, eq=False)
 class LocalProgram:
@@ -187,14 +189,21 @@ class _Lowering:
 
     def _results(self) -> list[Any]:
         outputs = [
-            constant if ref is None else self._moved_to(ref, "forward", self._outputs[f"output.{k}"])
+            constant if ref is None else self._output(k, ref)
             for k, (ref, constant) in enumerate(zip(self._graph.outputs, self._graph.constants))
         ]
         mutated = [self._moved_to(ref, "forward", self._held[name]) for name, ref in self._graph.mutations]
         return [*outputs, *mutated, *(self._values[ref, "forward"] for ref in self._saved)]
 
+    def _output(self, index: int, ref: Ref) -> fx.Node:
+        """Contiguous, as the strides of the DTensor it becomes say."""
+        moved = self._moved_to(ref, "forward", self._outputs[f"output.{index}"])
+        return self._emitters["forward"].call(aten.contiguous.default, moved)
+
     def _gradients(self) -> list[Any]:
-        return [self._moved_to(ref, "backward", self._held[name]) for name, ref in self._graph.gradients]
+        """Contiguous, as the strides of the DTensors they become say."""
+        gradients = [self._moved_to(ref, "backward", self._held[name]) for name, ref in self._graph.gradients]
+        return [self._emitters["backward"].call(aten.contiguous.default, gradient) for gradient in gradients]
 
     def _finish(self, phase: str, outputs: list[Any]) -> fx.GraphModule:
         graph = self._emitters[phase].graph

@@ -82,11 +82,16 @@ def aligned(before: tuple[int, ...], a: Layout, after: tuple[int, ...], b: Layou
     """Whether reshaping every rank's shard in layout ``a`` gives its shard in layout ``b``.
 
     A block ``[lo, hi)`` of dim ``i`` takes, in row-major order, in each of ``prod(shape[:i])`` periods the elements
-    ``[lo, hi) * prod(shape[i+1:])``. The reshape is local exactly when both sides take the same elements on every rank.
+    ``[lo, hi) * prod(shape[i+1:])``. The reshape is local exactly when both sides take the same elements on every rank;
+    of even cuts, whose blocks start at multiples of their width, the first two ranks along every axis tell it.
     """
     even = is_even(before, a, mesh) and is_even(after, b, mesh)
-    coordinates = [(0,) * mesh.ndim] if even else mesh.coordinates()
+    coordinates = _first_ranks(mesh) if even else mesh.coordinates()
     return all(_elements(before, a, mesh, c) == _elements(after, b, mesh, c) for c in coordinates)
+
+
+def _first_ranks(mesh: Mesh) -> list[tuple[int, ...]]:
+    return [tuple(min(int(i == axis), size - 1) for i, size in enumerate(mesh.shape)) for axis in range(-1, mesh.ndim)]
 
 
 def _elements(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> set[tuple[int, ...]]:

@@ -46,6 +46,7 @@ BACKENDS: Final = MappingProxyType(
         "cp-sat": BackendEntry("cpsat", "CpSat", (), ("ortools",), "exact integers; small problems with tight memory"),
         "cbc": BackendEntry("linear_pulp", "Pulp", ("PULP_CBC_CMD",), ("pulp",), "the independent second opinion"),
         "pulp-highs": BackendEntry("linear_pulp", "Pulp", ("HiGHS",), ("pulp", "highspy"), "HiGHS without OR-Tools"),
+        "decomposition": BackendEntry("decomposition", "Decomposition", (), ("ortools",), "large problems; anytime"),
         "exhaustive": BackendEntry("exhaustive", "Exhaustive", (), (), "tries everything; the oracle of the tests"),
     }
 )

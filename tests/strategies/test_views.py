@@ -32,7 +32,8 @@ def reshapes(draw: st.DrawFn):
     for _ in range(2):
         shape = draw(st.sampled_from(SHAPES[count]))
         placements = [R, *(S(dim) for dim in range(len(shape)))]
-        sides.append((shape, Layout(tuple(draw(st.sampled_from(placements)) for _ in mesh.axes))))
+        per_axis = ([R] if size == 1 else placements for size in mesh.shape)  # one rank replicates
+        sides.append((shape, Layout(tuple(draw(st.sampled_from(choice)) for choice in per_axis))))
     return (*sides, mesh)
 
 

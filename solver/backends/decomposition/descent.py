@@ -11,6 +11,9 @@ from .pairwise import Batch, FloatArray, IntArray, Pairwise
 from .prices import Loads
 
 SWEEPS = 10
+RAISES = 80
+FIRST_RAISE = 0.02
+RAISE = 1.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +53,31 @@ class Descent:
             if (chosen == before).all():
                 break
         return chosen
+
+    def repaired(self, chosen: IntArray, prices: FloatArray, scale: float) -> IntArray | None:
+        """Raises the prices of the steps over the limit until the settled assignment fits; None if it never does.
+
+        scale: the first raise, in units of cost; every further one is RAISE times as large.
+        """
+        if self.loads is None:
+            return chosen
+        prices, raised = prices.copy(), FIRST_RAISE * scale
+        for _ in range(RAISES):
+            over = np.maximum(0.0, self.loads.usage(chosen) / max(1, self.loads.limit) - 1.0)
+            if not over.any():
+                return chosen
+            prices += raised * over / (over.max() * np.count_nonzero(over) ** 0.5)
+            raised *= RAISE
+            chosen = self.settled(chosen, self.energy.costs + self.loads.priced(prices))
+        return None
+
+    def cost(self, chosen: IntArray) -> float:
+        """The energy of the assignment, without prices."""
+        total = float(self.energy.costs[self.energy.first[:-1] + chosen].sum())
+        for batch in self.energy.batches:
+            rows, cols = batch.u.chosen_class(chosen), batch.v.chosen_class(chosen)
+            total += float(batch.costs[rows, cols, np.arange(len(rows))].sum())
+        return total
 
     def _choose(self, color: int, values: FloatArray, chosen: IntArray) -> None:
         lo, hi = self.energy.color_starts[color : color + 2]

@@ -52,6 +52,17 @@ class Messages:
         """(N,) the least theta of every node."""
         return np.minimum.reduceat(self.theta, self.energy.first[:-1])
 
+    def slack(self, chosen: IntArray) -> FloatArray:
+        """(N,) how far the assignment is above the least of theta at each node and of the edges around it."""
+        slack = self.theta[self.energy.first[:-1] + chosen] - self.least()
+        for batch, to_u, to_v in zip(self.energy.batches, self.to_u, self.to_v, strict=True):
+            left = batch.costs - to_u[:, None, :] - to_v[None, :, :]
+            b = np.arange(left.shape[2])
+            above = left[batch.u.chosen_class(chosen), batch.v.chosen_class(chosen), b] - left.min(axis=(0, 1))
+            np.add.at(slack, batch.u.nodes, above)
+            np.add.at(slack, batch.v.nodes, above)
+        return slack
+
     def _visit(self, color: int, *, forward: bool) -> float:
         lo, hi = self.energy.color_starts[color : color + 2]
         first = self.energy.first[lo:hi]
@@ -88,6 +99,3 @@ def _gammas(energy: Pairwise) -> FloatArray:
         np.add.at(onward, batch.u.nodes, 1)
         np.add.at(back, batch.v.nodes, 1)
     return 1.0 / np.maximum(1, np.maximum(onward, back))
-
-
-__all__ = ["IntArray", "Messages"]
