@@ -20,6 +20,9 @@ from .adapter import device_of
 from .placements import placements_of
 from .program import LocalProgram
 
+# modules that do something else in training than in evaluation
+_MODAL = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
 
 class ParallelModule(nn.Module):
     """Runs the local program of one rank; made by :func:`autoshard.parallelize`.
@@ -52,6 +55,8 @@ class ParallelModule(nn.Module):
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._signature = [model]  # in a list, so that it is not registered as a submodule
         self._inputs = {entry.name: entry for entry in plan.inputs}
+        self._captured_training = model.training
+        self._depends_on_mode = program.is_random or any(isinstance(m, _MODAL) for m in model.modules())
         self._tables = dict(_tables(model))
         self._coordinate = tuple(mesh.get_coordinate() or ())
 
@@ -59,8 +64,14 @@ class ParallelModule(nn.Module):
         """One step's forward on this rank.
 
         Raises:
-            InputError: arguments of another number, shape or dtype than the plan declares.
+            InputError: arguments of another number, shape or dtype than the plan declares, or another mode (training or
+                evaluation) than the model was captured in, where that makes a difference.
         """
+        if self.training != self._captured_training and self._depends_on_mode:
+            raise InputError(
+                f"the model was captured in {_mode(self._captured_training)} mode, runs in {_mode(self.training)} mode "
+                "and has dropout or batch norm; make another plan for that mode"
+            )
         given = self._local_inputs(args, kwargs)
         flat = [given[name] if name in given else self._held(name) for name in self._program.arguments]
         with self._same_draws():
@@ -141,6 +152,10 @@ class ParallelModule(nn.Module):
         return as_dtensor(value, entry.shape, entry.layout, self._mesh)
 
 
+def _mode(training: bool) -> str:
+    return "training" if training else "evaluation"
+
+
 def _tables(model: nn.Module) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
     """Where each parameter and buffer is kept: FQN, then the table of its module and its key there."""
     for path, module in model.named_modules(remove_duplicate=False):
@@ -166,7 +181,8 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         program = ctx.program
-        tangents = [grads[k] for k in program.tangents]
+        # a scalar result that the caller added to a DTensor gets a DTensor back
+        tangents = [g.full_tensor() if isinstance(g, DTensor) else g for g in (grads[k] for k in program.tangents)]
         found = dict(zip(program.trained, program.backward(*ctx.saved_tensors, *tangents)))
         return (None, *(found.get(name) for name in program.arguments))
 

@@ -15,7 +15,7 @@ from .module import as_dtensor
 
 
 def shard_inputs(plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Cuts a full batch into this rank's shards.
+    """Cuts a full batch into this rank's shards, on this rank's device.
 
     Args:
         tensors: one full tensor for each of ``plan.inputs``, in that order.
@@ -32,7 +32,11 @@ def shard_inputs(plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor) -
             raise InputError(
                 f"{entry.name} has shape {list(tensor.shape)}; shard_inputs cuts the full batch, {list(entry.shape)}"
             )
-    return tuple(local_part(tensor, entry.layout, plan.mesh, coordinate) for entry, tensor in zip(plan.inputs, tensors))
+    device = device_of(mesh)
+    return tuple(
+        local_part(tensor, entry.layout, plan.mesh, coordinate).to(device)
+        for entry, tensor in zip(plan.inputs, tensors)
+    )
 
 
 def local_part(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> torch.Tensor:

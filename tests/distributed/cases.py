@@ -24,15 +24,27 @@ from .. import models
 
 Example = tuple[nn.Module, tuple[Any, ...]]
 
+class MLP(models.MLP):
+    """A model with its loss; the loss is written out."""
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (super().forward(x) - target).square().mean()
+
+
+def mlp(batch: int, width: int, hidden: int) -> Example:
+    torch.manual_seed(0)
+    return MLP(width, hidden), (torch.randn(batch, width), torch.randn(batch, width))
+
+
 ODD_LLAMA: dict[str, Any] = dict(
-    batch=7, vocab_size=101, n_layers=2, d_model=90, n_heads=6, n_kv_heads=3, d_ffn=50, max_sequence=13
+    batch=7, vocab_size=101, n_layers=1, d_model=90, n_heads=6, n_kv_heads=3, d_ffn=50, max_sequence=13
 )
-ODD_GPT2: dict[str, Any] = dict(batch=7, vocab_size=101, n_layers=2, d_model=90, n_heads=6, max_sequence=13)
+ODD_GPT2: dict[str, Any] = dict(batch=7, vocab_size=101, n_layers=1, d_model=90, n_heads=6, max_sequence=13)
 EVEN: dict[str, Any] = dict(batch=8, vocab_size=64, n_layers=2, d_model=32, n_heads=8, max_sequence=8)
 
 CASES: dict[str, Callable[[], Example]] = {
-    "mlp": lambda: models.mlp_loss(batch=8, width=16, hidden=32),
-    "mlp odd": lambda: models.mlp_loss(batch=7, width=9, hidden=13),
+    "mlp": lambda: mlp(batch=8, width=16, hidden=32),
+    "mlp odd": lambda: mlp(batch=7, width=9, hidden=13),
     "llama": lambda: models.llama(**EVEN, n_kv_heads=4, d_ffn=48),
     "llama odd": lambda: models.llama(**ODD_LLAMA),
     "llama small": lambda: models.llama(batch=5, n_layers=1, d_model=12, n_heads=2, n_kv_heads=1, d_ffn=9),
@@ -45,7 +57,7 @@ CASES: dict[str, Callable[[], Example]] = {
 
 _BATCH = {"mlp": ("x", "target"), "llama": ("tokens", "targets"), "gpt2": ("tokens", "targets")}
 _SHARDED = {
-    "mlp": ["model/relu=dp:S(0) tp:S(1)", "model.down.weight=dp:S(0) tp:S(1)"],
+    "mlp": ["up/relu=dp:S(0) tp:S(1)", "down.weight=dp:S(0) tp:S(1)"],
     "llama": [
         "layers.*.attention/attention=dp:S(0) tp:S(1)",
         "layers.*.feed_forward/silu=dp:S(0) tp:S(2)",
