@@ -56,7 +56,11 @@ def rebuild_call(text: str, tensor: Callable[[str], Any]) -> tuple[tuple[Any, ..
             ((kind, inner),) = value.items()
             if kind == "tensor":
                 return tensor(inner)
-            return tuple(decode(v) for v in inner) if kind == "tuple" else {k: decode(v) for k, v in inner.items()}
+            if kind == "tuple":
+                return tuple(decode(item) for item in inner)
+            if kind == "dict":
+                return {key: decode(item) for key, item in inner.items()}
+            raise ValueError(kind)
         return value
 
     try:

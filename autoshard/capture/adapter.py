@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,11 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     output = graph.output_node()
     outputs = tuple(_output(desc) for desc in tree_flatten(output.meta["desc"])[0])
     return Trace(graph, placeholders, outputs, joint.out_spec)
+
+
+def model_stack(error: Exception) -> str:
+    """The frames of the model in which dynamo met an error, as a traceback prints them; empty for other errors."""
+    return "".join(traceback.format_list(getattr(error, "real_stack", None) or []))
 
 
 class _Faker:

@@ -17,7 +17,7 @@ from torch.fx import Node as FxNode
 from torch.utils._pytree import MappingKey, SequenceKey, keystr, tree_flatten_with_path
 
 from ..errors import CaptureError
-from .adapter import Trace, trace
+from .adapter import Trace, model_stack, trace
 from .attention import attention, attention_backward
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 
@@ -28,6 +28,7 @@ _IDENTITY = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.defau
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
+_EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 _TORCH_ROOT = os.path.dirname(torch.__file__)
 
 
@@ -175,8 +176,10 @@ class _Builder:
 
     def _path(self, fx: FxNode) -> str:
         """The module that called the operator; the sum of two gradients belongs to the module that adds the second."""
-        stack = fx.meta.get("nn_module_stack") or fx.meta.get("fwd_nn_module_stack")
-        if stack:
+        stack = fx.meta.get("nn_module_stack", fx.meta.get("fwd_nn_module_stack"))
+        if stack is not None:
+            if not stack:  # called by the model itself
+                return ""
             path = list(stack.values())[-1][0]
             return re.sub(r"\._modules\['([^']*)'\]|\['([^']*)'\]", _dotted, path.removeprefix("L['self']")).strip(".")
         producers = [self._paths[self._node_of(n)] for n in fx.all_input_nodes if n in self._refs]
@@ -293,8 +296,10 @@ def _user_frame(trace_text: str) -> str:
 
 def _why(model: nn.Module, error: Exception) -> str:
     text = str(error)
-    where = _user_frame(text)
+    where = _user_frame(text) or _user_frame(model_stack(error))
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if explanation := _EXPLANATION.search(text):
+        first += f" ({explanation[1].rstrip('.')})"
     at = f" at {where}" if where else ""
     return (
         f"{type(model).__name__} cannot be captured as one graph{at}: {first}. The forward must be free of graph "

@@ -40,6 +40,10 @@ REDUCTIONS: Final = MappingProxyType[str, Reduction](
 """By name, in the order of the chain: ties and fixed choices first, since the others assume that there are none."""
 
 
+WORTHWHILE: Final = 0.99
+"""A further round of the table is worth its time where the last one left at most this part of the size."""
+
+
 @dataclass(frozen=True)
 class Chain:
     """What is left of a problem after the chain, and the way back through it."""
@@ -65,11 +69,14 @@ def reduce(
     deadline_s: float | None = None,
     on_step: Callable[[str, Problem], None] = lambda name, problem: None,
 ) -> Chain | Contradiction:
-    """Applies the table again and again until nothing changes or `time.monotonic()` passes the deadline."""
+    """Applies the table until a round leaves more than WORTHWHILE of the size, or the clock passes the deadline.
+
+    deadline_s: a value of `time.monotonic()`; ties and fixed choices are resolved even after it.
+    """
     ways_back: list[WayBack] = []
-    changed = True
-    while changed:
-        changed = False
+    size_before = size = _size(problem)
+    while not ways_back or size < WORTHWHILE * size_before:
+        size_before, steps_before = size, len(ways_back)
         for name, reduction in REDUCTIONS.items():
             required = reduction in (merge_ties, keep_fixed)
             if not required and deadline_s is not None and time.monotonic() > deadline_s:
@@ -78,10 +85,17 @@ def reduce(
             if isinstance(outcome, Contradiction):
                 return outcome
             if outcome is not None:
-                problem, changed = outcome.problem, True
+                problem = outcome.problem
                 ways_back.append(outcome.way_back)
                 on_step(name, problem)
+        size = _size(problem)
+        if len(ways_back) == steps_before:
+            break
     return Chain(problem, tuple(ways_back))
+
+
+def _size(problem: Problem) -> int:
+    return problem.strategies + sum(edge.costs.size for edge in problem.edges)
 
 
 __all__ = ["REDUCTIONS", "Chain", "Contradiction", "reduce"]

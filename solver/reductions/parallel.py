@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..problem import Edge, Group, IntArray, Problem, add_costs, identity
+from ..problem import Edge, Group, Problem, add_costs, identity
 from .reduction import Outcome, Pool, Reduced, Substitution
 
 Ends = tuple[int, int, int, int, tuple[int, ...]]
@@ -31,14 +31,15 @@ def merge_parallel(problem: Problem) -> Outcome:
         else:
             ends = tuple(sorted(members))
             images.setdefault(ends, []).append(members[ends[0]])
-    edges = _sums(pool, plain)
+    parallel = _parallel(pool, plain)
+    if len(parallel) + sum(map(len, images)) == len(problem.edges) and len(images) == len(problem.groups):
+        return None
+    edges = [_sum(pool, alike) for alike in parallel]
     groups = []
     for key, firsts in images.items():
-        costs = _sum(pool, [first.costs for first in firsts])
+        costs = pool(add_costs([edge.costs for edge in firsts]))
         groups.append(Group(tuple(range(len(edges), len(edges) + len(key)))))
         edges += [Edge(u, v, pool.array(rows), pool.array(cols), costs) for u, v, rows, cols, _ in key]
-    if len(edges) == len(problem.edges) and len(groups) == len(problem.groups):
-        return None
     tables = [identity(len(node.costs)) for node in problem.nodes]
     way_back = Substitution(range(len(tables)), tables, len(tables))
     return Reduced(replace(problem, edges=tuple(edges), groups=tuple(groups)), way_back)
@@ -48,17 +49,18 @@ def _ends(pool: Pool, edge: Edge) -> Ends:
     return edge.u, edge.v, id(pool(edge.rows)), id(pool(edge.cols)), edge.costs.shape
 
 
-def _sums(pool: Pool, edges: Iterable[Edge]) -> list[Edge]:
-    parallel: dict[Ends, list[IntArray]] = {}
+def _parallel(pool: Pool, edges: Iterable[Edge]) -> list[list[Edge]]:
+    """The edges that add up, class by class; an edge may be turned around for that."""
+    classes: dict[Ends, list[Edge]] = {}
     for edge in edges:
         if edge.u > edge.v:
             edge = Edge(edge.v, edge.u, edge.cols, edge.rows, pool.transposed(edge.costs))
-        parallel.setdefault(_ends(pool, edge), []).append(edge.costs)
-    return [
-        Edge(u, v, pool.array(rows), pool.array(cols), _sum(pool, costs))
-        for (u, v, rows, cols, _), costs in parallel.items()
-    ]
+        classes.setdefault(_ends(pool, edge), []).append(edge)
+    return list(classes.values())
 
 
-def _sum(pool: Pool, costs: list[IntArray]) -> IntArray:
-    return pool(add_costs(costs))
+def _sum(pool: Pool, edges: list[Edge]) -> Edge:
+    first = edges[0]
+    if len(edges) == 1:
+        return first
+    return Edge(first.u, first.v, first.rows, first.cols, pool(add_costs([edge.costs for edge in edges])))

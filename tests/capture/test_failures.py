@@ -72,6 +72,11 @@ def test_the_error_names_the_line_and_the_next_capture_works(culprit: type) -> N
     assert len(capture(model, args).nodes) > 10
 
 
+def test_an_error_of_the_model_itself_is_quoted() -> None:
+    with pytest.raises(CaptureError, match=r"must have same reduction dim, but got \[3, 2\] X \[7, 7\]"):
+        capture(Raises(), (torch.randn(3, 2),))
+
+
 def test_a_failed_capture_leaves_the_model_as_it_was() -> None:
     model = Inside(Item())
     before = dict(model.named_parameters())

@@ -53,10 +53,9 @@ def test_a_layer_of_another_width_or_another_operation_is_not_tied_to_the_others
             return self.down(torch.tanh(self.up(x)))
 
     for odd in (MLP(8, 16), Other(8, 12), MLP(8, 12, bias=False)):
-        classes = _classes(_stack(MLP(8, 12), odd, MLP(8, 12)))
-        assert classes
-        assert all(not any(name.startswith("model.1.") for name in names) for names in classes)
-        assert frozenset({"model.0.up.weight", "model.2.up.weight"}) in classes
+        classes = _classes(_stack(nn.Linear(8, 8), MLP(8, 12), odd, MLP(8, 12)))
+        assert all(not any(name.startswith("model.2.") for name in names) for names in classes)
+        assert frozenset({"model.1.up.weight", "model.3.up.weight"}) in classes
 
 
 def test_a_single_layer_has_nothing_to_be_tied_to() -> None:

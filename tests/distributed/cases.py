@@ -57,7 +57,7 @@ CASES: dict[str, Callable[[], Example]] = {
 
 _BATCH = {"mlp": ("x", "target"), "llama": ("tokens", "targets"), "gpt2": ("tokens", "targets")}
 _SHARDED = {
-    "mlp": ["up/relu=dp:S(0) tp:S(1)", "down.weight=dp:S(0) tp:S(1)"],
+    "mlp": ["*/relu=dp:S(0) tp:S(1)", "down.weight=dp:S(0) tp:S(1)"],
     "llama": [
         "layers.*.attention/attention=dp:S(0) tp:S(1)",
         "layers.*.feed_forward/silu=dp:S(0) tp:S(2)",
@@ -109,8 +109,8 @@ def slow_machine() -> cost_models.Profile:
     slow = replace(
         compute,
         launch_s=0.0,
-        memory_bandwidth_bytes_per_s=compute.memory_bandwidth_bytes_per_s / 1e5,
-        peak_flops_per_s={dtype: rate / 1e5 for dtype, rate in compute.peak_flops_per_s.items()},
+        memory_bandwidth_bytes_per_s=compute.memory_bandwidth_bytes_per_s / 1e4,
+        peak_flops_per_s={dtype: rate / 1e4 for dtype, rate in compute.peak_flops_per_s.items()},
     )
     return replace(profile, name="slow-machine", compute=slow)
 
@@ -122,10 +122,10 @@ def optimum(case: str, axes: str, hardware: str | cost_models.Profile) -> Shardi
 
 
 def sharded_plan(case: str, axes: str, without: str = "") -> ShardingPlan:
-    """The optimum under :func:`pins`, except those whose name contains ``without``."""
+    """The optimum of the slow machine under :func:`pins`, except those whose name contains ``without``."""
     mesh = Mesh.parse(axes)
     model, args = make(case)
-    return autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", pins=pins(case, mesh, without))
+    return autoshard.plan(model, args, mesh=mesh, hardware=slow_machine(), pins=pins(case, mesh, without))
 
 
 def random_plan(case: str, axes: str, seed: int) -> ShardingPlan:

@@ -7,12 +7,13 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import autoshard
 from autoshard.lowering.placements import placements_of
+from autoshard.mesh import Mesh
 from autoshard.plans import ShardingPlan
 
 from . import cases
@@ -37,8 +38,9 @@ def relative(ours: Tensor, reference: Tensor) -> float:
     return (ours - reference).detach().abs().max().item() / max(scale, 1e-30)
 
 
-def device_mesh_of(plan: ShardingPlan) -> DeviceMesh:
-    return init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.axes)
+def device_mesh_of(plan: ShardingPlan | Mesh) -> DeviceMesh:
+    mesh = plan if isinstance(plan, Mesh) else plan.mesh
+    return init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axes)
 
 
 def full(value: Tensor) -> Tensor:
@@ -49,19 +51,27 @@ def planned_collectives(plan: ShardingPlan) -> Counter[tuple[str, str, int]]:
     return Counter((c.kind, c.axis, c.size_bytes) for _, c in plan.collectives())
 
 
-def check_parity(case: str, plan_text: str, mesh: DeviceMesh | None = None, steps: int = STEPS) -> Differences:
-    """Trains on this rank and in one process.
+def check_parity(
+    case: str,
+    plan_text: str,
+    mesh: DeviceMesh | None = None,
+    steps: int = STEPS,
+    pair: tuple[nn.Module, nn.Module] | None = None,
+) -> Differences:
+    """Trains on this rank and in one process; ``pair`` are the parallel module and the other, made here by default.
 
     AssertionError where parameters are not DTensors placed as planned under their FQNs, gradients are not in their
     parameter's placements, or a step's collectives are not those of the plan.
     """
     plan = autoshard.parse_plan(plan_text)
     mesh = mesh or device_mesh_of(plan)
-    model, _ = cases.make(case)
-    reference = deepcopy(model)
-    names = [name for name, _ in model.named_parameters()]
-    parallel = autoshard.parallelize(model, plan, mesh)
-    assert [name for name, _ in parallel.named_parameters()] == names
+    if pair is None:
+        model, _ = cases.make(case)
+        reference = deepcopy(model)
+        parallel = autoshard.parallelize(model, plan, mesh)
+    else:
+        parallel, reference = pair
+    assert [name for name, _ in parallel.named_parameters()] == [name for name, _ in reference.named_parameters()]
     layouts = {entry.name: placements_of(entry.layout) for entry in plan.parameters}
     ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-2, eps=1e-4) for m in (parallel, reference))
     seen = Differences()

@@ -52,22 +52,6 @@ def test_sizes_that_the_axes_do_not_divide(case: str, axes: str):
     _trained(case, plan)
 
 
-@pytest.mark.parametrize(
-    ("case", "axes"),
-    [
-        ("mlp", "dp=2,tp=4"),
-        ("llama", "dp=2,tp=2"),
-        ("gpt2", "dp=2,tp=2"),
-        ("llama odd", "dp=2,tp=4"),
-        ("gpt2 odd", "dp=2,tp=4"),
-    ],
-)
-def test_optimum_of_a_machine_on_which_sharding_pays(case: str, axes: str):
-    plan = cases.optimum(case, axes, cases.slow_machine())
-    assert _axes_that_communicate(plan) == set(plan.mesh.axes)
-    _trained(case, plan)
-
-
 @pytest.mark.parametrize(("case", "hardware"), [("mlp", "cpu-gloo"), ("llama small", "dgx-h100"), ("gpt2", "cpu-gloo")])
 def test_plain_optimum(case: str, hardware: str):
     _trained(case, cases.optimum(case, "dp=2,tp=2", hardware))

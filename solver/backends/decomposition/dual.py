@@ -4,7 +4,8 @@ The subgradient of the bound in the prices is usage / limit - 1 of a minimiser. 
 strategies are shared evenly, and shares are averaged over the last passes, which damps the swings of single minimisers
 (the volume algorithm; Barahona and Anbil, 2000). The step aims TARGET above the best bound (Polyak), but changes the
 prices by no more than LARGEST_CHANGE of their total. Without a better bound for PATIENCE passes the ascent goes back to
-the best prices with a smaller step; it has ended when the step is negligible.
+the best prices with a smaller step. When the step is negligible a new cycle starts from the step RESTART, unless the
+cycle gained less than CYCLE_GAIN of the bound: then the ascent has ended.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ TARGET = 0.05
 LARGEST_CHANGE = 0.1
 AVERAGING = 0.1
 WARM_UP = 5
-PATIENCE = 40
+PATIENCE = 8
 WORTHWHILE = 1e-4
-SHRINK = 1.5
+SHRINK = 2.0
 NEGLIGIBLE = 1e-5
+RESTART = 0.01
+CYCLE_GAIN = 2e-5
 RESOLUTION = 1e-9
 
 
@@ -41,11 +44,9 @@ class Dual:
         self.passes = 0
         self.waited = 0
         self.milestone = -np.inf
+        self.cycle_start = -np.inf
+        self.ended = False
         self.shares: FloatArray | None = None
-
-    @property
-    def ended(self) -> bool:
-        return self.step_size < NEGLIGIBLE
 
     def advance(self) -> None:
         """One pass forward, one backward, and one step of the prices."""
@@ -62,7 +63,7 @@ class Dual:
 
     def _wait(self, found: float) -> None:
         """Counts passes without a worthwhile gain, and shrinks the step after PATIENCE of them."""
-        if found > self.milestone + WORTHWHILE * self.step_size**0.5 * abs(self.milestone) or self.milestone == -np.inf:
+        if self.milestone == -np.inf or found > self.milestone + WORTHWHILE * abs(self.milestone):
             self.milestone, self.waited = found, 0
         self.waited += 1
         if self.waited > PATIENCE:
@@ -70,6 +71,9 @@ class Dual:
             self.step_size /= SHRINK if self.loads is not None else SHRINK**4
             if self.loads is not None:
                 self._set_prices(self.loads, self.best_prices)
+            if self.step_size < NEGLIGIBLE:
+                self.ended = self.bound < self.cycle_start + CYCLE_GAIN * abs(self.cycle_start)
+                self.cycle_start, self.step_size = self.bound, RESTART
 
     def _next_prices(self, loads: Loads) -> FloatArray:
         shares = self._least_shares()
