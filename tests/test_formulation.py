@@ -15,22 +15,30 @@ from solver import INFEASIBLE, Status, evaluate, solve
 from .models import graph_of
 from .plans_of import formulated, layers, planned
 
-MESHES = ["dp=2", "dp=3", "dp=2,tp=2"]
 SMALL = ["mlp", "mlp with loss", "gpt2", "llama", "moe"]
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("name", SMALL)
-def test_highs_and_cbc_prove_the_same_cost(name: str, mesh: str) -> None:
-    """Under a pin on the batch, so that the optimum is no plain replication."""
-    batch = "tokens" if name in ("gpt2", "llama") else "x"
-    problem = formulated(graph_of(name), mesh, "cpu-gloo", (f"{batch}=dp:S(0)",)).problem
+@pytest.mark.parametrize("hardware", ["slow", "cpu-gloo"])
+@pytest.mark.parametrize(
+    ("name", "mesh", "pin"),
+    [
+        ("mlp", "dp=3", "x=dp:S(0)"),
+        ("mlp with loss", "dp=2,tp=3", "x=dp:S(0)"),
+        ("moe", "dp=2,tp=2", "x=dp:S(0)"),
+        ("gpt2", "dp=4", "tokens=dp:S(0)"),
+        ("gpt2", "dp=2,tp=2", "tokens=dp:S(0)"),
+        ("llama", "dp=2", "tokens=dp:S(0)"),
+        ("conv", "dp=2", "image=dp:S(0)"),
+    ],
+)
+def test_highs_and_cbc_prove_the_same_cost(name: str, mesh: str, pin: str, hardware: str) -> None:
+    problem = formulated(graph_of(name), mesh, hardware, (pin,)).problem
     highs, cbc = solve(problem, backend="highs"), solve(problem, backend="cbc")
     assert highs.status is cbc.status is Status.OPTIMAL
-    assert highs.cost == cbc.cost == highs.bound
+    assert highs.cost == cbc.cost == highs.bound == cbc.bound
 
 
-@pytest.mark.parametrize("hardware", ["cpu-gloo", "dgx-h100"])
+@pytest.mark.parametrize("hardware", ["slow", "cpu-gloo"])
 @pytest.mark.parametrize("name", SMALL)
 def test_the_optimum_costs_no_more_than_full_replication(name: str, hardware: str) -> None:
     formulation = planned(name, "dp=2,tp=2", hardware).formulation
@@ -46,6 +54,8 @@ def test_the_optimum_costs_no_more_than_full_replication(name: str, hardware: st
     assert replicated.feasible
     best = planned(name, "dp=2,tp=2", hardware).solution.cost
     assert best is not None and 0 < best <= replicated.cost
+    if hardware == "slow":  # where bytes and flops decide, cutting pays
+        assert best < 0.75 * replicated.cost
 
 
 class TwoReaders(nn.Module):
@@ -138,24 +148,21 @@ def test_two_pins_that_contradict_each_other_cannot_hold() -> None:
         formulated(graph_of("llama"), "dp=2", "cpu-gloo", ("tokens=dp:S(0)", "tok*=dp:R"))
 
 
-@pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize(
-    ("name", "mesh", "hardware", "pins"),
+    ("name", "count", "mesh", "hardware", "pins"),
     [
-        ("llama", "dp=2", "cpu-gloo", ()),
-        ("llama", "dp=2", "cpu-gloo", ("tokens=dp:S(0)",)),
-        ("llama", "dp=2,tp=2", "cpu-gloo", ("tokens=dp:S(0)", "layers.0.attention.wq.weight=tp:S(0)")),
-        ("gpt2", "dp=2,tp=2", "dgx-h100", ("tokens=dp:S(0)", "h.0.mlp.c_fc.weight=tp:S(0)")),
-        ("gpt2", "dp=2", "cpu-gloo", ("tokens=dp:S(0)",)),
+        ("llama", 2, "dp=2", "slow", ("tokens=dp:S(0)",)),
+        ("llama", 3, "dp=2", "slow", ()),
+        ("gpt2", 2, "dp=2,tp=2", "slow", ("tokens=dp:S(0)",)),
+        ("gpt2", 3, "dp=2", "slow", ()),
+        ("gpt2", 2, "dp=2,tp=2", "dgx-h100", ("tokens=dp:S(0)", "h.*.mlp.c_fc.weight=tp:S(0)")),
     ],
 )
-def test_tying_identical_layers_costs_nothing(name, mesh, hardware, pins, count, record_property) -> None:
+def test_tying_identical_layers_costs_nothing(name, count, mesh, hardware, pins) -> None:
     graph = layers(name, count)
-    pins = tuple(pin.replace(".0.", ".*.") for pin in pins)
     tied = formulated(graph, mesh, hardware, pins)
     untied = formulated(graph, mesh, hardware, pins, tie_layers=False)
     assert tied.problem.ties and not untied.problem.ties
     with_ties, without = solve(tied.problem).cost, solve(untied.problem).cost
     assert with_ties is not None and without is not None and with_ties >= without
-    record_property("loss_of_tying", with_ties / without - 1)
     assert with_ties == without

@@ -133,7 +133,7 @@ def _rule(row: list[Any], node: Node, input_count: int) -> Rule | None:
     if len(row) != output_count + input_count:
         return None
     placements = [_placement(p, node.op) for p in row]
-    outputs = tuple(placements[:output_count])
+    outputs = tuple(None if meta is None else p for p, meta in zip(placements, node.outputs))
     present = all((p is None) == (meta is None) for p, meta in zip(outputs, node.outputs))
     inputs = tuple(p for p in placements[output_count:] if p is not None)
     # a tensor still to be combined by max or min is combined before anything reads it

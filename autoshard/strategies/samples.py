@@ -1,7 +1,7 @@
 """Small inputs for an operator of any size, so that its rules can be checked in microseconds.
 
 Every distinct dim length becomes a small one of the same kind: divisible by the number of parts or not, 1 stays 1, and
-larger stays larger. Floating tensors become float64. Arguments that carry lengths follow.
+larger stays larger. Images keep their size. Floating tensors become float64. Arguments that carry lengths follow.
 """
 
 from __future__ import annotations
@@ -15,8 +15,20 @@ from ..capture import Node, TensorMeta, map_refs
 
 aten = torch.ops.aten
 
+# operators on images, and how many of their tensors, the first ones, are images (batch, channels, height, width)
+_IMAGE_TENSORS = {
+    aten.convolution.default: 1,
+    aten.convolution_backward.default: 2,
+    aten.max_pool2d_with_indices.default: 1,
+    aten.max_pool2d_with_indices_backward.default: 3,
+    aten.avg_pool2d.default: 1,
+    aten.avg_pool2d_backward.default: 2,
+    aten._adaptive_avg_pool2d.default: 1,
+    aten._adaptive_avg_pool2d_backward.default: 2,
+}
 _SPLITS = frozenset({aten.split.Tensor, aten.split_with_sizes.default})
 _LENGTHS: dict[Any, tuple[int, ...]] = {
+    aten.convolution_backward.default: (3,),
     aten.expand.default: (1,),
     aten.native_layer_norm.default: (1,),
     aten.native_layer_norm_backward.default: (2,),
@@ -41,10 +53,23 @@ def small(node: Node, inputs: tuple[TensorMeta, ...], parts: int, even: int) -> 
     """
     lengths = sorted({size for meta in (*inputs, *(m for m in node.outputs if m)) for size in meta.shape})
     length = _lengths(lengths, parts, even)
-    shapes = [[length[size] for size in meta.shape] for meta in inputs]
+    shapes = [
+        [size if _keeps(node, k, d) else length[size] for d, size in enumerate(meta.shape)]
+        for k, meta in enumerate(inputs)
+    ]
     args = _with_lengths(node, _small_cut(node, inputs, shapes), length)
     metas = tuple(TensorMeta(tuple(shape), _wide(meta.dtype)) for shape, meta in zip(shapes, inputs))
     return replace(node, args=_widen(args), kwargs=_widen(node.kwargs)), metas
+
+
+def _keeps(node: Node, position: int, dim: int) -> bool:
+    """Whether a length stays: an image must fit the stride of its kernel, and channels their groups."""
+    if node.op not in _IMAGE_TENSORS:
+        return False
+    grouped = (node.op is aten.convolution.default and node.args[8] > 1) or (
+        node.op is aten.convolution_backward.default and node.args[9] > 1
+    )
+    return dim >= 2 or (grouped and (dim == 1 or position >= _IMAGE_TENSORS[node.op]))
 
 
 def _lengths(lengths: list[int], parts: int, even: int) -> dict[int, int]:

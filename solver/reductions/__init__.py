@@ -74,9 +74,8 @@ def reduce(
     deadline_s: a value of `time.monotonic()`; ties and fixed choices are resolved even after it.
     """
     ways_back: list[WayBack] = []
-    size_before = size = _size(problem)
-    while not ways_back or size < WORTHWHILE * size_before:
-        size_before, steps_before = size, len(ways_back)
+    while True:
+        size, applied = _size(problem), len(ways_back)
         for name, reduction in REDUCTIONS.items():
             required = reduction in (merge_ties, keep_fixed)
             if not required and deadline_s is not None and time.monotonic() > deadline_s:
@@ -88,10 +87,8 @@ def reduce(
                 problem = outcome.problem
                 ways_back.append(outcome.way_back)
                 on_step(name, problem)
-        size = _size(problem)
-        if len(ways_back) == steps_before:
-            break
-    return Chain(problem, tuple(ways_back))
+        if len(ways_back) == applied or _size(problem) > WORTHWHILE * size:
+            return Chain(problem, tuple(ways_back))
 
 
 def _size(problem: Problem) -> int:

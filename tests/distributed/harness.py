@@ -80,6 +80,15 @@ def run_ranks(
         return _results(Path(folder), processes, overdue, timeout_s, dying)
 
 
+def caught(function: Callable[[], Any]) -> tuple[str, str]:
+    """The type and the text of the exception that a call raises; empty if it raises none."""
+    try:
+        function()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
 def _wait(processes: list[Any], folder: Path, timeout_s: float, dying: Collection[int]) -> set[int]:
     """Waits for the end of all; returns the ranks that were still running at the deadline."""
     deadline = time.monotonic() + timeout_s

@@ -51,6 +51,15 @@ def planned_collectives(plan: ShardingPlan) -> Counter[tuple[str, str, int]]:
     return Counter((c.kind, c.axis, c.size_bytes) for _, c in plan.collectives())
 
 
+def both(case: str, plan_text: str) -> tuple[ShardingPlan, nn.Module, nn.Module, DeviceMesh]:
+    """The plan, the parallel module, the same model for one process, and the mesh."""
+    plan = autoshard.parse_plan(plan_text)
+    mesh = device_mesh_of(plan)
+    model, _ = cases.make(case)
+    reference = deepcopy(model)
+    return plan, autoshard.parallelize(model, plan, mesh), reference, mesh
+
+
 def check_parity(
     case: str,
     plan_text: str,

@@ -72,11 +72,3 @@ def test_lowering_gives_an_assignment_of_the_reduced_problem(seed: int) -> None:
     chain = reduce(problem)
     if isinstance(chain, Chain):
         evaluate(chain.problem, chain.lower((0,) * len(problem.nodes)))
-
-
-@settings(max_examples=100, deadline=None)
-@given(seed=SEEDS)
-def test_the_chain_ends_where_no_reduction_finds_anything(seed: int) -> None:
-    chain = reduce(random_problem(seed))
-    if isinstance(chain, Chain):
-        assert all(reduction(chain.problem) is None for reduction in REDUCTIONS.values())

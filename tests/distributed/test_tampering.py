@@ -1,0 +1,104 @@
+"""A plan that does not communicate as its layouts need is refused before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import autoshard
+from autoshard.errors import VerificationError
+from autoshard.layout import P_SUM, Layout, R, S
+from autoshard.plans import Collective, Redistribution, ShardingPlan
+from autoshard.redistribution import size_bytes, steps_along
+
+from . import cases
+from .harness import RankError, caught, run_ranks
+from .parity import check_parity, device_mesh_of
+
+CASE = "mlp odd"  # batch 7, width 9, hidden 13
+
+
+@pytest.fixture(scope="module")
+def plan() -> ShardingPlan:
+    return cases.sharded_plan(CASE, "dp=2,tp=2")
+
+
+def _detour(plan: ShardingPlan, says_so: bool) -> ShardingPlan:
+    """The plan with the gather of the relu's columns led over a cut of its rows instead."""
+    index, relu = next(
+        (i, r)
+        for i, r in enumerate(plan.redistributions)
+        if r.tensor.endswith("relu") and [c.kind for c in r.collectives] == ["all_gather"] and r.phase == "forward"
+    )
+    path = (relu.path[0], relu.path[0].replace(1, S(0)), relu.path[-1])
+    collectives = relu.collectives
+    if says_so:
+        pairs = zip(steps_along(path), path)
+        sizes = [(step.kind, size_bytes(step, before, (7, 13), 4, plan.mesh)) for step, before in pairs]
+        collectives = tuple(Collective(kind, "tp", size, 1e-6) for kind, size in sizes)  # type: ignore[arg-type]
+    changed = replace(relu, path=path, collectives=collectives)
+    return replace(plan, redistributions=(*plan.redistributions[:index], changed, *plan.redistributions[index + 1 :]))
+
+
+def _tampered(plan: ShardingPlan, how: str) -> ShardingPlan:
+    moving = [r for r in plan.redistributions if r.collectives]
+    first, rest = moving[0], [r for r in plan.redistributions if r is not moving[0]]
+    collective = first.collectives[0]
+    other_axis = next(axis for axis in plan.mesh.axes if axis != collective.axis)
+    changed = {
+        "removed": [],
+        "no collective": [replace(first, collectives=first.collectives[1:])],
+        "extra collective": [replace(first, collectives=(*first.collectives, collective))],
+        "other bytes": [replace(first, collectives=(replace(collective, size_bytes=4), *first.collectives[1:]))],
+        "other kind": [replace(first, collectives=(replace(collective, kind="all_to_all"), *first.collectives[1:]))],
+        "other axis": [replace(first, collectives=(replace(collective, axis=other_axis), *first.collectives[1:]))],
+        "other phase": [replace(first, phase="backward" if first.phase == "forward" else "forward")],
+        "leads nowhere": [replace(first, path=(first.path[0], first.path[0]))],
+    }[how]
+    return replace(plan, redistributions=(*rest, *changed))
+
+
+TAMPERED = (
+    "removed",
+    "no collective",
+    "extra collective",
+    "other bytes",
+    "other kind",
+    "other axis",
+    "other phase",
+    "leads nowhere",
+)
+
+
+def _refusals(plans: list[ShardingPlan]) -> list[tuple[str, str]]:
+    mesh = device_mesh_of(plans[0])
+    return [caught(lambda p=p: autoshard.parallelize(cases.make(CASE)[0], p, mesh)) for p in plans]
+
+
+def test_tampered_plan_is_refused(plan: ShardingPlan):
+    plans = [*(_tampered(plan, how) for how in TAMPERED), _detour(plan, says_so=False)]
+    for refusals in run_ranks(4, _refusals, plans):
+        assert [kind for kind, _ in refusals] == [VerificationError.__name__] * len(plans), refusals
+        assert "no redistribution" in refusals[0][1] and "not communicate as planned" in refusals[1][1]
+
+
+def test_another_path_that_the_plan_says_is_taken_and_right(plan: ShardingPlan):
+    changed = autoshard.dump_plan(_detour(plan, says_so=True))
+    assert all(seen.within(1e-4) for seen in run_ranks(4, check_parity, CASE, changed))
+
+
+@pytest.mark.xfail(strict=True, reason="nothing checks that an operator's layouts are one of its rules")
+def test_plan_with_an_operator_strategy_that_is_no_rule_is_refused():
+    """relu of a whole tensor said to give addends: the plan is consistent, and every rank computes twice the relu."""
+    plan = cases.optimum("mlp", "tp=2", "cpu-gloo")
+    addends = Layout((P_SUM,))
+    (relu,) = (e for e in plan.operators if e.name.endswith("/relu"))
+    operators = tuple(replace(e, outputs=(addends,)) if e is relu else e for e in plan.operators)
+    summed = (Collective("all_reduce", "tp", 8 * 32 * 4, 1e-6),)
+    path = (addends, Layout((R,)))
+    moved = tuple(Redistribution(relu.name, phase, path, summed) for phase in ("forward", "backward"))
+    with pytest.raises(RankError, match="VerificationError"):
+        run_ranks(
+            2, check_parity, "mlp", autoshard.dump_plan(replace(plan, operators=operators, redistributions=moved))
+        )
