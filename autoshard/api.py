@@ -35,7 +35,7 @@ def plan(
     mesh: Mesh | str | Mapping[str, int],
     hardware: str | cost_models.Profile = "dgx-h100",
     objective: Objective = "step-time",
-    pins: Sequence[str] = (),
+    pins: str | Sequence[str] = (),
     backend: str = "auto",
     time_limit_s: float | None = None,
     tie_layers: bool = True,
@@ -73,6 +73,7 @@ def plan(
         raise ValueError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
     mesh = Mesh.of(mesh)
     profile = hardware if isinstance(hardware, cost_models.Profile) else cost_models.load_profile(hardware)
+    pins = (pins,) if isinstance(pins, str) else tuple(pins)
     parsed = [parse_pin(pin, mesh) for pin in pins]
     report("capturing the training step")
     graph = capture(model, args, kwargs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .backends import BACKENDS, BackendUnavailable
 from .evaluate import Evaluation, evaluate
-from .problem import INFEASIBLE, Edge, Group, Load, Node, Problem, ProblemError
+from .problem import INFEASIBLE, Budget, Edge, Group, Load, Node, Problem, ProblemError
 from .solution import Incumbent, Size, Solution, SolveReport, Status
 from .solve import solve
 
@@ -17,6 +17,7 @@ __all__ = [
     "BACKENDS",
     "INFEASIBLE",
     "BackendUnavailable",
+    "Budget",
     "Edge",
     "Evaluation",
     "Group",

@@ -17,7 +17,7 @@ class Evaluation:
     Attributes:
         cost: the objective, exact; every forbidden strategy or absent pair adds INFEASIBLE (10^18).
         feasible: nothing is violated.
-        violations: one sentence per broken constraint, in the order strategies, pairs, fixed, ties, usage.
+        violations: one sentence per broken constraint, in the order strategies, pairs, fixed, ties, usage, budgets.
         peak_usage: largest number of bytes in use at a time step.
         peak_step: the first step at which it is reached; None where no load is ever live.
     """
@@ -45,8 +45,15 @@ def evaluate(problem: Problem, choices: Sequence[int]) -> Evaluation:
         if len({choices[node] for node in tie}) > 1:
             violations.append(f"the tied nodes {', '.join(map(str, tie[:8]))} chose different strategies")
     peak_usage, peak_step = _peak(problem, choices)
-    if problem.usage_limit is not None and peak_usage > problem.usage_limit:
+    over = 0 if problem.usage_limit is None else max(0, peak_usage - problem.usage_limit)
+    if problem.usage_price is not None:
+        cost += problem.usage_price * over
+    elif over:
         violations.append(f"usage is {peak_usage} at step {peak_step}, over the limit {problem.usage_limit}")
+    for budget in problem.budgets:
+        used = sum(int(usages[choices[node]]) for node, usages in budget.usages.items())
+        if used > budget.limit:
+            violations.append(f"budget {budget.name!r} uses {used}, over its limit {budget.limit}")
     return Evaluation(cost, not violations, tuple(violations), peak_usage, peak_step)
 
 

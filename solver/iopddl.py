@@ -80,7 +80,7 @@ def write_problem(problem: Problem, path: str | Path) -> None:
     beyond = [name for name in ("groups", "ties", "fixed", "offset") if getattr(problem, name)]
     if beyond or any(node.further_loads for node in problem.nodes):
         raise ProblemError(f"the IOPDDL format has no {', '.join(beyond) or 'second load of a node'}: reduce it first")
-    document = {
+    document: dict[str, Any] = {
         "name": problem.name,
         "nodes": {
             "intervals": [list(node.interval) for node in problem.nodes],

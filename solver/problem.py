@@ -133,6 +133,21 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
+class Budget:
+    """At most `limit` units together: sum over the nodes of usages[node][x_node] <= limit.
+
+    Attributes:
+        name: for messages.
+        limit: the units that there are.
+        usages: node -> int64 (S,), units under each of its strategies; other nodes use none.
+    """
+
+    name: str
+    limit: int
+    usages: Mapping[int, IntArray]
+
+
+@dataclass(frozen=True, eq=False)
 class Problem:
     """A whole problem; see the module's docstring for the objective.
 
@@ -141,6 +156,9 @@ class Problem:
         fixed: node -> strategy that it must choose.
         usage_limit: bytes that may be in use at any time step; None for no limit.
         offset: a constant of the objective (reductions move costs there).
+        usage_price: makes the usage limit soft: the objective pays this for every byte that the peak over time is above
+            the limit. None: the limit is hard.
+        budgets: further limits, each on a sum without intervals. Not together with a usage_price.
 
     Raises:
         ProblemError: an index is out of range or a shape, tie, group or limit breaks its invariant.
@@ -154,6 +172,8 @@ class Problem:
     usage_limit: int | None = None
     name: str = ""
     offset: int = 0
+    usage_price: int | None = None
+    budgets: tuple[Budget, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = [len(node.costs) for node in self.nodes]
@@ -173,6 +193,11 @@ class Problem:
                 raise ProblemError(f"fixed: node {node} has {sizes[node]} strategies, {strategy} is not one of them")
         if self.usage_limit is not None and self.usage_limit < 0:
             raise ProblemError(f"usage_limit is {self.usage_limit}: expected a number of bytes, or None for no limit")
+        if self.usage_price is not None and (self.usage_price < 0 or self.usage_limit is None):
+            raise ProblemError(
+                f"usage_price is {self.usage_price}: expected a cost from 0 up, and a usage_limit with it"
+            )
+        self._check_budgets(sizes)
 
     @property
     def strategies(self) -> int:
@@ -206,6 +231,21 @@ class Problem:
                 raise ProblemError(f"group {index} has edges with different rows or costs: they must be equal")
         if first.costs.min() < 0:
             raise ProblemError(f"group {index} has the negative cost {first.costs.min()}")
+
+    def _check_budgets(self, sizes: list[int]) -> None:
+        if self.budgets and self.usage_price is not None:
+            raise ProblemError("budgets are hard and cannot be combined with a usage_price")
+        for budget in self.budgets:
+            if budget.limit < 0:
+                raise ProblemError(f"budget {budget.name!r} has the negative limit {budget.limit}")
+            for node, usages in budget.usages.items():
+                self._check_node(node, f"budget {budget.name!r}")
+                units = _integers(usages, 1, f"usages of node {node} in budget {budget.name!r}")
+                if len(units) != sizes[node] or units.min() < 0:
+                    raise ProblemError(
+                        f"budget {budget.name!r} must give one usage from 0 up for each of the {sizes[node]} "
+                        f"strategies of node {node}"
+                    )
 
     def _check_ties(self, sizes: list[int]) -> None:
         seen: set[int] = set()

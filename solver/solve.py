@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
-from .backends import DEFAULT, Answer, Request, load_backend
+from .backends import Answer, Backend, Request, load_backend
+from .coarse import cost_unit, in_units
 from .evaluate import evaluate
+from .explain import explain
 from .problem import Problem, ProblemError
 from .reductions import Chain, Contradiction, reduce
-from .solution import Incumbent, Size, Solution, SolveReport, Status, relative_gap
+from .solution import Incumbent, Size, Solution, SolveReport, Status
+from .solution import relative_gap as gap_of
+
+POLL_S = 0.05
+GRACE_S = 3.0
+EXPLAIN_S = 10.0
 
 
 def solve(
@@ -25,50 +35,114 @@ def solve(
     """Minimises the problem; see `solver.problem` for its objective and constraints.
 
     The problem is reduced by the exact rewrites of `solver.reductions`, the backend solves what is left, and the answer
-    is lifted back and judged by `evaluate` on the problem as given.
+    is lifted back and judged by `evaluate` on the problem as given. Ctrl-C ends the search like a time limit.
+
+        problem = Problem((Node("a", costs_a), Node("b", costs_b)), (Edge.dense(0, 1, costs_ab),))
+        solution = solve(problem, time_limit_s=60)
+        print(solution.status.value, solution.cost, solution.bound)
 
     Args:
-        backend: a name of `BACKENDS`, or "auto".
+        backend: a name of `BACKENDS`. "auto" runs branch and cut where the problem is small after reduction and a
+            decomposition where it is large or branch and cut takes long.
         time_limit_s: wall-clock seconds; None for no limit.
-        seed: same problem, options and seed, same answer (with a time limit, as far as the clock allows).
+        seed: same problem, options and seed, same answer, as far as no clock and no second thread interferes.
         relative_gap: the backend may stop at this (cost - bound) / |cost|; 0 asks for a proven optimum.
-        start: a known assignment, such as the previous plan, to start from.
-        progress: called whenever the best cost or the bound improves.
+        start: a known assignment, such as the previous plan. The answer is never worse than a feasible start.
+        progress: called, from any thread, whenever the best cost or the bound improves.
 
     Raises:
         ProblemError: an argument is out of range, or `start` does not fit the problem.
         BackendUnavailable: a package that the backend needs is not installed.
     """
-    run = _Run(problem, DEFAULT if backend == "auto" else backend, time_limit_s, progress)
     _check(problem, time_limit_s, relative_gap, start)
     chosen = load_backend(backend)
+    unit = cost_unit(problem)
+    deadline_s = None if time_limit_s is None else time.monotonic() + time_limit_s
+    request = Request(deadline_s, relative_gap, seed, None if start is None else tuple(start))
+    run = _Run(problem, unit, backend, progress)
     run.step("original", problem)
-    chain = reduce(problem, run.deadline_s, run.step)
+    try:
+        answer, explanation = _answer(in_units(problem, unit), chosen, request, run)
+    except KeyboardInterrupt:
+        answer, explanation = Answer(), "interrupted"
+    return run.solution(answer, request.start, explanation)
+
+
+def _answer(problem: Problem, backend: Backend, request: Request, run: _Run) -> tuple[Answer, str]:
+    """The answer for the problem before reduction, and an explanation where it is infeasible."""
+    chain = reduce(problem, request.deadline_s, run.step)
     if isinstance(chain, Contradiction):
-        return run.solution(Answer(infeasible=True), None, chain.reason)
-    request = Request(
-        run.deadline_s, relative_gap, seed, None if start is None else chain.lower(tuple(start)), run.improved
-    )
+        return Answer(infeasible=True), _explained(problem, backend, request, chain.reason)
     if not chain.problem.nodes:
-        return run.solution(Answer((), chain.problem.offset), chain)
-    return run.solution(chosen.run(chain.problem, request), chain)
+        return Answer(chain.lift(()), chain.problem.offset), ""
+    lowered = None if request.start is None else chain.lower(request.start)
+    inner = replace(request, start=lowered, on_progress=run.improved)
+    answer = _stoppable(backend, chain.problem, inner)
+    if answer.infeasible:
+        return answer, _explained(problem, backend, request, "")
+    return _lifted(answer, chain, problem), ""
+
+
+def _lifted(answer: Answer, chain: Chain, problem: Problem) -> Answer:
+    """The answer in terms of the problem before the chain; asserts that both cost the same."""
+    if answer.choices is None:
+        return answer
+    choices = chain.lift(answer.choices)
+    judged, expected = evaluate(problem, choices), evaluate(chain.problem, answer.choices)
+    assert judged.feasible, f"internal error: the answer is not feasible: {judged.violations[:3]}"
+    assert judged.cost == expected.cost, f"internal error: the cost is {judged.cost}, expected {expected.cost}"
+    return replace(answer, choices=choices)
+
+
+def _stoppable(backend: Backend, problem: Problem, request: Request) -> Answer:
+    """Runs the backend on a thread, since one that runs native code could not see Ctrl-C or may overrun its time."""
+    answers: list[Answer] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            answers.append(backend.run(problem, request))
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive() and request.seconds_left() != 0.0:
+            thread.join(POLL_S)
+    except KeyboardInterrupt:
+        request.stop.set()
+    thread.join(GRACE_S)
+    if failures:
+        raise failures[0]
+    return answers[0] if answers else Answer()
+
+
+def _explained(problem: Problem, backend: Backend, request: Request, reason: str) -> str:
+    left_s = request.seconds_left()
+    until_s = time.monotonic() + (EXPLAIN_S if left_s is None else min(EXPLAIN_S, left_s))
+    minimise = partial(_minimised, backend, until_s)
+    return "; ".join(text for text in (reason, explain(problem, minimise)) if text)
+
+
+def _minimised(backend: Backend, until_s: float, problem: Problem) -> Answer:
+    chain = reduce(problem, until_s)
+    if isinstance(chain, Contradiction):
+        return Answer(infeasible=True)
+    if not chain.problem.nodes:
+        return Answer(chain.lift(()), chain.problem.offset)
+    return _lifted(_stoppable(backend, chain.problem, Request(until_s)), chain, problem)
 
 
 class _Run:
     """One call of solve: its clock, what it reports, and how it ends."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        backend: str,
-        time_limit_s: float | None,
-        progress: Callable[[Incumbent], None] | None,
-    ) -> None:
+    def __init__(self, problem: Problem, unit: int, backend: str, progress: Callable[[Incumbent], None] | None) -> None:
         self.problem = problem
+        self.unit = unit
         self.backend = backend
-        self.started_s = time.monotonic()
-        self.deadline_s = None if time_limit_s is None else self.started_s + time_limit_s
         self.progress = progress
+        self.started_s = time.monotonic()
         self.sizes: list[Size] = []
         self.incumbents: list[Incumbent] = []
 
@@ -83,34 +157,34 @@ class _Run:
         self.sizes.append(size)
 
     def improved(self, cost: int | None, bound: int | None) -> None:
-        """Notes a better cost or bound."""
-        self.incumbents.append(Incumbent(self.seconds, cost, bound))
-        if self.progress is not None:
-            self.progress(self.incumbents[-1])
+        """Notes a better cost or bound, given in units."""
+        cost, bound = (None if value is None else value * self.unit for value in (cost, bound))
+        self._note(Incumbent(self.seconds, cost, bound))
 
-    def solution(self, answer: Answer, chain: Chain | None, explanation: str = "") -> Solution:
-        """Lifts and judges the answer of the backend."""
-        choices, cost, bound = None, None, answer.bound
-        if answer.choices is not None:
-            assert chain is not None
-            choices = chain.lift(answer.choices)
-            judged = evaluate(self.problem, choices)
-            expected = evaluate(chain.problem, answer.choices)
-            assert judged.feasible, f"internal error: the answer is not feasible: {judged.violations[:3]}"
-            assert judged.cost == expected.cost, f"internal error: cost {judged.cost}, expected {expected.cost}"
-            assert bound is None or bound <= judged.cost, f"internal error: cost {judged.cost} under bound {bound}"
-            cost = judged.cost
-        self.improved(cost, bound)
+    def solution(self, answer: Answer, start: tuple[int, ...] | None, explanation: str) -> Solution:
+        """The better of the answer and the start, judged on the problem as given."""
+        judged = {
+            choices: evaluate(self.problem, choices) for choices in (answer.choices, start) if choices is not None
+        }
+        feasible = [choices for choices, of in judged.items() if of.feasible]
+        choices = min(feasible, key=lambda choices: judged[choices].cost, default=None)
+        cost = None if choices is None else judged[choices].cost
+        bound = None if answer.bound is None else answer.bound * self.unit
+        assert cost is None or bound is None or bound <= cost, f"internal error: cost {cost} under bound {bound}"
+        self._note(Incumbent(self.seconds, cost, bound))
         report = SolveReport(self.backend, self.seconds, tuple(self.sizes), tuple(self.incumbents), explanation)
-        return Solution(_status(answer, cost), choices, cost, bound, relative_gap(cost, bound), report)
+        return Solution(_status(answer, cost, bound), choices, cost, bound, gap_of(cost, bound), report)
+
+    def _note(self, incumbent: Incumbent) -> None:
+        self.incumbents.append(incumbent)
+        if self.progress is not None:
+            self.progress(incumbent)
 
 
-def _status(answer: Answer, cost: int | None) -> Status:
-    if answer.infeasible:
-        return Status.INFEASIBLE
+def _status(answer: Answer, cost: int | None, bound: int | None) -> Status:
     if cost is None:
-        return Status.TIME_LIMIT
-    return Status.OPTIMAL if answer.bound == cost else Status.FEASIBLE
+        return Status.INFEASIBLE if answer.infeasible else Status.TIME_LIMIT
+    return Status.OPTIMAL if bound == cost else Status.FEASIBLE
 
 
 def _check(problem: Problem, time_limit_s: float | None, gap: float, start: Sequence[int] | None) -> None:

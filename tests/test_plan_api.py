@@ -73,9 +73,8 @@ def test_a_bad_option_is_a_clear_error_before_anything_is_solved(options, error,
         _plan(**options)
 
 
-def test_a_pin_given_as_one_text_is_not_taken_for_a_list_of_letters() -> None:
-    with pytest.raises((TypeError, ValueError), match="NAME=LAYOUT"):
-        _plan(pins="x=dp:S(0)")
+def test_a_pin_given_as_one_text_is_one_pin() -> None:
+    assert _plan(pins="x=dp:S(0)") == _plan(pins=("x=dp:S(0)",))
 
 
 class Negated(nn.Module):

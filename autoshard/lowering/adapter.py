@@ -19,6 +19,7 @@ REDUCE_SCATTER = _c10d.reduce_scatter_tensor.default
 ALL_REDUCE = _c10d.all_reduce.default
 ALL_TO_ALL = _c10d.all_to_all_single.default
 WAIT = _c10d.wait_tensor.default
+_LOCAL = {WAIT, getattr(_c10d, "_wrap_tensor_autograd", _c10d.wait_tensor).default}  # bookkeeping: nothing is sent
 
 # every functional collective torch has, by the name autoshard gives it; the name of the group is the last argument
 COLLECTIVES = {
@@ -36,7 +37,7 @@ def group_names(mesh: DeviceMesh) -> tuple[str, ...]:
 
 def is_collective(op: Any) -> bool:
     """Whether an operator makes ranks exchange something."""
-    return getattr(op, "namespace", "") in ("_c10d_functional", "c10d", "_dtensor") and op is not WAIT
+    return getattr(op, "namespace", "") in ("_c10d_functional", "c10d", "_dtensor") and op not in _LOCAL
 
 
 def broadcast(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

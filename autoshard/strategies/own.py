@@ -82,8 +82,9 @@ def aligned(before: tuple[int, ...], a: Layout, after: tuple[int, ...], b: Layou
     """Whether reshaping every rank's shard in layout ``a`` gives its shard in layout ``b``.
 
     A block ``[lo, hi)`` of dim ``i`` takes, in row-major order, in each of ``prod(shape[:i])`` periods the elements
-    ``[lo, hi) * prod(shape[i+1:])``. The reshape is local exactly when both sides take the same elements on every rank;
-    of even cuts, whose blocks start at multiples of their width, the first two ranks along every axis tell it.
+    ``[lo, hi) * prod(shape[i+1:])``. The reshape is local when both sides take the same elements on every rank; of even
+    cuts, whose blocks start at multiples of their width, the first two ranks along every axis tell it. Not seen: a rank
+    that holds one index of a cut dim may hold what is also a cut of the next dim.
     """
     even = is_even(before, a, mesh) and is_even(after, b, mesh)
     coordinates = _first_ranks(mesh) if even else mesh.coordinates()

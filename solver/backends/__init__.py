@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,14 +18,14 @@ class BackendEntry:
     """Where a backend lives.
 
     Attributes:
-        module, factory, arguments: `factory(*arguments)` of the sibling module `module` is the backend.
+        module, factory, arguments: `factory(**arguments)` of the sibling module `module` is the backend.
         packages: what must be installed for it, as import names (which are also the names on PyPI).
         summary: when to use it, in a line.
     """
 
     module: str
     factory: str
-    arguments: tuple[str, ...]
+    arguments: Mapping[str, object]
     packages: tuple[str, ...]
     summary: str
 
@@ -36,34 +37,36 @@ class BackendEntry:
     def load(self) -> Backend:
         """The backend; import errors of its packages pass through."""
         module = import_module(f".{self.module}", __name__)
-        return cast(Backend, getattr(module, self.factory)(*self.arguments))
+        return cast(Backend, getattr(module, self.factory)(**self.arguments))
 
+
+_ORTOOLS = ("ortools",)
 
 BACKENDS: Final = MappingProxyType(
     {
-        "highs": BackendEntry("mathopt", "MathOpt", ("HIGHS",), ("ortools",), "branch and cut; the default"),
-        "scip": BackendEntry("mathopt", "MathOpt", ("GSCIP",), ("ortools",), "branch and cut, slower"),
-        "cp-sat": BackendEntry("cpsat", "CpSat", (), ("ortools",), "exact integers; small problems with tight memory"),
-        "cbc": BackendEntry("linear_pulp", "Pulp", ("PULP_CBC_CMD",), ("pulp",), "the independent second opinion"),
-        "pulp-highs": BackendEntry("linear_pulp", "Pulp", ("HiGHS",), ("pulp", "highspy"), "HiGHS without OR-Tools"),
-        "decomposition": BackendEntry("decomposition", "Decomposition", (), ("ortools",), "large problems; anytime"),
-        "exhaustive": BackendEntry("exhaustive", "Exhaustive", (), (), "tries everything; the oracle of the tests"),
+        "auto": BackendEntry(
+            "decomposition", "Decomposition", {"exact_pairs": 200_000}, _ORTOOLS, "the default: highs and decomposition"
+        ),
+        "highs": BackendEntry("mathopt", "MathOpt", {"solver": "HIGHS"}, _ORTOOLS, "branch and cut"),
+        "scip": BackendEntry("mathopt", "MathOpt", {"solver": "GSCIP"}, _ORTOOLS, "branch and cut, slower"),
+        "cp-sat": BackendEntry("cpsat", "CpSat", {}, _ORTOOLS, "exact integers; small problems with tight memory"),
+        "cbc": BackendEntry("linear_pulp", "Pulp", {"solver": "PULP_CBC_CMD"}, ("pulp",), "the second opinion"),
+        "pulp-highs": BackendEntry("linear_pulp", "Pulp", {"solver": "HiGHS"}, ("pulp", "highspy"), "without OR-Tools"),
+        "decomposition": BackendEntry("decomposition", "Decomposition", {}, _ORTOOLS, "large problems; anytime"),
+        "exhaustive": BackendEntry("exhaustive", "Exhaustive", {}, (), "tries everything; the oracle of the tests"),
     }
 )
 
-DEFAULT: Final = "highs"
-
 
 def load_backend(name: str) -> Backend:
-    """The backend called `name`; "auto" is the default one.
+    """The backend called `name`.
 
     Raises:
         ProblemError: no backend has that name.
         BackendUnavailable: a package that it needs is not installed.
     """
-    name = DEFAULT if name == "auto" else name
     if name not in BACKENDS:
-        raise ProblemError(f"unknown backend {name!r}: choose one of auto, {', '.join(BACKENDS)}")
+        raise ProblemError(f"unknown backend {name!r}: choose one of {', '.join(BACKENDS)}")
     entry = BACKENDS[name]
     missing = [package for package in entry.packages if not find_spec(package)]
     if missing:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..problem import Problem
@@ -23,6 +24,7 @@ class Request:
         relative_gap: it may stop once (cost - bound) / |cost| is at most this.
         seed: same problem, request and seed, same answer.
         start: a known assignment to start from; it need not be feasible.
+        stop: set when the answer is wanted at once (Ctrl-C).
         on_progress: called with (cost or None, bound or None) when either improves.
     """
 
@@ -30,6 +32,7 @@ class Request:
     relative_gap: float = 0.0
     seed: int = 0
     start: tuple[int, ...] | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
     on_progress: Callable[[int | None, int | None], None] = lambda cost, bound: None
 
     def seconds_left(self) -> float | None:

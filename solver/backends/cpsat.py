@@ -48,12 +48,17 @@ class CpSat:
 def _model(program: Program) -> tuple[cp_model.CpModel, list[cp_model.IntVar]]:
     model = cp_model.CpModel()
     variables = [model.new_bool_var("") for _ in range(len(program.costs))]
-    model.minimize(cp_model.LinearExpr.weighted_sum(variables, program.costs.tolist()))
+    costs, values = program.costs.tolist(), program.values.astype(np.int64)
+    if program.overflow is not None:
+        column, largest = program.overflow
+        variables[column] = model.new_int_var(0, largest, "")
+        costs[column] //= largest
+        values[program.columns == column] //= largest
+    model.minimize(cp_model.LinearExpr.weighted_sum(variables, costs))
     starts = np.searchsorted(program.rows, np.arange(len(program.upper) + 1)).tolist()
     for row, (lo, hi) in enumerate(pairwise(starts)):
         terms = [variables[k] for k in program.columns[lo:hi].tolist()]
-        values = program.values[lo:hi]
-        total = cp_model.LinearExpr.weighted_sum(terms, values.astype(np.int64).tolist())
+        total = cp_model.LinearExpr.weighted_sum(terms, values[lo:hi].tolist())
         lower, upper = program.lower[row], program.upper[row]
         model.add(total == int(upper) if lower == upper else total <= int(upper))
     return model, variables

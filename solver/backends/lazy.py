@@ -7,6 +7,7 @@ rounds usually suffice. Source: measured on the IOPDDL instances, ../shared/iopd
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -50,7 +51,7 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
         bound = _tighter(bound, found.bound, cost, problem.offset)
         if choices is None:
             return Answer(None, bound)
-        peaks = violated_peaks(problem, choices)
+        peaks = _peaks_to_add(problem, choices, steps)
         if not peaks:
             return Answer(choices, bound)
         request.on_progress(None, bound)
@@ -61,18 +62,29 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
         steps.update(new)
 
 
-def violated_peaks(problem: Problem, choices: Sequence[int], count: int = PEAKS_PER_ROUND) -> list[int]:
-    """The steps of the highest local maxima of the usage timeline that are over the limit, highest first."""
+def _peaks_to_add(problem: Problem, choices: Sequence[int], steps: set[int]) -> list[int]:
+    """The steps of the highest local maxima of the usage timeline that are over the limit, highest first.
+
+    Where the limit is soft: over what the rows of `steps` already pay for.
+    """
     if problem.usage_limit is None:
         return []
     timeline = usage_timeline(problem, choices)
+    allowed = problem.usage_limit
+    if problem.usage_price is not None:
+        allowed = max([allowed, *(_usage_at(timeline, step) for step in steps)])
     usages = [0, *(usage for _, usage in timeline), 0]
     peaks = [
         (-usages[k], step)
         for k, (step, _) in enumerate(timeline, start=1)
-        if usages[k] > problem.usage_limit and usages[k - 1] < usages[k] >= usages[k + 1]
+        if usages[k] > allowed and usages[k - 1] < usages[k] >= usages[k + 1]
     ]
-    return [step for _, step in sorted(peaks)[:count]]
+    return [step for _, step in sorted(peaks)[:PEAKS_PER_ROUND]]
+
+
+def _usage_at(timeline: list[tuple[int, int]], step: int) -> int:
+    position = bisect_right(timeline, step, key=lambda entry: entry[0])
+    return timeline[position - 1][1] if position else 0
 
 
 def _tighter(bound: int | None, found: float | None, cost: int | None, offset: int) -> int | None:

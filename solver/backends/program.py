@@ -11,6 +11,8 @@
                z_e[l,m] <= w_g[l,m]                                              for every edge of a group
                sum over the loads live at t of usages[s] x_i[s] <= usage_limit   for the asked steps t
 
+With a usage_price the limit of the last rows grows by a variable, in [0, 1] of the largest usage, that pays the price.
+
 An edge of a group pays nothing itself where w pays. A pair that costs nothing, or that only one edge of the group can
 choose, needs no w. Given x in {0, 1} the least z and w are integral, and the relaxation is as tight as the one with a
 variable per pair of strategies. Source: ../shared/research/formulation.md; Kim et al., "A structure-preserving ILP
@@ -38,7 +40,8 @@ class Program:
     """Minimise costs @ x subject to lower <= A x <= upper, 0 <= x <= 1, x[:choices] integer.
 
     A holds values[k] at (rows[k], columns[k]), sorted by row and then column. Node i chooses with the variables
-    first[i] .. first[i + 1] - 1, so that choices = first[-1]. Memory rows are in bytes, exact in integers.
+    first[i] .. first[i + 1] - 1, so that choices = first[-1]. Memory rows are in bytes, exact in integers. Where the
+    usage limit is soft, overflow is (the variable of the bytes over it, how many bytes its value 1 stands for).
     """
 
     costs: IntArray
@@ -48,6 +51,7 @@ class Program:
     columns: IntArray
     values: FloatArray
     first: IntArray
+    overflow: tuple[int, int] | None = None
 
     @property
     def choices(self) -> int:
@@ -60,6 +64,9 @@ class Program:
         program = self
         for step in steps:
             columns, usages = _live_usages(problem, self.first, step)
+            if self.overflow is not None:
+                columns = np.append(columns, self.overflow[0])
+                usages = np.append(usages, -self.overflow[1])
             program = program.with_row(columns, usages, problem.usage_limit)
         return program
 
@@ -101,6 +108,8 @@ def build(problem: Problem) -> Program:
             parts.edge(edge)
     for group in problem.groups:
         parts.group([problem.edges[index] for index in group.edges])
+    if problem.usage_price is not None:
+        parts.soften(problem)
     return parts.program()
 
 
@@ -138,6 +147,7 @@ class _Parts:
         self.first = first
         self.variables = int(first[-1])
         self.row_count = 0
+        self.overflow: tuple[int, int] | None = None
         self.costs: list[IntArray] = []
         self.upper: list[FloatArray] = []
         self.lower: list[FloatArray] = []
@@ -176,6 +186,13 @@ class _Parts:
             self._enter(rows, z[linked], 1.0)
             self._enter(rows, w[np.searchsorted(shared, pairs.keys[linked])], -1.0)
 
+    def soften(self, problem: Problem) -> None:
+        """The variable of the bytes over the usage limit, as a part of the largest possible number."""
+        assert problem.usage_price is not None
+        largest = max(1, sum(int(usages.max()) for node in problem.nodes for _, usages in node.loads))
+        column = int(self._variables(np.array([problem.usage_price * largest], np.int64))[0])
+        self.overflow = column, largest
+
     def program(self) -> Program:
         rows = np.concatenate([rows for rows, _, _ in self.entries])
         columns = np.concatenate([columns for _, columns, _ in self.entries])
@@ -189,6 +206,7 @@ class _Parts:
             columns[order],
             values[order],
             self.first,
+            self.overflow,
         )
 
     def _transport(self, edge: Edge, pairs: _Pairs, prices: IntArray) -> IntArray:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ..problem import Problem
+from .budgets import merge_budgets
 from .compact import compact_edges
 from .consistency import drop_unsupported
 from .contraction import contract_functional
@@ -24,6 +25,7 @@ from .timeline import compress_timeline
 
 REDUCTIONS: Final = MappingProxyType[str, Reduction](
     {
+        "merge budgets": merge_budgets,
         "merge ties": merge_ties,
         "keep fixed": keep_fixed,
         "compress timeline": compress_timeline,
@@ -37,7 +39,7 @@ REDUCTIONS: Final = MappingProxyType[str, Reduction](
         "eliminate chains": eliminate_chains,
     }
 )
-"""By name, in the order of the chain: ties and fixed choices first, since the others assume that there are none."""
+"""In the order of the chain: budgets, ties and fixed choices first, since the others assume that there are none."""
 
 
 WORTHWHILE: Final = 0.99
@@ -71,13 +73,13 @@ def reduce(
 ) -> Chain | Contradiction:
     """Applies the table until a round leaves more than WORTHWHILE of the size, or the clock passes the deadline.
 
-    deadline_s: a value of `time.monotonic()`; ties and fixed choices are resolved even after it.
+    deadline_s: a value of `time.monotonic()`; budgets, ties and fixed choices are resolved even after it.
     """
     ways_back: list[WayBack] = []
     while True:
         size, applied = _size(problem), len(ways_back)
         for name, reduction in REDUCTIONS.items():
-            required = reduction in (merge_ties, keep_fixed)
+            required = reduction in (merge_budgets, merge_ties, keep_fixed)
             if not required and deadline_s is not None and time.monotonic() > deadline_s:
                 continue
             outcome = reduction(problem)

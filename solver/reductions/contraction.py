@@ -1,17 +1,16 @@
 """Functional edges: where each strategy of u leaves v at most one finite partner, v is folded into u.
 
 With f(p) the only finite partner of p on an edge (u, v) of no group, every feasible assignment has x_v = f(x_u). So u
-takes over the cost of v and of the edge at f(p) and the loads of v through f, and all other edges of v become edges of u
-with the maps rows[f(p)] or cols[f(p)]. Exact because it only substitutes what must hold. An edge that then joins u to
-itself folds into u's costs as its diagonal; v is left alone where that edge belongs to a group. A strategy p without any
-finite partner is forbidden. In the factored form the matrices stay as they are, so nothing grows.
+takes over the cost of v and of the edge at f(p) and the loads of v through f, and all other edges of v become edges
+of u with the maps rows[f(p)] or cols[f(p)]. Exact because it only substitutes what must hold. An edge that then joins
+u to itself folds into u's costs as its diagonal; v is left alone where that edge belongs to a group. A strategy p
+without any finite partner is forbidden. In the factored form the matrices stay as they are, so nothing grows.
 """
 
 from __future__ import annotations
 
 from collections import deque
-
-import numpy as np
+from dataclasses import replace
 
 from ..problem import INFEASIBLE, Edge, Group, IntArray, Load, Node, Problem, add_costs, identity
 from .reduction import Outcome, Pool, Reduced, Substitution
@@ -130,7 +129,7 @@ class _Contraction:
         )
         place = {index: position for position, index in enumerate(left)}
         groups = tuple(Group(tuple(place[index] for index in group.edges)) for group in problem.groups)
-        smaller = Problem(nodes, edges, groups, (), {}, problem.usage_limit, problem.name, problem.offset)
+        smaller = replace(problem, nodes=nodes, edges=edges, groups=groups)
         owners, tables = zip(*(self._owner(index) for index in range(len(problem.nodes))), strict=True)
         return Reduced(smaller, Substitution([number[owner] for owner in owners], tables, len(nodes)))
 

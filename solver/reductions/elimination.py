@@ -14,7 +14,7 @@ Source: nonserial dynamic programming, Bertele and Brioschi, 1972.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -145,7 +145,7 @@ class _Elimination:
                 place[index] = len(edges)
                 edges.append(Edge(number[edge.u], number[edge.v], edge.rows, edge.cols, edge.costs))
         groups = tuple(Group(tuple(place[index] for index in group.edges)) for group in problem.groups)
-        smaller = Problem(nodes, tuple(edges), groups, (), {}, problem.usage_limit, problem.name, problem.offset)
+        smaller = replace(problem, nodes=nodes, edges=tuple(edges), groups=groups)
         return Reduced(smaller, _WayBack(kept, tuple(self.gone.values())))
 
 

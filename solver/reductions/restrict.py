@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..problem import Edge, IntArray, Load, Node, Problem, identity
 from .reduction import Pool, Reduced, Substitution
@@ -37,7 +38,7 @@ def restrict(problem: Problem, keep: Sequence[IntArray | None]) -> Reduced:
     tables = [
         identity(len(node.costs)) if kept is None else kept for node, kept in zip(problem.nodes, keep, strict=True)
     ]
-    smaller = Problem(nodes, edges, problem.groups, (), {}, problem.usage_limit, problem.name, problem.offset)
+    smaller = replace(problem, nodes=nodes, edges=edges, fixed={})
     return Reduced(smaller, Substitution(range(len(nodes)), tables, len(nodes)))
 
 

@@ -8,6 +8,8 @@ time is collected in one node, the background.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..problem import INFEASIBLE, Edge, Group, IntArray, Load, Node, Problem, add_costs, identity
@@ -62,8 +64,8 @@ class _Fold:
                 loads.extend(node.loads)
         if self.background >= 0:
             nodes.append(Node(BACKGROUND, np.zeros(1, np.int64), further_loads=tuple(loads)))
-        smaller = Problem(
-            tuple(nodes), tuple(self.edges), tuple(self.groups), (), {}, problem.usage_limit, problem.name, offset
+        smaller = replace(
+            problem, nodes=tuple(nodes), edges=tuple(self.edges), groups=tuple(self.groups), offset=offset
         )
         owners = [self.number.get(index, -1) for index in range(len(problem.nodes))]
         return Reduced(smaller, Substitution(owners, [identity(len(node.costs)) for node in problem.nodes], len(nodes)))

@@ -8,6 +8,8 @@ the class: a node without costs that an edge of absent pairs holds to the same c
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..problem import INFEASIBLE, Edge, Group, IntArray, Load, Node, Problem, add_costs, identity
@@ -16,7 +18,7 @@ from .reduction import Contradiction, Outcome, Reduced, Substitution
 
 def merge_ties(problem: Problem) -> Outcome:
     """The problem with one node per class of tied nodes."""
-    if not any(len(tie) > 1 for tie in problem.ties):
+    if not problem.ties:
         return None
     first_of = list(range(len(problem.nodes)))
     for tie in problem.ties:
@@ -62,9 +64,7 @@ class _Merge:
             size = len(nodes[owner].costs)
             nodes.append(Node(f"{self.names[owner]} (copy)", np.zeros(size, np.int64)))
         fixed = {self.owners[node]: strategy for node, strategy in problem.fixed.items()}
-        merged = Problem(
-            tuple(nodes), tuple(self.edges), groups, (), fixed, problem.usage_limit, problem.name, problem.offset
-        )
+        merged = replace(problem, nodes=tuple(nodes), edges=tuple(self.edges), groups=groups, ties=(), fixed=fixed)
         tables = [identity(len(node.costs)) for node in problem.nodes]
         return Reduced(merged, Substitution(self.owners, tables, len(nodes)))
 

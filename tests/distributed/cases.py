@@ -38,15 +38,15 @@ def mlp(batch: int, width: int, hidden: int) -> Example:
 
 
 SIZES_ODD: dict[str, Any] = {"batch": 7, "vocab_size": 101, "n_layers": 1, "d_model": 90, "n_heads": 6}
-SIZES_EVEN: dict[str, Any] = {"batch": 8, "vocab_size": 64, "n_layers": 2, "d_model": 32, "n_heads": 8}
+SIZES_EVEN: dict[str, Any] = {"batch": 8, "vocab_size": 64, "d_model": 32, "n_heads": 8, "max_sequence": 8}
 
 CASES: dict[str, Callable[[], Example]] = {
     "mlp": lambda: mlp(batch=8, width=16, hidden=32),
     "mlp odd": lambda: mlp(batch=7, width=9, hidden=13),
-    "llama": lambda: models.llama(**SIZES_EVEN, n_kv_heads=4, d_ffn=48, max_sequence=8),
+    "llama": lambda: models.llama(**SIZES_EVEN, n_layers=2, n_kv_heads=4, d_ffn=48),
     "llama odd": lambda: models.llama(**SIZES_ODD, n_kv_heads=3, d_ffn=50, max_sequence=13),
     "llama small": lambda: models.llama(batch=5, n_layers=1, d_model=12, n_heads=2, n_kv_heads=1, d_ffn=9),
-    "gpt2": lambda: models.gpt2(**SIZES_EVEN, max_sequence=8),
+    "gpt2": lambda: models.gpt2(**SIZES_EVEN),
     "gpt2 odd": lambda: models.gpt2(**SIZES_ODD, max_sequence=13),
     "gpt2 small": lambda: models.gpt2(batch=5, n_layers=1),
     "moe": models.moe,

@@ -47,6 +47,24 @@ def full(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+def determined(name: str, value: Tensor) -> Tensor:
+    """The part of a parameter that training determines: all of it, but for the keys' part of GPT-2's fused bias.
+
+    A bias of the keys adds the same to all scores of a query, so its gradient is zero but for rounding, and Adam
+    divides rounding by rounding: two orders of summation in one process disagree there as well.
+    """
+    if not name.endswith("c_attn.bias"):
+        return value
+    query, _, values = value.chunk(3)
+    return torch.cat((query, values))
+
+
+def worst_parameter(parallel: nn.Module, reference: nn.Module) -> float:
+    """The largest relative difference of two modules' parameters."""
+    pairs = zip(parallel.named_parameters(), reference.named_parameters(), strict=True)
+    return max(relative(determined(n, full(ours)), determined(n, theirs)) for (n, ours), (_, theirs) in pairs)
+
+
 def planned_collectives(plan: ShardingPlan) -> Counter[tuple[str, str, int]]:
     return Counter((c.kind, c.axis, c.size_bytes) for _, c in plan.collectives())
 
@@ -82,7 +100,7 @@ def check_parity(
         parallel, reference = pair
     assert [name for name, _ in parallel.named_parameters()] == [name for name, _ in reference.named_parameters()]
     layouts = {entry.name: placements_of(entry.layout) for entry in plan.parameters}
-    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-2, eps=1e-4) for m in (parallel, reference))
+    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (parallel, reference))
     seen = Differences()
     for step in range(steps):
         batch = cases.batch(case, step)
@@ -100,6 +118,5 @@ def check_parity(
         for optimizer in (ours, theirs):
             optimizer.step()
             optimizer.zero_grad()
-    for parameter, other in zip(parallel.parameters(), reference.parameters()):
-        seen.parameter = max(seen.parameter, relative(full(parameter), other))
+    seen.parameter = worst_parameter(parallel, reference)
     return seen

@@ -104,7 +104,7 @@ def _from_meta(plan_text: str, case: str) -> Differences:
 _DIVERGES = pytest.mark.xfail(strict=True, reason="random initialisation of uneven DTensors on CPU: replicas diverge")
 
 
-@pytest.mark.parametrize("case", ["gpt2", "llama", pytest.param("gpt2 small", marks=_DIVERGES)])
+@pytest.mark.parametrize("case", ["llama", pytest.param("gpt2 small", marks=_DIVERGES)])
 def test_model_on_the_meta_device(case: str):
     plan = cases.sharded_plan(case, AXES)
     results = run_ranks(4, _from_meta, autoshard.dump_plan(plan), case)

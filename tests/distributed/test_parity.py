@@ -11,7 +11,7 @@ from . import cases
 from .harness import run_ranks
 from .parity import Differences, check_parity, device_mesh_of, planned_collectives
 
-LIMIT = 1e-4  # of the largest relative difference; what is seen is below 2e-5
+LIMIT = 1e-4  # of the largest relative difference of one tensor; 2.2e-5 is the largest seen
 
 MESHES = ("tp=2", "dp=4", "dp=2,tp=2", "dp=2,tp=4")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed._functional_collectives as funcol
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -123,6 +124,22 @@ def test_torch_corrupts_a_doubly_cut_tensor_and_autoshard_does_not():
     assert all(ours for _, ours in results)
     if torch.__version__.startswith("2.13"):
         assert not any(theirs for theirs, _ in results)
+
+
+def _measured() -> list[tuple[str, str, int]]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with autoshard.measure_collectives(mesh) as log:
+        funcol.all_reduce(torch.ones(3), "sum", mesh.get_group("tp"))
+        funcol.all_gather_tensor(torch.ones(3), 0, (mesh, 0))
+        funcol.broadcast(torch.ones(2), 0, mesh.get_group("dp"))
+        torch.ones(3).add(1)
+    return log.records
+
+
+def test_measuring_sees_every_functional_collective_whoever_runs_it():
+    """Also those that no plan has, under torch's name."""
+    wanted = [("all_reduce", "tp", 12), ("all_gather", "dp", 24), ("_c10d_functional.broadcast.default", "dp", 8)]
+    assert run_ranks(4, _measured) == [wanted] * 4
 
 
 def _check_empty_shards(axes: str, shape: tuple[int, ...]) -> int:

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from solver import INFEASIBLE, Edge, Group, Node, Problem
+from solver import INFEASIBLE, Budget, Edge, Group, Node, Problem
 
 
 def random_problem(seed: int) -> Problem:
@@ -28,7 +28,20 @@ def random_problem(seed: int) -> Problem:
     fixed = {node: rng.randrange(kinds[node]) for node in range(len(nodes)) if rng.random() < 0.1}
     most = sum(int(node.usages.max()) for node in nodes if node.usages is not None)
     limit = None if rng.random() < 0.3 else rng.randint(most // 4, most + 1)
-    return Problem(nodes, tuple(edges), tuple(groups), ties, fixed, limit, f"random {seed}", rng.randint(-5, 5))
+    price = rng.randint(0, 4) if limit is not None and rng.random() < 0.3 else None
+    budgets = _budgets(rng, kinds) if price is None and rng.random() < 0.3 else ()
+    offset = rng.randint(-5, 5)
+    return Problem(nodes, tuple(edges), tuple(groups), ties, fixed, limit, f"random {seed}", offset, price, budgets)
+
+
+def _budgets(rng: random.Random, sizes: list[int]) -> tuple[Budget, ...]:
+    budgets = []
+    for name in ("first", "second")[: rng.randint(1, 2)]:
+        users = [node for node in range(len(sizes)) if rng.random() < 0.6]
+        usages = {node: np.array([rng.randint(0, 9) for _ in range(sizes[node])]) for node in users}
+        most = sum(int(units.max()) for units in usages.values())
+        budgets.append(Budget(name, rng.randint(most // 3, most + 3), usages))
+    return tuple(budgets)
 
 
 def _kinds(rng: random.Random) -> list[int]:

@@ -14,7 +14,7 @@ from solver.reductions import REDUCTIONS, Chain, Contradiction, reduce
 from .random_problems import random_problem
 
 SEEDS = st.integers(0, 10**9)
-RESOLVED_FIRST = {"merge ties": 0, "keep fixed": 1}
+RESOLVED_FIRST = {"merge budgets": 0, "merge ties": 1, "keep fixed": 2}
 
 
 def exhaustive(problem: Problem) -> Answer:
@@ -22,8 +22,8 @@ def exhaustive(problem: Problem) -> Answer:
 
 
 def resolved(problem: Problem, name: str) -> Problem | None:
-    """The problem as the reduction may see it: ties and fixed choices are resolved before the others run."""
-    for first in list(RESOLVED_FIRST)[: RESOLVED_FIRST.get(name, 2)]:
+    """The problem as the reduction may see it: budgets, ties and fixed choices are resolved before the others run."""
+    for first in list(RESOLVED_FIRST)[: RESOLVED_FIRST.get(name, 3)]:
         outcome = REDUCTIONS[first](problem)
         if isinstance(outcome, Contradiction):
             return None

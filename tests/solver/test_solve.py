@@ -73,7 +73,7 @@ def test_every_backend_sees_that_a_triangle_has_no_two_colouring(backend: str) -
     assert solution.choices is None and solution.cost is None
 
 
-@pytest.mark.parametrize("backend", [name for name in AVAILABLE if name != "exhaustive"])
+@pytest.mark.parametrize("backend", [name for name in AVAILABLE if name not in ("exhaustive", "decomposition")])
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**9))
 def test_backends_agree_with_trying_everything(backend: str, seed: int) -> None:
@@ -82,6 +82,18 @@ def test_backends_agree_with_trying_everything(backend: str, seed: int) -> None:
     assert (solution.status is Status.INFEASIBLE) == best.infeasible
     assert solution.cost == best.bound
     assert best.infeasible or solution.status is Status.OPTIMAL
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**9))
+def test_decomposition_finds_an_answer_between_its_bound_and_the_optimum(seed: int) -> None:
+    problem = random_problem(seed)
+    best, solution = Exhaustive().run(problem, Request()), solve(problem, backend="decomposition")
+    if best.bound is None:
+        assert solution.status is Status.INFEASIBLE
+    else:
+        assert solution.cost is not None and solution.bound is not None
+        assert solution.bound <= best.bound <= solution.cost
 
 
 def test_limits_of_many_bytes_are_kept_to_the_byte() -> None:

@@ -98,17 +98,13 @@ def test_matrix_products_attention_and_embeddings_are_cut_over_rows_columns_and_
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_rule_is_verified_on_shrunken_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models are too large to check a rule on real sizes, so whatever holds there must also be seen to hold when small.
-
-    The one exception: a pooling backward takes indices into the whole image, which shrunken images do not have.
-    """
+    """Models are too large to check a rule on real sizes, so whatever holds there must also be seen to hold when small."""
     either = {text: strategies_of(name, text) for text in ("a=2", "a=3", "a=4")}
     monkeypatch.setattr(check, "_LARGEST_UNSHRUNK", -1)
     for text in either:
         shrunken = _enumerate(name, text)
         for subject in subjects(name):
-            if subject.node.op is not torch.ops.aten.max_pool2d_with_indices_backward.default:
-                assert shrunken[subject.node.name] == either[text][subject.node.name], subject.metas
+            assert shrunken[subject.node.name] == either[text][subject.node.name], subject.metas
 
 
 def test_the_oracle_reassembles_what_it_split() -> None:

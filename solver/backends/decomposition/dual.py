@@ -85,7 +85,7 @@ class Dual:
         aim = TARGET * max(1.0, abs(self.bound))
         polyak = self.step_size * aim / float(active @ active)
         cap = LARGEST_CHANGE * (float(self.prices.sum()) + aim) / float(np.abs(active).sum())
-        return np.maximum(0.0, self.prices + min(polyak, cap) * excess)
+        return loads.allowed(np.maximum(0.0, self.prices + min(polyak, cap) * excess))
 
     def _set_prices(self, loads: Loads, prices: FloatArray) -> None:
         self.prices = prices
@@ -96,4 +96,5 @@ class Dual:
         messages = self.messages
         least = np.repeat(messages.least(), messages.lengths)
         is_least = (messages.theta <= least + 1e-9 * np.abs(least) + 1e-3).astype(np.float64)
-        return is_least / np.repeat(np.add.reduceat(is_least, self.energy.first[:-1]), messages.lengths)
+        shares: FloatArray = is_least / np.repeat(np.add.reduceat(is_least, self.energy.first[:-1]), messages.lengths)
+        return shares

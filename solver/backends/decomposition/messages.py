@@ -6,10 +6,10 @@ in the direction of the pass, gamma_i = 1 / max(n_i forward, n_i backward) each:
 
     message_ij[m]  =  min over l of  gamma_i theta_i[l] - message_ji[l] + e_ij[l, m]
 
-and the least entry of every new message goes to the bound too. The bound of one pass is valid whatever the messages were
-before it: the messages of earlier passes cancel between the two ends of an edge, every amount that the pass takes out of
-a node or an edge is its least, and what is left, (1 - n_i gamma_i) theta_i, is not negative.
-Source: Kolmogorov, "Convergent tree-reweighted message passing for energy minimization", 2006, section 3.
+and the least entry of every new message goes to the bound too. The bound of one pass is valid whatever the messages
+were before it: the messages of earlier passes cancel between the two ends of an edge, every amount that the pass
+takes out of a node or an edge is its least, and what is left, (1 - n_i gamma_i) theta_i, is not negative. Source:
+Kolmogorov, "Convergent tree-reweighted message passing for energy minimization", 2006, section 3.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ class Messages:
         """A pass forward and one backward; the bound of the latter."""
         for color in range(len(self.forward)):
             self._visit(color, forward=True)
-        return sum(self._visit(color, forward=False) for color in reversed(range(len(self.backward))))
+        return sum((self._visit(color, forward=False) for color in reversed(range(len(self.backward)))), 0.0)
 
     def least(self) -> FloatArray:
         """(N,) the least theta of every node."""
-        return np.minimum.reduceat(self.theta, self.energy.first[:-1])
+        least: FloatArray = np.minimum.reduceat(self.theta, self.energy.first[:-1])
+        return least
 
     def slack(self, chosen: IntArray) -> FloatArray:
         """(N,) how far the assignment is above the least of theta at each node and of the edges around it."""
-        slack = self.theta[self.energy.first[:-1] + chosen] - self.least()
+        slack: FloatArray = self.theta[self.energy.first[:-1] + chosen] - self.least()
         for batch, to_u, to_v in zip(self.energy.batches, self.to_u, self.to_v, strict=True):
             left = batch.costs - to_u[:, None, :] - to_v[None, :, :]
             b = np.arange(left.shape[2])

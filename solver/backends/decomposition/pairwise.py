@@ -12,6 +12,7 @@ Absent pairs cost ABSENT_FACTOR times the largest finite cost, which again only 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,15 @@ from ...problem import INFEASIBLE, Edge, IntArray, Problem
 FloatArray = npt.NDArray[np.float64]
 
 ABSENT_FACTOR = 1e3
+
+BATCH_ENTRIES = 1 << 19
+"""Entries of the matrices of a batch: 4 MB, so that what numpy makes of them stays in the cache."""
+
+Kind = tuple[int, int, int, int]
+"""(lower colour, higher colour, rows, columns)."""
+
+Member = tuple[Edge, bool, float]
+"""(edge, whether its u has the higher colour, its share of its group)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +57,8 @@ class Side:
 
     def chosen_class(self, chosen: IntArray) -> IntArray:
         """(B,): the class of the strategy that each node chose."""
-        return self.class_of[self.class_starts + chosen[self.nodes]]
+        classes: IntArray = self.class_of[self.class_starts + chosen[self.nodes]]
+        return classes
 
     def least(self, values: FloatArray) -> FloatArray:
         """(K, B): the least of the values over the strategies of each class."""
@@ -104,10 +115,7 @@ def build_pairwise(problem: Problem) -> Pairwise:
     color_starts = np.searchsorted(colors[order], np.arange(int(colors.max(initial=-1)) + 2)).astype(np.int64)
     absent = ABSENT_FACTOR * _largest(problem)
     costs = np.concatenate([_finite(problem.nodes[node].costs, absent) for node in order])
-    share = np.ones(len(problem.edges))
-    for group in problem.groups:
-        share[list(group.edges)] = 1.0 / len(group.edges)
-    batches = _batches(problem, colors, number, first, share, absent)
+    batches = _batches(_shares(problem), colors, number, first, absent)
     return Pairwise(order, first, color_starts, costs, batches)
 
 
@@ -136,11 +144,23 @@ def _finite(costs: IntArray, absent: float) -> FloatArray:
     return np.where(costs >= INFEASIBLE, absent, costs).astype(np.float64)
 
 
+def _shares(problem: Problem) -> list[tuple[Edge, float]]:
+    """The edges and their share of their group, 1 outside groups; an edge of a group with its own columns only."""
+    shares = [(edge, 1.0) for edge in problem.edges]
+    for group in problem.groups:
+        for index in group.edges:
+            edge = problem.edges[index]
+            used, cols = np.unique(edge.cols, return_inverse=True)
+            own = Edge(edge.u, edge.v, edge.rows, cols, edge.costs[:, used])
+            shares[index] = own, 1.0 / len(group.edges)
+    return shares
+
+
 def _batches(
-    problem: Problem, colors: IntArray, number: IntArray, first: IntArray, share: FloatArray, absent: float
+    shares: list[tuple[Edge, float]], colors: IntArray, number: IntArray, first: IntArray, absent: float
 ) -> tuple[Batch, ...]:
-    alike: dict[tuple[int, int, int, int], list[tuple[Edge, bool, float]]] = defaultdict(list)
-    for edge, part in zip(problem.edges, share.tolist(), strict=True):
+    alike: dict[Kind, list[Member]] = defaultdict(list)
+    for edge, part in shares:
         low, high = int(colors[edge.u]), int(colors[edge.v])
         rows, cols = edge.costs.shape
         if low < high:
@@ -148,7 +168,7 @@ def _batches(
         else:
             alike[high, low, cols, rows].append((edge, True, part))
     batches = []
-    for (low, high, rows, cols), edges in sorted(alike.items(), key=lambda item: item[0]):
+    for low, high, rows, cols, edges in _split(alike):
         costs = np.empty((rows, cols, len(edges)))
         for b, (edge, flipped, part) in enumerate(edges):
             matrix = _finite(edge.costs, absent) * part
@@ -157,6 +177,15 @@ def _batches(
         v = [(edge.u, edge.rows) if flipped else (edge.v, edge.cols) for edge, flipped, _ in edges]
         batches.append(Batch((low, high), _side(u, rows, number, first), _side(v, cols, number, first), costs))
     return tuple(batches)
+
+
+def _split(alike: dict[Kind, list[Member]]) -> Iterator[tuple[int, int, int, int, list[Member]]]:
+    """The edges kind by kind, in parts that fit the cache."""
+    for kind in sorted(alike):
+        edges = alike[kind]
+        most = max(1, BATCH_ENTRIES // (kind[2] * kind[3]))
+        for start in range(0, len(edges), most):
+            yield *kind, edges[start : start + most]
 
 
 def _side(ends: list[tuple[int, IntArray]], classes: int, number: IntArray, first: IntArray) -> Side:

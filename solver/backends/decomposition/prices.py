@@ -20,6 +20,8 @@ class Loads:
     def __init__(self, problem: Problem, energy: Pairwise) -> None:
         assert problem.usage_limit is not None
         self.limit = problem.usage_limit
+        # With a soft limit the bytes over it cost the usage price, so the prices of all steps together cannot be more.
+        self.most = np.inf if problem.usage_price is None else float(problem.usage_price) * max(1, self.limit)
         self.energy = energy
         entries = [
             (lo, hi, int(energy.first[number]), node, usages)
@@ -42,12 +44,18 @@ class Loads:
         """Per flat position, what its memory costs at the prices (T,)."""
         total = np.concatenate([[0.0], np.cumsum(prices)])
         weights = (total[self.hi] - total[self.lo])[self.load] * self.parts
-        return np.bincount(self.positions, weights, minlength=len(self.energy.costs))
+        # With no weights at all bincount counts in integers.
+        return np.bincount(self.positions, weights, minlength=len(self.energy.costs)).astype(np.float64)
 
     def expected(self, shares: FloatArray) -> FloatArray:
         """(T,) usage over the limit when each position is chosen to the given share."""
         used = np.bincount(self.load, shares[self.positions] * self.parts, minlength=len(self.lo))
-        return self._over_time(used)
+        return self._over_time(used.astype(np.float64))
+
+    def allowed(self, prices: FloatArray) -> FloatArray:
+        """The prices, scaled down to `most` where they are more together: only then is their bound valid."""
+        total = float(prices.sum())
+        return prices if total <= self.most else prices * (self.most / total * (1 - 1e-12))
 
     def usage(self, chosen: IntArray) -> IntArray:
         """(T,) bytes in use at each step for the chosen strategies (N,), exact."""

@@ -1,9 +1,9 @@
 """Large neighbourhood search: all nodes but a window keep their choices, and the window is solved as a problem.
 
-The window's problem holds the window, its neighbours with the one strategy they chose, and one background node that uses
-at every step what all others use. Between two changes of the window's own usage only the largest usage of the others
-counts, so the background needs one load per such span.
-Source: Shaw, "Using constraint programming and local search methods to solve vehicle routing problems", 1998.
+The window's problem holds the window, its neighbours with the one strategy they chose, and one background node that
+uses at every step what all others use. Between two changes of the window's own usage only the largest usage of the
+others counts, so the background needs one load per such span. Source: Shaw, "Using constraint programming and local
+search methods to solve vehicle routing problems", 1998.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Windows:
         kept = tuple(Group(tuple(place[index] for index in problem.groups[group].edges)) for group in groups)
         if problem.usage_limit is not None:
             nodes.append(self._background(window, choices, usage))
-        return Problem(tuple(nodes), tuple(edges), kept, usage_limit=problem.usage_limit)
+        limit, price = problem.usage_limit, problem.usage_price
+        return Problem(tuple(nodes), tuple(edges), kept, usage_limit=limit, usage_price=price)
 
     def _background(self, window: list[int], choices: list[int], usage: IntArray) -> Node:
         others = usage.copy()
@@ -81,7 +82,7 @@ class Windows:
                 others[lo:hi] -= usages[choices[node]]
                 ends.update((lo, hi))
         spans = sorted(ends)
-        largest = np.maximum.reduceat(others, spans[:-1]) if self.steps else []
+        largest: list[int] = np.maximum.reduceat(others, spans[:-1]).tolist() if self.steps else []
         loads = (
             Load((lo, hi), np.array([used], np.int64))
             for lo, hi, used in zip(spans[:-1], spans[1:], largest, strict=True)

@@ -1,0 +1,112 @@
+"""`python -m solver problem.json.gz`: solves a problem in the IOPDDL format."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from .backends import BACKENDS, BackendUnavailable
+from .iopddl import read_problem, write_solution
+from .problem import ProblemError
+from .solution import Incumbent, Solution, Status
+from .solve import solve
+
+SOLVED: Final = 0
+BAD_INPUT: Final = 2
+INFEASIBLE: Final = 3
+NO_ANSWER: Final = 4
+
+LEAST_S: Final = 0.1
+
+_EXIT_CODES: Final = {
+    Status.OPTIMAL: SOLVED,
+    Status.FEASIBLE: SOLVED,
+    Status.INFEASIBLE: INFEASIBLE,
+    Status.TIME_LIMIT: NO_ANSWER,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit code (see --help)."""
+    options = _parser().parse_args(arguments)
+    started_s = time.monotonic()
+    try:
+        problem = read_problem(options.problem)
+        solution = solve(
+            problem,
+            backend=options.backend,
+            time_limit_s=_left_s(options.time_limit, time.monotonic() - started_s),
+            seed=options.seed,
+            relative_gap=options.gap,
+            progress=_show if sys.stderr.isatty() else None,
+        )
+        if options.output:
+            write_solution(solution, options.output)
+    except (ProblemError, BackendUnavailable) as error:
+        return _fail(str(error))
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}")
+    except KeyboardInterrupt:
+        return _fail("interrupted before the problem was read", NO_ANSWER)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    _report(solution)
+    return _EXIT_CODES[solution.status]
+
+
+def _left_s(time_limit_s: float | None, used_s: float) -> float | None:
+    """What reading the file left of the limit; a limit that was no positive number stays, for `solve` to refuse."""
+    if time_limit_s is None or not time_limit_s > 0:
+        return time_limit_s
+    return max(LEAST_S, time_limit_s - used_s)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m solver",
+        description="Chooses one strategy per node of a problem in the IOPDDL format, at least cost.",
+        epilog="Exit codes: 0 solved, 2 bad input, 3 infeasible, 4 no answer in the time given. Ctrl-C ends the search "
+        "like the time limit.",
+    )
+    parser.add_argument("problem", help="problem file, plain or gzipped JSON")
+    parser.add_argument("-o", "--output", help="solution file to write (status, cost, bound, gap, seconds, choices)")
+    parser.add_argument(
+        "--time-limit", type=float, metavar="SECONDS", help="wall-clock limit, reading the file included"
+    )
+    parser.add_argument(
+        "--gap", type=float, default=0.0, help="stop at this (cost - bound) / cost (default: %(default)s)"
+    )
+    parser.add_argument("--backend", default="auto", help=f"one of {', '.join(BACKENDS)} (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    return parser
+
+
+def _report(solution: Solution) -> None:
+    for size in solution.report.sizes:
+        print(
+            f"{size.seconds:8.2f} s  {size.stage:28}{size.nodes:8} nodes {size.strategies:9} strategies "
+            f"{size.edges:8} edges {size.pairs:10} pairs"
+        )
+    print(solution.status.value)
+    if solution.report.explanation:
+        print(f"why      {solution.report.explanation}")
+    print(f"cost     {solution.cost}\nbound    {solution.bound}\ngap      {solution.gap:.3g}")
+    print(f"seconds  {solution.report.seconds:.2f}")
+
+
+def _show(incumbent: Incumbent) -> None:
+    print(f"\r{incumbent.seconds:8.1f} s   cost {incumbent.cost}   bound {incumbent.bound}   ", end="", file=sys.stderr)
+
+
+def _fail(message: str, code: int = BAD_INPUT) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        sys.exit(main())

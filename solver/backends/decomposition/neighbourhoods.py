@@ -1,0 +1,100 @@
+"""Large neighbourhood search: picks windows, solves them, and keeps what is better.
+
+Windows grow around one to four nodes, drawn by how far the best answer is above the bound there: several, because
+memory couples nodes that no edge joins. The size of the windows follows the time that they take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from ...evaluate import evaluate
+from ...problem import IntArray, Problem
+from ...reductions import Chain, reduce
+from ..backend import Request
+from ..lazy import run_lazily
+from ..mathopt import MathOpt
+from .pairwise import FloatArray, Pairwise
+from .prices import Loads
+from .shared import Shared
+from .windows import Windows
+
+FIRST_STRATEGIES = 1500
+FEWEST_STRATEGIES = 100
+AIM_S = 1.5
+LIMIT_S = 6.0
+WINDOW_GAP = 1e-5
+MOST_SEEDS = 4
+UNIFORM_SHARE = 0.1
+STALE_WINDOWS = 40
+
+
+class Neighbourhoods:
+    """The search of one thread."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        energy: Pairwise,
+        loads: Loads | None,
+        slack: Callable[[IntArray], FloatArray],
+        shared: Shared,
+    ) -> None:
+        self.problem = problem
+        self.energy = energy
+        self.loads = loads
+        self.slack = slack
+        self.shared = shared
+        self.windows = Windows(problem)
+        self.strategies = FIRST_STRATEGIES
+
+    def search(self, rng: np.random.Generator) -> None:
+        """Tries windows until the search is stopped or, without a deadline, STALE_WINDOWS in a row gained nothing."""
+        stale = 0
+        while not self.shared.stop.is_set() and self.shared.choices is not None:
+            if self.shared.request.deadline_s is None and stale >= STALE_WINDOWS:
+                return
+            started_s = time.monotonic()
+            stale = 0 if self._try_window(self.shared.choices, rng) else stale + 1
+            self._resize(time.monotonic() - started_s)
+
+    def _resize(self, took_s: float) -> None:
+        factor = 1.15 if took_s < AIM_S / 2 else 0.8 if took_s > 2 * AIM_S else 1.0
+        self.strategies = min(self.problem.strategies, max(FEWEST_STRATEGIES, int(self.strategies * factor)))
+
+    def _try_window(self, choices: tuple[int, ...], rng: np.random.Generator) -> bool:
+        chosen = np.array(choices, np.int64)[self.energy.order]
+        window = self.windows.grown(self._seeds(chosen, rng), self.strategies, rng)
+        usage = np.zeros(0, np.int64) if self.loads is None else self.loads.usage(chosen)
+        cut = self.windows.cut(window, list(choices), usage)
+        before = evaluate(cut, [*(choices[node] for node in window), *[0] * (len(cut.nodes) - len(window))])
+        local = self._solved(cut)
+        if local is None or evaluate(cut, local).cost >= before.cost:
+            return False
+        # On top of what another thread may have found meanwhile; judged as a whole.
+        merged = list(self.shared.choices or choices)
+        for node, choice in zip(window, local, strict=False):
+            merged[node] = choice
+        return self.shared.offer(tuple(merged))
+
+    def _seeds(self, chosen: IntArray, rng: np.random.Generator) -> list[int]:
+        slack = np.maximum(0.0, self.slack(chosen))
+        share = UNIFORM_SHARE / len(slack) + (1 - UNIFORM_SHARE) * slack / max(1e-12, float(slack.sum()))
+        count = min(len(slack), int(rng.integers(1, MOST_SEEDS + 1)))
+        picked = rng.choice(len(slack), count, replace=False, p=share / share.sum())
+        seeds: list[int] = self.energy.order[picked].tolist()
+        return seeds
+
+    def _solved(self, cut: Problem) -> tuple[int, ...] | None:
+        chain = reduce(cut)
+        if not isinstance(chain, Chain):
+            return None
+        if not chain.problem.nodes:
+            return chain.lift(())
+        left_s = self.shared.request.seconds_left()
+        deadline_s = time.monotonic() + (LIMIT_S if left_s is None else min(LIMIT_S, left_s))
+        answer = run_lazily(MathOpt("HIGHS"), chain.problem, Request(deadline_s, WINDOW_GAP, self.shared.request.seed))
+        return None if answer.choices is None else chain.lift(answer.choices)
