@@ -19,7 +19,8 @@ from .plans import ShardingPlan, dump_plan, parse_plan, read_plan, write_plan
 
 if TYPE_CHECKING:
     from .api import auto_parallelize, plan
-    from .lowering import measure_collectives, parallelize, shard_inputs
+    from .apply import parallelize
+    from .lowering import measure_collectives, shard_inputs
 
 __version__ = "0.1.0"
 
@@ -27,7 +28,7 @@ _LAZY = {
     "auto_parallelize": "autoshard.api",
     "plan": "autoshard.api",
     "measure_collectives": "autoshard.lowering",
-    "parallelize": "autoshard.lowering",
+    "parallelize": "autoshard.apply",
     "shard_inputs": "autoshard.lowering",
 }
 

@@ -14,13 +14,14 @@ from torch.utils._pytree import tree_flatten
 import cost_models
 from solver import Status, solve
 
+from .apply import parallelize
 from .calls import describe_call
 from .capture import capture, input_names
 from .constraints import parse_pin
 from .errors import InfeasibleError
 from .formulation import OBJECTIVES, Objective, formulate
 from .interpretation import interpret
-from .lowering import from_first_rank, mesh_of, parallelize
+from .lowering import from_first_rank, mesh_of
 from .mesh import Mesh
 from .plans import ShardingPlan, dump_plan, parse_plan
 

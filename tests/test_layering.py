@@ -29,6 +29,7 @@ STAGES = MODEL | {
     "autoshard.formulation",
     "autoshard.interpretation",
     "autoshard.lowering",
+    "autoshard.apply",
 }
 OTHERS = frozenset({"solver", "cost_models", "autoshard.measure"})
 FILES = frozenset({"pydantic", "yaml"})  # what validates the files on disk
@@ -73,6 +74,11 @@ TABLE = {
         VOCABULARY
         | {"autoshard.plans", "autoshard.calls"}
         | {"autoshard.capture", "autoshard.redistribution", "autoshard.localize"},
+        frozenset({"torch"}),
+    ),
+    "autoshard.apply": Row(
+        VOCABULARY
+        | {"autoshard.plans", "autoshard.calls", "autoshard.capture", "autoshard.strategies", "autoshard.lowering"},
         frozenset({"torch"}),
     ),
     "autoshard.measure": Row(frozenset({"autoshard.mesh", "cost_models"}), frozenset({"torch"})),

@@ -1,16 +1,27 @@
 """Lowering: a plan and a captured graph become the module that one rank runs. Needs no solver."""
 
-from .agree import from_first_rank
-from .match import mesh_of
+from .agree import bind, from_first_rank, shared_seed
+from .match import check_graph, check_mesh, mesh_of
+from .module import ParallelModule
 from .observe import CollectiveLog, measure_collectives
-from .parallelize import parallelize
-from .shards import shard_inputs
+from .program import LocalProgram, Rank, lower
+from .shards import shard_inputs, shard_parameters
+from .verify import verify
 
 __all__ = [
     "CollectiveLog",
+    "LocalProgram",
+    "ParallelModule",
+    "Rank",
+    "bind",
+    "check_graph",
+    "check_mesh",
     "from_first_rank",
+    "lower",
     "measure_collectives",
     "mesh_of",
-    "parallelize",
     "shard_inputs",
+    "shard_parameters",
+    "shared_seed",
+    "verify",
 ]

@@ -43,9 +43,14 @@ def is_collective(op: Any) -> bool:
 def broadcast(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Gives every rank of the mesh the values of its first rank: along one axis after the other, in place."""
     for axis in range(mesh.ndim):
-        group = mesh.get_group(axis)
-        dist.broadcast(tensor, dist.get_global_rank(group, 0), group)
+        broadcast_along(tensor, mesh, axis)
     return tensor
+
+
+def broadcast_along(tensor: torch.Tensor, mesh: DeviceMesh, axis: int) -> None:
+    """Gives every rank along a mesh axis the values of the first one, in place."""
+    group = mesh.get_group(axis)
+    dist.broadcast(tensor, dist.get_global_rank(group, 0), group)
 
 
 def device_of(mesh: DeviceMesh) -> torch.device:

@@ -1,4 +1,4 @@
-"""One rank works something out, and every rank gets the identical text."""
+"""What the ranks of a mesh agree on: which one each is, one text, one seed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import AutoshardError
-from .adapter import broadcast, device_of
+from .adapter import broadcast, device_of, group_names
+from .program import LocalProgram, Rank
 
 
 def from_first_rank(mesh: DeviceMesh, make: Callable[[], str]) -> str:
@@ -38,3 +39,15 @@ def from_first_rank(mesh: DeviceMesh, make: Callable[[], str]) -> str:
     if received.startswith("!"):
         raise AutoshardError(f"the first rank of the mesh failed: {received[1:]}")
     return received[1:]
+
+
+def shared_seed(program: LocalProgram, mesh: DeviceMesh) -> int | None:
+    """For a program that draws random numbers, a seed drawn by the first rank; None for any other."""
+    if not program.is_random:
+        return None
+    return int(broadcast(torch.randint(1 << 62, (1,)).to(device_of(mesh)), mesh).item())
+
+
+def bind(mesh: DeviceMesh) -> Rank:
+    """This rank of a mesh."""
+    return Rank(tuple(mesh.get_coordinate() or ()), device_of(mesh), group_names(mesh))

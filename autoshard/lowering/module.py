@@ -14,11 +14,12 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..capture import input_names
 from ..errors import InputError
-from ..layout import Layout, format_layout, local_shape
+from ..layout import format_layout, local_shape
 from ..plans import ShardingPlan, TensorEntry
 from .adapter import device_of
-from .placements import placements_of
+from .placements import as_dtensor, placements_of
 from .program import LocalProgram
+from .shards import agree_on_replicas
 
 # modules that do something else in training than in evaluation
 _MODAL = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -32,6 +33,9 @@ class ParallelModule(nn.Module):
 
     Call it with plain tensors, which are this rank's shards (:func:`autoshard.shard_inputs` cuts a full batch), or with
     DTensors. A scalar result comes back as a plain tensor, equal on all ranks; any other as a DTensor.
+
+    A model that was on the meta device is filled after it was made; its first forward then gives all copies of a shard
+    the values of the first copy, as random initialisation may have filled them differently.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class ParallelModule(nn.Module):
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._signature = [model]  # in a list, so that it is not registered as a submodule
         self._inputs = {entry.name: entry for entry in plan.inputs}
+        self._was_meta = any(p.is_meta for p in model.parameters())
         self._captured_training = model.training
         self._depends_on_mode = program.is_random or any(isinstance(m, _MODAL) for m in model.modules())
         self._tables = dict(_tables(model))
@@ -72,6 +77,9 @@ class ParallelModule(nn.Module):
                 f"the model was captured in {_mode(self._captured_training)} mode, runs in {_mode(self.training)} mode "
                 "and has dropout or batch norm; make another plan for that mode"
             )
+        if self._was_meta:
+            self._was_meta = False
+            agree_on_replicas(self, self._mesh)
         given = self._local_inputs(args, kwargs)
         flat = [given[name] if name in given else self._held(name) for name in self._program.arguments]
         with self._same_draws():
@@ -185,11 +193,3 @@ class _Step(torch.autograd.Function):
         tangents = [g.full_tensor() if isinstance(g, DTensor) else g for g in (grads[k] for k in program.tangents)]
         found = dict(zip(program.trained, program.backward(*ctx.saved_tensors, *tangents)))
         return (None, *(found.get(name) for name in program.arguments))
-
-
-def as_dtensor(local: torch.Tensor, shape: tuple[int, ...], layout: Layout, mesh: DeviceMesh) -> DTensor:
-    """A DTensor of a global shape from this rank's shard."""
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        local, mesh, placements_of(layout), run_check=False, shape=torch.Size(shape), stride=stride
-    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from ..layout import Layout
 
@@ -11,3 +13,11 @@ def placements_of(layout: Layout) -> tuple[Placement, ...]:
     """One DTensor placement per mesh axis."""
     made = {"R": lambda p: Replicate(), "S": lambda p: Shard(p.dim), "P": lambda p: Partial(p.reduce)}
     return tuple(made[placement.kind](placement) for placement in layout)
+
+
+def as_dtensor(local: torch.Tensor, shape: tuple[int, ...], layout: Layout, mesh: DeviceMesh) -> DTensor:
+    """A DTensor of a global shape from this rank's shard."""
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        local, mesh, placements_of(layout), run_check=False, shape=torch.Size(shape), stride=stride
+    )

@@ -46,42 +46,37 @@ class LocalProgram:
     is_random: bool
 
 
-def lower(
-    graph: CapturedGraph,
-    plan: ShardingPlan,
-    coordinate: tuple[int, ...],
-    device: torch.device,
-    groups: tuple[str, ...],
-) -> LocalProgram:
-    """Writes the local program of the rank at ``coordinate``.
+@dataclass(frozen=True)
+class Rank:
+    """One rank of a job: its coordinate on the mesh, its device, and the name of its process group along each axis."""
+
+    coordinate: tuple[int, ...]
+    device: torch.device
+    groups: tuple[str, ...]
+
+
+def lower(graph: CapturedGraph, plan: ShardingPlan, rank: Rank) -> LocalProgram:
+    """Writes the local program of one rank.
 
     Args:
         graph: the graph the plan was made for.
-        device: where the rank's tensors live; takes the place of every device in the graph.
-        groups: the name of the process group along each mesh axis.
+        rank: its device takes the place of every device in the graph.
 
     Raises:
         VerificationError: the plan lacks a redistribution that its layouts need, or an operator on shards gives
             another shape than the plan says.
     """
-    return _Lowering(graph, plan, coordinate, device, groups).run()
+    return _Lowering(graph, plan, rank).run()
 
 
 class _Lowering:
-    def __init__(
-        self,
-        graph: CapturedGraph,
-        plan: ShardingPlan,
-        coordinate: tuple[int, ...],
-        device: torch.device,
-        groups: tuple[str, ...],
-    ) -> None:
-        self._graph, self._mesh, self._coordinate, self._device = graph, plan.mesh, coordinate, device
+    def __init__(self, graph: CapturedGraph, plan: ShardingPlan, rank: Rank) -> None:
+        self._graph, self._mesh, self._coordinate, self._device = graph, plan.mesh, rank.coordinate, rank.device
         self._operators = {entry.name: entry for entry in plan.operators}
         self._held = {e.name: e.layout for e in (*plan.parameters, *plan.buffers, *plan.inputs)}
         self._outputs = {entry.name: entry.layout for entry in plan.outputs}
         self._paths = {(r.tensor, r.phase, r.path[0], r.path[-1]): r.path for r in plan.redistributions}
-        self._emitters = {phase: GraphEmitter(plan.mesh, groups) for phase in ("forward", "backward")}
+        self._emitters = {phase: GraphEmitter(plan.mesh, rank.groups) for phase in ("forward", "backward")}
         self._values: dict[tuple[Ref, str], fx.Node] = {}
         self._moved: dict[tuple[Ref, str, Layout], fx.Node] = {}
         self._saved: dict[Ref, None] = {}

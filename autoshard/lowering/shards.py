@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from ..errors import InputError
 from ..layout import Layout, local_range, local_shape
 from ..mesh import Mesh
 from ..plans import ShardingPlan
-from .adapter import broadcast, device_of
-from .module import as_dtensor
+from .adapter import broadcast, broadcast_along, device_of
+from .placements import as_dtensor
 
 
 def shard_inputs(plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -70,6 +71,17 @@ def shard_parameters(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> 
 
 def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.detach().to(device, copy=True).contiguous()
+
+
+def agree_on_replicas(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Gives every copy of a shard, and of a buffer, the values of the first copy."""
+    for parameter in module.parameters():
+        assert isinstance(parameter, DTensor)
+        for axis, placement in enumerate(parameter.placements):
+            if placement.is_replicate():
+                broadcast_along(parameter.to_local().detach(), mesh, axis)
+    for buffer in module.buffers():
+        broadcast(buffer, mesh)
 
 
 def _sharded(

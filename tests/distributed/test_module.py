@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def plan_text() -> str:
 
 
 def _accumulate_and_clip(plan_text: str) -> dict[str, tuple[float, float]]:
-    """Three steps of two backward calls each, clipped; by optimizer, the largest differences of norms and parameters."""
+    """Three steps of two backward calls each, clipped; the largest differences of norm and parameters."""
     plan, parallel, reference, mesh = both(CASE, plan_text)
     modules = (parallel, reference)
     initial = [deepcopy(module.state_dict()) for module in modules]

@@ -97,6 +97,11 @@ class _Search:
         until_s = None if left_s is None else time.monotonic() + ASCENT_SHARE * left_s
         while not self.dual.ended and not self.shared.stop.is_set():
             self.dual.advance()
+            if self.dual.bound > self.energy.most + self.problem.offset and self.problem.usage_price is None:
+                # No assignment costs so much: the prices on memory can rise for ever.
+                self.shared.take(Answer(infeasible=True))
+                self.shared.stop.set()
+                return
             late = until_s is not None and time.monotonic() > until_s
             if self.dual.passes % PASSES_PER_ROUNDING == 0 or self.dual.ended or late:
                 self.shared.raise_bound(self.dual.bound)
@@ -111,14 +116,14 @@ class _Search:
         neighbourhoods.search(np.random.default_rng([self.shared.request.seed, seed]))
 
     def _round(self) -> None:
-        """Offers the rounded messages, as they are where the limit is soft, and repaired."""
+        """Offers the rounded messages, repaired to fit a hard limit."""
         dual, scale = self.dual, float(self.dual.prices.sum()) + abs(self.dual.bound)
         chosen = self.descent.settled(self.descent.rounded(dual.messages), dual.messages.costs)
-        if self.problem.usage_price is not None:
-            self._offer(chosen)
-        repaired = self.descent.repaired(chosen, dual.prices, scale)
-        if repaired is not None:
-            self._offer(repaired)
+        fitting: IntArray | None = chosen
+        if self.problem.usage_price is None:
+            fitting = self.descent.repaired(chosen, dual.prices, scale)
+        if fitting is not None:
+            self._offer(fitting)
 
     def _offer(self, chosen: IntArray) -> None:
         cost = self.shared.cost

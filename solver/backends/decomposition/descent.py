@@ -63,7 +63,7 @@ class Descent:
             return chosen
         prices, raised = prices.copy(), FIRST_RAISE * scale
         for _ in range(RAISES):
-            over = np.maximum(0.0, self.loads.usage(chosen) / max(1, self.loads.limit) - 1.0)
+            over = np.maximum(0.0, (self.loads.usage(chosen) - self.loads.limit) / self.loads.unit)
             if not over.any():
                 return chosen
             prices += raised * over / (over.max() * np.count_nonzero(over) ** 0.5)

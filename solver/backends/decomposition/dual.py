@@ -50,7 +50,7 @@ class Dual:
 
     def advance(self) -> None:
         """One pass forward, one backward, and one step of the prices."""
-        paid = float(self.prices.sum())
+        paid = 0.0 if self.loads is None else float(self.prices.sum()) * self.loads.limit_parts
         found = self.messages.sweep() - paid
         # The sums behind `found` carry a relative error; RESOLUTION is far above it.
         found += self.offset - RESOLUTION * (abs(found) + paid)
@@ -78,7 +78,7 @@ class Dual:
     def _next_prices(self, loads: Loads) -> FloatArray:
         shares = self._least_shares()
         self.shares = shares if self.shares is None else (1 - AVERAGING) * self.shares + AVERAGING * shares
-        excess = loads.expected(self.shares) - 1.0
+        excess = loads.expected(self.shares) - loads.limit_parts
         active = excess[(excess > 0) | (self.prices > 0)]
         if not len(active):
             return self.prices

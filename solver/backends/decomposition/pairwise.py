@@ -95,6 +95,7 @@ class Pairwise:
         color_starts: first node of each colour, and N.
         costs: (first[-1],) node costs without prices on memory.
         batches: the edges.
+        most: no assignment without absent pairs costs more.
     """
 
     order: IntArray
@@ -102,6 +103,7 @@ class Pairwise:
     color_starts: IntArray
     costs: FloatArray
     batches: tuple[Batch, ...]
+    most: float
 
 
 def build_pairwise(problem: Problem) -> Pairwise:
@@ -116,7 +118,7 @@ def build_pairwise(problem: Problem) -> Pairwise:
     absent = ABSENT_FACTOR * _largest(problem)
     costs = np.concatenate([_finite(problem.nodes[node].costs, absent) for node in order])
     batches = _batches(_shares(problem), colors, number, first, absent)
-    return Pairwise(order, first, color_starts, costs, batches)
+    return Pairwise(order, first, color_starts, costs, batches, _most(problem))
 
 
 def _colors(problem: Problem) -> IntArray:
@@ -133,11 +135,16 @@ def _colors(problem: Problem) -> IntArray:
 
 
 def _largest(problem: Problem) -> float:
-    largest = 1.0
-    for costs in {id(a): a for a in (*(n.costs for n in problem.nodes), *(e.costs for e in problem.edges))}.values():
-        finite = costs[costs < INFEASIBLE]
-        largest = max(largest, float(np.abs(finite).max(initial=0)))
-    return largest
+    return float(max([1, *(int(np.abs(costs[costs < INFEASIBLE]).max(initial=0)) for costs in _arrays(problem))]))
+
+
+def _most(problem: Problem) -> float:
+    return float(sum(max(0, int(costs[costs < INFEASIBLE].max(initial=0))) for costs in _arrays(problem)))
+
+
+def _arrays(problem: Problem) -> Iterator[IntArray]:
+    yield from (node.costs for node in problem.nodes)
+    yield from (edge.costs for edge in problem.edges)
 
 
 def _finite(costs: IntArray, absent: float) -> FloatArray:

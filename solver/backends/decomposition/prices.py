@@ -20,8 +20,10 @@ class Loads:
     def __init__(self, problem: Problem, energy: Pairwise) -> None:
         assert problem.usage_limit is not None
         self.limit = problem.usage_limit
+        self.unit = max(1, self.limit)
+        self.limit_parts = self.limit / self.unit
         # With a soft limit the bytes over it cost the usage price, so the prices of all steps together cannot be more.
-        self.most = np.inf if problem.usage_price is None else float(problem.usage_price) * max(1, self.limit)
+        self.most = np.inf if problem.usage_price is None else float(problem.usage_price) * self.unit
         self.energy = energy
         entries = [
             (lo, hi, int(energy.first[number]), node, usages)
@@ -37,7 +39,7 @@ class Loads:
         self.load = np.repeat(np.arange(len(entries)), sizes)
         self.positions = np.arange(len(self.load)) - np.repeat(self.starts[:-1] - self.first, sizes)
         self.bytes = np.concatenate([usages for *_, usages in entries]) if entries else np.zeros(0, np.int64)
-        self.parts = self.bytes / max(1, self.limit)
+        self.parts = self.bytes / self.unit
         self.node = np.searchsorted(energy.first, self.first, side="right") - 1
 
     def priced(self, prices: FloatArray) -> FloatArray:
@@ -48,7 +50,7 @@ class Loads:
         return np.bincount(self.positions, weights, minlength=len(self.energy.costs)).astype(np.float64)
 
     def expected(self, shares: FloatArray) -> FloatArray:
-        """(T,) usage over the limit when each position is chosen to the given share."""
+        """(T,) usage as a part of the limit when each position is chosen to the given share."""
         used = np.bincount(self.load, shares[self.positions] * self.parts, minlength=len(self.lo))
         return self._over_time(used.astype(np.float64))
 

@@ -1,7 +1,8 @@
-"""Applies a plan to a model on a real DeviceMesh. Needs no solver."""
+"""The executing half, read top to bottom: capture, match, check, lower, verify. Needs no solver and no cost model."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -9,16 +10,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_flatten
 
-from ..calls import rebuild_call
-from ..capture import capture, input_names
-from ..errors import PlanMismatchError
-from ..plans import ShardingPlan
-from .adapter import broadcast, device_of, group_names
-from .match import check_graph, check_mesh
-from .module import ParallelModule
-from .program import LocalProgram, lower
-from .shards import shard_parameters
-from .verify import verify
+from .calls import rebuild_call
+from .capture import CapturedGraph, capture, input_names
+from .errors import PlanMismatchError, StrategyWarning, VerificationError
+from .layout import Layout, format_layout
+from .lowering import ParallelModule, bind, check_graph, check_mesh, lower, shard_parameters, shared_seed, verify
+from .plans import ShardingPlan
+from .strategies import Enumerator, Strategy
 
 
 def parallelize(
@@ -45,7 +43,7 @@ def parallelize(
 
     Raises:
         PlanMismatchError: the plan was made for another model, other shapes or another mesh; says which part differs.
-        VerificationError: the lowered graph would not communicate as the plan says.
+        VerificationError: a layout that no rule allows, or a lowered graph that would not communicate as planned.
         CaptureError: the model is not one static graph.
     """
     check_mesh(plan, mesh)
@@ -53,20 +51,46 @@ def parallelize(
         args, kwargs = _example(plan)
     graph = capture(model, args, kwargs)
     check_graph(plan, graph)
-    groups = group_names(mesh)
-    coordinate = tuple(mesh.get_coordinate() or ())
-    program = lower(graph, plan, coordinate, device_of(mesh), groups)
-    verify(program, plan, groups)
+    check_strategies(plan, graph)
+    rank = bind(mesh)
+    program = lower(graph, plan, rank)
+    verify(program, plan, rank.groups)
     constants = _constants(model, args, kwargs or {})
     shard_parameters(model, plan, mesh)
-    return ParallelModule(model, plan, mesh, program, constants, graph.out_spec, _seed(program, mesh))
+    return ParallelModule(model, plan, mesh, program, constants, graph.out_spec, shared_seed(program, mesh))
 
 
-def _seed(program: LocalProgram, mesh: DeviceMesh) -> int | None:
-    """For a model that draws random numbers, a seed drawn by the first rank."""
-    if not program.is_random:
-        return None
-    return int(broadcast(torch.randint(1 << 62, (1,)).to(device_of(mesh)), mesh).item())
+def check_strategies(plan: ShardingPlan, graph: CapturedGraph) -> None:
+    """Checks that every layout of a plan is one that its operator or tensor can really have, by the same verified rules
+    that planning uses: a plan edited by hand computes the right numbers or is refused.
+
+    Raises:
+        VerificationError: it is not.
+    """
+    enumerator = Enumerator(graph, plan.mesh)
+    chosen = {entry.name: Strategy(entry.inputs, entry.outputs) for entry in plan.operators}
+    held = (*plan.parameters, *plan.buffers, *plan.inputs)
+    chosen |= {entry.name: Strategy((), (entry.layout,)) for entry in held}
+    chosen |= {f"grad.{e.name.removeprefix('output.')}": Strategy((), (e.layout,)) for e in plan.outputs}
+    known: dict[int, frozenset[Strategy]] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StrategyWarning)  # said when the plan was made
+        for node in graph.nodes:
+            if node.name not in chosen:
+                raise VerificationError(f"the plan has no entry for {node.name}; make the plan again")
+            offered = enumerator.strategies(node)
+            if chosen[node.name] not in known.setdefault(id(offered), frozenset(offered)):
+                raise VerificationError(_no_rule(node.name, chosen[node.name], plan))
+
+
+def _no_rule(name: str, strategy: Strategy, plan: ShardingPlan) -> str:
+    def text(layouts: tuple[Layout | None, ...]) -> str:
+        return ", ".join("-" if layout is None else format_layout(layout, plan.mesh) for layout in layouts)
+
+    return (
+        f"the plan gives {name} the strategy {text(strategy.inputs)} -> {text(strategy.outputs)}, which no verified "
+        f"rule of torch {torch.__version__} allows; make the plan again, or choose a layout that it can have"
+    )
 
 
 def _example(plan: ShardingPlan) -> tuple[tuple[Any, ...], dict[str, Any]]:
