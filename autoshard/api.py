@@ -15,7 +15,7 @@ import cost_models
 from solver import Status, solve
 
 from .apply import parallelize
-from .calls import describe_call
+from .calls import as_arguments, describe_call
 from .capture import capture, input_names
 from .constraints import parse_pin
 from .errors import InfeasibleError
@@ -30,7 +30,7 @@ __all__ = ["auto_parallelize", "plan"]
 
 def plan(
     model: nn.Module,
-    args: tuple[Any, ...] = (),
+    args: Any = (),
     kwargs: dict[str, Any] | None = None,
     *,
     mesh: Mesh | str | Mapping[str, int],
@@ -49,7 +49,7 @@ def plan(
 
     Args:
         model: its forward is captured once with the arguments; a scalar result is the loss.
-        args, kwargs: example arguments with the *global* shapes of a step.
+        args, kwargs: example arguments with the *global* shapes of a step; one that is no tuple stands for itself.
         mesh: ``"dp=8,tp=8"``, a mapping of axis names to sizes, or a :class:`Mesh`.
         hardware: the name of a shipped profile, the path of a profile file, or a profile.
         objective: ``step-time`` (compute plus communication) or ``communication-time``.
@@ -69,6 +69,7 @@ def plan(
         InfeasibleError: no assignment satisfies the pins, or none was found in the time given.
         MeshError, LayoutError, ProfileError, BackendUnavailable: the argument of that name.
     """
+    args = as_arguments(args)
     report = progress or (lambda stage: None)
     if objective not in OBJECTIVES:
         raise ValueError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
@@ -94,7 +95,7 @@ def plan(
 def auto_parallelize(
     model: nn.Module,
     mesh: DeviceMesh,
-    example_inputs: tuple[Any, ...] = (),
+    example_inputs: Any = (),
     example_kwargs: dict[str, Any] | None = None,
     *,
     hardware: str | cost_models.Profile | None = None,
@@ -120,6 +121,7 @@ def auto_parallelize(
     if hardware is None:
         hardware = "cpu-gloo" if mesh.device_type == "cpu" else "dgx-h100"
     axes = mesh_of(mesh)
+    example_inputs = as_arguments(example_inputs)
 
     def make() -> str:
         return dump_plan(plan(model, example_inputs, example_kwargs, mesh=axes, hardware=hardware, **options))

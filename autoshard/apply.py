@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_flatten
 
-from .calls import rebuild_call
+from .calls import as_arguments, rebuild_call
 from .capture import CapturedGraph, capture, input_names
 from .errors import PlanMismatchError, StrategyWarning, VerificationError
 from .layout import Layout, format_layout
@@ -23,7 +23,7 @@ def parallelize(
     model: nn.Module,
     plan: ShardingPlan,
     mesh: DeviceMesh,
-    args: tuple[Any, ...] | None = None,
+    args: Any = None,
     kwargs: dict[str, Any] | None = None,
 ) -> nn.Module:
     """Makes the module that runs a plan on this rank. Every rank calls it with the same plan.
@@ -49,6 +49,7 @@ def parallelize(
     check_mesh(plan, mesh)
     if args is None:
         args, kwargs = _example(plan)
+    args = as_arguments(args)
     graph = capture(model, args, kwargs)
     check_graph(plan, graph)
     check_strategies(plan, graph)

@@ -14,6 +14,11 @@ from .errors import PlanFileError
 _SCALARS = (bool, int, float, str, type(None))
 
 
+def as_arguments(value: Any) -> tuple[Any, ...]:
+    """Positional arguments as a tuple; a list becomes one, and anything else is the one argument."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
 def describe_call(args: tuple[Any, ...], kwargs: dict[str, Any], name_of: Callable[[Any], str | None]) -> str:
     """Writes arguments as JSON: ``{"tensor": name}`` for a tensor, ``{"tuple": [...]}``, ``{"dict": {...}}``, lists and
     scalars as they are. An empty text if the arguments hold anything else; they must then be given again.

@@ -86,6 +86,12 @@ class Negated(nn.Module):
         return (x.neg() @ self.weight).sum()
 
 
+def test_one_argument_needs_no_tuple() -> None:
+    options = {"mesh": "dp=2", "hardware": "cpu-gloo"}
+    example = torch.ones(4, 4)
+    assert plan(Negated(), example, **options) == plan(Negated(), (example,), **options)
+
+
 @pytest.mark.parametrize("backend", ["auto", "highs", "cbc"])
 def test_pins_that_no_plan_satisfies_are_infeasible(backend: str) -> None:
     """The negation of a partial is a partial, but nothing makes the input one."""
