@@ -21,9 +21,11 @@ class CpSat:
     workers: int = 1
 
     def run(self, problem: Problem, request: Request) -> Answer:
+        """See `Backend.run`."""
         return run_lazily(self, problem, request)
 
     def minimise(self, program: Program, request: Request) -> ProgramAnswer:
+        """See `ProgramSolver.minimise`."""
         model, variables = _model(program)
         if request.start is not None:
             for node, strategy in enumerate(request.start):

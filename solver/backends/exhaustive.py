@@ -18,6 +18,7 @@ class Exhaustive:
     limit: int = 1_000_000
 
     def run(self, problem: Problem, request: Request) -> Answer:
+        """See `Backend.run`."""
         sizes = [len(node.costs) for node in problem.nodes]
         if prod(sizes) > self.limit:
             raise ProblemError(f"{prod(sizes):.3g} assignments are too many to try all; choose another backend")

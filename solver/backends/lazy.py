@@ -34,7 +34,9 @@ class ProgramAnswer:
 class ProgramSolver(Protocol):
     """Solves one program within the request's time and gap."""
 
-    def minimise(self, program: Program, request: Request) -> ProgramAnswer: ...
+    def minimise(self, program: Program, request: Request) -> ProgramAnswer:
+        """The best point found, a bound, or proven infeasibility."""
+        ...
 
 
 def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Answer:

@@ -23,9 +23,11 @@ class Pulp:
     solver: str
 
     def run(self, problem: Problem, request: Request) -> Answer:
+        """See `Backend.run`."""
         return run_lazily(self, problem, request)
 
     def minimise(self, program: Program, request: Request) -> ProgramAnswer:
+        """See `ProgramSolver.minimise`."""
         left_s = request.seconds_left()
         if left_s is not None and left_s <= 0:
             return ProgramAnswer()

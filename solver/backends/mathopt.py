@@ -28,9 +28,11 @@ class MathOpt:
     solver: str
 
     def run(self, problem: Problem, request: Request) -> Answer:
+        """See `Backend.run`."""
         return run_lazily(self, problem, request)
 
     def minimise(self, program: Program, request: Request) -> ProgramAnswer:
+        """See `ProgramSolver.minimise`."""
         scale = min(1.0, COST_UNITS / max(1.0, float(np.abs(program.costs).max(initial=0))))
         model = mathopt.Model.from_model_proto(_proto(program.scaled(), scale))
         result = mathopt.solve(model, mathopt.SolverType[self.solver], params=_parameters(request))

@@ -58,6 +58,7 @@ class Substitution:
     nodes_after: int
 
     def lift(self, choices: Choices) -> Choices:
+        """The choices before the rewrite that those after it stand for."""
         return tuple(
             int(table[choices[owner] if owner >= 0 else 0])
             for owner, table in zip(self.owners, self.tables, strict=True)
