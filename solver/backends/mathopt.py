@@ -35,7 +35,8 @@ class MathOpt:
         """See `ProgramSolver.minimise`."""
         scale = min(1.0, COST_UNITS / max(1.0, float(np.abs(program.costs).max(initial=0))))
         model = mathopt.Model.from_model_proto(_proto(program.scaled(), scale))
-        result = mathopt.solve(model, mathopt.SolverType[self.solver], params=_parameters(request))
+        hint = _hint(model, program, request)
+        result = mathopt.solve(model, mathopt.SolverType[self.solver], params=_parameters(request), model_params=hint)
         reason = result.termination.reason
         if reason in _INFEASIBLE:
             return ProgramAnswer(infeasible=True)
@@ -58,6 +59,15 @@ def _parameters(request: Request) -> mathopt.SolveParameters:
         absolute_gap_tolerance=0.0,
         random_seed=request.seed,
     )
+
+
+def _hint(model: mathopt.Model, program: Program, request: Request) -> mathopt.ModelSolveParameters:
+    """The start as values of the choices; the solver completes it."""
+    if request.start is None:
+        return mathopt.ModelSolveParameters()
+    ones = {int(lo) + choice for lo, choice in zip(program.first[:-1], request.start, strict=True)}
+    values = {model.get_variable(k): float(k in ones) for k in range(program.choices)}
+    return mathopt.ModelSolveParameters(solution_hints=[mathopt.SolutionHint(variable_values=values)])
 
 
 def _proto(program: Program, scale: float) -> model_pb2.ModelProto:

@@ -1,7 +1,7 @@
 """Large problems: a dual ascent for the bound and first answers, windows solved by HiGHS for better ones.
 
-First the dual is advanced, and its messages are rounded to assignments now and then. When it has ended, or has had
-ASCENT_SHARE of the time, threads search windows near nodes where the best answer is far above the bound; HiGHS releases
+First the dual is advanced, and its messages are rounded to assignments now and then. After PASSES passes
+or ASCENT_SHARE of the time threads search windows near nodes where the best answer is far above the bound; HiGHS releases
 the interpreter lock, so all cores work. (Windows beside the ascent would slow it down more than they help: its many
 short numpy calls wait for the lock. Measured on the instance M of IOPDDL.) A problem that is not large is given to
 branch and cut on a thread of its own, and the search starts only if that takes longer than
@@ -31,6 +31,7 @@ from .pairwise import build_pairwise
 from .prices import Loads
 from .shared import Shared
 
+PASSES = 3000
 PASSES_PER_ROUNDING = 25
 ASCENT_SHARE = 0.6
 HEAD_START_S = 10.0
@@ -92,22 +93,21 @@ class _Search:
         self.descent = Descent(self.energy, self.loads)
 
     def ascend(self) -> None:
-        """Advances the dual until it has ended or had its share of the time."""
-        left_s = self.shared.request.seconds_left()
-        until_s = None if left_s is None else time.monotonic() + ASCENT_SHARE * left_s
-        while not self.dual.ended and not self.shared.stop.is_set():
-            self.dual.advance()
+        """Advances the dual for PASSES passes or its share of the time, until it stalls or proves infeasibility."""
+        started_s, left_s = time.monotonic(), self.shared.request.seconds_left()
+        progress = 0.0
+        while progress < 1 and not self.dual.stalled and not self.shared.stop.is_set():
+            self.dual.advance(progress)
+            progress = self.dual.passes / PASSES
+            if left_s is not None:
+                progress = max(progress, (time.monotonic() - started_s) / (ASCENT_SHARE * left_s + 1e-9))
             if self.dual.bound > self.energy.most + self.problem.offset and self.problem.usage_price is None:
                 # No assignment costs so much: the prices on memory can rise for ever.
                 self.shared.take(Answer(infeasible=True))
                 self.shared.stop.set()
-                return
-            late = until_s is not None and time.monotonic() > until_s
-            if self.dual.passes % PASSES_PER_ROUNDING == 0 or self.dual.ended or late:
+            elif self.dual.passes % PASSES_PER_ROUNDING == 0 or progress >= 1 or self.dual.stalled:
                 self.shared.raise_bound(self.dual.bound)
                 self._round()
-            if late:
-                return
 
     def improve(self, seed: int) -> None:
         """Searches windows until the shared search stops or is stale."""

@@ -1,7 +1,8 @@
 """Large neighbourhood search: picks windows, solves them, and keeps what is better.
 
 Windows grow around one to four nodes, drawn by how far the best answer is above the bound there: several, because
-memory couples nodes that no edge joins. The size of the windows follows the time that they take.
+memory couples nodes that no edge joins. The size of the windows varies by SPREAD either way around one that follows
+the time that they take.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from .prices import Loads
 from .shared import Shared
 from .windows import Windows
 
-FIRST_STRATEGIES = 1500
+FIRST_STRATEGIES = 500
+SPREAD = 3.0
 FEWEST_STRATEGIES = 100
-AIM_S = 1.5
+AIM_S = 0.5
 LIMIT_S = 6.0
 WINDOW_GAP = 1e-5
 MOST_SEEDS = 4
@@ -67,7 +69,8 @@ class Neighbourhoods:
 
     def _try_window(self, choices: tuple[int, ...], rng: np.random.Generator) -> bool:
         chosen = np.array(choices, np.int64)[self.energy.order]
-        window = self.windows.grown(self._seeds(chosen, rng), self.strategies, rng)
+        strategies = int(self.strategies * SPREAD ** rng.uniform(-1, 1))
+        window = self.windows.grown(self._seeds(chosen, rng), strategies, rng)
         usage = np.zeros(0, np.int64) if self.loads is None else self.loads.usage(chosen)
         cut = self.windows.cut(window, list(choices), usage)
         before = evaluate(cut, [*(choices[node] for node in window), *[0] * (len(cut.nodes) - len(window))])
