@@ -23,8 +23,22 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 aten = torch.ops.aten
 
-# The mean over the targets becomes a sum and a count, so that a cut batch adds up exactly.
-_DECOMPOSED = [aten.nll_loss_forward, aten.nll_loss_backward]
+# Losses divide by the number of targets. As sums and counts of the whole batch they add up exactly when it is cut.
+_DECOMPOSED = [
+    aten.nll_loss_forward,
+    aten.nll_loss_backward,
+    aten.nll_loss2d_forward,
+    aten.nll_loss2d_backward,
+    aten.mse_loss,
+    aten.mse_loss_backward,
+    aten.smooth_l1_loss,
+    aten.smooth_l1_loss_backward,
+    aten.huber_loss,
+    aten.huber_loss_backward,
+    aten.binary_cross_entropy,
+    aten.binary_cross_entropy_backward,
+    aten.binary_cross_entropy_with_logits,
+]
 
 
 @dataclass(frozen=True, eq=False)

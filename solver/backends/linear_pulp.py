@@ -38,9 +38,9 @@ class Pulp:
             return ProgramAnswer(infeasible=True)
         if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
             return ProgramAnswer()
-        x = np.array([variable.value() or 0.0 for variable in variables[: program.choices]])
+        x = np.array([variable.value() or 0.0 for variable in variables])
         proven = model.sol_status == pulp.LpSolutionOptimal and request.relative_gap == 0
-        return ProgramAnswer(x, pulp.value(model.objective) if proven else None)
+        return ProgramAnswer(x, float(program.costs @ x) if proven else None)
 
 
 def _model(program: Program) -> tuple[pulp.LpProblem, list[pulp.LpVariable]]:

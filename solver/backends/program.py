@@ -90,7 +90,7 @@ class Program:
         )
 
     def choices_of(self, x: FloatArray) -> tuple[int, ...]:
-        """The strategy with the largest variable, per node."""
+        """The strategy with the largest variable, per node; x may leave out what follows the choices."""
         return tuple(
             int(np.argmax(x[lo:hi])) for lo, hi in zip(self.first[:-1].tolist(), self.first[1:].tolist(), strict=True)
         )

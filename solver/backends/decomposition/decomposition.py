@@ -1,11 +1,10 @@
 """Large problems: a dual ascent for the bound and first answers, windows solved by HiGHS for better ones.
 
 First the dual is advanced, and its messages are rounded to assignments now and then. After PASSES passes
-or ASCENT_SHARE of the time threads search windows near nodes where the best answer is far above the bound; HiGHS releases
-the interpreter lock, so all cores work. (Windows beside the ascent would slow it down more than they help: its many
-short numpy calls wait for the lock. Measured on the instance M of IOPDDL.) A problem that is not large is given to
-branch and cut on a thread of its own, and the search starts only if that takes longer than
-HEAD_START_S.
+or ASCENT_SHARE of the time threads search windows near nodes where the best answer is far above the bound; HiGHS
+releases the interpreter lock, so all cores work. (Windows beside the ascent would slow it down more than they help:
+its many short numpy calls wait for the lock. Measured on the instance M of IOPDDL.) A problem that is not large is
+given to branch and cut on a thread of its own, and the search starts only if that takes longer than HEAD_START_S.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ ASCENT_SHARE = 0.6
 HEAD_START_S = 10.0
 HEAD_START_SHARE = 0.25
 POLL_S = 0.05
+GRACE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Decomposition:
         search = _thread(shared, partial(self._search, problem, shared, exact))
         _wait(shared, search, exact)
         shared.stop.set()
+        search.join(GRACE_S)
         return shared.answer()
 
     def _search(self, problem: Problem, shared: Shared, exact: threading.Thread | None) -> None:
