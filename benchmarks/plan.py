@@ -25,6 +25,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+sys.path.remove(str(Path(__file__).resolve().parent))  # where solver.py would be found as the package
+
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 900
 
