@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from .backends import BACKENDS, BackendUnavailable
@@ -21,6 +24,8 @@ INFEASIBLE: Final = 3
 NO_ANSWER: Final = 4
 
 LEAST_S: Final = 0.1
+RESERVE_S: Final = 4.0
+RESERVE_SHARE: Final = 0.05
 
 _EXIT_CODES: Final = {
     Status.OPTIMAL: SOLVED,
@@ -35,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     started_s = time.monotonic()
     try:
+        if options.output:
+            _check_writable(Path(options.output))
         problem = read_problem(options.problem)
         solution = solve(
             problem,
@@ -59,10 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _left_s(time_limit_s: float | None, used_s: float) -> float | None:
-    """What reading the file left of the limit; a limit that was no positive number stays, for `solve` to refuse."""
+    """What reading the file left of the limit, less what ending takes: the last native call, judging, writing.
+
+    A limit that was no positive number stays, for `solve` to refuse.
+    """
     if time_limit_s is None or not time_limit_s > 0:
         return time_limit_s
-    return max(LEAST_S, time_limit_s - used_s)
+    return max(LEAST_S, time_limit_s - used_s - min(RESERVE_S, RESERVE_SHARE * time_limit_s))
+
+
+def _check_writable(path: Path) -> None:
+    """Refuses a solution file that cannot be written, before the long work."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ProblemError(f"cannot write the solution to {path}: give a file in a folder that exists and is writable")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,5 +124,10 @@ def _fail(message: str, code: int = BAD_INPUT) -> int:
 
 
 if __name__ == "__main__":
+    code = main()
     with suppress(BrokenPipeError):
-        sys.exit(main())
+        sys.stdout.flush()
+    if threading.active_count() > 1:
+        # A thread is still in native code that knows no interruption; the interpreter's own exit would crash in it.
+        os._exit(code)
+    sys.exit(code)

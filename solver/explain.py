@@ -52,7 +52,7 @@ def _minimal(nodes: Sequence[int], contradict: Callable[[Sequence[int]], bool]) 
     def needed(background: list[int], added: bool, among: list[int]) -> list[int]:
         if added and contradict(background):
             return []
-        if len(among) == 1:
+        if len(among) <= 1:
             return among
         half = len(among) // 2
         right = needed(background + among[:half], True, among[half:])

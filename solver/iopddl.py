@@ -114,9 +114,16 @@ def write_solution(solution: Solution, path: str | Path) -> None:
 
 
 def _write(path: str | Path, text: str) -> None:
+    """Writes beside the file, then renames: a failing write loses nothing."""
     data = text.encode()
     # mtime=0: the same problem gives the same bytes.
-    Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+    data = gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data
+    temporary = Path(f"{path}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _nodes(intervals: Rows, costs: Rows, usages: Rows) -> tuple[Node, ...]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from .backends import Answer, Backend, Request, load_backend
+from .backends.lazy import RESOLUTION
 from .coarse import cost_unit, in_units
 from .evaluate import evaluate
 from .explain import explain
@@ -98,21 +99,23 @@ def _stoppable(backend: Backend, problem: Problem, request: Request) -> Answer:
     """Runs the backend on a thread, since one that runs native code could not see Ctrl-C or may overrun its time."""
     answers: list[Answer] = []
     failures: list[BaseException] = []
+    done = threading.Event()  # not Thread.join, which takes a thread for ended once Ctrl-C interrupted it
 
     def work() -> None:
         try:
             answers.append(backend.run(problem, request))
         except BaseException as error:
             failures.append(error)
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    threading.Thread(target=work, daemon=True).start()
     try:
-        while thread.is_alive() and request.seconds_left() != 0.0:
-            thread.join(POLL_S)
+        while not done.wait(POLL_S) and request.seconds_left() != 0.0:
+            pass
     except KeyboardInterrupt:
         request.stop.set()
-    thread.join(GRACE_S)
+    done.wait(GRACE_S)
     if failures:
         raise failures[0]
     return answers[0] if answers else Answer()
@@ -170,6 +173,8 @@ class _Run:
         choices = min(feasible, key=lambda choices: judged[choices].cost, default=None)
         cost = None if choices is None else judged[choices].cost
         bound = None if answer.bound is None else answer.bound * self.unit
+        if cost is not None and bound is not None and cost < bound <= cost + RESOLUTION * abs(cost):
+            bound = cost  # a bound of double precision says no more
         assert cost is None or bound is None or bound <= cost, f"internal error: cost {cost} under bound {bound}"
         self._note(Incumbent(self.seconds, cost, bound))
         report = SolveReport(self.backend, self.seconds, tuple(self.sizes), tuple(self.incumbents), explanation)

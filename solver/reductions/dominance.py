@@ -25,7 +25,9 @@ from ..problem import INFEASIBLE, IntArray, Problem
 from .reduction import Outcome
 from .restrict import restrict
 
-ENTRIES_AT_ONCE = 1 << 22
+ENTRIES_AT_ONCE = 1 << 20
+MOST_ENTRIES = 10**9
+"""Differences computed in one call: some ten seconds. Nodes that would need more keep their strategies."""
 
 
 def drop_dominated(problem: Problem) -> Outcome:
@@ -44,6 +46,7 @@ class _WorstChanges:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.cache: dict[tuple[int, str, int], IntArray] = {}
+        self.entries = 0
         members = {edge: len(group.edges) for group in problem.groups for edge in group.edges}
         produced = {group.edges[0] for group in problem.groups}
         # Per node: (matrix, classes of its strategies, role, consumers of the group).
@@ -66,8 +69,8 @@ class _WorstChanges:
         for usages in {id(load.usages): load.usages for load in node.loads}.values():
             possible &= usages[:, None] <= usages[None, :]
         for costs, classes, role, consumers in self.terms[index]:
-            if not possible.any():
-                break
+            if not possible.any() or not self._affordable(costs, role, consumers):
+                return np.zeros(len(change), np.bool_)
             term = self._changes(costs, role, consumers)[classes[:, None], classes[None, :]]
             possible &= term < INFEASIBLE
             change = change + np.where(possible, term, 0)
@@ -75,6 +78,11 @@ class _WorstChanges:
         first = np.arange(len(change))
         superfluous = better & (~better.T | (first[:, None] < first[None, :]))
         return np.asarray(superfluous.any(axis=0), np.bool_)
+
+    def _affordable(self, costs: IntArray, role: str, consumers: int) -> bool:
+        if (id(costs), role, consumers) not in self.cache:
+            self.entries += costs.size * costs.shape[0 if role in ("rows", "producer") else 1]
+        return self.entries <= MOST_ENTRIES
 
     def _changes(self, costs: IntArray, role: str, consumers: int) -> IntArray:
         key = (id(costs), role, consumers)

@@ -7,7 +7,8 @@ chosen, v takes its best strategy:
     series   e[p, r]      =  min_q  e1[p, q] + costs_v[q] + e2[q, r]        a new edge (u, w)
 
 Exact because nothing else sees v's choice; the way back takes the minimising q. Both are done per class of strategies
-(row or column of the edge). A series step is taken only where the new matrix is no larger than the two it replaces.
+(row or column of the edge). A series step is taken only where the new matrix is no larger than the two it
+replaces, and within MOST_WORK.
 Source: nonserial dynamic programming, Bertele and Brioschi, 1972.
 """
 
@@ -20,6 +21,9 @@ import numpy as np
 
 from ..problem import INFEASIBLE, Edge, Group, IntArray, Node, Problem, add_costs
 from .reduction import Choices, Outcome, Reduced
+
+MOST_WORK = 10**9
+"""Sums formed by the series steps of one call: some ten seconds. Nodes that would need more stay."""
 
 
 def eliminate_chains(problem: Problem) -> Outcome:
@@ -70,6 +74,7 @@ class _Elimination:
             self.edges_of[edge.u].add(index)
             self.edges_of[edge.v].add(index)
         self.gone: dict[int, _Gone] = {}
+        self.work = 0
 
     def eliminate(self, v: int) -> list[int]:
         """Minimises v away where possible; the nodes to look at again."""
@@ -115,8 +120,10 @@ class _Elimination:
 
     def _series(self, v: int, sides: list[tuple[int, IntArray, IntArray]], size: int) -> bool:
         (u, rows, left), (w, cols, right) = sides
-        if len(left) * len(right) > size:
+        work = left.shape[0] * left.shape[1] * right.shape[0]
+        if len(left) * len(right) > size or self.work + work > MOST_WORK:
             return False
+        self.work += work
         left = _plus(left, self.costs[v][None, :])
         best = np.empty((len(left), len(right)), np.int64)
         costs = np.empty((len(left), len(right)), np.int64)

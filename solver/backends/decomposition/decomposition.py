@@ -96,7 +96,7 @@ class _Search:
     def ascend(self) -> None:
         """Advances the dual for PASSES passes or its share of the time, until it stalls or proves infeasibility."""
         started_s, left_s = time.monotonic(), self.shared.request.seconds_left()
-        progress = 0.0
+        progress, next_rounding = 0.0, 1
         while progress < 1 and not self.dual.stalled and not self.shared.stop.is_set():
             self.dual.advance(progress)
             progress = self.dual.passes / PASSES
@@ -106,7 +106,8 @@ class _Search:
                 # No assignment costs so much: the prices on memory can rise for ever.
                 self.shared.take(Answer(infeasible=True))
                 self.shared.stop.set()
-            elif self.dual.passes % PASSES_PER_ROUNDING == 0 or progress >= 1 or self.dual.stalled:
+            elif self.dual.passes >= next_rounding or progress >= 1 or self.dual.stalled:
+                next_rounding = self.dual.passes + min(self.dual.passes, PASSES_PER_ROUNDING)
                 self.shared.raise_bound(self.dual.bound)
                 self._round()
 

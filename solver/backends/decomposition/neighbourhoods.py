@@ -25,7 +25,7 @@ from .windows import Windows
 
 FIRST_STRATEGIES = 500
 SPREAD = 3.0
-FEWEST_STRATEGIES = 100
+FEWEST_STRATEGIES = 20
 AIM_S = 0.5
 LIMIT_S = 6.0
 WINDOW_GAP = 1e-5
@@ -52,6 +52,7 @@ class Neighbourhoods:
         self.shared = shared
         self.windows = Windows(problem)
         self.strategies = FIRST_STRATEGIES
+        self._seeded: tuple[tuple[int, ...], FloatArray] | None = None
 
     def search(self, rng: np.random.Generator) -> None:
         """Tries windows until the search is stopped or, without a deadline, STALE_WINDOWS in a row gained nothing."""
@@ -70,7 +71,7 @@ class Neighbourhoods:
     def _try_window(self, choices: tuple[int, ...], rng: np.random.Generator) -> bool:
         chosen = np.array(choices, np.int64)[self.energy.order]
         strategies = int(self.strategies * SPREAD ** rng.uniform(-1, 1))
-        window = self.windows.grown(self._seeds(chosen, rng), strategies, rng)
+        window = self.windows.grown(self._seeds(choices, chosen, rng), strategies, rng)
         usage = np.zeros(0, np.int64) if self.loads is None else self.loads.usage(chosen)
         cut = self.windows.cut(window, list(choices), usage)
         before = evaluate(cut, [*(choices[node] for node in window), *[0] * (len(cut.nodes) - len(window))])
@@ -83,11 +84,13 @@ class Neighbourhoods:
             merged[node] = choice
         return self.shared.offer(tuple(merged))
 
-    def _seeds(self, chosen: IntArray, rng: np.random.Generator) -> list[int]:
-        slack = np.maximum(0.0, self.slack(chosen))
-        share = UNIFORM_SHARE / len(slack) + (1 - UNIFORM_SHARE) * slack / max(1e-12, float(slack.sum()))
-        count = min(len(slack), int(rng.integers(1, MOST_SEEDS + 1)))
-        picked = rng.choice(len(slack), count, replace=False, p=share / share.sum())
+    def _seeds(self, choices: tuple[int, ...], chosen: IntArray, rng: np.random.Generator) -> list[int]:
+        if self._seeded is None or self._seeded[0] is not choices:
+            slack = np.maximum(0.0, self.slack(chosen))
+            share = UNIFORM_SHARE / len(slack) + (1 - UNIFORM_SHARE) * slack / max(1e-12, float(slack.sum()))
+            self._seeded = choices, share / share.sum()
+        count = min(len(choices), int(rng.integers(1, MOST_SEEDS + 1)))
+        picked = rng.choice(len(choices), count, replace=False, p=self._seeded[1])
         seeds: list[int] = self.energy.order[picked].tolist()
         return seeds
 

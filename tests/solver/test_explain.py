@@ -1,0 +1,93 @@
+"""Infeasible problems are explained, soft limits and budgets are kept, huge costs are judged exactly."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from solver import INFEASIBLE, Budget, Edge, Node, Problem, Status, evaluate, solve
+from solver.iopddl import write_problem
+
+APART = np.array([[INFEASIBLE, 0], [0, INFEASIBLE]])
+
+
+def three() -> Problem:
+    """Three nodes over steps 0 and 1; cheap strategies use 10 bytes, dear ones 6."""
+    nodes = tuple(Node(name, np.array([0, 3]), np.array([10, 6]), (0, 2)) for name in "abc")
+    return Problem(nodes, (), usage_limit=30)
+
+
+def test_the_smallest_usage_limit_is_named_with_the_peak_and_who_is_live() -> None:
+    solution = solve(replace(three(), usage_limit=17))
+    assert solution.status is Status.INFEASIBLE
+    assert "smallest usage limit found to work is 18, 1 more than 17" in solution.report.explanation
+    assert "step 0" in solution.report.explanation and "'a' 6" in solution.report.explanation
+
+
+def test_fixed_choices_that_contradict_each_other_are_named_and_no_others() -> None:
+    nodes = tuple(Node(name, np.array([0, 0])) for name in "abcd")
+    edges = tuple(Edge.dense(u, u + 1, APART) for u in range(3))
+    solution = solve(Problem(nodes, edges, fixed={0: 0, 2: 1, 3: 0}))
+    assert solution.status is Status.INFEASIBLE
+    assert "'a' = 0, 'c' = 1" in solution.report.explanation
+    assert "'d'" not in solution.report.explanation
+
+
+def test_a_budget_that_is_too_small_is_named() -> None:
+    budget = Budget("links", 3, {0: np.array([2, 4]), 2: np.array([2, 9])})
+    solution = solve(replace(three(), budgets=(budget,)))
+    assert solution.status is Status.INFEASIBLE
+    assert "budget 'links' must be at least 4, 1 more" in solution.report.explanation
+
+
+def test_budgets_bind_beside_the_usage_limit() -> None:
+    budget = Budget("links", 5, {0: np.array([3, 0]), 1: np.array([3, 0])})
+    assert solve(replace(three(), budgets=(budget,))).cost == 3
+    assert solve(replace(three(), budgets=(budget,), usage_limit=None)).cost == 3
+    assert solve(replace(three(), budgets=(budget,), usage_limit=20)).cost == 9
+
+
+@pytest.mark.parametrize(("price", "cost"), [(0, 0), (1, 2), (2, 3), (5, 3)])
+def test_a_soft_limit_is_paid_where_that_is_cheaper(price: int, cost: int) -> None:
+    # 30 bytes against a limit of 28: 2 bytes over cost 2 x price; one dear strategy costs 3 and uses 26.
+    solution = solve(replace(three(), usage_limit=28, usage_price=price))
+    assert (solution.status, solution.cost) == (Status.OPTIMAL, cost)
+
+
+def test_costs_whose_sum_passes_int64_are_judged_exactly() -> None:
+    big = INFEASIBLE - 1
+    nodes = tuple(Node(f"n{k}", np.array([big, big - 1])) for k in range(20))
+    edges = tuple(Edge.dense(k, k + 1, np.array([[0, big], [big, 0]])) for k in range(19))
+    solution = solve(Problem(nodes, edges))
+    assert solution.choices is not None and solution.cost == evaluate(Problem(nodes, edges), solution.choices).cost
+    assert solution.cost > 2**63 and solution.bound is not None and solution.bound <= 20 * (big - 1)
+    assert solution.gap < 1e-15 or solution.status is not Status.OPTIMAL
+
+
+def test_the_answer_is_never_worse_than_a_feasible_start() -> None:
+    solution = solve(three(), time_limit_s=1e-9, start=(1, 1, 1))
+    assert solution.cost is not None and solution.cost <= 9
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_command_with_the_best_answer_so_far(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    nodes = tuple(Node(f"n{k}", rng.integers(0, 100, 12), rng.integers(0, 9, 12), (0, 1)) for k in range(300))
+    ends = {tuple(sorted(rng.choice(300, 2, replace=False).tolist())) for _ in range(1500)}
+    edges = tuple(Edge.dense(u, v, rng.integers(0, 100, (12, 12))) for u, v in sorted(ends))
+    write_problem(Problem(nodes, edges, usage_limit=1000), tmp_path / "hard.json")
+    command = [sys.executable, "-m", "solver", str(tmp_path / "hard.json"), "-o", str(tmp_path / "solution.json")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(20)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (0, "")
+    assert json.loads((tmp_path / "solution.json").read_text())["status"] == "feasible"
