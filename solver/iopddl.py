@@ -58,7 +58,10 @@ def read_problem(path: str | Path) -> Problem:
 
 def parse_problem(text: str) -> Problem:
     """The problem in the text; raises FormatError."""
-    document, end = _Parser(text).value(0)
+    try:
+        document, end = _Parser(text).value(0)
+    except RecursionError:
+        raise FormatError("objects are nested too deeply") from None
     if _SPACE.fullmatch(text, end) is None:
         raise FormatError(f"text after the end of the document, at character {end}")
     problem = _member(document, "problem", dict, "the document")
@@ -192,7 +195,7 @@ class _Parser:
             return self._list_of_rows(at)
         try:
             return self.decoder.raw_decode(self.text, at)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
             raise FormatError(f"not JSON at character {at}: {error}") from None
 
     def _object(self, at: int) -> tuple[dict[str, Any], int]:

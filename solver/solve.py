@@ -21,6 +21,8 @@ from .solution import relative_gap as gap_of
 POLL_S = 0.05
 GRACE_S = 3.0
 EXPLAIN_S = 10.0
+FOREVER_S = 1e9
+LARGEST_SEED = 2**31 - 1
 
 
 def solve(
@@ -45,8 +47,9 @@ def solve(
     Args:
         backend: a name of `BACKENDS`. "auto" runs branch and cut where the problem is small after reduction and a
             decomposition where it is large or branch and cut takes long.
-        time_limit_s: wall-clock seconds; None for no limit.
-        seed: same problem, options and seed, same answer, as far as no clock and no second thread interferes.
+        time_limit_s: wall-clock seconds; None, or FOREVER_S and more, for no limit.
+        seed: from 0 below 2^31; same problem, options and seed, same answer, as far as no clock and no second thread
+            interferes.
         relative_gap: the backend may stop at this (cost - bound) / |cost|; 0 asks for a proven optimum.
         start: a known assignment, such as the previous plan. The answer is never worse than a feasible start.
         progress: called, from any thread, whenever the best cost or the bound improves.
@@ -55,10 +58,10 @@ def solve(
         ProblemError: an argument is out of range, or `start` does not fit the problem.
         BackendUnavailable: a package that the backend needs is not installed.
     """
-    _check(problem, time_limit_s, relative_gap, start)
+    _check(problem, time_limit_s, seed, relative_gap, start)
     chosen = load_backend(backend)
     unit = cost_unit(problem)
-    deadline_s = None if time_limit_s is None else time.monotonic() + time_limit_s
+    deadline_s = None if time_limit_s is None or time_limit_s >= FOREVER_S else time.monotonic() + time_limit_s
     request = Request(deadline_s, relative_gap, seed, None if start is None else tuple(start))
     run = _Run(problem, unit, backend, progress)
     run.step("original", problem)
@@ -192,9 +195,11 @@ def _status(answer: Answer, cost: int | None, bound: int | None) -> Status:
     return Status.OPTIMAL if bound == cost else Status.FEASIBLE
 
 
-def _check(problem: Problem, time_limit_s: float | None, gap: float, start: Sequence[int] | None) -> None:
+def _check(problem: Problem, time_limit_s: float | None, seed: int, gap: float, start: Sequence[int] | None) -> None:
     if time_limit_s is not None and not time_limit_s > 0:
         raise ProblemError(f"time_limit_s is {time_limit_s}: expected a positive number of seconds, or None")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise ProblemError(f"seed is {seed}: expected a number from 0 to {LARGEST_SEED}")
     if not 0 <= gap < float("inf"):
         raise ProblemError(f"relative_gap is {gap}: expected a number from 0 up")
     if start is not None:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from solver import INFEASIBLE, Budget, Edge, Node, Problem, Status, evaluate, solve
+from solver.backends import Answer, Request
+from solver.backends.exhaustive import Exhaustive
 from solver.iopddl import write_problem
+
+from .random_problems import random_problem
 
 APART = np.array([[INFEASIBLE, 0], [0, INFEASIBLE]])
 
@@ -91,3 +99,54 @@ def test_ctrl_c_ends_the_command_with_the_best_answer_so_far(tmp_path: Path) -> 
     _, error = process.communicate(timeout=30)
     assert (process.returncode, error) == (0, "")
     assert json.loads((tmp_path / "solution.json").read_text())["status"] == "feasible"
+
+
+def exhaustive(problem: Problem) -> Answer:
+    return Exhaustive().run(problem, Request())
+
+
+def unlimited(seed: int) -> Problem:
+    return replace(random_problem(seed), budgets=(), usage_limit=None, usage_price=None)
+
+
+def feasible(problem: Problem) -> bool:
+    return not exhaustive(problem).infeasible
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**9))
+def test_the_smallest_usage_limit_is_that_of_brute_force(seed: int) -> None:
+    problem = unlimited(seed)
+    peaks = [
+        (judged.peak_usage, judged.peak_step)
+        for choices in product(*(range(len(node.costs)) for node in problem.nodes))
+        if (judged := evaluate(problem, choices)).feasible
+    ]
+    least = min((usage for usage, _ in peaks), default=0)
+    if least == 0:
+        return
+    solution = solve(replace(problem, usage_limit=least - 1), backend="highs")
+    assert solution.status is Status.INFEASIBLE
+    text = solution.report.explanation
+    assert f"smallest usage limit found to work is {least}, 1 more than {least - 1}" in text
+    found = re.search(r"at its peak, step (\d+)", text)
+    assert found is not None and (least, int(found[1])) in peaks
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**9), pins=st.lists(st.integers(0, 3), min_size=6, max_size=6))
+def test_the_named_fixed_choices_are_a_minimal_contradiction(seed: int, pins: list[int]) -> None:
+    free = replace(unlimited(seed), fixed={})
+    fixed = {k: pin % len(node.costs) for k, (node, pin) in enumerate(zip(free.nodes, pins, strict=False))}
+    problem = replace(free, fixed=fixed)
+    if feasible(problem):
+        return
+    text = solve(problem, backend="highs").report.explanation
+    if not feasible(free):
+        assert "the absent pairs alone leave no assignment" in text
+        return
+    named = {int(node): int(choice) for node, choice in re.findall(r"'n(\d+)' = (\d+)", text.split("they do not: ")[1])}
+    assert named.items() <= fixed.items()
+    assert not feasible(replace(free, fixed=named))
+    for node in named:
+        assert feasible(replace(free, fixed={other: pin for other, pin in named.items() if other != node}))

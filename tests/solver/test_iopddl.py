@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solver import INFEASIBLE, Problem, ProblemError, evaluate, solve
+from solver import INFEASIBLE, Edge, Node, Problem, ProblemError, evaluate, solve
 from solver.__main__ import BAD_INPUT, SOLVED, main
 from solver.__main__ import INFEASIBLE as EXIT_INFEASIBLE
 from solver.iopddl import FormatError, parse_problem, read_problem, write_problem
@@ -142,3 +143,51 @@ def test_the_example_of_the_contest_is_solved() -> None:
     problem: Problem = read_problem(INSTANCES / "example.json")
     best = solve(problem, backend="exhaustive")
     assert solve(problem).cost == best.cost
+
+
+@pytest.mark.parametrize("kept", [5, 15, 40, -9, -1])
+def test_a_truncated_gzip_file_is_named(kept: int, tmp_path: Path) -> None:
+    (tmp_path / "cut.json.gz").write_bytes(gzip.compress(GOOD.encode())[:kept])
+    with pytest.raises(FormatError, match=r"cut\.json\.gz: neither text nor gzipped text"):
+        read_problem(tmp_path / "cut.json.gz")
+
+
+@pytest.mark.parametrize("noise", [b"\xff\xfe\x00", b"\x1f\x8b garbage", b"\x00" * 99])
+def test_bytes_that_are_no_text_are_named(noise: bytes, tmp_path: Path) -> None:
+    (tmp_path / "noise").write_bytes(noise)
+    with pytest.raises(FormatError, match="noise: "):
+        read_problem(tmp_path / "noise")
+
+
+@pytest.mark.parametrize("text", ['{"problem":' * 5000, '{"problem":[1,' + "[" * 200_000, '{"n":' + "9" * 5000 + "}"])
+def test_depth_and_length_without_end_are_no_traceback(text: str) -> None:
+    with pytest.raises(FormatError):
+        parse_problem(text)
+
+
+def test_edges_that_join_the_same_nodes_are_all_paid() -> None:
+    twice = with_("[[0, 1]]", "[[0, 1], [1, 0]]").replace("[[7, 1000000000000000000]]", "[[7, 8], [20, 30]]")
+    assert [evaluate(parse_problem(twice), choices).cost for choices in ((0, 0), (1, 0))] == [4 + 27, 5 + 38]
+
+
+@pytest.mark.parametrize("ending", [".json", ".json.gz"])
+def test_costs_whose_sum_passes_int64_are_written_read_and_added_exactly(ending: str, tmp_path: Path) -> None:
+    big = INFEASIBLE - 1
+    nodes = tuple(Node(str(k), np.array([big - k])) for k in range(30))
+    edges = tuple(Edge.dense(k, k + 1, np.array([[big]])) for k in range(29))
+    write_problem(Problem(nodes, edges), tmp_path / f"big{ending}")
+    assert ((tmp_path / f"big{ending}").read_bytes()[:2] == b"\x1f\x8b") == (ending == ".json.gz")
+    cost = evaluate(read_problem(tmp_path / f"big{ending}"), (0,) * 30).cost
+    assert cost == 59 * big - sum(range(30)) > 2**63
+
+
+@pytest.mark.skipif(not INSTANCES.is_dir(), reason=f"{INSTANCES} is absent")
+def test_the_example_of_the_contest_survives_a_round_trip_for_all_assignments(tmp_path: Path) -> None:
+    problem = read_problem(INSTANCES / "example.json")
+    write_problem(problem, tmp_path / "again.json.gz")
+    again = read_problem(tmp_path / "again.json.gz")
+    judged = {choices: evaluate(problem, choices) for choices in product(*(range(len(n.costs)) for n in problem.nodes))}
+    assert judged == {choices: evaluate(again, choices) for choices in judged}
+    # By hand: nodes 15 + 55 + 25 + 85 + 95, edges 30 + 50 + 90 + 60 + 70; 10 + 25 + 15 bytes from step 50.
+    first = judged[0, 0, 0, 0, 0]
+    assert (first.cost, first.feasible, first.peak_usage, first.peak_step) == (575, True, 50, 50)
