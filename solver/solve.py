@@ -11,6 +11,7 @@ from functools import partial
 from .backends import Answer, Backend, Request, load_backend
 from .backends.lazy import RESOLUTION
 from .coarse import cost_unit, in_units
+from .components import solve_parts
 from .evaluate import evaluate
 from .explain import explain
 from .problem import Problem, ProblemError
@@ -81,7 +82,7 @@ def _answer(problem: Problem, backend: Backend, request: Request, run: _Run) -> 
         return Answer(chain.lift(()), chain.problem.offset), ""
     lowered = None if request.start is None else chain.lower(request.start)
     inner = replace(request, start=lowered, on_progress=run.improved)
-    answer = _stoppable(backend, chain.problem, inner)
+    answer = solve_parts(partial(_stoppable, backend), chain.problem, inner)
     if answer.infeasible:
         return answer, _explained(problem, backend, request, "")
     return _lifted(answer, chain, problem), ""

@@ -1,10 +1,11 @@
 """Large problems: a dual ascent for the bound and first answers, windows solved by HiGHS for better ones.
 
-First the dual is advanced, and its messages are rounded to assignments now and then. After PASSES passes
-or ASCENT_SHARE of the time threads search windows near nodes where the best answer is far above the bound; HiGHS
-releases the interpreter lock, so all cores work. (Windows beside the ascent would slow it down more than they help:
-its many short numpy calls wait for the lock. Measured on the instance M of IOPDDL.) A problem that is not large is
-given to branch and cut on a thread of its own, and the search starts only if that takes longer than HEAD_START_S.
+First the dual is advanced, for PASSES passes or ASCENT_SHARE of the time, and its messages are rounded to assignments
+now and then. Assignments for different prices on memory are recombined. Then threads search windows near nodes where
+the best answer is far above the bound; HiGHS releases the interpreter lock, so all cores work. (Windows beside the
+ascent would slow it down more than they help: its many short numpy calls wait for the lock. Measured on the instance
+M of IOPDDL.) A problem that is not large is given to branch and cut on a thread of its own, and the search starts
+only if that takes longer than HEAD_START_S.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .dual import Dual
 from .neighbourhoods import Neighbourhoods
 from .pairwise import build_pairwise
 from .prices import Loads
+from .recombination import Recombination
 from .shared import Shared
 
 PASSES = 3000
@@ -55,14 +57,15 @@ class Decomposition:
         """See `Backend.run`."""
         compact = compact_edges(problem)
         problem = compact.problem if isinstance(compact, Reduced) else problem
-        shared = Shared(problem, request)
+        # The end of this search is not the end of what the caller asked for.
+        shared = Shared(problem, replace(request, stop=threading.Event()))
         if request.start is not None:
             shared.offer(request.start)
         exact = None
         if sum(edge.costs.size for edge in problem.edges) <= self.exact_pairs:
             exact = _thread(shared, partial(_branch_and_cut, problem, shared))
         search = _thread(shared, partial(self._search, problem, shared, exact))
-        _wait(shared, search, exact)
+        _wait(shared, request.stop, search, exact)
         shared.stop.set()
         search.join(GRACE_S)
         return shared.answer()
@@ -75,6 +78,7 @@ class Decomposition:
             return
         search = _Search(problem, shared)
         search.ascend()
+        search.recombine()
         if shared.choices is None and not shared.stop.is_set():
             _any_answer(problem, shared)
         threads = [_thread(shared, partial(search.improve, k)) for k in range(self.searchers)]
@@ -92,6 +96,7 @@ class _Search:
         self.loads = None if problem.usage_limit is None else Loads(problem, self.energy)
         self.dual = Dual(self.energy, self.loads, problem.offset)
         self.descent = Descent(self.energy, self.loads)
+        self.pass_s = 0.0
 
     def ascend(self) -> None:
         """Advances the dual for PASSES passes or its share of the time, until it stalls or proves infeasibility."""
@@ -110,6 +115,13 @@ class _Search:
                 next_rounding = self.dual.passes + min(self.dual.passes, PASSES_PER_ROUNDING)
                 self.shared.raise_bound(self.dual.bound)
                 self._round()
+        self.pass_s = (time.monotonic() - started_s) / max(1, self.dual.passes)
+
+    def recombine(self) -> None:
+        """Mixes assignments of different prices on memory, where memory has prices."""
+        if self.loads is not None and not self.shared.stop.is_set():
+            recombination = Recombination(self.problem, self.dual, self.descent, self.loads, self.shared)
+            recombination.run(self.pass_s)
 
     def improve(self, seed: int) -> None:
         """Searches windows until the shared search stops or is stale."""
@@ -166,8 +178,8 @@ def _thread(shared: Shared, work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def _wait(shared: Shared, search: threading.Thread, exact: threading.Thread | None) -> None:
-    """Returns when all threads ended, the search stopped, or the deadline passed."""
+def _wait(shared: Shared, stop: threading.Event, search: threading.Thread, exact: threading.Thread | None) -> None:
+    """Returns when all threads ended, the search stopped, the caller wants it to, or the deadline passed."""
     while search.is_alive() or (exact is not None and exact.is_alive()):
-        if shared.stop.wait(POLL_S) or shared.request.seconds_left() == 0.0:
+        if shared.stop.wait(POLL_S) or stop.is_set() or shared.request.seconds_left() == 0.0:
             return

@@ -1,0 +1,134 @@
+"""Components: parts of a problem that share no edge and no memory are solved apart, and their answers side by side.
+
+Exact because the objective is a sum over the parts and no constraint spans two of them: all nodes with loads are in one
+part where there is a usage limit. The offset goes to the last, largest part.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+from .backends import Answer, Request
+from .evaluate import evaluate
+from .problem import Edge, Group, Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some nodes of a problem, ascending, and the problem of them."""
+
+    nodes: tuple[int, ...]
+    problem: Problem
+
+    def restricted(self, choices: Sequence[int]) -> tuple[int, ...]:
+        """The choices of the part's nodes."""
+        return tuple(choices[node] for node in self.nodes)
+
+
+def solve_parts(run: Callable[[Problem, Request], Answer], problem: Problem, request: Request) -> Answer:
+    """Runs `run` on every component, smallest first, each with its share of the time by number of strategies."""
+    parts = split(problem)
+    left = sum(part.problem.strategies for part in parts)
+    costs: list[int | None] = []
+    answers: list[Answer] = []
+    for part in parts:
+        if request.stop.is_set():
+            return Answer(infeasible=any(answer.infeasible for answer in answers))
+        own = replace(request, on_progress=lambda cost, bound: None)
+        if part is parts[-1]:
+            bounds = [answer.bound for answer in answers]
+            own = replace(request, on_progress=partial(_on_top, request, _total(costs), _total(bounds)))
+        elif (left_s := request.seconds_left()) is not None:
+            own = replace(own, deadline_s=time.monotonic() + left_s * part.problem.strategies / left)
+        start = None if request.start is None else part.restricted(request.start)
+        answer = run(part.problem, replace(own, start=start))
+        answers.append(answer)
+        costs.append(None if answer.choices is None else evaluate(part.problem, answer.choices).cost)
+        left -= part.problem.strategies
+    return join(parts, answers)
+
+
+def _total(values: Sequence[int | None]) -> int | None:
+    return None if None in values else sum(value or 0 for value in values)
+
+
+def _on_top(request: Request, costs: int | None, bounds: int | None, cost: int | None, bound: int | None) -> None:
+    """Reports the cost and bound of the last part on top of those of the others."""
+    request.on_progress(_total([costs, cost]), _total([bounds, bound]))
+
+
+def split(problem: Problem) -> list[Part]:
+    """The components, smallest first. Ties, fixed choices and budgets must have been reduced away."""
+    labels = _labels(problem)
+    members: dict[int, list[int]] = {}
+    for node, label in enumerate(labels):
+        members.setdefault(label, []).append(node)
+    if len(members) <= 1:
+        return [Part(tuple(range(len(labels))), problem)]
+    place = {node: position for nodes in members.values() for position, node in enumerate(nodes)}
+    edges: dict[int, list[Edge]] = {label: [] for label in members}
+    position: list[int] = []
+    for edge in problem.edges:
+        own = edges[labels[edge.u]]
+        position.append(len(own))
+        own.append(Edge(place[edge.u], place[edge.v], edge.rows, edge.cols, edge.costs))
+    groups: dict[int, list[Group]] = {label: [] for label in members}
+    for group in problem.groups:
+        label = labels[problem.edges[group.edges[0]].u]
+        groups[label].append(Group(tuple(position[index] for index in group.edges)))
+    parts = [
+        Part(
+            tuple(nodes),
+            replace(
+                problem,
+                nodes=tuple(problem.nodes[node] for node in nodes),
+                edges=tuple(edges[label]),
+                groups=tuple(groups[label]),
+                offset=0,
+            ),
+        )
+        for label, nodes in members.items()
+    ]
+    parts.sort(key=lambda part: part.problem.strategies)
+    parts[-1] = replace(parts[-1], problem=replace(parts[-1].problem, offset=problem.offset))
+    return parts
+
+
+def join(parts: Sequence[Part], answers: Sequence[Answer]) -> Answer:
+    """The answer of the whole problem: known only as far as those of all parts are."""
+    if any(answer.infeasible for answer in answers):
+        return Answer(infeasible=True)
+    bound = 0
+    choices: dict[int, int] = {}
+    complete = bounded = True
+    for part, answer in zip(parts, answers, strict=True):
+        complete &= answer.choices is not None
+        bounded &= answer.bound is not None
+        bound += answer.bound or 0
+        choices.update(zip(part.nodes, answer.choices or (), strict=answer.choices is not None))
+    whole = tuple(choices[node] for node in sorted(choices)) if complete else None
+    return Answer(whole, bound if bounded else None)
+
+
+def _labels(problem: Problem) -> list[int]:
+    """Per node the smallest node that it is connected with, by edges or by memory."""
+    parent = list(range(len(problem.nodes)))
+
+    def root(node: int) -> int:
+        while parent[node] != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    pairs = [(edge.u, edge.v) for edge in problem.edges]
+    if problem.usage_limit is not None:
+        loaded = [node for node, of in enumerate(problem.nodes) if of.loads]
+        pairs += pairwise(loaded)
+    for u, v in pairs:
+        low, high = sorted((root(u), root(v)))
+        parent[high] = low
+    return [root(node) for node in range(len(parent))]
