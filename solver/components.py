@@ -36,8 +36,6 @@ def solve_parts(run: Callable[[Problem, Request], Answer], problem: Problem, req
     costs: list[int | None] = []
     answers: list[Answer] = []
     for part in parts:
-        if request.stop.is_set():
-            return Answer(infeasible=any(answer.infeasible for answer in answers))
         own = replace(request, on_progress=lambda cost, bound: None)
         if part is parts[-1]:
             bounds = [answer.bound for answer in answers]

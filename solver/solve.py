@@ -9,7 +9,9 @@ from dataclasses import replace
 from functools import partial
 
 from .backends import Answer, Backend, Request, load_backend
-from .backends.lazy import RESOLUTION
+from .backends.backend import POLL_S
+from .backends.bounds import RESOLUTION
+from .backends.decomposition.ascent import first_answer
 from .coarse import cost_unit, in_units
 from .components import solve_parts
 from .evaluate import evaluate
@@ -19,8 +21,8 @@ from .reductions import Chain, Contradiction, reduce
 from .solution import Incumbent, Size, Solution, SolveReport, Status
 from .solution import relative_gap as gap_of
 
-POLL_S = 0.05
 GRACE_S = 3.0
+FIRST_ANSWER_S = 5.0
 EXPLAIN_S = 10.0
 FOREVER_S = 1e9
 LARGEST_SEED = 2**31 - 1
@@ -75,17 +77,38 @@ def solve(
 
 def _answer(problem: Problem, backend: Backend, request: Request, run: _Run) -> tuple[Answer, str]:
     """The answer for the problem before reduction, and an explanation where it is infeasible."""
-    chain = reduce(problem, request.deadline_s, run.step)
+    chain = _reduced(problem, request, run)
     if isinstance(chain, Contradiction):
         return Answer(infeasible=True), _explained(problem, backend, request, chain.reason)
     if not chain.problem.nodes:
         return Answer(chain.lift(()), chain.problem.offset), ""
     lowered = None if request.start is None else chain.lower(request.start)
     inner = replace(request, start=lowered, on_progress=run.improved)
-    answer = solve_parts(partial(_stoppable, backend), chain.problem, inner)
+    answer = solve_parts(partial(_answered, backend), chain.problem, inner)
     if answer.infeasible:
         return answer, _explained(problem, backend, request, "")
     return _lifted(answer, chain, problem), ""
+
+
+def _reduced(problem: Problem, request: Request, run: _Run) -> Chain | Contradiction:
+    """The reduced problem; after Ctrl-C no more reduced than it must be."""
+    try:
+        return reduce(problem, request.deadline_s, run.step)
+    except KeyboardInterrupt:
+        request.stop.set()
+        return reduce(problem, time.monotonic())
+
+
+def _answered(backend: Backend, problem: Problem, request: Request) -> Answer:
+    """The backend's answer or, where it found none in time, the start or the first assignment that comes to hand."""
+    answer = _stoppable(backend, problem, request)
+    if answer.choices is not None or answer.infeasible:
+        return answer
+    if request.start is not None and evaluate(problem, request.start).feasible:
+        return replace(answer, choices=request.start)
+    first = first_answer(problem, FIRST_ANSWER_S)
+    bounds = [bound for bound in (answer.bound, first.bound) if bound is not None]
+    return replace(first, bound=max(bounds, default=None))
 
 
 def _lifted(answer: Answer, chain: Chain, problem: Problem) -> Answer:
@@ -101,44 +124,46 @@ def _lifted(answer: Answer, chain: Chain, problem: Problem) -> Answer:
 
 def _stoppable(backend: Backend, problem: Problem, request: Request) -> Answer:
     """Runs the backend on a thread, since one that runs native code could not see Ctrl-C or may overrun its time."""
-    answers: list[Answer] = []
+    answers = [Answer()]  # what is known so far, the last is the best
     failures: list[BaseException] = []
     done = threading.Event()  # not Thread.join, which takes a thread for ended once Ctrl-C interrupted it
 
     def work() -> None:
         try:
-            answers.append(backend.run(problem, request))
+            answers.append(backend.run(problem, replace(request, on_answer=answers.append)))
         except BaseException as error:
             failures.append(error)
         finally:
             done.set()
 
+    if request.ended():
+        return answers[-1]
     threading.Thread(target=work, daemon=True).start()
     try:
-        while not done.wait(POLL_S) and request.seconds_left() != 0.0:
+        while not done.wait(POLL_S) and not request.ended():
             pass
     except KeyboardInterrupt:
         request.stop.set()
     done.wait(GRACE_S)
     if failures:
         raise failures[0]
-    return answers[0] if answers else Answer()
+    return answers[-1]
 
 
 def _explained(problem: Problem, backend: Backend, request: Request, reason: str) -> str:
     left_s = request.seconds_left()
     until_s = time.monotonic() + (EXPLAIN_S if left_s is None else min(EXPLAIN_S, left_s))
-    minimise = partial(_minimised, backend, until_s)
+    minimise = partial(_minimised, backend, Request(until_s, stop=request.stop))
     return "; ".join(text for text in (reason, explain(problem, minimise)) if text)
 
 
-def _minimised(backend: Backend, until_s: float, problem: Problem) -> Answer:
-    chain = reduce(problem, until_s)
+def _minimised(backend: Backend, request: Request, problem: Problem) -> Answer:
+    chain = reduce(problem, request.deadline_s)
     if isinstance(chain, Contradiction):
         return Answer(infeasible=True)
     if not chain.problem.nodes:
         return Answer(chain.lift(()), chain.problem.offset)
-    return _lifted(_stoppable(backend, chain.problem, Request(until_s)), chain, problem)
+    return _lifted(_stoppable(backend, chain.problem, request), chain, problem)
 
 
 class _Run:

@@ -18,7 +18,7 @@ class BackendEntry:
     """Where a backend lives.
 
     Attributes:
-        module, factory, arguments: `factory(**arguments)` of the sibling module `module` is the backend.
+        module, factory, arguments: `factory(**arguments)` of the module `module` below this package is the backend.
         packages: what must be installed for it, as import names (which are also the names on PyPI).
         summary: when to use it, in a line.
     """
@@ -45,14 +45,20 @@ _ORTOOLS = ("ortools",)
 BACKENDS: Final = MappingProxyType(
     {
         "auto": BackendEntry(
-            "decomposition", "Decomposition", {"exact_pairs": 200_000}, _ORTOOLS, "the default: highs and decomposition"
+            "decomposition.decomposition",
+            "Decomposition",
+            {"exact_pairs": 200_000},
+            _ORTOOLS,
+            "the default: highs and decomposition",
         ),
         "highs": BackendEntry("mathopt", "MathOpt", {"solver": "HIGHS"}, _ORTOOLS, "branch and cut"),
         "scip": BackendEntry("mathopt", "MathOpt", {"solver": "GSCIP"}, _ORTOOLS, "branch and cut, slower"),
         "cp-sat": BackendEntry("cpsat", "CpSat", {}, _ORTOOLS, "exact integers; small problems with tight memory"),
         "cbc": BackendEntry("linear_pulp", "Pulp", {"solver": "PULP_CBC_CMD"}, ("pulp",), "the second opinion"),
         "pulp-highs": BackendEntry("linear_pulp", "Pulp", {"solver": "HiGHS"}, ("pulp", "highspy"), "without OR-Tools"),
-        "decomposition": BackendEntry("decomposition", "Decomposition", {}, _ORTOOLS, "large problems; anytime"),
+        "decomposition": BackendEntry(
+            "decomposition.decomposition", "Decomposition", {}, _ORTOOLS, "large problems; anytime"
+        ),
         "exhaustive": BackendEntry("exhaustive", "Exhaustive", {}, (), "tries everything; the oracle of the tests"),
     }
 )

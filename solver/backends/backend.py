@@ -4,40 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..problem import Problem
 
+POLL_S = 0.05
+
 
 class BackendUnavailable(ImportError):
     """The package that a backend needs is not installed; the text says which and how to install it."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked of a backend beside the problem.
-
-    Attributes:
-        deadline_s: value of `time.monotonic()` after which it must stop; None for none.
-        relative_gap: it may stop once (cost - bound) / |cost| is at most this.
-        seed: same problem, request and seed, same answer.
-        start: a known assignment to start from; it need not be feasible.
-        stop: set when the answer is wanted at once (Ctrl-C).
-        on_progress: called with (cost or None, bound or None) when either improves.
-    """
-
-    deadline_s: float | None = None
-    relative_gap: float = 0.0
-    seed: int = 0
-    start: tuple[int, ...] | None = None
-    stop: threading.Event = field(default_factory=threading.Event)
-    on_progress: Callable[[int | None, int | None], None] = lambda cost, bound: None
-
-    def seconds_left(self) -> float | None:
-        """Seconds until the deadline, never negative; None where there is none."""
-        return None if self.deadline_s is None else max(0.0, self.deadline_s - time.monotonic())
 
 
 @dataclass(frozen=True)
@@ -53,6 +31,53 @@ class Answer:
     choices: tuple[int, ...] | None = None
     bound: int | None = None
     infeasible: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a backend beside the problem.
+
+    Attributes:
+        deadline_s: value of `time.monotonic()` after which it must stop; None for none.
+        relative_gap: it may stop once (cost - bound) / |cost| is at most this.
+        seed: same problem, request and seed, same answer.
+        start: a known assignment to start from; it need not be feasible.
+        stop: set when the answer is wanted at once (Ctrl-C).
+        on_progress: called with (cost or None, bound or None) when either improves.
+        on_answer: called with what is known so far by backends that may be in native code when `stop` is set.
+    """
+
+    deadline_s: float | None = None
+    relative_gap: float = 0.0
+    seed: int = 0
+    start: tuple[int, ...] | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    on_progress: Callable[[int | None, int | None], None] = lambda cost, bound: None
+    on_answer: Callable[[Answer], None] = lambda answer: None
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the deadline, never negative; None where there is none."""
+        return None if self.deadline_s is None else max(0.0, self.deadline_s - time.monotonic())
+
+    def ended(self) -> bool:
+        """Whether the answer is wanted now: the deadline has passed or `stop` is set."""
+        return self.stop.is_set() or self.seconds_left() == 0.0
+
+    @contextmanager
+    def stopping(self, interrupt: Callable[[], None]) -> Iterator[None]:
+        """While it lasts, `interrupt` is called, from another thread, once `stop` is set."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(POLL_S):
+                if self.stop.is_set():
+                    return interrupt()
+
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
 
 class Backend(Protocol):

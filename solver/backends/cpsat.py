@@ -37,7 +37,8 @@ class CpSat:
         left_s = request.seconds_left()
         if left_s is not None:
             solver.parameters.max_time_in_seconds = left_s
-        status = solver.solve(model)
+        with request.stopping(solver.stop_search):
+            status = solver.solve(model)
         if status == cp_model.INFEASIBLE:
             return ProgramAnswer(infeasible=True)
         bound = solver.best_objective_bound

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -17,9 +17,12 @@ import numpy as np
 from ..evaluate import evaluate, usage_timeline
 from ..problem import Problem
 from .backend import Answer, Request
+from .bounds import integer_bound
+from .decomposition.ascent import repaired
 from .program import FloatArray, Program, build
 
 PEAKS_PER_ROUND = 8
+REPAIR_S = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,25 +43,31 @@ class ProgramSolver(Protocol):
 
 
 def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Answer:
-    """Answers the problem by rounds of ever more memory rows."""
+    """Answers the problem by rounds of ever more memory rows.
+
+    When the time ends first, the answer is the best feasible one of a round, else the last one repaired to fit memory.
+    """
     program = build(problem)
     steps: set[int] = set()
-    bound: int | None = None
+    known, cost = Answer(), None
     while True:
         found = solver.minimise(program, request)
         if found.infeasible:
             return Answer(infeasible=True)
-        choices = None if found.x is None else program.choices_of(found.x)
-        cost = None if choices is None else evaluate(problem, choices).cost
-        bound = _tighter(bound, found.bound, cost, problem.offset)
-        if choices is None:
-            return Answer(None, bound)
+        if found.x is None:
+            return replace(known, bound=_tighter(known.bound, found.bound, None, problem.offset))
+        choices = program.choices_of(found.x)
+        judged = evaluate(problem, choices)
+        known = replace(known, bound=_tighter(known.bound, found.bound, judged.cost, problem.offset))
+        if judged.feasible and (cost is None or judged.cost < cost):
+            known, cost = replace(known, choices=choices), judged.cost
         peaks = _peaks_to_add(problem, choices, steps)
         if not peaks:
-            return Answer(choices, bound)
-        request.on_progress(None, bound)
-        if request.seconds_left() == 0.0:
-            return Answer(None, bound)
+            return known
+        if request.ended():
+            return known if known.choices is not None else replace(known, choices=repaired(problem, choices, REPAIR_S))
+        request.on_answer(known)
+        request.on_progress(cost, known.bound)
         new = [step for step in peaks if step not in steps]
         program = program.with_usage_rows(problem, new) if new else _forbid(program, problem, choices, peaks[0])
         steps.update(new)
@@ -94,22 +103,6 @@ def _tighter(bound: int | None, found: float | None, cost: int | None, offset: i
         return bound
     rounded = integer_bound(found, None if cost is None else cost - offset) + offset
     return rounded if bound is None else max(bound, rounded)
-
-
-RESOLUTION = 1e-9
-"""Relative error that a double-precision solver's bound may carry."""
-
-
-def integer_bound(bound: float, cost: int | None) -> int:
-    """The integer that a floating-point lower bound proves, when every cost is an integer.
-
-    The bound is lowered by its possible error, RESOLUTION * |bound|, and rounded up. Where the solver's bound and the
-    cost of its solution agree within that error the bound is the cost: no double-precision solver can tell more.
-    """
-    error = max(1e-6, RESOLUTION * abs(bound))
-    if cost is not None and 0 <= cost - bound <= error:
-        return cost
-    return int(np.ceil(bound - error))
 
 
 def _forbid(program: Program, problem: Problem, choices: Sequence[int], step: int) -> Program:

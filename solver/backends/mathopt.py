@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.math_opt import model_pb2
 from ortools.math_opt.python import mathopt
+from ortools.util.python.solve_interrupter import SolveInterrupter
 
 from ..problem import Problem
 from .backend import Answer, Request
@@ -17,7 +18,6 @@ from .program import Program
 COST_UNITS = 2.0**20
 """Costs are scaled so that the largest is at most this, where the solvers' absolute tolerances (1e-6) make sense."""
 
-_SOLVED = (mathopt.TerminationReason.OPTIMAL, mathopt.TerminationReason.FEASIBLE)
 _INFEASIBLE = (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED)
 
 
@@ -36,7 +36,15 @@ class MathOpt:
         scale = min(1.0, COST_UNITS / max(1.0, float(np.abs(program.costs).max(initial=0))))
         model = mathopt.Model.from_model_proto(_proto(program.scaled(), scale))
         hint = _hint(model, program, request)
-        result = mathopt.solve(model, mathopt.SolverType[self.solver], params=_parameters(request), model_params=hint)
+        interrupter = SolveInterrupter()  # SCIP heeds it, HiGHS does not (OR-Tools 9.15)
+        with request.stopping(interrupter.interrupt):
+            result = mathopt.solve(
+                model,
+                mathopt.SolverType[self.solver],
+                params=_parameters(request),
+                model_params=hint,
+                interrupter=interrupter,
+            )
         reason = result.termination.reason
         if reason in _INFEASIBLE:
             return ProgramAnswer(infeasible=True)

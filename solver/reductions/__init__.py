@@ -42,6 +42,10 @@ REDUCTIONS: Final = MappingProxyType[str, Reduction](
 """In the order of the chain: budgets, ties and fixed choices first, since the others assume that there are none."""
 
 
+PROMPT: Final = frozenset(set(REDUCTIONS) - {"drop dominated strategies", "eliminate chains"})
+"""Reductions of the first round that run even after the deadline: backends rely on the first four, and the others take
+little longer than reading the problem did, and leave one for which an answer is found at once."""
+
 WORTHWHILE: Final = 0.99
 """A further round of the table is worth its time where the last one left at most this part of the size."""
 
@@ -73,14 +77,15 @@ def reduce(
 ) -> Chain | Contradiction:
     """Applies the table until a round leaves more than WORTHWHILE of the size, or the clock passes the deadline.
 
-    deadline_s: a value of `time.monotonic()`; budgets, ties and fixed choices are resolved even after it.
+    deadline_s: a value of `time.monotonic()`; the PROMPT reductions run once even after it.
     """
     ways_back: list[WayBack] = []
+    first_round = True
     while True:
         size, applied = _size(problem), len(ways_back)
         for name, reduction in REDUCTIONS.items():
-            required = reduction in (merge_budgets, merge_ties, keep_fixed)
-            if not required and deadline_s is not None and time.monotonic() > deadline_s:
+            prompt = name in PROMPT and first_round
+            if not prompt and deadline_s is not None and time.monotonic() > deadline_s:
                 continue
             outcome = reduction(problem)
             if isinstance(outcome, Contradiction):
@@ -89,6 +94,7 @@ def reduce(
                 problem = outcome.problem
                 ways_back.append(outcome.way_back)
                 on_step(name, problem)
+        first_round = False
         if len(ways_back) == applied or _size(problem) > WORTHWHILE * size:
             return Chain(problem, tuple(ways_back))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from solver import INFEASIBLE, Edge, Node, Problem, Status, evaluate, solve
 from solver.backends import Answer, Request
-from solver.backends.decomposition import Decomposition
+from solver.backends.decomposition.decomposition import Decomposition
 from solver.backends.exhaustive import Exhaustive
 from solver.reductions import REDUCTIONS, Contradiction
 

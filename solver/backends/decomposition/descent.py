@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +19,14 @@ RAISE = 1.2
 
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """Works on assignments `chosen` (N,): the strategy of each node in the numbering of the energy."""
+    """Works on assignments `chosen` (N,): the strategy of each node in the numbering of the energy.
+
+    ended: whether the time is over; sweeps and repairs end then.
+    """
 
     energy: Pairwise
     loads: Loads | None
+    ended: Callable[[], bool] = lambda: False
 
     def rounded(self, messages: Messages) -> IntArray:
         """Colour by colour the least of theta, with the messages of decided neighbours replaced by their true costs."""
@@ -50,7 +55,7 @@ class Descent:
                     elif batch.colors[1] == color:
                         batch.v.add(values, _given_u(batch, chosen))
                 self._choose(color, values, chosen)
-            if (chosen == before).all():
+            if self.ended() or (chosen == before).all():
                 break
         return chosen
 
@@ -66,6 +71,8 @@ class Descent:
             over = np.maximum(0.0, (self.loads.usage(chosen) - self.loads.limit) / self.loads.unit)
             if not over.any():
                 return chosen
+            if self.ended():
+                return None
             prices += raised * over / (over.max() * np.count_nonzero(over) ** 0.5)
             raised *= RAISE
             chosen = self.settled(chosen, self.energy.costs + self.loads.priced(prices))

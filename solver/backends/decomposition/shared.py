@@ -7,7 +7,7 @@ import threading
 from ...evaluate import evaluate
 from ...problem import Problem
 from ..backend import Answer, Request
-from ..lazy import integer_bound
+from ..bounds import integer_bound
 
 
 class Shared:
