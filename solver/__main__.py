@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ProblemError, BackendUnavailable) as error:
         return _fail(str(error))
     except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}")
+        return _fail(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         return _fail("interrupted before the problem was read", NO_ANSWER)
     if sys.stderr.isatty():

@@ -19,15 +19,18 @@ Minimise = Callable[[Problem], Answer]
 def explain(problem: Problem, minimise: Minimise) -> str:
     """A sentence or two: the fixed choices that contradict each other, or the smallest limits that would work.
 
-    minimise: solves a problem within the time that is left.
+    minimise: solves a problem within the time that is left; what it leaves open is said to be open.
     """
     free = replace(_without_costs(problem), usage_limit=None, usage_price=None, budgets=())
-    if minimise(free).infeasible:
+    answer = minimise(free)
+    if answer.infeasible:
         return _contradiction(free, minimise)
     parts = []
     if problem.usage_limit is not None:
         parts.append(_smallest_usage_limit(problem, free, minimise))
     parts += [_smallest_budget(budget, free, minimise) for budget in problem.budgets]
+    if _open(answer) or None in parts:
+        parts.append("why was not found out in the time left")
     found = [part for part in parts if part]
     if found:
         return "; ".join(found)
@@ -35,14 +38,26 @@ def explain(problem: Problem, minimise: Minimise) -> str:
     return "every limit can be kept alone, but not all of them together" if several else ""
 
 
+def _open(answer: Answer) -> bool:
+    """Whether the time ended before anything was known."""
+    return answer.choices is None and not answer.infeasible
+
+
 def _contradiction(free: Problem, minimise: Minimise) -> str:
+    left_open = False
+
     def contradict(nodes: Sequence[int]) -> bool:
-        return minimise(replace(free, fixed={node: free.fixed[node] for node in nodes})).infeasible
+        nonlocal left_open
+        answer = minimise(replace(free, fixed={node: free.fixed[node] for node in nodes}))
+        left_open |= _open(answer)
+        return answer.infeasible
 
     if contradict(()):
         return "the absent pairs alone leave no assignment, whatever is fixed"
     needed = _minimal(sorted(free.fixed), contradict)
     choices = ", ".join(f"{free.nodes[node].name!r} = {free.fixed[node]}" for node in needed)
+    if left_open:
+        return f"among these fixed choices, or in the absent pairs alone, is a contradiction (time ended): {choices}"
     return f"these fixed choices contradict each other, and without any one of them they do not: {choices}"
 
 
@@ -62,13 +77,18 @@ def _minimal(nodes: Sequence[int], contradict: Callable[[Sequence[int]], bool]) 
     return sorted(needed([], False, list(nodes)))
 
 
-def _smallest_usage_limit(problem: Problem, free: Problem, minimise: Minimise) -> str:
-    """Minimises the peak: with a limit of 0 and a price of 1 per byte over it the objective is the peak."""
+def _smallest_usage_limit(problem: Problem, free: Problem, minimise: Minimise) -> str | None:
+    """Minimises the peak: with a limit of 0 and a price of 1 per byte over it the objective is the peak.
+
+    "" if the limit can be kept, None if that was not found out.
+    """
     limit = problem.usage_limit
     assert limit is not None
     peak = minimise(replace(free, usage_limit=0, usage_price=1))
+    if peak.bound is not None and peak.bound > limit and peak.choices is None:
+        return f"the usage limit must be at least {peak.bound}"
     if peak.choices is None:
-        return "" if peak.bound is None or peak.bound <= limit else f"the usage limit must be at least {peak.bound}"
+        return None
     judged = evaluate(replace(problem, budgets=()), peak.choices)
     if judged.peak_usage <= limit or judged.peak_step is None:
         return ""
@@ -88,14 +108,17 @@ def _largest_live(problem: Problem, choices: tuple[int, ...], step: int) -> str:
     return ", ".join(f"{name!r} {-used}" for used, name in live[:LARGEST_SHOWN] if used)
 
 
-def _smallest_budget(budget: Budget, free: Problem, minimise: Minimise) -> str:
+def _smallest_budget(budget: Budget, free: Problem, minimise: Minimise) -> str | None:
+    """ "" if the budget can be kept, None if that was not found out."""
     nodes = list(free.nodes)
     for node, usages in budget.usages.items():
         nodes[node] = Node(nodes[node].name, np.where(nodes[node].costs >= INFEASIBLE, INFEASIBLE, usages))
     least = minimise(replace(free, nodes=tuple(nodes)))
-    if least.bound is None or least.bound <= budget.limit:
-        return ""
-    return f"budget {budget.name!r} must be at least {least.bound}, {least.bound - budget.limit} more than its limit"
+    if least.bound is not None and least.bound > budget.limit:
+        more = least.bound - budget.limit
+        return f"budget {budget.name!r} must be at least {least.bound}, {more} more than its limit"
+    kept = least.choices is not None and evaluate(replace(free, nodes=tuple(nodes)), least.choices).cost <= budget.limit
+    return "" if kept else None
 
 
 def _without_costs(problem: Problem) -> Problem:

@@ -31,7 +31,8 @@ Rows = list[IntArray]
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _ROW = re.compile(r"\[([^][{}\"]*)\]")
-_INTEGERS = re.compile(r"[ \t\r\n]*(?:-?[0-9]+[ \t\r\n]*(?:,[ \t\r\n]*-?[0-9]+[ \t\r\n]*)*)?")
+_INTEGER = r"[ \t\r\n]*-?(?:0|[1-9][0-9]*)[ \t\r\n]*"
+_INTEGERS = re.compile(rf"[ \t\r\n]*|{_INTEGER}(?:,{_INTEGER})*")
 _INT64 = np.iinfo(np.int64)
 
 

@@ -20,6 +20,7 @@ from .problem import Problem, ProblemError
 from .reductions import Chain, Contradiction, reduce
 from .solution import Incumbent, Size, Solution, SolveReport, Status
 from .solution import relative_gap as gap_of
+from .usages import exact_usages
 
 GRACE_S = 3.0
 FIRST_ANSWER_S = 5.0
@@ -58,18 +59,19 @@ def solve(
         progress: called, from any thread, whenever the best cost or the bound improves.
 
     Raises:
-        ProblemError: an argument is out of range, or `start` does not fit the problem.
+        ProblemError: an argument is out of range, `start` does not fit the problem, or usages are too large to be added
+            exactly (see `solver.usages`).
         BackendUnavailable: a package that the backend needs is not installed.
     """
     _check(problem, time_limit_s, seed, relative_gap, start)
-    chosen = load_backend(backend)
+    chosen, exact = load_backend(backend), exact_usages(problem)
     unit = cost_unit(problem)
     deadline_s = None if time_limit_s is None or time_limit_s >= FOREVER_S else time.monotonic() + time_limit_s
     request = Request(deadline_s, relative_gap, seed, None if start is None else tuple(start))
     run = _Run(problem, unit, backend, progress)
     run.step("original", problem)
     try:
-        answer, explanation = _answer(in_units(problem, unit), chosen, request, run)
+        answer, explanation = _answer(in_units(exact, unit), chosen, request, run)
     except KeyboardInterrupt:
         answer, explanation = Answer(), "interrupted"
     return run.solution(answer, request.start, explanation)
@@ -79,14 +81,14 @@ def _answer(problem: Problem, backend: Backend, request: Request, run: _Run) -> 
     """The answer for the problem before reduction, and an explanation where it is infeasible."""
     chain = _reduced(problem, request, run)
     if isinstance(chain, Contradiction):
-        return Answer(infeasible=True), _explained(problem, backend, request, chain.reason)
+        return Answer(infeasible=True), _explained(run.problem, backend, request, chain.reason)
     if not chain.problem.nodes:
         return Answer(chain.lift(()), chain.problem.offset), ""
     lowered = None if request.start is None else chain.lower(request.start)
     inner = replace(request, start=lowered, on_progress=run.improved)
     answer = solve_parts(partial(_answered, backend), chain.problem, inner)
     if answer.infeasible:
-        return answer, _explained(problem, backend, request, "")
+        return answer, _explained(run.problem, backend, request, "")
     return _lifted(answer, chain, problem), ""
 
 
@@ -124,40 +126,51 @@ def _lifted(answer: Answer, chain: Chain, problem: Problem) -> Answer:
 
 def _stoppable(backend: Backend, problem: Problem, request: Request) -> Answer:
     """Runs the backend on a thread, since one that runs native code could not see Ctrl-C or may overrun its time."""
+    if request.ended():
+        return Answer()
     answers = [Answer()]  # what is known so far, the last is the best
     failures: list[BaseException] = []
-    done = threading.Event()  # not Thread.join, which takes a thread for ended once Ctrl-C interrupted it
+    stop, done = threading.Event(), threading.Event()
+    own = replace(request, stop=stop, on_answer=answers.append)
 
     def work() -> None:
         try:
-            answers.append(backend.run(problem, replace(request, on_answer=answers.append)))
+            answers.append(backend.run(problem, own))
         except BaseException as error:
             failures.append(error)
         finally:
             done.set()
 
-    if request.ended():
-        return answers[-1]
     threading.Thread(target=work, daemon=True).start()
-    try:
-        while not done.wait(POLL_S) and not request.ended():
-            pass
-    except KeyboardInterrupt:
-        request.stop.set()
-    done.wait(GRACE_S)
+    _wait(done, request)
+    stop.set()
+    _wait(done, Request(time.monotonic() + GRACE_S))
     if failures:
         raise failures[0]
     return answers[-1]
+
+
+def _wait(done: threading.Event, request: Request) -> None:
+    """Waits, but no longer than asked; Ctrl-C is noted. (Thread.join takes a thread for ended if it is interrupted.)"""
+    try:
+        while not request.ended() and not done.wait(POLL_S):
+            pass
+    except KeyboardInterrupt:
+        request.stop.set()
 
 
 def _explained(problem: Problem, backend: Backend, request: Request, reason: str) -> str:
     left_s = request.seconds_left()
     until_s = time.monotonic() + (EXPLAIN_S if left_s is None else min(EXPLAIN_S, left_s))
     minimise = partial(_minimised, backend, Request(until_s, stop=request.stop))
-    return "; ".join(text for text in (reason, explain(problem, minimise)) if text)
+    try:
+        return "; ".join(text for text in (reason, explain(problem, minimise)) if text)
+    except ProblemError:  # numbers that are too large for the problem of the least peak or budget
+        return reason
 
 
 def _minimised(backend: Backend, request: Request, problem: Problem) -> Answer:
+    problem = exact_usages(problem)
     chain = reduce(problem, request.deadline_s)
     if isinstance(chain, Contradiction):
         return Answer(infeasible=True)

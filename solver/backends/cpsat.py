@@ -32,6 +32,7 @@ class CpSat:
                 model.add_hint(variables[int(program.first[node]) + strategy], 1)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = self.workers
+        solver.parameters.catch_sigint_signal = False  # Ctrl-C is the caller's
         solver.parameters.random_seed = request.seed
         solver.parameters.relative_gap_limit = request.relative_gap
         left_s = request.seconds_left()

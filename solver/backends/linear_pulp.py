@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pulp
@@ -14,6 +22,8 @@ from .lazy import ProgramAnswer, run_lazily
 from .program import Program
 
 UNLIMITED_S = 1e7
+PATIENCE_S = 2.0
+"""What CBC is given to end by itself."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,13 @@ class Pulp:
             return ProgramAnswer()
         model, variables = _model(program.scaled())
         solver = pulp.getSolver(self.solver, msg=False, timeLimit=left_s or UNLIMITED_S, gapRel=request.relative_gap)
-        model.solve(solver)
+        with TemporaryDirectory() as solver.tmpDir, request.stopping(partial(_end_children, threading.get_native_id())):
+            try:
+                model.solve(solver)
+            except pulp.PulpSolverError:
+                if request.stop.is_set():
+                    return ProgramAnswer()
+                raise
         if model.status == pulp.LpStatusInfeasible:
             return ProgramAnswer(infeasible=True)
         if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
@@ -41,6 +57,16 @@ class Pulp:
         x = np.array([variable.value() or 0.0 for variable in variables])
         proven = model.sol_status == pulp.LpSolutionOptimal and request.relative_gap == 0
         return ProgramAnswer(x, float(program.costs @ x) if proven else None)
+
+
+def _end_children(thread: int) -> None:
+    """CBC is a child process, which ends at SIGINT with its best answer. PuLP does not tell its id, but Linux does."""
+    children = Path(f"/proc/self/task/{thread}/children")
+    for kind in (signal.SIGINT, signal.SIGKILL):
+        for child in children.read_text().split() if children.exists() else ():
+            with suppress(ProcessLookupError):
+                os.kill(int(child), kind)
+        time.sleep(PATIENCE_S)
 
 
 def _model(program: Program) -> tuple[pulp.LpProblem, list[pulp.LpVariable]]:

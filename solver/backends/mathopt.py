@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.math_opt import model_pb2
 from ortools.math_opt.python import mathopt
-from ortools.util.python.solve_interrupter import SolveInterrupter
 
 from ..problem import Problem
 from .backend import Answer, Request
@@ -36,15 +35,8 @@ class MathOpt:
         scale = min(1.0, COST_UNITS / max(1.0, float(np.abs(program.costs).max(initial=0))))
         model = mathopt.Model.from_model_proto(_proto(program.scaled(), scale))
         hint = _hint(model, program, request)
-        interrupter = SolveInterrupter()  # SCIP heeds it, HiGHS does not (OR-Tools 9.15)
-        with request.stopping(interrupter.interrupt):
-            result = mathopt.solve(
-                model,
-                mathopt.SolverType[self.solver],
-                params=_parameters(request),
-                model_params=hint,
-                interrupter=interrupter,
-            )
+        # No interrupter: in OR-Tools 9.15 HiGHS does not heed it, and SCIP prints errors of its own for having one.
+        result = mathopt.solve(model, mathopt.SolverType[self.solver], params=_parameters(request), model_params=hint)
         reason = result.termination.reason
         if reason in _INFEASIBLE:
             return ProgramAnswer(infeasible=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from ...evaluate import evaluate
 from ...problem import IntArray, Problem
 from ...reductions import Chain, reduce
-from ..backend import Request
+from ..backend import Answer, Request
 from ..lazy import run_lazily
 from ..mathopt import MathOpt
 from .pairwise import FloatArray, Pairwise
@@ -72,10 +73,12 @@ class Neighbourhoods:
         chosen = np.array(choices, np.int64)[self.energy.order]
         strategies = int(self.strategies * SPREAD ** rng.uniform(-1, 1))
         window = self.windows.grown(self._seeds(choices, chosen, rng), strategies, rng)
+        if len(window) == len(choices):
+            return self._try_whole()
         usage = np.zeros(0, np.int64) if self.loads is None else self.loads.usage(chosen)
         cut = self.windows.cut(window, list(choices), usage)
         before = evaluate(cut, [*(choices[node] for node in window), *[0] * (len(cut.nodes) - len(window))])
-        local = self._solved(cut)
+        local = self._solved(cut, WINDOW_GAP).choices
         if local is None or evaluate(cut, local).cost >= before.cost:
             return False
         # On top of what another thread may have found meanwhile; judged as a whole.
@@ -83,6 +86,13 @@ class Neighbourhoods:
         for node, choice in zip(window, local, strict=False):
             merged[node] = choice
         return self.shared.offer(tuple(merged))
+
+    def _try_whole(self) -> bool:
+        """A window that holds every node is the problem itself: what is proven of it counts."""
+        answer = self._solved(self.problem, self.shared.request.relative_gap)
+        before = self.shared.cost
+        self.shared.take(answer)
+        return self.shared.cost != before
 
     def _seeds(self, choices: tuple[int, ...], chosen: IntArray, rng: np.random.Generator) -> list[int]:
         if self._seeded is None or self._seeded[0] is not choices:
@@ -94,13 +104,13 @@ class Neighbourhoods:
         seeds: list[int] = self.energy.order[picked].tolist()
         return seeds
 
-    def _solved(self, cut: Problem) -> tuple[int, ...] | None:
-        chain = reduce(cut)
+    def _solved(self, problem: Problem, gap: float) -> Answer:
+        chain = reduce(problem)
         if not isinstance(chain, Chain):
-            return None
+            return Answer()
         if not chain.problem.nodes:
-            return chain.lift(())
+            return Answer(chain.lift(()), chain.problem.offset)
         left_s = self.shared.request.seconds_left()
         deadline_s = time.monotonic() + (LIMIT_S if left_s is None else min(LIMIT_S, left_s))
-        answer = run_lazily(MathOpt("HIGHS"), chain.problem, Request(deadline_s, WINDOW_GAP, self.shared.request.seed))
-        return None if answer.choices is None else chain.lift(answer.choices)
+        answer = run_lazily(MathOpt("HIGHS"), chain.problem, Request(deadline_s, gap, self.shared.request.seed))
+        return answer if answer.choices is None else replace(answer, choices=chain.lift(answer.choices))

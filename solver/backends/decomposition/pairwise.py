@@ -4,8 +4,9 @@ Nodes are coloured so that no edge joins two of a colour, and numbered color by 
 flat position first[i] + s. Edges whose ends have the same colours and whose matrices have the same shape form a batch:
 one array (R, C, B) of matrices, B contiguous, and per side the positions of the strategies of each row (or column).
 
-A group becomes k edges of a k-th of its matrix each. That is a lower bound of the group, since k consumers that pay for
-the same column pay for it once, and exact where they differ; so bounds on the energy are bounds on the problem.
+A group becomes k edges of a k-th of its matrix each. That is a lower bound of the group: of a column that n of the k
+consumers choose it pays n k-ths, the group all of it. It is exact where all consumers choose one column. So bounds on
+the energy are bounds on the problem.
 Absent pairs cost ABSENT_FACTOR times the largest finite cost, which again only lowers bounds.
 """
 
