@@ -23,7 +23,7 @@ from .solution import relative_gap as gap_of
 from .usages import exact_usages
 
 GRACE_S = 3.0
-FIRST_ANSWER_S = 5.0
+FIRST_ANSWER_S = 10.0
 EXPLAIN_S = 10.0
 FOREVER_S = 1e9
 LARGEST_SEED = 2**31 - 1

@@ -14,8 +14,10 @@ from .compact import compact_edges
 from .consistency import drop_unsupported
 from .contraction import contract_functional
 from .dominance import drop_dominated
+from .duplicates import merge_duplicates
 from .elimination import eliminate_chains
 from .fixed import keep_fixed
+from .oversized import drop_oversized
 from .parallel import merge_parallel
 from .reduction import Choices, Contradiction, Reduction, WayBack
 from .separable import fold_separable
@@ -29,22 +31,27 @@ REDUCTIONS: Final = MappingProxyType[str, Reduction](
         "merge ties": merge_ties,
         "keep fixed": keep_fixed,
         "compress timeline": compress_timeline,
-        "merge parallel edges": merge_parallel,
+        "drop oversized strategies": drop_oversized,
         "drop unsupported strategies": drop_unsupported,
         "fold single strategies": fold_singles,
         "contract functional edges": contract_functional,
+        "merge parallel edges": merge_parallel,
         "compact edge matrices": compact_edges,
         "fold separable matrices": fold_separable,
         "drop dominated strategies": drop_dominated,
+        "merge duplicate nodes": merge_duplicates,
         "eliminate chains": eliminate_chains,
     }
 )
 """In the order of the chain: budgets, ties and fixed choices first, since the others assume that there are none."""
 
 
-PROMPT: Final = frozenset(set(REDUCTIONS) - {"drop dominated strategies", "eliminate chains"})
+PROMPT: Final = frozenset(REDUCTIONS) - {"drop dominated strategies", "eliminate chains"}
 """Reductions of the first round that run even after the deadline: backends rely on the first four, and the others take
-little longer than reading the problem did, and leave one for which an answer is found at once."""
+about as long as reading the problem did, and leave one for which an answer is found at once."""
+
+PATIENCE: Final = 0.25
+"""The rounds end after this part of the time that there is."""
 
 WORTHWHILE: Final = 0.99
 """A further round of the table is worth its time where the last one left at most this part of the size."""
@@ -75,17 +82,17 @@ def reduce(
     deadline_s: float | None = None,
     on_step: Callable[[str, Problem], None] = lambda name, problem: None,
 ) -> Chain | Contradiction:
-    """Applies the table until a round leaves more than WORTHWHILE of the size, or the clock passes the deadline.
+    """Applies the table until a round leaves more than WORTHWHILE of the size, or PATIENCE ends.
 
     deadline_s: a value of `time.monotonic()`; the PROMPT reductions run once even after it.
     """
-    ways_back: list[WayBack] = []
+    now_s, ways_back = time.monotonic(), list[WayBack]()
+    until_s = float("inf") if deadline_s is None else now_s + PATIENCE * (deadline_s - now_s)
     first_round = True
     while True:
         size, applied = _size(problem), len(ways_back)
         for name, reduction in REDUCTIONS.items():
-            prompt = name in PROMPT and first_round
-            if not prompt and deadline_s is not None and time.monotonic() > deadline_s:
+            if time.monotonic() > until_s and not (first_round and name in PROMPT):
                 continue
             outcome = reduction(problem)
             if isinstance(outcome, Contradiction):

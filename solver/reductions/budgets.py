@@ -27,7 +27,7 @@ def merge_budgets(problem: Problem) -> Outcome:
     limits = [budget.limit for budget in problem.budgets]
     largest = max([*limits, problem.usage_limit or 0])
     constant = [Load((end + b, end + b + 1), _one(largest - limit)) for b, limit in enumerate(limits)]
-    if problem.usage_limit is not None:
+    if problem.usage_limit is not None and end:
         constant.append(Load((0, end), _one(largest - problem.usage_limit)))
     for b, budget in enumerate(problem.budgets):
         for node, usages in budget.usages.items():

@@ -24,6 +24,9 @@ def random_problem(seed: int) -> Problem:
         else:
             u, v = rng.sample(range(len(nodes)), 2)
             edges.append(_edge(rng, nodes, u, v))
+    if rng.random() < 0.3:
+        nodes = _with_twin(rng, nodes, edges, groups)
+        kinds = [len(node.costs) for node in nodes]
     ties = _ties(rng, kinds)
     fixed = {node: rng.randrange(kinds[node]) for node in range(len(nodes)) if rng.random() < 0.1}
     most = sum(int(node.usages.max()) for node in nodes if node.usages is not None)
@@ -91,6 +94,29 @@ def _add_group(rng: random.Random, nodes: tuple[Node, ...], edges: list[Edge], g
     first = len(edges)
     edges += [Edge(u, v, rows, _classes(rng, len(nodes[v].costs), shape[1]), costs) for v in consumers]
     groups.append(Group(tuple(range(first, len(edges)))))
+
+
+def _with_twin(rng: random.Random, nodes: tuple[Node, ...], edges: list[Edge], groups: list[Group]) -> tuple[Node, ...]:
+    """One or two copies of a node with all that is around it, most of them without memory."""
+    chosen = rng.randrange(len(nodes))
+    node = nodes[chosen] if rng.random() < 0.3 else Node(nodes[chosen].name, nodes[chosen].costs)
+    nodes = (*nodes[:chosen], node, *nodes[chosen + 1 :])
+    group_of = {edge: index for index, group in enumerate(groups) for edge in group.edges}
+    around = [index for index, edge in enumerate(edges) if chosen in (edge.u, edge.v)]
+    for _ in range(rng.randint(1, 2) if len(nodes) < 6 else 1):
+        own: dict[int, list[int]] = {}
+        for index in around:
+            edge = edges[index]
+            u, v = (len(nodes) if end == chosen else end for end in (edge.u, edge.v))
+            edges.append(Edge(u, v, edge.rows, edge.cols, edge.costs))
+            if index in group_of and edge.v == chosen:
+                group = groups[group_of[index]]
+                groups[group_of[index]] = Group((*group.edges, len(edges) - 1))
+            elif index in group_of:
+                own.setdefault(group_of[index], []).append(len(edges) - 1)
+        groups += [Group(tuple(members)) for members in own.values()]
+        nodes = (*nodes, Node(f"n{len(nodes)}", node.costs, node.usages, node.interval))
+    return nodes
 
 
 def _ties(rng: random.Random, sizes: list[int]) -> tuple[tuple[int, ...], ...]:

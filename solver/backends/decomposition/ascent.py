@@ -12,7 +12,7 @@ from ...reductions.reduction import Reduced
 from ..backend import Answer, Request
 from .descent import Descent
 from .dual import Dual
-from .pairwise import build_pairwise
+from .pairwise import Pairwise, build_pairwise
 from .prices import Loads
 from .shared import Shared
 
@@ -24,14 +24,14 @@ ANY_GAP = 1e18
 
 
 class Ascent:
-    """The dual of a problem with compact edges, and the rounding of its messages."""
+    """The dual of a problem with compact edges, whose energy is given, and the rounding of its messages."""
 
-    def __init__(self, problem: Problem, shared: Shared) -> None:
-        self.problem = problem
+    def __init__(self, energy: Pairwise, shared: Shared) -> None:
+        self.problem = problem = shared.problem
         self.shared = shared
-        self.energy = build_pairwise(problem)
-        self.loads = None if problem.usage_limit is None else Loads(problem, self.energy)
-        self.dual = Dual(self.energy, self.loads, problem.offset)
+        self.energy = energy
+        self.loads = None if problem.usage_limit is None else Loads(problem, energy)
+        self.dual = Dual(energy, self.loads, problem.offset)
         self.descent = Descent(self.energy, self.loads, shared.request.ended)
         self.pass_s = 0.0
 
@@ -88,18 +88,24 @@ def compacted(problem: Problem) -> Problem:
 
 
 def first_answer(problem: Problem, seconds: float) -> Answer:
-    """The first feasible assignment that an ascent of at most so many seconds rounds to, and the bound of then."""
-    problem = compacted(problem)
-    shared = Shared(problem, Request(time.monotonic() + seconds, ANY_GAP))
-    Ascent(problem, shared).run()
-    return shared.answer()
+    """The first feasible assignment that an ascent rounds to, and the bound of then.
+
+    seconds: after which it gives up, beside what it takes to build the arrays.
+    """
+    ascent = _ascent(problem, seconds)
+    ascent.run()
+    return ascent.shared.answer()
 
 
 def repaired(problem: Problem, choices: tuple[int, ...], seconds: float) -> tuple[int, ...] | None:
     """The assignment, moved until it keeps the usage limit; None if it does not in so many seconds."""
-    problem = compacted(problem)
-    shared = Shared(problem, Request(time.monotonic() + seconds, ANY_GAP))
-    ascent = Ascent(problem, shared)
+    ascent = _ascent(problem, seconds)
     chosen = np.array(choices, np.int64)[ascent.energy.order]
     ascent.offer(chosen, abs(ascent.descent.cost(chosen)))
-    return shared.choices
+    return ascent.shared.choices
+
+
+def _ascent(problem: Problem, seconds: float) -> Ascent:
+    problem = compacted(problem)
+    energy = build_pairwise(problem)
+    return Ascent(energy, Shared(problem, Request(time.monotonic() + seconds, ANY_GAP)))

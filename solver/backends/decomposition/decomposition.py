@@ -23,6 +23,7 @@ from ..lazy import run_lazily
 from ..mathopt import MathOpt
 from .ascent import Ascent, compacted
 from .neighbourhoods import Neighbourhoods
+from .pairwise import build_pairwise
 from .recombination import Recombination
 from .shared import Shared
 
@@ -65,7 +66,7 @@ class Decomposition:
             exact.join(HEAD_START_S if left_s is None else min(HEAD_START_S, HEAD_START_SHARE * left_s))
         if shared.stop.is_set():
             return
-        ascent = Ascent(problem, shared)
+        ascent = Ascent(build_pairwise(problem), shared)
         ascent.run()
         if ascent.loads is not None and not shared.stop.is_set():
             Recombination(problem, ascent.dual, ascent.descent, ascent.loads, shared).run(ascent.pass_s)
