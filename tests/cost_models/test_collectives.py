@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models import COLLECTIVE_KINDS, PRESETS, Link, Topology, load_profile
+from cost_models import COLLECTIVE_KINDS, PRESETS, Hosts, Link, Route, Topology, load_profile
 from cost_models.collectives import collective_s
 
 KINDS = st.sampled_from(COLLECTIVE_KINDS)
@@ -41,8 +41,9 @@ def links(draw: st.DrawFn) -> Link:
 SHIPPED = [
     pytest.param(link, id=f"{name}-{link.name.replace(' ', '-')}")
     for name in PRESETS
-    for profile in [load_profile(name)]
-    for link in (profile.intra_host, profile.inter_host)
+    for network in [load_profile(name).network]
+    if isinstance(network, Hosts)
+    for link in (network.intra_host, network.inter_host)
     if link is not None
 ]
 
@@ -105,7 +106,7 @@ def test_the_slower_of_two_links_is_never_cheaper_than_either(
 
 @given(KINDS, RANKS, st.lists(SIZES, min_size=1, max_size=5), links())
 def test_an_array_of_sizes_gives_the_seconds_of_each(kind: str, ranks: int, sizes: list[float], link: Link) -> None:
-    together = Topology(("x",), (ranks,), (link,)).collective_s(kind, 0, np.array(sizes))
+    together = Topology(("x",), (ranks,), (Route(link),)).collective_s(kind, 0, np.array(sizes))
     assert together.tolist() == [collective_s(kind, ranks, size, link) for size in sizes]
 
 
@@ -140,14 +141,31 @@ def test_hand_computed_cost(kind: str, expected: float) -> None:
 
 
 def test_a_gloo_reduce_scatter_costs_its_all_reduce() -> None:
-    link = load_profile("cpu-gloo").intra_host
+    link = load_profile("cpu-gloo").topology(("x",), (4,)).links[0]
     assert collective_s("reduce_scatter", 4, 1 << 20, link) == collective_s("all_reduce", 4, 1 << 20, link)
 
 
-def test_a_rail_of_h100_hosts_by_hand() -> None:
-    """All-gather of 1 GiB over 8 ranks: 6.6 us + 7 x 0.6 us + 7/8 x 2^30 / (0.82 x 450e9) = 2.557 ms."""
+def test_an_nvlink_host_by_hand() -> None:
+    """All-gather over 8 H100: the least of NCCL's three protocols, LL for 4 KiB and Simple for 1 GiB.
+
+    LL: 6.6 us + 7 x 0.6 us + 7/8 x 4096 / (0.236 x 0.82 x 450e9) = 10.84 us (Simple would take 8.4 + 7 x 3.4 = 32.2).
+    Simple: 8.4 us + 7 x 3.4 us + 7/8 x 2^30 / (0.82 x 450e9) = 2.578 ms (LL128 would take 14 + 7 x 1.9 us + 2.768 ms).
+    """
     topology = load_profile("dgx-h100").topology(("tp",), (8,))
-    assert topology.collective_s("all_gather", 0, 1 << 30) == pytest.approx(2.557e-3, rel=1e-3)
+    assert topology.collective_s("all_gather", 0, 4096) == pytest.approx(10.84e-6, rel=1e-3)
+    assert topology.collective_s("all_gather", 0, 1 << 30) == pytest.approx(2.578e-3, rel=1e-3)
+
+
+def test_a_tree_is_taken_for_small_buffers_between_many_hosts_by_hand() -> None:
+    """All-reduce of 4 KiB over 64 hosts, one GPU each: tree LL, 6.8 us + 2 x 6 x 5 us + 126/64 x 4096 / (0.24 x 48.5e9).
+
+    The ring would wait for 126 hops of 2.7 us. For 1 GiB the ring at the full rate is the fastest of all.
+    """
+    topology = load_profile("dgx-h100").topology(("dp", "tp"), (64, 8))
+    small = 6.8e-6 + 12 * 5e-6 + 126 / 64 * 4096 / (0.24 * 48.5e9)
+    large = 8.4e-6 + 126 * 14e-6 + 126 / 64 * 2**30 / 48.5e9
+    assert topology.collective_s("all_reduce", 0, 4096) == pytest.approx(small)
+    assert topology.collective_s("all_reduce", 0, 1 << 30) == pytest.approx(large)
 
 
 @pytest.mark.parametrize("size", [-1, math.nan, math.inf, np.array([1.0, -1.0]), np.array([math.nan])])
