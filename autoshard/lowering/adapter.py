@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # registers torch.ops._c10d_functional
+from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -58,6 +59,24 @@ def device_of(mesh: DeviceMesh) -> torch.device:
     if mesh.device_type == "cpu":
         return torch.device("cpu")
     return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
+
+
+class BoxedCodeGen(fx.graph.CodeGen):
+    """Makes a graph a function of one list, which it empties: no caller keeps alive what the graph is done with.
+
+    Within the function, FX itself lets go of every value after its last use.
+    """
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:
+        """See :class:`torch.fx.graph.CodeGen`."""
+        names = [variable.split(":")[0].strip() for variable in free_vars if variable != "self"]
+        unpack = [f"    [{', '.join(names)}] = values"] if names else []
+        return "\n".join((f"def forward(self, values){maybe_return_annotation}:", *unpack, "    values.clear()"))
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that runs now was called with ``retain_graph=True``, so that another may follow."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 @contextmanager
