@@ -120,6 +120,7 @@ class _Lowering:
                 self._add_operator(i, node)
                 for k in range(len(node.outputs)):
                     self._deliver(wanted.pop(Ref(i, k), ()), phase)
+        self._emitters[phase].begin("results")
         for deliveries in wanted.values():  # tensors that no operator of this phase makes
             self._deliver(deliveries, phase)
 
