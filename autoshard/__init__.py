@@ -20,7 +20,7 @@ from .plans import ShardingPlan, dump_plan, parse_plan, read_plan, write_plan
 if TYPE_CHECKING:
     from .api import auto_parallelize, plan
     from .apply import parallelize
-    from .lowering import measure_collectives, shard_inputs
+    from .lowering import measure_collectives, measure_memory, shard_inputs
 
 __version__ = "0.1.0"
 
@@ -28,6 +28,7 @@ _LAZY = {
     "auto_parallelize": "autoshard.api",
     "plan": "autoshard.api",
     "measure_collectives": "autoshard.lowering",
+    "measure_memory": "autoshard.lowering",
     "parallelize": "autoshard.apply",
     "shard_inputs": "autoshard.lowering",
 }
@@ -41,6 +42,7 @@ __all__ = [
     "dump_plan",
     "format_layout",
     "measure_collectives",
+    "measure_memory",
     "parallelize",
     "parse_layout",
     "parse_plan",

@@ -15,6 +15,7 @@ from .errors import ProfileError
 from .hosts import Hosts
 from .link import COLLECTIVE_KINDS, Algorithm, Link
 from .measured import MeasuredMesh
+from .memory import OPTIMIZERS, OptimizerPolicy, optimizer_policy
 from .profile import Profile
 from .profile_file import PRESETS, dump_profile, load_profile, parse_profile
 from .provenance import Provenance, Residual
@@ -23,6 +24,7 @@ from .torus import Torus
 
 __all__ = [
     "COLLECTIVE_KINDS",
+    "OPTIMIZERS",
     "OP_KINDS",
     "PRESETS",
     "Algorithm",
@@ -32,6 +34,7 @@ __all__ = [
     "Hosts",
     "Link",
     "MeasuredMesh",
+    "OptimizerPolicy",
     "Profile",
     "ProfileError",
     "Provenance",
@@ -43,4 +46,5 @@ __all__ = [
     "load_profile",
     "parse_profile",
     "wire_bytes",
+    "optimizer_policy",
 ]

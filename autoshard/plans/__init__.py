@@ -4,6 +4,7 @@
 """
 
 from .file import check_writable, dump_plan, parse_plan, read_plan, write_plan
+from .memory import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, TenantKind
 from .plan import (
     Collective,
     CollectiveKind,
@@ -20,12 +21,17 @@ __all__ = [
     "Collective",
     "CollectiveKind",
     "CollectiveTotal",
+    "MemoryOutcome",
+    "MemoryPhase",
+    "MemoryPoint",
+    "MemoryTenant",
     "OperatorEntry",
     "Phase",
     "PlanSummary",
     "Redistribution",
     "ShardingPlan",
     "SolverOutcome",
+    "TenantKind",
     "TensorEntry",
     "check_writable",
     "dump_plan",
