@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 
 from cost_models import Profile
 from solver import Solution
 
-from .capture import TensorMeta
-from .formulation import HELD, Demand, Formulation, output_name
+from .capture import Node, TensorMeta
+from .formulation import HELD, Demand, Formulation, output_name, pin_name
 from .layout import Layout, replicated
-from .plans import Collective, OperatorEntry, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
+from .plans import Collective, Execution, OperatorEntry, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
 from .strategies import Strategy
 
 
@@ -46,6 +47,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         outputs=tuple(reader.outputs()),
         operators=tuple(reader.operators()),
         redistributions=tuple(redistribution for redistribution, _ in communication),
+        execution=tuple(reader.execution()),
     )
 
 
@@ -86,27 +88,45 @@ class _Reader:
             yield OperatorEntry(node.name, node.phase, self._chosen[i].inputs, self._chosen[i].outputs)
 
     def compute_s(self) -> float:
+        return math.fsum(seconds for _, seconds in self._computations())
+
+    def execution(self) -> Iterator[Execution]:
+        """The operators in graph order, which is the order they run in."""
+        for node, seconds in self._computations():
+            yield Execution(node.name, node.phase, round(seconds * 1e9))
+
+    def _computations(self) -> Iterator[tuple[Node, float]]:
         prices = self._formulation.prices
-        return math.fsum(
-            float(prices.compute_s(node, (self._chosen[i],))[0]) for i, node in self._graph.of_kind("operator")
-        )
+        for i, node in self._graph.of_kind("operator"):
+            yield node, float(prices.compute_s(node, (self._chosen[i],))[0])
 
     def redistributions(self) -> Iterator[tuple[Redistribution, float]]:
         """Each with its seconds, in graph order; a layout wanted by several in one phase comes once."""
         for demand in self._formulation.demands:
             before = self._chosen[demand.ref.node].outputs[demand.ref.output]
             assert before is not None
-            wanted = dict.fromkeys(self._wanted(demand))
+            wanted: dict[Layout, list[str]] = defaultdict(list)
+            for node, layout in self._wanted(demand):
+                wanted[layout].append(self._consumer_name(node))
             for after in sorted(layout for layout in wanted if layout != before):
-                yield self._redistribution(demand, before, after)
+                yield self._redistribution(demand, before, after, tuple(wanted[after]))
 
-    def _wanted(self, demand: Demand) -> Iterator[Layout]:
+    def _wanted(self, demand: Demand) -> Iterator[tuple[int, Layout]]:
         for node, position in demand.consumers:
             layout = self._chosen[node].outputs[0] if position == HELD else self._chosen[node].inputs[position]
             assert layout is not None
-            yield layout
+            yield node, layout
 
-    def _redistribution(self, demand: Demand, before: Layout, after: Layout) -> tuple[Redistribution, float]:
+    def _consumer_name(self, node: int) -> str:
+        """An operator, a parameter (for its gradient), an output, or a buffer (for its new value)."""
+        nodes = self._graph.nodes
+        if node >= len(nodes):
+            return self._formulation.results[node - len(nodes)][0].removeprefix("new ")
+        return pin_name(nodes[node])
+
+    def _redistribution(
+        self, demand: Demand, before: Layout, after: Layout, consumers: tuple[str, ...]
+    ) -> tuple[Redistribution, float]:
         prices, meta = self._formulation.prices, self._graph.meta(demand.ref)
         path = prices.path(meta, before, after)
         steps = prices.steps_s(meta, path)
@@ -117,7 +137,7 @@ class _Reader:
             if step.communicates
         )
         name = self._graph.tensor_name(demand.ref)
-        redistribution = Redistribution(name, demand.phase, path, collectives)  # type: ignore[arg-type]
+        redistribution = Redistribution(name, demand.phase, path, collectives, consumers=consumers)  # type: ignore[arg-type]
         return redistribution, math.fsum(seconds for _, _, seconds in steps)
 
 

@@ -8,6 +8,7 @@ from .memory import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, Tenan
 from .plan import (
     Collective,
     CollectiveKind,
+    Execution,
     OperatorEntry,
     Phase,
     Redistribution,
@@ -21,6 +22,7 @@ __all__ = [
     "Collective",
     "CollectiveKind",
     "CollectiveTotal",
+    "Execution",
     "MemoryOutcome",
     "MemoryPhase",
     "MemoryPoint",

@@ -12,7 +12,9 @@ from typing import Any
 from ..errors import PlanFileError
 from ..layout import format_layout
 from ..mesh import Mesh
+from .execution import Block, Loop, check_execution, fold_execution, format_loop, format_ns
 from .folding import Line, Pattern, Repeats, count_repeats, fold, fold_in_order, format_pattern, starred
+from .followers import follows, group_followers, split_role
 from .memory import MemoryOutcome, MemoryPoint, MemoryTenant
 from .notation import (
     MAX_SECONDS,
@@ -24,6 +26,7 @@ from .notation import (
     format_strategy,
 )
 from .plan import OperatorEntry, Phase, Redistribution, ShardingPlan, TensorEntry
+from .relative import absolute_name, fold_unframed, frame_of, relative_patterns
 from .schema import FORMAT_VERSION
 from .yaml_text import number, quote, quote_key
 
@@ -32,10 +35,16 @@ _NOTATION = """\
 # layout        one entry per mesh axis: R every rank holds the whole, S(0) dim 0 is cut, P(sum) ranks hold addends
 # layers.*      every layer, as many as repeats says; layers.{1-31} and layers.{0,3-5} are some; count, x4: how many
 # operators     module path/role: layouts of its inputs -> layouts of its outputs (- is no tensor)
-# redistributions   layouts a tensor goes through; collectives: kind, mesh axis, bytes of one rank, predicted time
+# redistributions   layouts a tensor goes through; collectives: kind, mesh axis, bytes of one rank, predicted time;
+#               for: who wants the last layout, where layers.* is the layer of the tensor and layers.*+1 the next
 #               kept: not done again, the backward reads what the forward made
 # memory        bytes of the rank with the largest shards: what is held, the fullest moment, the course of one step
+# followers     operators that keep the layout of their first input: nothing is decided there
+# execution     the order on one rank: module, roles, predicted milliseconds; loops over layers
 """
+
+POINTS_PER_LINE = 8
+"""Moments of the memory's timeline on one line of the file."""
 
 _PHASES: tuple[Phase, ...] = ("forward", "backward")
 
@@ -44,7 +53,8 @@ _PHASES: tuple[Phase, ...] = ("forward", "backward")
 class FoldedPlan:
     """A plan's entries as lines: what the file holds, and what tables for people show.
 
-    The value of a line is an entry whose own name is left empty. ``repeats`` names the paths written with ``*``.
+    The value of a line is an entry whose own name is left empty; its consumers are written relative to the tensor
+    (:mod:`autoshard.plans.relative`). ``repeats`` names the paths written with ``*``.
     """
 
     repeats: Repeats
@@ -56,12 +66,18 @@ class FoldedPlan:
     backward: list[Line[OperatorEntry]]
     redistributions: list[Line[Redistribution]]
 
+    @property
+    def operators(self) -> list[Line[OperatorEntry]]:
+        """Those of both phases."""
+        return [*self.forward, *self.backward]
+
 
 def fold_plan(plan: ShardingPlan) -> FoldedPlan:
     """Folds identical layers."""
     tensors = (plan.parameters, plan.buffers, plan.inputs, plan.outputs)
     names = [entry.name for entries in (*tensors, plan.operators) for entry in entries]
-    seen = count_repeats([*names, *(entry.tensor for entry in plan.redistributions)])
+    moved = [name for entry in plan.redistributions for name in (entry.tensor, *entry.consumers)]
+    seen = count_repeats([*names, *moved])
 
     parameters, buffers = (fold(_nameless(entries)) for entries in tensors[:2])
     inputs, outputs = (fold_in_order(_nameless(entries)) for entries in tensors[2:])
@@ -71,11 +87,12 @@ def fold_plan(plan: ShardingPlan) -> FoldedPlan:
     redistributions = [
         line
         for phase in _PHASES
-        for line in fold([(e.tensor, replace(e, tensor="")) for e in plan.redistributions if e.phase == phase])
+        for line in fold([(e.tensor, _tensorless(e, seen)) for e in plan.redistributions if e.phase == phase])
     ]
+    consumers = [fold_unframed(entry.consumers, frame_of(entry.tensor)) for entry in plan.redistributions]
     used = {
         prefix
-        for pattern in _patterns(parameters, buffers, inputs, outputs, forward, backward, redistributions)
+        for pattern in _patterns(parameters, buffers, inputs, outputs, forward, backward, redistributions, *consumers)
         for prefix in starred(pattern, seen)
     }
     repeats = {prefix: seen[prefix] for prefix in sorted(used)}
@@ -84,6 +101,10 @@ def fold_plan(plan: ShardingPlan) -> FoldedPlan:
 
 def _nameless(entries: Iterable[TensorEntry]) -> list[tuple[str, TensorEntry]]:
     return [(entry.name, replace(entry, name="")) for entry in entries]
+
+
+def _tensorless(entry: Redistribution, repeats: Repeats) -> Redistribution:
+    return replace(entry, tensor="", consumers=relative_patterns(entry.consumers, frame_of(entry.tensor), repeats))
 
 
 def _patterns(*sections: Iterable[Line[Any]]) -> Iterator[Pattern]:
@@ -128,6 +149,10 @@ def _check(plan: ShardingPlan) -> None:
     for operator in plan.operators:
         with _naming(operator.name):
             check_operator(operator, plan.mesh)
+    try:
+        check_execution(plan.execution, plan.operators)
+    except ValueError as error:
+        raise PlanFileError(f"the plan cannot be written: {error}") from None
     for redistribution in plan.redistributions:
         with _naming(redistribution.tensor):
             check_redistribution(redistribution, plan.mesh)
@@ -144,9 +169,6 @@ def _naming(name: str) -> Iterator[None]:
 def _render(plan: ShardingPlan, folded: FoldedPlan) -> Iterator[str]:
     mesh, repeats = plan.mesh, folded.repeats
     yield from _header(plan)
-    if plan.memory is not None:
-        yield ""
-        yield from _memory(plan.memory)
     yield ""
     yield from _section("repeats", [f"{quote_key(prefix)}: {count}" for prefix, count in repeats.items()])
     for title, tensors in (
@@ -158,14 +180,30 @@ def _render(plan: ShardingPlan, folded: FoldedPlan) -> Iterator[str]:
         yield ""
         yield from _section(title, [_tensor_line(line, mesh, repeats) for line in tensors])
     yield ""
-    yield "operators:"
-    for title, operators in (("forward", folded.forward), ("backward", folded.backward)):
-        lines = _section(title, [_operator_line(line, mesh, repeats) for line in operators])
-        yield from (f"  {line}" for line in lines)
+    decide = [
+        [_operator_line(line, mesh, repeats) for line in lines if not follows(line.value)]
+        for lines in (folded.forward, folded.backward)
+    ]
+    yield from _by_phase("operators", decide)
     yield ""
     yield from _section(
         "redistributions", [_redistribution_line(line, mesh, repeats) for line in folded.redistributions], empty="[]"
     )
+    if plan.memory is not None:
+        yield ""
+        yield from _memory(plan.memory)
+    yield ""
+    followers = [
+        [_follower_line(group, mesh, repeats) for group in group_followers(lines)]
+        for lines in (folded.forward, folded.backward)
+    ]
+    yield from _by_phase("followers", followers, empty="[]")
+    yield ""
+    execution = [
+        list(_block(fold_execution([(e.name, e.predicted_ns) for e in plan.execution if e.phase == phase])))
+        for phase in _PHASES
+    ]
+    yield from _by_phase("execution", execution, empty="[]")
     yield ""
     yield from _totals(plan)
 
@@ -201,7 +239,19 @@ def _memory(memory: MemoryOutcome) -> Iterator[str]:
     yield f"  peak: {_point(memory.peak)}"
     yield from (f"  {line}" for line in _section("tenants", [f"- {_tenant(t)}" for t in memory.tenants], empty="[]"))
     yield f"  other_bytes: {memory.other_bytes}"
-    yield from (f"  {line}" for line in _section("timeline", [f"- {_point(p)}" for p in memory.timeline], empty="[]"))
+    yield from (f"  {line}" for line in _section("timeline", list(_timeline(memory.timeline)), empty="[]"))
+
+
+def _timeline(points: Iterable[MemoryPoint]) -> Iterator[str]:
+    """Points of one phase that follow each other, several on a line, none of which has an operator twice."""
+    lines: list[tuple[str, dict[str, int]]] = []
+    for point in points:
+        phase, line = lines[-1] if lines else ("", {})
+        if phase != point.phase or len(line) == POINTS_PER_LINE or point.operator in line:
+            lines.append((point.phase, {}))
+        lines[-1][1][point.operator] = point.size_bytes
+    for phase, line in lines:
+        yield f"- {phase}: {{{', '.join(f'{quote_key(name)}: {size}' for name, size in line.items())}}}"
 
 
 def _point(point: MemoryPoint) -> str:
@@ -216,6 +266,12 @@ def _tenant(tenant: MemoryTenant) -> str:
 def _section(title: str, lines: list[str], empty: str = "{}") -> Iterator[str]:
     yield f"{title}:" if lines else f"{title}: {empty}"
     yield from (f"  {line}" for line in lines)
+
+
+def _by_phase(title: str, lines: Iterable[list[str]], empty: str = "{}") -> Iterator[str]:
+    yield f"{title}:"
+    for phase, section in zip(_PHASES, lines):
+        yield from (f"  {line}" for line in _section(phase, section, empty))
 
 
 def _tensor_line(line: Line[TensorEntry], mesh: Mesh, repeats: Repeats) -> str:
@@ -234,6 +290,27 @@ def _operator_line(line: Line[OperatorEntry], mesh: Mesh, repeats: Repeats) -> s
     return f'{key}: "{format_strategy(line.value, mesh, line.pattern.count)}"'
 
 
+def _follower_line(group: list[Line[OperatorEntry]], mesh: Mesh, repeats: Repeats) -> str:
+    module, _ = split_role(group[0].pattern)
+    fields = [
+        f"module: {quote(format_pattern(module, repeats))}",
+        f"roles: [{', '.join(quote(split_role(line.pattern)[1]) for line in group)}]",
+        f'strategy: "{format_strategy(group[0].value, mesh)}"',
+        *_count(module.count * len(group)),
+    ]
+    return f"- {{{', '.join(fields)}}}"
+
+
+def _block(block: Block) -> Iterator[str]:
+    for part in block:
+        if isinstance(part, Loop):
+            yield f"- {quote_key(format_loop(part))}:"
+            yield from (f"  {line}" for line in _block(part.body))
+        else:
+            roles = ", ".join(f"{quote_key(role)}: {format_ns(ns)}" for role, ns in part.roles)
+            yield f"- {quote_key(part.module)}: {{{roles}}}"
+
+
 def _redistribution_line(line: Line[Redistribution], mesh: Mesh, repeats: Repeats) -> str:
     entry = line.value
     pattern = format_pattern(line.pattern, repeats)
@@ -243,10 +320,20 @@ def _redistribution_line(line: Line[Redistribution], mesh: Mesh, repeats: Repeat
         f"phase: {entry.phase}",
         f'path: "{format_path(entry.path, mesh)}"',
         f"collectives: [{', '.join(quote(format_collective(c)) for c in entry.collectives)}]",
+        *_consumers(line),
         *(["kept: true"] if entry.kept else []),
         *_count(line.pattern.count),
     ]
     return f"- {{{', '.join(fields)}}}"
+
+
+def _consumers(line: Line[Redistribution]) -> list[str]:
+    """Relative where the line stands for several, else by name."""
+    texts = line.value.consumers
+    if line.pattern.count == 1:
+        frame = frame_of(line.pattern.names()[0])
+        texts = tuple(absolute_name(text, frame) for text in texts)
+    return [f"for: [{', '.join(map(quote, texts))}]"] if texts else []
 
 
 def _count(count: int) -> list[str]:

@@ -70,13 +70,18 @@ class Line(Generic[V]):
     value: V
 
 
+def is_index(component: str) -> bool:
+    """Whether a component of a path is a number that can be folded."""
+    return _INDEX.fullmatch(component) is not None
+
+
 def split_name(name: str) -> tuple[Pattern, tuple[int, ...]]:
     """A name as a pattern of one name, and its indices."""
     path, slash, role = name.partition("/")
     components: list[str | None] = []
     indices: list[int] = []
     for component in path.split("."):
-        if len(indices) < MAX_INDICES and _INDEX.fullmatch(component):
+        if len(indices) < MAX_INDICES and is_index(component):
             indices.append(int(component))
             components.append(None)
         else:
@@ -89,7 +94,7 @@ def count_repeats(names: Iterable[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for name in names:
         pattern, indices = split_name(name)
-        for prefix, index in zip(_prefixes(pattern), indices):
+        for prefix, index in zip(prefixes(pattern), indices):
             counts[prefix] = max(counts.get(prefix, 0), index + 1)
     return counts
 
@@ -130,7 +135,7 @@ def fold_in_order(entries: Sequence[tuple[str, V]]) -> list[Line[V]]:
 def format_pattern(pattern: Pattern, repeats: Repeats) -> str:
     """The text of a pattern; ``*`` where a choice is all of the ``repeats`` of its path."""
     written: list[str] = []
-    choices = iter(zip(pattern.choices, _prefixes(pattern)))
+    choices = iter(zip(pattern.choices, prefixes(pattern)))
     for component in pattern.components:
         if component is not None:
             written.append(_escape(component))
@@ -149,7 +154,7 @@ def starred(pattern: Pattern, repeats: Repeats) -> list[str]:
     """The paths whose every index the pattern names, and which are therefore written with ``*``."""
     return [
         prefix
-        for runs, prefix in zip(pattern.choices, _prefixes(pattern))
+        for runs, prefix in zip(pattern.choices, prefixes(pattern))
         if runs == (range(repeats.get(prefix, 0)),) and len(runs[0]) > 1
     ]
 
@@ -168,13 +173,13 @@ def parse_pattern(text: str, repeats: Repeats) -> Pattern:
         if folds and len(choices) == MAX_INDICES:
             raise ValueError(f"{text!r} has more than {MAX_INDICES} indices")
         if written == "*":
-            prefix = _prefix(components)
+            prefix = prefix_of(components)
             if prefix not in repeats:
                 raise ValueError(f"{text!r} has * after {prefix!r}, and the section repeats has no {prefix!r}")
             choices.append((range(repeats[prefix]),))
         elif folds:
             choices.append(_parse_runs(written))
-        elif len(choices) < MAX_INDICES and _INDEX.fullmatch(written):
+        elif len(choices) < MAX_INDICES and is_index(written):
             choices.append((range(int(written), int(written) + 1),))
         else:
             if not written.startswith("\\") and _SPECIAL.search(written):
@@ -204,13 +209,14 @@ def _escape(component: str) -> str:
     return "\\" + component if _SPECIAL.search(component) else component
 
 
-def _prefix(components: Iterable[str | None]) -> str:
+def prefix_of(components: Iterable[str | None]) -> str:
+    """A path as ``repeats`` writes it: ``*`` for each index."""
     return ".".join("*" if c is None else _escape(c) for c in components)
 
 
-def _prefixes(pattern: Pattern) -> list[str]:
+def prefixes(pattern: Pattern) -> list[str]:
     """The path before each index, indices in it written ``*``."""
-    return [_prefix(pattern.components[:i]) for i, c in enumerate(pattern.components) if c is None]
+    return [prefix_of(pattern.components[:i]) for i, c in enumerate(pattern.components) if c is None]
 
 
 def _first(pattern: Pattern) -> str:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from decimal import Decimal
 
 from pydantic import BaseModel, ValidationError
 
 from ..errors import PlanFileError
 from ..layout import Layout, parse_layout
 from ..mesh import Mesh
+from .execution import Block, Loop, Run, check_execution, count_executed, parse_loop, unfold_execution
 from .folding import parse_pattern
-from .memory import MemoryOutcome, MemoryPoint, MemoryTenant
+from .followers import follows
+from .memory import MAX_POINTS, MemoryOutcome, MemoryPoint, MemoryTenant
+from .migrate import MIGRATIONS, UnknownSection, migrate
 from .notation import (
     check_redistribution,
     check_tensor,
@@ -20,17 +24,22 @@ from .notation import (
     parse_path,
     parse_strategy,
 )
-from .plan import OperatorEntry, Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
+from .plan import Execution, OperatorEntry, Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
+from .relative import Frame, absolute_name, frame_of
 from .schema import (
     FORMAT_VERSION,
-    READABLE_VERSIONS,
+    ExecutionSection,
+    FollowerLine,
+    FollowersSection,
     HardwareSection,
+    LoopLine,
     MemorySection,
     OperatorsSection,
     PlanDocument,
     PointLine,
     RedistributionLine,
     ResultSection,
+    RunLine,
     TensorLine,
     TotalsSection,
 )
@@ -52,6 +61,8 @@ _EXPECTED = {
     "int_parsing": "expected a whole number",
     "int_type": "expected a whole number",
     "float_parsing": "expected a number",
+    "decimal_parsing": "expected a number of milliseconds",
+    "too_short": "expected at least one entry",
     "float_type": "expected a number",
 }
 
@@ -67,9 +78,9 @@ def parse_plan(text: str | bytes, source: str = "the plan file") -> ShardingPlan
     """
     decoded = _decode(text, source)
     document = compose(decoded, source)
-    _check_version(document, source)
+    current = _in_current_format(document, decoded, source)
     try:
-        plan_document = PlanDocument.model_validate(document)
+        plan_document = PlanDocument.model_validate(current)
     except ValidationError as error:
         raise _explain(error, decoded, document, source) from None
     return _Reader(plan_document, decoded, source).plan()
@@ -87,22 +98,28 @@ def _decode(text: str | bytes, source: str) -> str:
         ) from None
 
 
-def _check_version(document: Node, source: str) -> None:
+def _in_current_format(document: Node, text: str, source: str) -> Node:
+    """The document, brought to the present format if it is of an older one."""
     version = document.get("autoshard_plan") if isinstance(document, dict) else None
-    if version is None:
+    if not isinstance(document, dict) or version is None:
         raise PlanFileError(f"{source} is no autoshard plan: it has no line 'autoshard_plan: {FORMAT_VERSION}'")
-    if version not in [str(known) for known in READABLE_VERSIONS]:
+    known = {str(number): number for number in (*MIGRATIONS, FORMAT_VERSION)}
+    if not isinstance(version, str) or version not in known:
         raise PlanFileError(
             f"{source} says 'autoshard_plan: {shorten(str(version), 20)}', but this autoshard reads formats "
-            f"{' and '.join(map(str, READABLE_VERSIONS))}; use the autoshard that wrote it, or make the plan again"
+            f"{' and '.join(known)}; use the autoshard that wrote it, or make the plan again"
         )
+    try:
+        return migrate(document, known[version])
+    except UnknownSection as error:
+        raise _error(source, text, (error.section,), error) from None
 
 
 def _explain(error: ValidationError, text: str, document: Node, source: str) -> PlanFileError:
     """The first defect pydantic found, as a sentence with its place; a misspelt key goes before the missing one."""
     defects = error.errors(include_url=False)
     first = next((defect for defect in defects if defect["type"] == "extra_forbidden"), defects[0])
-    path: Path = tuple(part for part in first["loc"] if part != "[key]")
+    path: Path = tuple(part for part in first["loc"] if part not in ("[key]", "[run]", "[loop]"))
     if first["type"] == "missing":
         said = f"{path[-1]!r} is missing; if the file was cut short, make the plan again"
         path = path[:-1]
@@ -127,9 +144,11 @@ def _known(path: Path) -> str:
         "totals": TotalsSection,
         "redistributions": RedistributionLine,
         "memory": MemorySection,
+        "followers": FollowersSection if len(path) == 1 else FollowerLine,
+        "execution": ExecutionSection,
     }
     model = sections.get(path[0], TensorLine) if path else PlanDocument
-    return ", ".join(model.model_fields)
+    return ", ".join(field.alias or name for name, field in model.model_fields.items())
 
 
 def _error(source: str, text: str, path: Path, said: object) -> PlanFileError:
@@ -141,6 +160,14 @@ def _error(source: str, text: str, path: Path, said: object) -> PlanFileError:
 
 def _point(line: PointLine) -> MemoryPoint:
     return MemoryPoint(line.phase, line.operator, line.bytes)
+
+
+def _timeline(section: MemorySection) -> Iterator[MemoryPoint]:
+    if sum(len(points) for line in section.timeline for points in line.values()) > MAX_POINTS:
+        raise ValueError(f"the timeline has more than {MAX_POINTS} points; it is no plan of autoshard")
+    for line in section.timeline:
+        for phase, points in line.items():
+            yield from (MemoryPoint(phase, operator, size) for operator, size in points.items())
 
 
 class _Reader:
@@ -174,14 +201,17 @@ class _Reader:
             buffers=tuple(self._tensors("buffers", document.buffers)),
             inputs=tuple(self._tensors("inputs", document.inputs)),
             outputs=tuple(self._tensors("outputs", document.outputs)),
-            operators=(
-                *self._operators("forward", document.operators.forward),
-                *self._operators("backward", document.operators.backward),
-            ),
+            operators=(*self._operators("forward"), *self._operators("backward")),
             redistributions=tuple(self._redistributions(document.redistributions)),
             memory=self._memory(document.memory),
+            execution=(
+                *self._execution("forward", document.execution.forward),
+                *self._execution("backward", document.execution.backward),
+            ),
         )
         self._check_totals(plan)
+        with self._at("execution"):
+            check_execution(plan.execution, plan.operators)
         return plan
 
     @contextmanager
@@ -203,13 +233,53 @@ class _Reader:
                 check_tensor(entry, self.mesh)
                 yield from (replace(entry, name=name) for name in names)
 
-    def _operators(self, phase: Phase, lines: Mapping[str, str]) -> Iterator[OperatorEntry]:
+    def _operators(self, phase: Phase) -> Iterator[OperatorEntry]:
         seen: set[str] = set()
-        for key, line in lines.items():
+        for key, line in getattr(self.document.operators, phase).items():
             with self._at("operators", phase, key):
                 (inputs, outputs), count = parse_strategy(line, self.mesh)
                 for name in self._names(key, count, seen):
                     yield OperatorEntry(name, phase, inputs, outputs)
+        for i, follower in enumerate(getattr(self.document.followers, phase)):
+            with self._at("followers", phase, i):
+                (inputs, outputs), _ = parse_strategy(follower.strategy, self.mesh)
+                entry = OperatorEntry("", phase, inputs, outputs)
+                if not follows(entry):
+                    raise ValueError(
+                        f"{follower.strategy!r} does not follow its first input; move the line to the section operators"
+                    )
+                for name in self._followers(follower, seen):
+                    yield replace(entry, name=name)
+
+    def _followers(self, line: FollowerLine, seen: set[str]) -> Iterator[str]:
+        if line.count % len(line.roles):
+            raise ValueError(f"the line counts {line.count}, which {len(line.roles)} roles do not divide")
+        if "/" in line.module:
+            raise ValueError(f"{line.module!r} is no module: it has a slash")
+        for role in line.roles:
+            yield from self._names(f"{line.module}/{role}", line.count // len(line.roles), seen)
+
+    def _execution(self, phase: Phase, lines: Sequence[RunLine | LoopLine]) -> Iterator[Execution]:
+        block = self._block(lines, "execution", phase)
+        with self._at("execution", phase):
+            self._count(count_executed(block), MAX_NAME_CHARS // MAX_ENTRIES)
+            for name, ns in unfold_execution(block):
+                yield Execution(name, phase, ns)
+
+    def _block(self, lines: Sequence[RunLine | LoopLine], *path: str | int) -> Block:
+        """The lines of an execution as loops and runs."""
+        block: list[Run | Loop] = []
+        for i, line in enumerate(lines):
+            with self._at(*path, i):
+                if len(line.root) != 1:
+                    raise ValueError(f"it names {len(line.root)} modules or loops; write one per line")
+                key = next(iter(line.root))
+                if isinstance(line, RunLine):
+                    roles = tuple((role, _nanoseconds(role, ms)) for role, ms in line.root[key].items())
+                    block.append(Run(key, roles))
+                else:
+                    block.append(parse_loop(key, self._block(line.root[key], *path, i, key)))
+        return tuple(block)
 
     def _redistributions(self, lines: Sequence[RedistributionLine]) -> Iterator[Redistribution]:
         seen: dict[tuple[Phase, tuple[Layout, ...]], set[str]] = {}
@@ -220,15 +290,22 @@ class _Reader:
                 names = self._names(line.tensor, line.count, seen.setdefault((line.phase, path), set()))
                 entry = Redistribution(names[0], line.phase, path, collectives, line.kept == "true")
                 check_redistribution(entry, self.mesh)
-                yield from (replace(entry, tensor=name) for name in names)
+                for name in names:
+                    yield replace(entry, tensor=name, consumers=self._consumers(line.consumers, frame_of(name)))
+
+    def _consumers(self, texts: Sequence[str], frame: Frame) -> tuple[str, ...]:
+        consumers: list[str] = []
+        for text in texts:
+            pattern = parse_pattern(absolute_name(text, frame), self.document.repeats)
+            self._count(pattern.count, len(text))
+            consumers += pattern.names()
+        return tuple(consumers)
 
     def _memory(self, section: MemorySection | None) -> MemoryOutcome | None:
         if section is None:
             return None
         static = section.static_bytes
         with self._at("memory"):
-            if self.document.autoshard_plan == "1":
-                raise ValueError("a plan of format 1 has none; write autoshard_plan: 2")
             return MemoryOutcome(
                 optimizer=section.optimizer,
                 budget_bytes=section.budget_bytes,
@@ -241,7 +318,7 @@ class _Reader:
                 peak=_point(section.peak),
                 tenants=tuple(MemoryTenant(t.name, t.kind, t.count, t.bytes) for t in section.tenants),
                 other_bytes=section.other_bytes,
-                timeline=tuple(_point(line) for line in section.timeline),
+                timeline=tuple(_timeline(section)),
             )
 
     def _names(self, text: str, count: int, seen: set[str]) -> list[str]:
@@ -254,16 +331,19 @@ class _Reader:
         pattern = parse_pattern(text, self.document.repeats)
         if pattern.count != count:
             raise ValueError(f"the pattern names {pattern.count}, but the line counts {count}; make them agree")
-        self.entries += count
-        self.chars += count * len(text)
-        if self.entries > MAX_ENTRIES or self.chars > MAX_NAME_CHARS:
-            raise ValueError(f"the file unfolds to more than {MAX_ENTRIES} entries; it is no plan")
+        self._count(count, len(text))
         names = pattern.names()
         twice = seen.intersection(names)
         if twice:
             raise ValueError(f"{min(twice)!r} is named by an earlier line too; remove it from one of the two")
         seen.update(names)
         return names
+
+    def _count(self, names: int, chars: int) -> None:
+        self.entries += names
+        self.chars += names * chars
+        if self.entries > MAX_ENTRIES or self.chars > MAX_NAME_CHARS:
+            raise ValueError(f"the file unfolds to more than {MAX_ENTRIES} entries; it is no plan")
 
     def _check_totals(self, plan: ShardingPlan) -> None:
         for section, expected in self.document.totals.model_dump().items():
@@ -274,3 +354,10 @@ class _Reader:
                         f"the section {section} has {found} entries, not {expected}; lines were lost or added, "
                         "so restore them or make the plan again"
                     )
+
+
+def _nanoseconds(role: str, ms: Decimal) -> int:
+    ns = ms.scaleb(6)
+    if ns != int(ns):
+        raise ValueError(f"{role} takes {ms} ms; a time has at most six digits after the point")
+    return int(ns)

@@ -6,8 +6,9 @@ In memory a plan is flat: one entry per parameter, operator and redistribution. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..layout import Layout
@@ -60,6 +61,8 @@ class Redistribution:
     ``tensor`` is a parameter's FQN, an input's name or an operator's name (``name:1`` for its second result).
     ``path`` runs from the layout it has to the layout wanted; neighbours differ on exactly one mesh axis, so that each
     pair is one step. ``collectives`` are those of the steps that communicate, in order; slices move nothing.
+    ``consumers`` says for whom: the operators that want the last layout, the parameter whose gradient this is, or the
+    output or buffer that holds the tensor. Empty where it is not known (a plan read from format 1).
 
     A redistribution of the backward that is ``kept`` does not run: the backward reads what the forward's redistribution
     of the same tensor along the same path made, which stays in memory until then. It has no collectives.
@@ -70,6 +73,21 @@ class Redistribution:
     path: tuple[Layout, ...]
     collectives: tuple[Collective, ...]
     kept: bool = False
+    consumers: tuple[str, ...] = ()
+
+    @property
+    def predicted_s(self) -> float:
+        """Seconds of its collectives."""
+        return math.fsum(collective.predicted_s for collective in self.collectives)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """An operator at its place in the step, and its predicted time on one rank, in whole nanoseconds."""
+
+    name: str
+    phase: Phase
+    predicted_ns: int
 
 
 @dataclass(frozen=True)
@@ -92,6 +110,9 @@ class ShardingPlan:
     Parameters, buffers, operators and redistributions are looked up by name (and phase), so the order they are given in
     means nothing: construction puts them in the canonical order, forward before backward, then by name with numbers as
     numbers (:func:`~autoshard.plans.order.natural_key`). Inputs, outputs and pins keep the order given.
+
+    ``execution`` holds every operator once, in the order one rank runs them, forward before backward; empty where it is
+    not known (a plan read from format 1).
 
     ``fingerprint`` is a digest of the captured graph (operators, shapes, arguments; never the device it was traced on);
     ``hardware_fingerprint`` is a digest of the profile the plan was priced with. ``call`` describes how the model is
@@ -118,15 +139,18 @@ class ShardingPlan:
     operators: tuple[OperatorEntry, ...]
     redistributions: tuple[Redistribution, ...]
     memory: MemoryOutcome | None = None
+    execution: tuple[Execution, ...] = ()
 
     def __post_init__(self) -> None:
-        canonical: dict[str, list[TensorEntry] | list[OperatorEntry] | list[Redistribution]] = {
+        canonical: dict[str, list[TensorEntry] | list[OperatorEntry] | list[Redistribution] | list[Execution]] = {
             "parameters": sorted(self.parameters, key=lambda e: natural_key(e.name)),
             "buffers": sorted(self.buffers, key=lambda e: natural_key(e.name)),
             "operators": sorted(self.operators, key=lambda e: (e.phase != "forward", natural_key(e.name))),
             "redistributions": sorted(
-                self.redistributions, key=lambda e: (e.phase != "forward", natural_key(e.tensor), e.path)
+                (_with_consumers_sorted(entry) for entry in self.redistributions),
+                key=lambda e: (e.phase != "forward", natural_key(e.tensor), e.path),
             ),
+            "execution": sorted(self.execution, key=lambda e: e.phase != "forward"),
         }
         for field, entries in canonical.items():
             object.__setattr__(self, field, tuple(entries))
@@ -141,3 +165,8 @@ class ShardingPlan:
         for redistribution in self.redistributions:
             for collective in redistribution.collectives:
                 yield redistribution.phase, collective
+
+
+def _with_consumers_sorted(entry: Redistribution) -> Redistribution:
+    ordered = tuple(sorted(set(entry.consumers), key=natural_key))
+    return entry if ordered == entry.consumers else replace(entry, consumers=ordered)

@@ -14,13 +14,15 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ..layout import Layout, format_layout
+from ..layout import format_layout
 from ..mesh import Mesh
 from .dump import FoldedPlan, fold_plan
 from .folding import Line, Repeats, format_pattern
+from .followers import follows
 from .memory import MemoryOutcome
 from .notation import format_path, format_strategy
-from .plan import OperatorEntry, Redistribution, ShardingPlan, TensorEntry
+from .plan import Redistribution, ShardingPlan, TensorEntry
+from .reasons import Reasons
 from .summary import PlanSummary, summarize
 from .units import format_bytes, format_seconds
 
@@ -54,7 +56,8 @@ def show_text(plan: ShardingPlan, console: Console) -> None:
     if summary.memory is not None:
         _print("Memory of one rank at its fullest", _memory(summary.memory), console)
     if folded.redistributions:
-        _print("Most expensive redistributions", _redistributions(folded, plan.mesh), console)
+        reasons = Reasons(plan, folded.repeats)
+        _print("Most expensive redistributions", _redistributions(folded, plan.mesh, reasons), console)
 
 
 def headline(summary: PlanSummary) -> tuple[str, ...]:
@@ -119,7 +122,7 @@ def _tensors(lines: Iterable[Line[TensorEntry]], mesh: Mesh, repeats: Repeats) -
 
 def _print_operators(folded: FoldedPlan, mesh: Mesh, console: Console) -> None:
     lines = [*folded.forward, *folded.backward]
-    shown = [line for line in lines if not _follows(line.value)]
+    shown = [line for line in lines if not follows(line.value)]
     if shown:
         table = _table(("operator", "phase", "strategy"), ("count",))
         for line in shown:
@@ -131,25 +134,6 @@ def _print_operators(folded: FoldedPlan, mesh: Mesh, console: Console) -> None:
         console.print(
             Text(f"{left_out} operators follow their first input or handle whole tensors, and are not listed.")
         )
-
-
-def _follows(entry: OperatorEntry) -> bool:
-    """Whether an operator merely follows its first input, or only handles whole tensors.
-
-    It follows if every axis does to each result what it does to the first input (cut, replicate or partial; a view or
-    transpose may call the dim otherwise), and the other inputs are like the first or replicated.
-    """
-    layouts = [layout for layout in (*entry.inputs, *entry.outputs) if layout is not None]
-    if not entry.inputs or all(layout.is_replicated for layout in layouts):
-        return all(layout.is_replicated for layout in layouts)
-    first = _kinds(entry.inputs[0])
-    results = {_kinds(layout) for layout in entry.outputs if layout is not None}
-    others = {kinds for layout in entry.inputs[1:] for kinds in zip(_kinds(layout), first)}
-    return results <= {first} and all(kind in ("R", lead) for kind, lead in others)
-
-
-def _kinds(layout: Layout) -> tuple[str, ...]:
-    return tuple(placement.kind for placement in layout)
 
 
 def _collectives(summary: PlanSummary) -> Table:
@@ -170,17 +154,18 @@ def _memory(memory: MemoryOutcome) -> Table:
     return table
 
 
-def _redistributions(folded: FoldedPlan, mesh: Mesh) -> Table:
+def _redistributions(folded: FoldedPlan, mesh: Mesh, reasons: Reasons) -> Table:
     by_time = sorted(folded.redistributions, key=_predicted_s, reverse=True)[:MOST_EXPENSIVE]
-    table = _table(("tensor", "phase", "path", "collectives"), ("count", "predicted"))
+    table = _table(("tensor", "phase", "path", "collectives", "why"), ("count", "predicted"))
     for line in by_time:
         entry = line.value
         steps = ", ".join(f"{c.kind} {c.axis} {format_bytes(c.size_bytes)}" for c in entry.collectives) or "none"
         steps = "kept from the forward" if entry.kept else steps
         pattern, path = format_pattern(line.pattern, folded.repeats), format_path(entry.path, mesh)
-        _add(table, pattern, entry.phase, path, steps, line.pattern.count, format_seconds(_predicted_s(line)))
+        why, time = reasons.of(line), format_seconds(_predicted_s(line))
+        _add(table, pattern, entry.phase, path, steps, why, line.pattern.count, time)
     return table
 
 
 def _predicted_s(line: Line[Redistribution]) -> float:
-    return line.pattern.count * sum(collective.predicted_s for collective in line.value.collectives)
+    return line.pattern.count * line.value.predicted_s

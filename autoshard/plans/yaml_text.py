@@ -13,8 +13,8 @@ import yaml
 
 from ..errors import PlanFileError
 
-MAX_DEPTH = 8
-"""Mappings and lists inside each other; a plan needs four."""
+MAX_DEPTH = 16
+"""Mappings and lists inside each other; a plan needs seven, and two more for each loop inside a loop."""
 MAX_NODES = 1_000_000
 """Scalars, mappings and lists of one file; a plan of a thousand lines has about ten thousand."""
 MAX_KEY_CHARS = 1000

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hypothesis import strategies as st
 
 from autoshard.layout import P_SUM, Layout, P, Placement, R, S, parse_layout
 from autoshard.mesh import Mesh
 from autoshard.plans import (
     Collective,
+    Execution,
     MemoryOutcome,
     MemoryPoint,
     MemoryTenant,
@@ -53,14 +56,22 @@ def transformer_plan(layers: int) -> ShardingPlan:
         for k in (1, 2)
     ]
     backward.append(OperatorEntry("/ones", "backward", (), (whole,)))
+    forward += [OperatorEntry(f"{name}/add", "forward", (batch, batch), (batch,)) for name in names]
     all_reduce = Collective("all_reduce", "tp", 1 << 19, 3.2768e-05)
     gradient = Collective("all_reduce", "dp", 1 << 17, 1.1e-05)
     redistributions = [
-        Redistribution(f"{name}.attention.wo/mm", "forward", (partial, batch), (all_reduce,)) for name in names
+        Redistribution(
+            f"{name}.attention.wo/mm", "forward", (partial, batch), (all_reduce,), consumers=(f"{name}/add",)
+        )
+        for name in names
     ]
     redistributions += [
         Redistribution(
-            f"{name}.attention.wq/mm.1", "backward", (layout("dp:P(sum) tp:S(0)"), layout("tp:S(0)")), (gradient,)
+            f"{name}.attention.wq/mm.1",
+            "backward",
+            (layout("dp:P(sum) tp:S(0)"), layout("tp:S(0)")),
+            (gradient,),
+            consumers=(f"{name}.attention.wq.weight",),
         )
         for name in reversed(names)
     ]
@@ -86,7 +97,20 @@ def transformer_plan(layers: int) -> ShardingPlan:
         operators=(*forward, *backward),
         redistributions=tuple(redistributions),
         memory=transformer_memory(layers),
+        execution=tuple(transformer_execution(names)),
     )
+
+
+def transformer_execution(layers: list[str]) -> Iterator[Execution]:
+    """Layer after layer, and backwards again; in microseconds that add up to nothing in particular."""
+    yield Execution("embed/embedding", "forward", 12_500)
+    order = {"norm/rms_norm": 20_125, "attention.wq/mm": 89_355, "attention/mul.2": 0, "attention.wo/mm": 89_355}
+    for layer in layers:
+        yield from (Execution(f"{layer}.{name}", "forward", ns) for name, ns in order.items())
+        yield Execution(f"{layer}/add", "forward", 2_506)
+    yield Execution("/ones", "backward", 2_500)
+    for layer in reversed(layers):
+        yield from (Execution(f"{layer}.attention.wo/mm.{k}", "backward", 89_355) for k in (1, 2))
 
 
 def transformer_memory(layers: int) -> MemoryOutcome:
@@ -167,10 +191,21 @@ def redistributions(draw: st.DrawFn, mesh: Mesh, phase: str, tensor: str) -> Red
         axis = draw(st.integers(0, mesh.ndim - 1))
         path.append(path[-1].replace(axis, draw(placements(3).filter(lambda p, axis=axis: p != path[-1][axis]))))
     kinds = st.sampled_from(["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
+    consumers = tuple(draw(st.lists(names | operator_names, max_size=3)))
     if phase == "backward" and draw(st.booleans()):
-        return Redistribution(tensor, phase, tuple(path), (), kept=True)
+        return Redistribution(tensor, phase, tuple(path), (), kept=True, consumers=consumers)
     one = st.builds(Collective, kinds, st.sampled_from(mesh.axes), st.integers(0, 10**18 - 1), seconds)
-    return Redistribution(tensor, phase, tuple(path), tuple(draw(st.lists(one, max_size=len(path) - 1))))  # type: ignore[arg-type]
+    some = tuple(draw(st.lists(one, max_size=len(path) - 1)))
+    return Redistribution(tensor, phase, tuple(path), some, consumers=consumers)  # type: ignore[arg-type]
+
+
+@st.composite
+def executions(draw: st.DrawFn, entries: tuple[OperatorEntry, ...]) -> tuple[Execution, ...]:
+    """None, or all of the operators in any order."""
+    if draw(st.booleans()):
+        return ()
+    ns = st.sampled_from([0, 1, 2_500, 123_456_789, 10**18])
+    return tuple(Execution(entry.name, entry.phase, draw(ns)) for entry in draw(st.permutations(entries)))
 
 
 sizes = st.integers(0, 1 << 40)
@@ -200,6 +235,7 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
     def some(of: st.SearchStrategy[str]) -> list[str]:
         return draw(st.lists(of, max_size=6, unique=True))
 
+    entries = tuple(draw(operators(mesh, phase, name)) for phase in phases for name in some(operator_names))
     return ShardingPlan(
         model=draw(texts),
         fingerprint=draw(texts),
@@ -216,9 +252,10 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
         buffers=tuple(draw(tensors(mesh, name)) for name in some(names)),
         inputs=tuple(draw(tensors(mesh, name)) for name in some(names)),
         outputs=tuple(draw(tensors(mesh, name)) for name in some(names)),
-        operators=tuple(draw(operators(mesh, phase, name)) for phase in phases for name in some(operator_names)),
+        operators=entries,
         redistributions=tuple(
             draw(redistributions(mesh, phase, name)) for phase in phases for name in some(names | operator_names)
         ),
         memory=draw(st.none() | memories()),
+        execution=draw(executions(entries)),
     )

@@ -1,0 +1,20 @@
+"""Every golden text is what the code writes today; ``python -m tests.plans.write_golden`` writes them anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .write_golden import FOLDER, GOLDEN, ROOT
+
+OLD_FORMATS = {FOLDER / "transformer.format-1.yaml"}
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_golden_text_is_what_is_written(path: Path) -> None:
+    assert GOLDEN[path]() == path.read_text(), "if the difference is right: python -m tests.plans.write_golden"
+
+
+def test_no_golden_file_is_left_unchecked() -> None:
+    assert set(FOLDER.iterdir()) == {path for path in GOLDEN if path.parent == FOLDER} | OLD_FORMATS
