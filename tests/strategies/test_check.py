@@ -92,7 +92,7 @@ def _cases(shape: tuple[int, ...]) -> dict[str, tuple[object, tuple[object, ...]
         ),
         "addends with a whole bias taken for whole": (
             aten.addmm.default,
-            (w, f(n, 6), f(6, m)),
+            (f(6), x, f(m, 6)),
             rule((R, S(1), S(0)), (P_SUM,)),
             rule((R, S(1), S(0)), (R,)),
         ),
