@@ -17,7 +17,7 @@ from solver import Status, solve
 from .apply import parallelize
 from .calls import as_arguments, describe_call
 from .capture import capture, input_names
-from .constraints import parse_pin
+from .constraints import parse_constraint
 from .errors import InfeasibleError
 from .formulation import OBJECTIVES, Objective, formulate
 from .interpretation import interpret
@@ -36,6 +36,7 @@ def plan(
     mesh: Mesh | str | Mapping[str, int],
     hardware: str | cost_models.Profile = "dgx-h100",
     objective: Objective = "step-time",
+    constraints: str | Sequence[str] = (),
     pins: str | Sequence[str] = (),
     backend: str = "auto",
     time_limit_s: float | None = None,
@@ -53,7 +54,10 @@ def plan(
         mesh: ``"dp=8,tp=8"``, a mapping of axis names to sizes, or a :class:`Mesh`.
         hardware: the name of a shipped profile, the path of a profile file, or a profile.
         objective: ``step-time`` (compute plus communication) or ``communication-time``.
-        pins: ``NAME=LAYOUT`` with a glob pattern for the name of a parameter, input, operator or ``output.0``.
+        constraints: what is decided already, in the text forms of :mod:`autoshard.constraints`: pins, placements and
+            collectives allowed or forbidden, schemes of axes.
+        pins: further constraints, for those that are pins: ``NAME=LAYOUT`` with a glob pattern for the name of a
+            parameter, input, operator or ``output.0``.
         backend: a name of ``solver.BACKENDS``, or ``auto``.
         time_limit_s: wall-clock seconds for the solver; the best plan found is returned.
         tie_layers: decide identical layers once.
@@ -65,7 +69,7 @@ def plan(
 
     Raises:
         CaptureError: the model is not one static graph.
-        ConstraintError: a pin names nothing or cannot hold.
+        ConstraintError: a constraint names nothing or cannot hold.
         InfeasibleError: no assignment satisfies the pins, or none was found in the time given.
         MeshError, LayoutError, ProfileError, BackendUnavailable: the argument of that name.
     """
@@ -75,21 +79,21 @@ def plan(
         raise ValueError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
     mesh = Mesh.of(mesh)
     profile = hardware if isinstance(hardware, cost_models.Profile) else cost_models.load_profile(hardware)
-    pins = (pins,) if isinstance(pins, str) else tuple(pins)
-    parsed = [parse_pin(pin, mesh) for pin in pins]
+    texts = (*_texts(pins), *_texts(constraints))
+    parsed = [parse_constraint(text, mesh) for text in texts]
     report("capturing the training step")
     graph = capture(model, args, kwargs)
     report("enumerating and pricing strategies")
-    formulation = formulate(graph, mesh, profile, objective=objective, pins=parsed, tie_layers=tie_layers)
+    formulation = formulate(graph, mesh, profile, objective=objective, constraints=parsed, tie_layers=tie_layers)
     report("solving")
     solution = solve(formulation.problem, backend=backend, time_limit_s=time_limit_s)
     if solution.choices is None:
-        under = f" under the pins {', '.join(pins)}" if pins else ""
+        under = f" under the constraints {', '.join(texts)}" if texts else ""
         raise InfeasibleError(f"no plan{under}: {solution.status.value} {solution.report.explanation}".rstrip())
     if solution.status is not Status.OPTIMAL:
         warnings.warn(f"the plan is not proven optimal: its gap is {solution.gap:.2%}", stacklevel=2)
     report("writing the plan")
-    return interpret(formulation, solution, profile, name or type(model).__name__, _call(model, args, kwargs or {}))
+    return interpret(formulation, solution, profile, name or type(model).__name__, call_text(model, args, kwargs or {}))
 
 
 def auto_parallelize(
@@ -110,7 +114,7 @@ def auto_parallelize(
         mesh: the DeviceMesh of the job, with axis names.
         example_inputs, example_kwargs: example arguments with the *global* shapes of a step.
         hardware: as for :func:`plan`; by default ``cpu-gloo`` on CPU and ``dgx-h100`` on CUDA.
-        options: objective, pins, backend, time_limit_s, tie_layers, name, progress: as for :func:`plan`.
+        options: objective, constraints, pins, backend, time_limit_s, tie_layers, name, progress: as for :func:`plan`.
 
     Returns:
         The module to train; ``module.plan`` is its plan.
@@ -130,7 +134,11 @@ def auto_parallelize(
     return parallelize(model, parse_plan(text, "the plan of the first rank"), mesh, example_inputs, example_kwargs)
 
 
-def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def call_text(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     leaves, _ = tree_flatten((args, kwargs))
     named = zip(input_names(model, args, kwargs), leaves)
     supply = iter([name for name, leaf in named if isinstance(leaf, torch.Tensor)])

@@ -1,15 +1,45 @@
-"""Pins: layouts that the user decides, written ``NAME=LAYOUT`` with a glob pattern for the name."""
+"""Constraints: what the user decides before the solver does. Each is a frozen value with a text form.
+
+==============================================  ==================================================================
+text                                            meaning
+==============================================  ==================================================================
+``NAME=LAYOUT``                                 a pin: the tensor has this layout (axes left out are replicated)
+``only NAME tp:S(0)``                           on one axis, one of the placements named
+``forbid NAME tp:S(0) tp:P``                    on one axis, none of the placements named
+``forbid KINDS over tp of TENSORS [NAME]``      these collectives do not run over the axis for these tensors
+``family tp=SCHEME``                            the axis is used as one of the known schemes uses it
+==============================================  ==================================================================
+
+NAME is a glob pattern for the name of a parameter, an input, the result of an operator (by its name in the plan) or
+``output.0``. A placement is ``R``, ``S(dim)``, ``P(sum)``, or ``S`` and ``P`` for any of that kind. KINDS are
+``all_gather``, ``reduce_scatter``, ``all_reduce`` and ``all_to_all``, separated by commas, or ``collectives`` for all
+of them. TENSORS are ``parameters``, ``gradients`` (of parameters), ``activations`` (all the rest) or ``tensors``.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal, TypeVar
 
 from .errors import ConstraintError
-from .layout import Layout, parse_layout
+from .layout import Layout, Placement, parse_layout
 from .mesh import Mesh
+
+TensorClass = Literal["parameters", "gradients", "activations", "tensors"]
+TENSOR_CLASSES: tuple[TensorClass, ...] = ("parameters", "gradients", "activations", "tensors")
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+
+Scheme = Literal["ddp", "fsdp", "tp", "sp", "ep"]
+SCHEMES: tuple[Scheme, ...] = ("ddp", "fsdp", "tp", "sp", "ep")
+
+_T = TypeVar("_T", bound=str)
+
+_ENTRY = re.compile(r"(?P<axis>[A-Za-z_]\w*):(?P<any>S|P|R\b|S\(\d{1,3}\)|P\((?:sum|max|min)\))")
+_ANY = {"S": Placement("S"), "P": Placement("P")}
 
 
 @dataclass(frozen=True)
@@ -19,6 +49,69 @@ class Pin:
     pattern: str
     layout: Layout
     text: str
+
+
+@dataclass(frozen=True)
+class PlacementRule:
+    """On one axis, tensors of a name have one of these placements, or, where not ``allowed``, none of them.
+
+    ``S`` without a dim and ``P`` without a reduction stand for all of their kind.
+    """
+
+    pattern: str
+    axis: int
+    placements: tuple[Placement, ...]
+    allowed: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class CollectiveRule:
+    """These kinds of collectives do not run over an axis for tensors of a class; ``pattern`` matches their names."""
+
+    kinds: frozenset[str]
+    axis: int
+    tensors: TensorClass
+    pattern: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """An axis is used as a known scheme uses it: see :mod:`autoshard.families`."""
+
+    axis: int
+    scheme: Scheme
+    text: str
+
+
+Constraint = Pin | PlacementRule | CollectiveRule | Family
+
+
+def parse_constraint(text: str, mesh: Mesh) -> Constraint:
+    """Reads any of the text forms above.
+
+    Raises:
+        ConstraintError: it is none of them.
+        LayoutError: the layout of a pin cannot be read.
+        MeshError: an axis that the mesh does not have.
+    """
+    words = text.split()
+    match words:
+        case ["family", entry]:
+            return _family(entry, mesh, text)
+        case ["only", pattern, *entries] if entries:
+            return _placement_rule(pattern, entries, True, mesh, text)
+        case ["forbid", kinds, "over", axis, "of", tensors, *pattern] if len(pattern) <= 1:
+            return _collective_rule(kinds, axis, tensors, pattern, mesh, text)
+        case ["forbid", pattern, *entries] if entries:
+            return _placement_rule(pattern, entries, False, mesh, text)
+    if words and words[0] in ("family", "only", "forbid") and "=" not in words[0]:
+        raise ConstraintError(
+            f"cannot read the constraint {text!r}; write 'only NAME tp:S(0)', 'forbid NAME tp:S(0)', "
+            "'forbid all_gather over tp of activations' or 'family dp=fsdp'"
+        )
+    return parse_pin(text, mesh)
 
 
 def parse_pin(text: str, mesh: Mesh) -> Pin:
@@ -34,21 +127,73 @@ def parse_pin(text: str, mesh: Mesh) -> Pin:
     return Pin(pattern.strip(), parse_layout(layout, mesh), text)
 
 
-def check_pins_match(pins: Iterable[Pin], names: list[str]) -> None:
-    """Checks that every pin names something.
+def _family(entry: str, mesh: Mesh, text: str) -> Family:
+    axis, _, scheme = entry.partition("=")
+    return Family(mesh.index(axis), _one_of(scheme, SCHEMES, "scheme", text), text)
+
+
+def _placement_rule(pattern: str, entries: Sequence[str], allowed: bool, mesh: Mesh, text: str) -> PlacementRule:
+    axes: dict[int, None] = {}
+    placements = []
+    for entry in entries:
+        found = _ENTRY.fullmatch(entry)
+        if found is None:
+            raise ConstraintError(
+                f"cannot read {entry!r} in the constraint {text!r}; write axis:R, axis:S(dim), axis:P(sum), or axis:S "
+                "and axis:P for any of the kind"
+            )
+        axis, placement = mesh.index(found["axis"]), found["any"]
+        axes[axis] = None
+        placements.append(_ANY.get(placement) or parse_layout(entry, mesh)[axis])
+    if len(axes) > 1:
+        raise ConstraintError(f"the constraint {text!r} names several axes; write one constraint for each axis")
+    return PlacementRule(pattern, next(iter(axes)), tuple(placements), allowed, text)
+
+
+def _collective_rule(
+    kinds: str, axis: str, tensors: str, pattern: Sequence[str], mesh: Mesh, text: str
+) -> CollectiveRule:
+    named = KINDS if kinds == "collectives" else tuple(_one_of(k, KINDS, "collective", text) for k in kinds.split(","))
+    of = _one_of(tensors, TENSOR_CLASSES, "class of tensors", text)
+    return CollectiveRule(frozenset(named), mesh.index(axis), of, pattern[0] if pattern else "*", text)
+
+
+def _one_of(given: str, known: tuple[_T, ...], what: str, text: str) -> _T:
+    for name in known:
+        if name == given:
+            return name
+    near = difflib.get_close_matches(given, known, n=1)
+    raise ConstraintError(
+        f"unknown {what} {given!r} in the constraint {text!r}; the choices are {', '.join(known)}"
+        + (f"; did you mean {near[0]}?" if near else "")
+    )
+
+
+def matches(placement: Placement, wanted: Iterable[Placement]) -> bool:
+    """Whether a placement is one of those wanted; ``S`` and ``P`` without more stand for all of their kind."""
+    return any(placement == w or (placement.kind == w.kind and w in _ANY.values()) for w in wanted)
+
+
+def check_constraints_match(constraints: Iterable[Constraint], names: Iterable[str], tensors: Iterable[str]) -> None:
+    """Checks that every constraint names something.
+
+    Args:
+        names: of what has a layout: parameters, inputs, operators, results.
+        tensors: of what can be redistributed: as ``names``, and further results of operators (``name:1``).
 
     Raises:
         ConstraintError: a pattern matches no name; the message suggests the nearest.
     """
-    for pin in pins:
-        if not any(fnmatchcase(name, pin.pattern) for name in names):
-            near = difflib.get_close_matches(pin.pattern, names, n=1, cutoff=0.0)
+    names = list(names)
+    redistributed = list(tensors)
+    for constraint in constraints:
+        if isinstance(constraint, Family):
+            continue
+        known = redistributed if isinstance(constraint, CollectiveRule) else names
+        if not any(fnmatchcase(name, constraint.pattern) for name in known):
+            near = difflib.get_close_matches(constraint.pattern, known, n=1, cutoff=0.0)
+            what = "pin" if isinstance(constraint, Pin) else "constraint"
             raise ConstraintError(
-                f"the pin {pin.text!r} matches no parameter, input or operator"
+                f"the {what} {constraint.text!r} matches no parameter, input or operator"
                 + (f"; the nearest name is {near[0]}" if near else "")
             )
-
-
-def layouts_pinned(pins: Iterable[Pin], name: str) -> list[Pin]:
-    """The pins that apply to a name."""
-    return [pin for pin in pins if fnmatchcase(name, pin.pattern)]

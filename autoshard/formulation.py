@@ -20,11 +20,13 @@ from solver import INFEASIBLE, Edge, Group, Problem
 from solver import Node as SolverNode
 
 from .capture import CapturedGraph, Node, Ref, TensorMeta, tied_nodes
-from .constraints import Pin, check_pins_match, layouts_pinned
+from .constraints import Constraint, Family, check_constraints_match
 from .errors import ConstraintError
+from .families import restrict
 from .layout import Layout, format_layout
 from .mesh import Mesh
-from .pricing import Prices
+from .pricing import Banned, Prices
+from .restrictions import Limit, Restrictions
 from .strategies import Enumerator, Strategy
 
 Objective = Literal["step-time", "communication-time"]
@@ -36,11 +38,15 @@ HELD = -1
 
 @dataclass(frozen=True)
 class Demand:
-    """A tensor and those who want it in one phase: (solver node, position among its tensor arguments, or HELD)."""
+    """A tensor and those who want it in one phase: (solver node, position among its tensor arguments, or HELD).
+
+    ``banned`` are the collectives that constraints keep from moving it.
+    """
 
     ref: Ref
     phase: str
     consumers: tuple[tuple[int, int], ...]
+    banned: Banned = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +61,7 @@ class Formulation:
     mesh: Mesh
     prices: Prices
     objective: Objective
-    pins: tuple[Pin, ...]
+    constraints: tuple[Constraint, ...]
     results: tuple[tuple[str, Ref], ...]
     strategies: tuple[tuple[Strategy, ...], ...]
     demands: tuple[Demand, ...]
@@ -68,7 +74,7 @@ def formulate(
     profile: Profile,
     *,
     objective: Objective = "step-time",
-    pins: Sequence[Pin] = (),
+    constraints: Sequence[Constraint] = (),
     tie_layers: bool = True,
 ) -> Formulation:
     """Builds the integer program of a graph on a mesh of a machine.
@@ -76,17 +82,18 @@ def formulate(
     Args:
         objective: ``step-time`` adds compute and communication; ``communication-time`` counts communication alone,
             under which full replication is free: it is meant for use with pins.
-        pins: layouts that are decided already.
+        constraints: what is decided already.
         tie_layers: decide identical layers once.
 
     Raises:
-        ConstraintError: a pin names nothing, or a layout that its tensor or operator cannot have.
+        ConstraintError: a constraint names nothing, or leaves its tensor or operator no layout that it can have.
         ProfileError: the profile does not cover the mesh.
     """
     prices = Prices(graph, mesh, profile)
     results = _results(graph)
-    strategies = _Candidates(graph, mesh, tuple(pins)).of_all(results)
-    demands = _demands(graph, results)
+    restrictions = _restrictions(graph, mesh, constraints, results)
+    strategies = _Candidates(graph, mesh, restrictions).of_all(results)
+    demands = _demands(graph, results, restrictions)
     terms = _Terms(graph, prices, strategies, objective)
     nodes = tuple(SolverNode(terms.name(i, results), terms.node_costs(i)) for i in range(len(strategies)))
     edges: list[Edge] = []
@@ -98,7 +105,7 @@ def formulate(
         edges.extend(added)
     ties = _ties(graph, strategies) if tie_layers else ()
     problem = Problem(nodes, tuple(edges), tuple(groups), ties, name="sharding")
-    return Formulation(graph, mesh, prices, objective, tuple(pins), results, strategies, demands, problem)
+    return Formulation(graph, mesh, prices, objective, tuple(constraints), results, strategies, demands, problem)
 
 
 def output_name(index: int) -> str:
@@ -114,36 +121,58 @@ def _results(graph: CapturedGraph) -> tuple[tuple[str, Ref], ...]:
     return (*outputs, *((f"new {name}", ref) for name, ref in graph.mutations))
 
 
-class _Candidates:
-    """The strategies of every solver node, under the pins."""
+def _restrictions(
+    graph: CapturedGraph, mesh: Mesh, constraints: Sequence[Constraint], results: tuple[tuple[str, Ref], ...]
+) -> Restrictions:
+    """What the constraints leave, by solver node and by tensor; every constraint must name something."""
+    names = [pin_name(node) for node in graph.nodes] + [name for name, _ in results]
+    tensors = [graph.tensor_name(Ref(i, k)) for i, node in enumerate(graph.nodes) for k in range(len(node.outputs))]
+    check_constraints_match(constraints, names, tensors)
+    restrictions = Restrictions(graph, names)
+    for constraint in constraints:
+        if not isinstance(constraint, Family):
+            restrictions.add(constraint)
+    restrict(restrictions, [c for c in constraints if isinstance(c, Family)], graph, mesh)
+    return restrictions
 
-    def __init__(self, graph: CapturedGraph, mesh: Mesh, pins: tuple[Pin, ...]) -> None:
-        self._graph, self._mesh, self._pins = graph, mesh, pins
+
+class _Candidates:
+    """The strategies of every solver node, under its limits."""
+
+    def __init__(self, graph: CapturedGraph, mesh: Mesh, restrictions: Restrictions) -> None:
+        self._graph, self._mesh, self._restrictions = graph, mesh, restrictions
         self._enumerator = Enumerator(graph, mesh)
-        self._pinned: dict[object, tuple[Strategy, ...]] = {}
+        self._limited: dict[object, tuple[Strategy, ...]] = {}
 
     def of_all(self, results: tuple[tuple[str, Ref], ...]) -> tuple[tuple[Strategy, ...], ...]:
-        names = [pin_name(node) for node in self._graph.nodes] + [name for name, _ in results]
-        check_pins_match(self._pins, names)
+        names = [node.name for node in self._graph.nodes] + [name for name, _ in results]
         candidates = [self._enumerator.strategies(node) for node in self._graph.nodes]
         mutated = {ref for _, ref in self._graph.mutations}
         candidates += [self._enumerator.held(self._graph.meta(ref), cut=ref not in mutated) for _, ref in results]
-        return tuple(self._under_pins(name, strategies) for name, strategies in zip(names, candidates))
+        return tuple(
+            self._under_limits(i, name, strategies) for i, (name, strategies) in enumerate(zip(names, candidates))
+        )
 
-    def _under_pins(self, name: str, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-        for pin in layouts_pinned(self._pins, name):
-            key = (id(strategies), pin.layout)
-            if key not in self._pinned:
-                self._pinned[key] = tuple(s for s in strategies if s.outputs[0] == pin.layout)
-            if not self._pinned[key]:
-                raise ConstraintError(self._impossible(pin, name, strategies))
-            strategies = self._pinned[key]
+    def _under_limits(self, index: int, name: str, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+        """The same tuple for equal strategies under equal limits, by which ties know them."""
+        for limit in self._restrictions.limits(index):
+            key = (id(strategies), limit)
+            if key not in self._limited:
+                kept = limit.keep(_layouts(strategies))
+                self._limited[key] = tuple(s for s in strategies if s.outputs[0] in kept)
+            if not self._limited[key]:
+                raise ConstraintError(self._impossible(limit, name, strategies))
+            strategies = self._limited[key]
         return strategies
 
-    def _impossible(self, pin: Pin, name: str, strategies: tuple[Strategy, ...]) -> str:
-        layouts = dict.fromkeys(s.outputs[0] for s in strategies if s.outputs[0] is not None)
-        possible = "; ".join(format_layout(layout, self._mesh) for layout in layouts)
-        return f"the pin {pin.text!r} cannot hold: on the mesh {self._mesh}, {name} can have {possible}"
+    def _impossible(self, limit: Limit, name: str, strategies: tuple[Strategy, ...]) -> str:
+        possible = "; ".join(format_layout(layout, self._mesh) for layout in _layouts(strategies))
+        return f"the {limit.kind} {limit.text!r} cannot hold: on the mesh {self._mesh}, {name} can have {possible}"
+
+
+def _layouts(strategies: tuple[Strategy, ...]) -> tuple[Layout, ...]:
+    """The distinct layouts of the first result."""
+    return tuple(dict.fromkeys(s.outputs[0] for s in strategies if s.outputs[0] is not None))
 
 
 def pin_name(node: Node) -> str:
@@ -151,7 +180,9 @@ def pin_name(node: Node) -> str:
     return output_name(int(node.name.removeprefix("grad."))) if node.kind == "tangent" else node.name
 
 
-def _demands(graph: CapturedGraph, results: tuple[tuple[str, Ref], ...]) -> tuple[Demand, ...]:
+def _demands(
+    graph: CapturedGraph, results: tuple[tuple[str, Ref], ...], restrictions: Restrictions
+) -> tuple[Demand, ...]:
     """Every tensor with those who want it, by phase, in graph order.
 
     A parameter wants its gradient in its own layout, in the backward; a tangent stands for the output it belongs to.
@@ -169,7 +200,9 @@ def _demands(graph: CapturedGraph, results: tuple[tuple[str, Ref], ...]) -> tupl
             wanted[output, "forward"].append((number[f"grad.{k}"], HELD))
     for k, (_, ref) in enumerate(results):
         wanted[ref, "forward"].append((len(graph.nodes) + k, HELD))
-    return tuple(Demand(ref, phase, tuple(consumers)) for (ref, phase), consumers in wanted.items())
+    return tuple(
+        Demand(ref, phase, tuple(consumers), restrictions.banned(ref)) for (ref, phase), consumers in wanted.items()
+    )
 
 
 class _Terms:
@@ -203,7 +236,7 @@ class _Terms:
         for node, position in demand.consumers:
             after.update(dict.fromkeys(self._choices(node, position, 0)[0]))
         columns = tuple(after)
-        costs = self._matrix(self._graph.meta(demand.ref), before, columns)
+        costs = self._matrix(self._graph.meta(demand.ref), before, columns, demand.banned)
         return [
             Edge(demand.ref.node, node, rows, self._column_indices(node, position, columns), costs)
             for node, position in demand.consumers
@@ -231,10 +264,12 @@ class _Terms:
             self._cache[key] = np.array([place[layout] for layout in layouts], dtype=np.int64)[indices]
         return self._cache[key]
 
-    def _matrix(self, meta: TensorMeta, before: tuple[Layout, ...], after: tuple[Layout, ...]) -> np.ndarray:
-        key = (meta, before, after)
+    def _matrix(
+        self, meta: TensorMeta, before: tuple[Layout, ...], after: tuple[Layout, ...], banned: Banned
+    ) -> np.ndarray:
+        key = (meta, before, after, banned)
         if key not in self._cache:
-            self._cache[key] = _nanoseconds(self._prices.matrix_s(meta, before, after))
+            self._cache[key] = _nanoseconds(self._prices.matrix_s(meta, before, after, banned))
         return self._cache[key]
 
 
@@ -244,7 +279,7 @@ def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
 
 
 def _ties(graph: CapturedGraph, strategies: tuple[tuple[Strategy, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """Identical layers, as far as pins leave their members the same choices."""
+    """Identical layers, as far as constraints leave their members the same choices."""
     ties: list[tuple[int, ...]] = []
     for members in tied_nodes(graph):
         alike: dict[int, list[int]] = defaultdict(list)

@@ -37,7 +37,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         hardware=profile.name,
         hardware_fingerprint=profile.fingerprint,
         objective=formulation.objective,
-        pins=tuple(pin.text for pin in formulation.pins),
+        pins=tuple(constraint.text for constraint in formulation.constraints),
         solver=SolverOutcome(solution.status.name.lower(), solution.cost, solution.bound, solution.gap),
         compute_s=reader.compute_s(),
         communication_s=math.fsum(seconds for _, seconds in communication),
@@ -128,8 +128,8 @@ class _Reader:
         self, demand: Demand, before: Layout, after: Layout, consumers: tuple[str, ...]
     ) -> tuple[Redistribution, float]:
         prices, meta = self._formulation.prices, self._graph.meta(demand.ref)
-        path = prices.path(meta, before, after)
-        steps = prices.steps_s(meta, path)
+        path = prices.path(meta, before, after, demand.banned)
+        steps = prices.steps_s(meta, path, demand.banned)
         axes = self._formulation.mesh.axes
         collectives = tuple(
             Collective(step.kind, axes[step.axis], size, seconds)  # type: ignore[arg-type]

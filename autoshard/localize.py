@@ -1,8 +1,8 @@
 """The local form of an operator: what runs on one rank's shards.
 
 For most operators it is the operator itself. Those that carry a size get the size of the rank's shard; a mean over a
-cut dim adds up and divides by the whole length; a factory makes its block. The numeric check of the rules executes
-these forms and lowering emits them.
+cut dim adds up and divides by the whole length; a factory makes its block; the bias of a product cut along the summed
+dim is added by one rank. The numeric check of the rules executes these forms and lowering emits them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,17 @@ def run_local(
     if op in _MEANS and (scale := _mean_length(node, metas[0], inputs[0])) is not None:
         total = aten.sum.default if op is aten.mean.default else aten.sum.dim_IntList
         return caller.call(aten.div.Scalar, caller.call(total, *args, **kwargs), scale)
+    if op is aten.addmm.default and _adds_elsewhere(inputs[0], outputs[0], coordinate):
+        return caller.call(aten.mm.default, *args[1:])
     return caller.call(op, *args, **kwargs)
+
+
+def _adds_elsewhere(bias: Layout, result: Layout | None, coordinate: tuple[int, ...]) -> bool:
+    """Whether another rank adds the bias: where the result is addends and the bias whole, the first of an axis does."""
+    assert result is not None
+    return any(
+        at > 0 and added.kind == "R" and partial.kind == "P" for at, added, partial in zip(coordinate, bias, result)
+    )
 
 
 def _with_local_size(

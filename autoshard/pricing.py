@@ -32,6 +32,9 @@ _GATHERS = frozenset({aten.embedding.default, aten.gather.default, aten.index_se
 
 Shape = tuple[int, ...]
 
+Banned = frozenset[tuple[str, int, int]]
+"""Collectives that may not run: kind, mesh axis, and the dim that is gathered or exchanged, -1 for any."""
+
 
 class Prices:
     """Prices of one graph on one mesh of one machine, each worked out once."""
@@ -52,23 +55,34 @@ class Prices:
         metas = tuple(self._graph.meta(ref) for ref in node.inputs)
         return np.array([self._operator_s(node, metas, strategy) for strategy in strategies])
 
-    def matrix_s(self, meta: TensorMeta, before: tuple[Layout, ...], after: tuple[Layout, ...]) -> np.ndarray:
-        """Seconds from each layout to each other, shape (len(before), len(after)), infinite where no way leads."""
-        key = (meta, before, after)
+    def matrix_s(
+        self,
+        meta: TensorMeta,
+        before: tuple[Layout, ...],
+        after: tuple[Layout, ...],
+        banned: Banned = frozenset(),
+    ) -> np.ndarray:
+        """Seconds from each layout to each other, shape (len(before), len(after)), infinite where no way leads.
+
+        Ways around the collectives that are ``banned`` are taken.
+        """
+        key = (meta, before, after, banned)
         if key not in self._matrices:
-            paths = self._paths_of(meta, before + after)
+            paths = self._paths_of(meta, before + after, banned)
             index = {layout: i for i, layout in enumerate(paths.layouts)}
             rows, cols = [index[a] for a in before], [index[b] for b in after]
             self._matrices[key] = paths.seconds[np.ix_(rows, cols)]
         return self._matrices[key]
 
-    def path(self, meta: TensorMeta, before: Layout, after: Layout) -> tuple[Layout, ...]:
+    def path(self, meta: TensorMeta, before: Layout, after: Layout, banned: Banned = frozenset()) -> tuple[Layout, ...]:
         """The cheapest path between two layouts."""
-        return self._paths_of(meta, (before, after)).path(before, after)
+        return self._paths_of(meta, (before, after), banned).path(before, after)
 
-    def steps_s(self, meta: TensorMeta, path: tuple[Layout, ...]) -> list[tuple[Step, int, float]]:
-        """Each step of a path with its bytes and its seconds, local copies included."""
-        seconds = self._paths_of(meta, path)
+    def steps_s(
+        self, meta: TensorMeta, path: tuple[Layout, ...], banned: Banned = frozenset()
+    ) -> list[tuple[Step, int, float]]:
+        """Each step of a cheapest path with its bytes and its seconds, local copies included."""
+        seconds = self._paths_of(meta, path, banned)
         index = {layout: i for i, layout in enumerate(seconds.layouts)}
         return [
             (
@@ -79,12 +93,16 @@ class Prices:
             for step, before, after in zip(steps_along(path), path, path[1:])
         ]
 
-    def _paths_of(self, meta: TensorMeta, wanted: tuple[Layout, ...]) -> Paths:
+    def _paths_of(self, meta: TensorMeta, wanted: tuple[Layout, ...], banned: Banned) -> Paths:
+        def price(step: Step, size: int, copied: int) -> float:
+            is_banned = banned and any((step.kind, step.axis, dim) in banned for dim in (-1, step.source))
+            return math.inf if is_banned else self._step_s(step, size, copied)
+
         reduces = tuple(sorted({"sum"} | {p.reduce for layout in wanted for p in layout if p.reduce}))
-        key = (meta.shape, meta.dtype.itemsize, reduces)
+        key = (meta.shape, meta.dtype.itemsize, reduces, banned)
         if key not in self._paths:
             layouts = layouts_of(meta.shape, self._mesh, reduces)
-            self._paths[key] = cheapest_paths(layouts, meta.shape, meta.dtype.itemsize, self._mesh, self._step_s)
+            self._paths[key] = cheapest_paths(layouts, meta.shape, meta.dtype.itemsize, self._mesh, price)
         return self._paths[key]
 
     def _step_s(self, step: Step, size: int, copied: int) -> float:

@@ -132,6 +132,9 @@ TINY = GPT2Config()
 GPT2_SMALL = GPT2Config(vocab_size=50_257, n_layers=12, d_model=768, n_heads=12, max_sequence=1024)
 """GPT-2, 124 million parameters. Source: Radford et al. (2019), table 2."""
 
+GPT2_XL = GPT2Config(vocab_size=50_257, n_layers=48, d_model=1600, n_heads=25, max_sequence=1024, dtype=torch.bfloat16)
+"""GPT-2 XL, 1.5 billion parameters. Source: Radford et al. (2019), table 2."""
+
 
 def tiny() -> tuple[GPT2, tuple[Tensor, Tensor]]:
     """Two layers over bytes, for tests: 4 sequences of 32 tokens."""
@@ -146,3 +149,10 @@ def gpt2() -> tuple[GPT2, tuple[Tensor, Tensor]]:
     with torch.device("meta"):
         shape = (8, GPT2_SMALL.max_sequence)
         return GPT2(GPT2_SMALL), (torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.int64))
+
+
+def gpt2_xl(batch: int = 64) -> tuple[GPT2, tuple[Tensor, Tensor]]:
+    """GPT-2 XL in bfloat16 with 64 sequences of 1,024 tokens, all of it on the meta device."""
+    with torch.device("meta"):
+        shape = (batch, GPT2_XL.max_sequence)
+        return GPT2(GPT2_XL), (torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.int64))

@@ -214,6 +214,19 @@ LLAMA3_8B = LlamaConfig(
 )
 """Llama 3 8B. Source: https://arxiv.org/abs/2407.21783, table 3."""
 
+LLAMA3_70B = LlamaConfig(
+    vocab_size=128_256,
+    n_layers=80,
+    d_model=8192,
+    n_heads=64,
+    n_kv_heads=8,
+    d_ffn=28_672,
+    max_sequence=8192,
+    rope_theta=500_000.0,
+    dtype=torch.bfloat16,
+)
+"""Llama 3 70B. Source: https://arxiv.org/abs/2407.21783, table 3."""
+
 
 def demo() -> tuple[Llama, tuple[Tensor, Tensor]]:
     """The model of ``make demo``: four layers over bytes, small enough to train on two cores in seconds."""
@@ -223,8 +236,17 @@ def demo() -> tuple[Llama, tuple[Tensor, Tensor]]:
     return model, (torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64))
 
 
-def llama3_8b() -> tuple[Llama, tuple[Tensor, Tensor]]:
+def llama3_8b(batch: int = 16, sequence: int = 8192) -> tuple[Llama, tuple[Tensor, Tensor]]:
     """Llama 3 8B with 16 sequences of 8,192 tokens, in bfloat16, all of it on the meta device: it takes no memory."""
+    return _on_meta(LLAMA3_8B, batch, sequence)
+
+
+def llama3_70b(batch: int = 16, sequence: int = 8192) -> tuple[Llama, tuple[Tensor, Tensor]]:
+    """Llama 3 70B with 16 sequences of 8,192 tokens, in bfloat16, all of it on the meta device: it takes no memory."""
+    return _on_meta(LLAMA3_70B, batch, sequence)
+
+
+def _on_meta(config: LlamaConfig, batch: int, sequence: int) -> tuple[Llama, tuple[Tensor, Tensor]]:
     with torch.device("meta"):
-        shape = (16, LLAMA3_8B.max_sequence)
-        return Llama(LLAMA3_8B), (torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.int64))
+        shape = (batch, sequence)
+        return Llama(config), (torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.int64))

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from autoshard.capture import CapturedGraph, Ref, capture
-from autoshard.constraints import parse_pin
+from autoshard.constraints import parse_constraint
 from autoshard.errors import StrategyWarning
 from autoshard.formulation import Formulation, formulate
 from autoshard.interpretation import interpret
@@ -53,8 +53,8 @@ def formulated(graph: CapturedGraph, mesh: str, hardware: str, pins: Sequence[st
     axes = Mesh.parse(mesh)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StrategyWarning)
-        parsed = [parse_pin(pin, axes) for pin in pins]
-        return formulate(graph, axes, profile_of(hardware), pins=parsed, **options)
+        parsed = [parse_constraint(pin, axes) for pin in pins]
+        return formulate(graph, axes, profile_of(hardware), constraints=parsed, **options)
 
 
 @cache

@@ -26,6 +26,9 @@ STAGES = MODEL | {
     "autoshard.constraints",
     "autoshard.plans",
     "autoshard.pricing",
+    "autoshard.roles",
+    "autoshard.restrictions",
+    "autoshard.families",
     "autoshard.formulation",
     "autoshard.interpretation",
     "autoshard.lowering",
@@ -60,9 +63,22 @@ TABLE = {
     "autoshard.constraints": Row(VOCABULARY),
     "autoshard.calls": Row(VOCABULARY),
     "autoshard.pricing": Row(VOCABULARY | MODEL | {"cost_models"}, frozenset({"numpy", "torch"})),
+    "autoshard.roles": Row(
+        VOCABULARY | {"autoshard.capture", "autoshard.constraints", "autoshard.localize", "autoshard.pricing"},
+        frozenset({"torch"}),
+    ),
+    "autoshard.restrictions": Row(
+        VOCABULARY | {"autoshard.capture", "autoshard.constraints", "autoshard.pricing", "autoshard.roles"}
+    ),
+    "autoshard.families": Row(
+        VOCABULARY
+        | {"autoshard.capture", "autoshard.constraints", "autoshard.pricing"}
+        | {"autoshard.restrictions", "autoshard.roles"}
+    ),
     "autoshard.formulation": Row(
         VOCABULARY
         | {"autoshard.capture", "autoshard.strategies", "autoshard.pricing", "autoshard.constraints"}
+        | {"autoshard.restrictions", "autoshard.families"}
         | {"cost_models", "solver"},
         frozenset({"numpy"}),
     ),
@@ -86,10 +102,20 @@ TABLE = {
         | {"autoshard.plans", "autoshard.calls", "autoshard.capture", "autoshard.strategies", "autoshard.lowering"},
         frozenset({"torch"}),
     ),
+    "autoshard.baselines": Row(VOCABULARY | {"autoshard.constraints"}),
+    "autoshard.comparison": Row(
+        VOCABULARY
+        | {"autoshard.api", "autoshard.baselines", "autoshard.calls", "autoshard.capture", "autoshard.constraints"}
+        | {"autoshard.formulation", "autoshard.interpretation", "autoshard.plans", "cost_models", "solver"},
+        frozenset({"torch"}),
+    ),
     "autoshard.measure": Row(frozenset({"autoshard.mesh", "cost_models"}), frozenset({"torch"})),
     "autoshard.api": Row(VOCABULARY | STAGES | OTHERS | {"solver.backends"}, frozenset({"numpy", "torch"})),
     "autoshard.cli": Row(
-        VOCABULARY | STAGES | OTHERS | {"solver.backends", "autoshard.api", "autoshard.factory"},
+        VOCABULARY
+        | STAGES
+        | OTHERS
+        | {"solver.backends", "autoshard.api", "autoshard.baselines", "autoshard.comparison", "autoshard.factory"},
         frozenset({"rich", "torch", "typer"}),
     ),
     "autoshard.factory": Row(VOCABULARY),  # finds the user's model for the command line

@@ -2,7 +2,7 @@
 
 from .capture import capture, input_names
 from .graph import CapturedGraph, Node, Ref, TensorMeta, is_random, map_refs, refs_in
-from .repeats import tied_nodes
+from .repeats import is_contraction, layers, tied_nodes
 
 __all__ = [
     "CapturedGraph",
@@ -11,7 +11,9 @@ __all__ = [
     "TensorMeta",
     "capture",
     "input_names",
+    "is_contraction",
     "is_random",
+    "layers",
     "map_refs",
     "refs_in",
     "tied_nodes",

@@ -42,17 +42,27 @@ def tied_nodes(graph: CapturedGraph) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(members) for members in classes.values() if len(members) > 1)
 
 
-def _identical_layers(graph: CapturedGraph) -> Iterator[list[list[int]]]:
-    """For each list of modules, groups of identical members, each as its node indices in order."""
+def layers(graph: CapturedGraph) -> dict[str, list[int]]:
+    """The layers by their path, each as its node indices in order: modules whose name ends in a number and that hold at
+    least two matrix products. A layer may stand inside another.
+    """
     members: dict[str, list[int]] = defaultdict(list)
     for index, node in enumerate(graph.nodes):
         if node.kind in ("parameter", "buffer", "operator"):
             for prefix in _layer_prefixes(node.name):
                 members[prefix].append(index)
+    return {
+        prefix: nodes
+        for prefix, nodes in members.items()
+        if sum(is_contraction(graph.nodes[i]) for i in nodes) >= _FEWEST_CONTRACTIONS
+    }
+
+
+def _identical_layers(graph: CapturedGraph) -> Iterator[list[list[int]]]:
+    """For each list of modules, groups of identical members, each as its node indices in order."""
     groups: dict[tuple[str, object], list[list[int]]] = defaultdict(list)
-    for prefix, nodes in members.items():
-        if sum(_is_contraction(graph.nodes[i]) for i in nodes) >= _FEWEST_CONTRACTIONS:
-            groups[prefix.rpartition(".")[0], _layer_signature(graph, prefix, nodes)].append(nodes)
+    for prefix, nodes in layers(graph).items():
+        groups[prefix.rpartition(".")[0], _layer_signature(graph, prefix, nodes)].append(nodes)
     yield from (group for group in groups.values() if len(group) > 1)
 
 
@@ -61,7 +71,8 @@ def _layer_prefixes(name: str) -> Iterator[str]:
     return (".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdecimal())
 
 
-def _is_contraction(node: Node) -> bool:
+def is_contraction(node: Node) -> bool:
+    """Whether a node is a matrix product or convolution of the forward."""
     return node.phase == "forward" and node.op in _CONTRACTIONS
 
 

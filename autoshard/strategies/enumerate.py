@@ -14,7 +14,7 @@ from ..localize import VIEWS
 from ..mesh import Mesh
 from .check import rule_holds
 from .dtensor import dtensor_rules
-from .own import aligned, alike_rules, own_rules
+from .own import added_rules, aligned, alike_rules, own_rules
 from .rule import Rule, replicate_rule
 
 
@@ -101,7 +101,7 @@ class Enumerator:
             return [whole]
         rules = own_rules(node, metas)
         if rules is None:
-            rules = self._checked(node, metas, dtensor_rules(node, metas, parts), parts)
+            rules = self._checked(node, metas, [*dtensor_rules(node, metas, parts), *added_rules(node, metas)], parts)
         if not rules and node.op.namespace == "aten":  # type: ignore[union-attr]
             rules = self._checked(node, metas, alike_rules(node, metas), parts)
         return [whole, *rules]

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from ..capture import Node, Ref, TensorMeta
 from ..capture.attention import attention, attention_backward
 from ..layout import P_SUM, Layout, Placement, R, S, is_even, local_range
 from ..localize import FACTORIES, VIEWS
 from ..mesh import Mesh
 from .rule import Rule
+
+aten = torch.ops.aten
 
 _ATTENTION = {attention._opoverload, attention_backward._opoverload}
 
@@ -31,6 +35,17 @@ def own_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule] | None:
         assert meta is not None
         return _view_rules(inputs[0].shape, meta.shape)
     return None
+
+
+def added_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule]:
+    """Our rules beside DTensor's, to be checked like those.
+
+    A product with a bias, cut along the summed dim: DTensor wants the bias as addends, which nothing becomes. Here
+    every rank has the bias and the first one adds it.
+    """
+    if node.op is aten.addmm.default and not node.kwargs:
+        return [Rule((R, S(1), S(0)), (P_SUM,))]
+    return []
 
 
 def alike_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule]:

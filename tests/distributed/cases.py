@@ -12,7 +12,7 @@ from torch import nn
 
 import autoshard
 import cost_models
-from autoshard.api import _call
+from autoshard.api import call_text
 from autoshard.capture import capture
 from autoshard.formulation import formulate
 from autoshard.interpretation import interpret
@@ -139,4 +139,4 @@ def random_plan(case: str, axes: str, seed: int) -> ShardingPlan:
     ]
     edges = [replace(e, costs=np.where(e.costs >= INFEASIBLE, INFEASIBLE, 0)) for e in problem.edges]
     solution = solve(replace(problem, nodes=tuple(nodes), edges=tuple(edges), groups=()))
-    return interpret(formulation, solution, profile, case, _call(model, args, {}))
+    return interpret(formulation, solution, profile, case, call_text(model, args, {}))

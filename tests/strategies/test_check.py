@@ -90,11 +90,11 @@ def _cases(shape: tuple[int, ...]) -> dict[str, tuple[object, tuple[object, ...]
             rule((P_SUM, R), (P_SUM,)),
             rule((P_SUM, P_SUM), (P_SUM,)),
         ),
-        "bias on every addend": (
+        "addends with a whole bias taken for whole": (
             aten.addmm.default,
-            (w, f(n, 6), f(6, m)),
-            rule((R, S(0), R), (S(0),)),
+            (f(6), x, f(m, 6)),
             rule((R, S(1), S(0)), (P_SUM,)),
+            rule((R, S(1), S(0)), (R,)),
         ),
         "rows of a cut vocabulary": (
             aten.embedding.default,

@@ -1,0 +1,144 @@
+"""What constraints leave: of the layouts of each tensor, and of the collectives that may move it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import groupby
+from typing import Protocol
+
+from .capture import CapturedGraph, Ref
+from .constraints import CollectiveRule, Pin, PlacementRule, matches
+from .layout import Layout, Placement
+from .pricing import Banned
+from .roles import Roles
+
+
+class Limit(Protocol):
+    """What one constraint leaves of the layouts a tensor can have. Limits are values: equal ones leave the same."""
+
+    @property
+    def text(self) -> str:
+        """The constraint that it comes from."""
+
+    @property
+    def kind(self) -> str:
+        """What people call that constraint."""
+
+    def keep(self, layouts: Sequence[Layout]) -> frozenset[Layout]:
+        """The layouts that are left of those possible."""
+
+
+@dataclass(frozen=True)
+class Exactly:
+    """One layout."""
+
+    layout: Layout
+    text: str
+    kind = "pin"
+
+    def keep(self, layouts: Sequence[Layout]) -> frozenset[Layout]:
+        """See :class:`Limit`."""
+        return frozenset(layouts) & {self.layout}
+
+
+@dataclass(frozen=True)
+class OnAxis:
+    """On one axis one of these placements, or none of them."""
+
+    axis: int
+    placements: tuple[Placement, ...]
+    allowed: bool
+    text: str
+    kind = "constraint"
+
+    def keep(self, layouts: Sequence[Layout]) -> frozenset[Layout]:
+        """See :class:`Limit`."""
+        return frozenset(layout for layout in layouts if matches(layout[self.axis], self.placements) == self.allowed)
+
+
+@dataclass(frozen=True)
+class CutMost:
+    """Cut over as many of ``axes`` as can be, on the first dim that the other axes leave free.
+
+    A dim that another axis cuts too is no choice where that axis is the inner one: only the inner cut of a dim can be
+    gathered. ``any_dim`` keeps all dims: for views, whose dims are in another order.
+    """
+
+    axes: tuple[int, ...]
+    any_dim: bool
+    text: str
+    kind = "constraint"
+
+    def keep(self, layouts: Sequence[Layout]) -> frozenset[Layout]:
+        """See :class:`Limit`."""
+        possible = sorted((layout for layout in layouts if not self._hidden(layout)), key=self._others)
+        kept: set[Layout] = set()
+        for _, alike in groupby(possible, key=self._others):
+            ranked = sorted(alike, key=self._rank)
+            kept.update(layout for layout in ranked if self._rank(layout) == self._rank(ranked[0]))
+        return frozenset(kept)
+
+    def _others(self, layout: Layout) -> tuple[Placement, ...]:
+        return tuple(p for axis, p in enumerate(layout) if axis not in self.axes)
+
+    def _hidden(self, layout: Layout) -> bool:
+        return any(
+            layout[axis].kind == "S" and layout.axes_of(layout[axis].dim)[-1] not in self.axes for axis in self.axes
+        )
+
+    def _rank(self, layout: Layout) -> tuple[object, ...]:
+        whole = sum(layout[axis].kind != "S" for axis in self.axes)
+        dims = [] if self.any_dim else [(layout[axis].kind != "S", layout[axis].dim) for axis in self.axes]
+        return (whole, dims)
+
+
+class Restrictions:
+    """The limits of every named layout and the collectives banned for every tensor of one graph."""
+
+    def __init__(self, graph: CapturedGraph, names: Sequence[str]) -> None:
+        self.roles = Roles(graph)
+        self._graph = graph
+        self._names = names
+        self._limits: dict[int, list[Limit]] = {}
+        self._bans: list[Callable[[Ref], Banned]] = []
+        self._banned: dict[Ref, Banned] = {}
+
+    def limits(self, index: int) -> tuple[Limit, ...]:
+        """The limits of the layout with this number."""
+        return tuple(self._limits.get(index, ()))
+
+    def banned(self, ref: Ref) -> Banned:
+        """The collectives that may not move a tensor."""
+        if ref not in self._banned:
+            self._banned[ref] = frozenset().union(*(ban(ref) for ban in self._bans))
+        return self._banned[ref]
+
+    def limit(self, index: int, limit: Limit) -> None:
+        """Adds a limit."""
+        self._limits.setdefault(index, []).append(limit)
+
+    def ban(self, banned: Callable[[Ref], Banned]) -> None:
+        """Adds collectives that are banned, by tensor."""
+        self._bans.append(banned)
+
+    def add(self, constraint: Pin | PlacementRule | CollectiveRule) -> None:
+        """Adds a constraint that names what it applies to."""
+        if isinstance(constraint, CollectiveRule):
+            self.ban(lambda ref: self._banned_by(constraint, ref))
+            return
+        limit: Limit = (
+            Exactly(constraint.layout, constraint.text)
+            if isinstance(constraint, Pin)
+            else OnAxis(constraint.axis, constraint.placements, constraint.allowed, constraint.text)
+        )
+        for index, name in enumerate(self._names):
+            if fnmatchcase(name, constraint.pattern):
+                self.limit(index, limit)
+
+    def _banned_by(self, rule: CollectiveRule, ref: Ref) -> Banned:
+        applies = rule.tensors in ("tensors", self.roles.of(ref)) and fnmatchcase(
+            self._graph.tensor_name(ref), rule.pattern
+        )
+        return frozenset((kind, rule.axis, -1) for kind in rule.kinds) if applies else frozenset()
