@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m solver",
         description="Chooses one strategy per node of a problem in the IOPDDL format, at least cost.",
         epilog="Exit codes: 0 solved, 2 bad input, 3 infeasible, 4 no answer in the time given. Ctrl-C ends the search "
-        "like the time limit.",
+        "with the best answer so far, like the time limit.",
     )
     parser.add_argument("problem", help="problem file, plain or gzipped JSON")
     parser.add_argument("-o", "--output", help="solution file to write (status, cost, bound, gap, seconds, choices)")
