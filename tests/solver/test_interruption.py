@@ -75,10 +75,10 @@ def test_an_answer_over_the_limit_is_repaired_when_time_ends(price: int | None) 
 
 def test_what_was_known_before_is_the_answer_of_a_backend_that_does_not_end() -> None:
     known: list[Answer] = []
-    nodes = tuple(Node(f"n{k}", np.array([0, 3]), np.array([7, 1]), (0, 2)) for k in range(6))
-    soft = Problem(nodes, (), usage_limit=20, usage_price=2)
-    run_lazily(Stubborn(), soft, Request(deadline_s=time.monotonic() + 0.2, on_answer=known.append))
-    assert known and known[0].choices == (0,) * 6
+    nodes = tuple(Node(f"n{k}", np.array([0, 3]), np.array([7 + k, 1]), (3 * k, 3 * k + 2)) for k in range(12))
+    soft = Problem(nodes, (), usage_limit=5, usage_price=2)
+    run_lazily(Stubborn(), soft, Request(on_answer=known.append))
+    assert known and known[0].choices == (0,) * 12
 
 
 DRIVER = """
