@@ -157,7 +157,7 @@ def test_an_nvlink_host_by_hand() -> None:
 
 
 def test_a_tree_is_taken_for_small_buffers_between_many_hosts_by_hand() -> None:
-    """All-reduce of 4 KiB over 64 hosts, one GPU each: tree LL, 6.8 us + 2 x 6 x 5 us + 126/64 x 4096 / (0.24 x 48.5e9).
+    """All-reduce of 4 KiB over 64 hosts, one GPU each, by tree LL: 6.8 us + 2 x 6 x 5 us + 126/64 x 4096 B / 11.6 GB/s.
 
     The ring would wait for 126 hops of 2.7 us. For 1 GiB the ring at the full rate is the fastest of all.
     """

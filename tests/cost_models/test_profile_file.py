@@ -286,7 +286,9 @@ def test_an_unreadable_file_gets_its_clear_error(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("name", ["dgx-h10", "DGX-H100", "", "cpu_gloo"])
 def test_an_unknown_name_lists_the_presets(name: str) -> None:
-    with pytest.raises(ProfileError, match=r"unknown hardware profile .*presets are cpu-gloo, dgx-a100, dgx-b200, dgx-h100"):
+    with pytest.raises(
+        ProfileError, match=r"unknown hardware profile .*presets are cpu-gloo, dgx-a100, dgx-b200, dgx-h100"
+    ):
         load_profile(name)
 
 
