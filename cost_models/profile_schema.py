@@ -328,6 +328,8 @@ class _ProfileEntry(_Entry):
             raise ValueError("devices_per_host is missing (a number, or: any)")
         if self.axes and (self.devices_per_host or self.torus):
             raise ValueError("devices_per_host and torus belong to links; axes have their own size")
+        if self.torus and self.links and (self.links.intra_host.curves or self.links.intra_host.alternatives):
+            raise ValueError("links.intra_host of a torus is one link: it has neither curves nor alternatives")
         if self.torus and self.devices_per_host != math.prod(self.torus.shape):
             raise ValueError(
                 f"devices_per_host is {self.devices_per_host}, but a torus of {self.torus.shape} has "

@@ -187,6 +187,7 @@ def test_a_bad_entry_of_a_measured_profile_gets_its_clear_error(
         ("[[2, 2]]", "[[2, 8]]", r"torus: the slice \[2, 8\] is no part of a torus of \[4, 4\]"),
         ("[[2, 2]]", "[[2, 2], [1, 4]]", "two slices have the same number of devices"),
         ("devices_per_host: 16\n", "", "devices_per_host is missing"),
+        ("20e9}", "20e9, curves: {all_gather: [[1, 1]]}}", "of a torus is one link: it has neither curves nor"),
         (
             "links:\n",
             "axes: {x: {size: 2, name: x, launch_s: 0, latency_s: 0, bandwidth_bytes_per_s: 1}}\nlinks:\n",

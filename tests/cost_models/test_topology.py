@@ -81,6 +81,14 @@ def test_an_order_of_ranks_moves_an_axis_inside_the_host() -> None:
     assert [link.name for link in moved.links] == ["intra", "inter"]
 
 
+def test_a_ring_is_laid_host_by_host_whatever_the_order_of_ranks() -> None:
+    """16 ranks on 2 hosts, dealt out alternately: the library still runs inside the hosts first."""
+    hosts, axes, shape = Hosts(8, INTRA, INTER), ("dp",), (16,)
+    dealt = [rank % 2 * 8 + rank // 2 for rank in range(16)]
+    routes = [hosts.topology(axes, mesh_ranks(axes, shape, order)).routes for order in (None, dealt)]
+    assert routes[0] == routes[1]
+
+
 def test_an_axis_across_both_runs_level_by_level_by_hand() -> None:
     """16 ranks on 2 hosts of 8, 1.6 MB, by level: every GPU sends its eighth over its own card.
 
