@@ -8,20 +8,39 @@
 '2.56 ms'
 """
 
-from .compute import OP_KINDS
+from .collectives import wire_bytes
+from .compute import OP_KINDS, Compute, Efficiency
+from .curve import Curve
 from .errors import ProfileError
-from .link import COLLECTIVE_KINDS, Link
+from .hosts import Hosts
+from .link import COLLECTIVE_KINDS, Algorithm, Link
+from .measured import MeasuredMesh
 from .profile import Profile
-from .profile_file import PRESETS, load_profile
-from .topology import Topology
+from .profile_file import PRESETS, dump_profile, load_profile, parse_profile
+from .provenance import Provenance, Residual
+from .topology import Route, Topology
+from .torus import Torus
 
 __all__ = [
     "COLLECTIVE_KINDS",
     "OP_KINDS",
     "PRESETS",
+    "Algorithm",
+    "Compute",
+    "Curve",
+    "Efficiency",
+    "Hosts",
     "Link",
+    "MeasuredMesh",
     "Profile",
     "ProfileError",
+    "Provenance",
+    "Residual",
+    "Route",
     "Topology",
+    "Torus",
+    "dump_profile",
     "load_profile",
+    "parse_profile",
+    "wire_bytes",
 ]

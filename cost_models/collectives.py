@@ -1,33 +1,54 @@
-"""Seconds of a collective on one link: the alpha-beta model of the ring algorithms.
+"""Seconds of a collective on one link, and of one that runs level by level over several.
 
-A pass moves every rank's share once around the ring of ``n`` ranks: ``n - 1`` hops, ``(n - 1) / n`` of the buffer over
-each rank's link. A collective is one or two passes::
+On one link: the alpha-beta model. A collective is one or two passes; in a ring of ``n`` ranks a pass takes ``n - 1``
+hops, in a tree ``ceil(log2 n)``, and either sends ``(n - 1) / n`` of the buffer from each rank::
 
-    seconds = launch_s + passes * (n - 1) * latency_s + transfer_s(passes * (n - 1) / n * size_bytes)
+    seconds = launch_s + passes * hops * latency_s + transfer_s(wire_bytes)
 
-    kind             passes   size_bytes
-    all_gather       1        the gathered output
-    reduce_scatter   1        the full input
-    all_reduce       2        the buffer (a reduce-scatter, then an all-gather)
-    all_to_all       1        the buffer (n - 1 messages, one to each peer)
+    kind             passes   wire_bytes              size_bytes
+    all_gather       1        (n - 1) / n * size      the gathered output
+    reduce_scatter   1        (n - 1) / n * size      the full input
+    all_reduce       2        2 (n - 1) / n * size    the buffer (a reduce-scatter, then an all-gather)
+    all_to_all       1        (n - 1) / n * size      the buffer (n - 1 messages, one to each peer)
+    broadcast        1        size                    the buffer (passed on in chunks, so each rank sends it once)
+
+Where a link lists other algorithms the fastest one counts. Trees stand for NCCL's double binary trees (all-reduce,
+broadcast) and its PAT (all-gather, reduce-scatter); an all-to-all has none.
+
+Level by level (hierarchical), ``k`` ranks on the fast level and ``m`` on the slow one, a buffer of B bytes: an
+all-gather gathers B / k on the slow level and then B on the fast one; a reduce-scatter is the same backwards; an
+all-reduce is a reduce-scatter of B on the fast level, an all-reduce of B / k on the slow one and an all-gather of B on
+the fast one; an all-to-all and a broadcast move B on each level.
 
 Laws (held by tests): zero bytes and a single rank cost nothing; never less for more bytes or more ranks; an all-reduce
 costs at least a reduce-scatter; a link ``c`` times slower costs ``c`` times as much.
 
-Source: hops and bytes as in NCCL's own model (``src/graph/tuning.cc``: ``nsteps`` is n-1, for all-reduce 2(n-1)) and in
-nccl-tests ``doc/PERFORMANCE.md`` (bus bandwidth factors (n-1)/n, all-reduce 2(n-1)/n, all-to-all (n-1)/n); R. Thakur,
-R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005.
+Source: hops, bytes and the least over algorithms and protocols as in NCCL's own model (``src/graph/tuning.cc``:
+``nsteps`` is n-1, for all-reduce 2(n-1), trees 2 log2 n) and nccl-tests ``doc/PERFORMANCE.md`` (bus bandwidth factors
+(n-1)/n, all-reduce 2(n-1)/n, all-to-all (n-1)/n, broadcast 1); R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of
+Collective Communication Operations in MPICH", IJHPCA 19(1), 2005; trees: P. Sanders, J. Speck, J. L. Traff, "Two-tree
+algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35(12), 2009; level by level: M. Cho et
+al., "BlueConnect: decomposing all-reduce for deep learning on heterogeneous network hierarchy", MLSys 2019.
 """
 
 from __future__ import annotations
+
+from functools import reduce
 
 import numpy as np
 
 from .amounts import Amount, require_amount
 from .errors import nearest
-from .link import COLLECTIVE_KINDS, Link
+from .link import COLLECTIVE_KINDS, Algorithm, Link
 
-_PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1}
+_PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1, "broadcast": 1}
+
+Levels = tuple[tuple[int, Link], ...]
+
+
+def wire_bytes(kind: str, ranks: int, size_bytes: Amount) -> Amount:
+    """The bytes that each rank sends (table above)."""
+    return size_bytes if kind == "broadcast" else _PASSES[kind] * (ranks - 1) / ranks * size_bytes
 
 
 def collective_s(kind: str, ranks: int, size_bytes: Amount, link: Link) -> Amount:
@@ -46,8 +67,41 @@ def collective_s(kind: str, ranks: int, size_bytes: Amount, link: Link) -> Amoun
         kind = "all_reduce"
     if ranks == 1:
         return size_bytes * 0.0
-    hops = _PASSES[kind] * (ranks - 1)
-    seconds = link.launch_s + hops * link.latency_s + link.transfer_s(kind, hops / ranks * size_bytes)
+    passes, transfer_s = _PASSES[kind], link.transfer_s(kind, wire_bytes(kind, ranks, size_bytes))
+    seconds = link.start_s(kind) + passes * (ranks - 1) * link.latency_s + transfer_s
+    for other in _alternatives(kind, link):
+        hops = ranks - 1 if other.hops == "ring" else (ranks - 1).bit_length()
+        seconds = _least(seconds, other.launch_s + passes * hops * other.latency_s + transfer_s / other.bandwidth_share)
     if isinstance(size_bytes, np.ndarray):
         return np.where(size_bytes > 0, seconds, 0.0)
     return seconds if size_bytes > 0 else 0.0
+
+
+def leveled_s(kind: str, size_bytes: Amount, levels: Levels) -> Amount:
+    """Seconds of one collective that runs level by level, the fastest level first (rules above).
+
+    Raises:
+        ValueError: an unknown kind, or a size that is negative or not finite.
+    """
+    (ranks, link), *slower = levels
+    if not slower:
+        return collective_s(kind, ranks, size_bytes, link)
+    if kind in ("all_to_all", "broadcast"):
+        return collective_s(kind, ranks, size_bytes, link) + leveled_s(kind, size_bytes, tuple(slower))
+    rest = leveled_s(kind, size_bytes / ranks, tuple(slower))
+    if kind == "all_reduce":
+        parts = (collective_s(part, ranks, size_bytes, link) for part in ("reduce_scatter", "all_gather"))
+        return reduce(lambda one, other: one + other, parts, rest)
+    return collective_s(kind, ranks, size_bytes, link) + rest
+
+
+def _alternatives(kind: str, link: Link) -> list[Algorithm]:
+    if kind in link.curves:
+        return []
+    return [other for other in link.alternatives if other.hops == "ring" or kind != "all_to_all"]
+
+
+def _least(one: Amount, other: Amount) -> Amount:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.minimum(one, other)
+    return min(one, other)

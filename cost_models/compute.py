@@ -2,8 +2,12 @@
 
 ::
 
-    seconds = launch_s + max(flops / (peak_flops_per_s[dtype] * compute_efficiency[kind]),
-                             bytes / (memory_bandwidth_bytes_per_s * memory_efficiency[kind]))
+    seconds = launch_s + max(flops / (peak_flops_per_s[dtype] * compute_efficiency[kind](flops)),
+                             bytes / (memory_bandwidth_bytes_per_s * memory_efficiency[kind](bytes)))
+
+An efficiency is one share of the peak, or knots of (amount, share): small kernels do not fill the machine. Between two
+knots the *seconds* are straight, below the first and beyond the last the share is theirs; so seconds are continuous and
+never fall with more work, whatever the shares.
 
 The launch is added, not taken as a floor: on a CPU the dispatch and the loop run one after the other, and on a GPU a
 small kernel takes its fixed time plus the time of its bytes. It also keeps the cost strictly monotone, so that two ways
@@ -17,11 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from functools import cached_property
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from .amounts import Amount, require_amount
+from .curve import Curve, Knots
 from .errors import ProfileError, nearest
 
 OpKind: TypeAlias = Literal[
@@ -45,6 +51,28 @@ _NO_PEAK_OF_ITS_OWN = frozenset(
 
 
 @dataclass(frozen=True)
+class Efficiency:
+    """A share of a peak that depends on the amount of work.
+
+    Invariants (checked where a profile file is read): amounts rise strictly from above 0, shares are in (0, 1], and
+    ``amount / share`` never falls.
+    """
+
+    knots: Knots
+
+    def full_rate(self, amount: Amount) -> Amount:
+        """The amount that would take as long at the full rate: ``amount / share``."""
+        return self._curve(amount)
+
+    @cached_property
+    def _curve(self) -> Curve:
+        return Curve.of_efficiency(self.knots)
+
+
+Shares: TypeAlias = Mapping[str, float | Efficiency]
+
+
+@dataclass(frozen=True)
 class Compute:
     """The constants of one device.
 
@@ -53,15 +81,16 @@ class Compute:
 
     Attributes:
         peak_flops_per_s: by dtype, dense, of the unit that multiplies matrices.
-        compute_efficiency: by kind, the share of the peak that is reached; ``default`` where a kind is not named.
-        memory_efficiency: by kind, the share of the memory bandwidth that is reached; ``default`` likewise.
+        compute_efficiency: by kind, the share of the peak that is reached, over flops; ``default`` where a kind is not
+            named. ``kind/dtype`` (``matmul/bfloat16``) goes before ``kind``.
+        memory_efficiency: likewise of the memory bandwidth, over bytes.
     """
 
     launch_s: float
     memory_bandwidth_bytes_per_s: float
     peak_flops_per_s: Mapping[str, float] = field(hash=False)
-    compute_efficiency: Mapping[str, float] = field(hash=False)
-    memory_efficiency: Mapping[str, float] = field(hash=False)
+    compute_efficiency: Shares = field(hash=False)
+    memory_efficiency: Shares = field(hash=False)
 
     def op_s(self, dtype: str, flops: Amount, bytes_moved: Amount, kind: str) -> Amount:
         """Seconds of one operation (formula above); arrays give arrays.
@@ -78,26 +107,50 @@ class Compute:
         require_amount("bytes_moved", bytes_moved)
         if kind == "view":
             return (flops + bytes_moved) * 0.0
-        compute_s = flops / (self._peak(dtype) * _of(self.compute_efficiency, kind))
-        memory_s = bytes_moved / (self.memory_bandwidth_bytes_per_s * _of(self.memory_efficiency, kind))
+        dtype = dtype.removeprefix("torch.")
+        compute_s = _busy_s(flops, self._peak(dtype), _of(self.compute_efficiency, kind, dtype))
+        memory_s = _busy_s(bytes_moved, self.memory_bandwidth_bytes_per_s, _of(self.memory_efficiency, kind, dtype))
         if isinstance(compute_s, np.ndarray) or isinstance(memory_s, np.ndarray):
             seconds = np.maximum(compute_s, memory_s)
             return np.where(seconds > 0, self.launch_s + seconds, 0.0)
         busy_s = max(compute_s, memory_s)
         return self.launch_s + busy_s if busy_s > 0 else 0.0
 
+    def entries(self) -> dict[str, Any]:
+        """As a profile file spells it."""
+        return {
+            "launch_s": self.launch_s,
+            "memory_bandwidth_bytes_per_s": self.memory_bandwidth_bytes_per_s,
+            "peak_flops_per_s": dict(self.peak_flops_per_s),
+            "compute_efficiency": _spelled(self.compute_efficiency),
+            "memory_efficiency": _spelled(self.memory_efficiency),
+        }
+
     def _peak(self, dtype: str) -> float:
         """Integers, booleans and complex numbers without an entry run at the rate of ``float32``."""
-        name = dtype.removeprefix("torch.")
-        if name in self.peak_flops_per_s:
-            return self.peak_flops_per_s[name]
-        if name in _NO_PEAK_OF_ITS_OWN:
+        if dtype in self.peak_flops_per_s:
+            return self.peak_flops_per_s[dtype]
+        if dtype in _NO_PEAK_OF_ITS_OWN:
             return self.peak_flops_per_s["float32"]
         raise ProfileError(
             f"no peak rate for dtype {dtype!r}; compute.peak_flops_per_s of this profile has "
-            f"{', '.join(self.peak_flops_per_s)}{nearest(name, self.peak_flops_per_s)}"
+            f"{', '.join(self.peak_flops_per_s)}{nearest(dtype, self.peak_flops_per_s)}"
         )
 
 
-def _of(efficiency: Mapping[str, float], kind: str) -> float:
-    return efficiency.get(kind, efficiency["default"])
+def _of(shares: Shares, kind: str, dtype: str) -> float | Efficiency:
+    for name in (f"{kind}/{dtype}", kind):
+        if name in shares:
+            return shares[name]
+    return shares["default"]
+
+
+def _busy_s(amount: Amount, peak: float, share: float | Efficiency) -> Amount:
+    return share.full_rate(amount) / peak if isinstance(share, Efficiency) else amount / (peak * share)
+
+
+def _spelled(shares: Shares) -> dict[str, Any]:
+    return {
+        kind: [list(knot) for knot in share.knots] if isinstance(share, Efficiency) else share
+        for kind, share in shares.items()
+    }

@@ -1,15 +1,25 @@
-"""A machine as a value: its links, its device, its memory."""
+"""A machine as a value: its network, its device, its memory."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from functools import cached_property
+from typing import Any, TypeAlias, overload
 
 from .amounts import Amount, Array
 from .compute import Compute
 from .errors import ProfileError
-from .link import Link
-from .topology import Topology, place_axes
+from .hosts import Hosts
+from .measured import MeasuredMesh
+from .provenance import Provenance
+from .topology import Topology, mesh_ranks
+
+VERSION = 2
+
+Network: TypeAlias = Hosts | MeasuredMesh
 
 
 @dataclass(frozen=True)
@@ -18,39 +28,52 @@ class Profile:
 
     Attributes:
         name: as the file states it.
-        provenance: where the constants come from, as the file states it.
-        fingerprint: ``sha256:...`` of all that decides a price or a refusal, and of the name; comments, formatting, the
-            order of keys and the provenance text are not part of it.
-        devices_per_host: None where one host holds a mesh of any size.
+        provenance: where the constants come from.
         memory_bytes: capacity of one device.
-        inter_host: None where the profile knows no second host.
+        network: equal hosts, or one measured mesh.
     """
 
     name: str
-    provenance: str
-    fingerprint: str
-    devices_per_host: int | None
+    provenance: Provenance
     memory_bytes: int
     compute: Compute
-    intra_host: Link
-    inter_host: Link | None
+    network: Network
 
-    def topology(self, axes: tuple[str, ...], shape: tuple[int, ...]) -> Topology:
-        """Which link each axis of a mesh runs on; the rule is that of :mod:`cost_models.topology`.
+    @cached_property
+    def fingerprint(self) -> str:
+        """``sha256:...`` of all that decides a price or a refusal, and of the name.
+
+        Comments, formatting, the order of keys, the version of the file and the provenance are not part of it.
+        """
+        values = {key: value for key, value in self.entries().items() if key not in ("version", "provenance")}
+        canonical = json.dumps(_as_floats(values), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"
+
+    def topology(self, axes: tuple[str, ...], shape: tuple[int, ...], ranks: Sequence[int] | None = None) -> Topology:
+        """What each axis of a mesh runs on; the rules are those of :mod:`cost_models.hosts` and ``measured``.
+
+        ``ranks`` is the rank at each position of the mesh, the last axis fastest (``HybridMesh.ranks`` gives one); by
+        default they are counted through.
 
         Raises:
-            ProfileError: the axes are malformed, or the mesh needs more hosts than the profile knows how to connect.
+            ProfileError: the axes are malformed, the mesh needs more hosts than the profile knows how to connect, or it
+                is not the mesh that the profile was measured on.
         """
         try:
-            return place_axes(
-                axes,
-                shape,
-                devices_per_host=self.devices_per_host,
-                intra_host=self.intra_host,
-                inter_host=self.inter_host,
-            )
+            return self.network.topology(axes, mesh_ranks(axes, shape, ranks))
         except ProfileError as reason:
             raise ProfileError(f"hardware profile {self.name!r}: {reason}") from None
+
+    def entries(self) -> dict[str, Any]:
+        """The profile as its file spells it, canonically: no comments, no defaults, nothing inherited."""
+        return {
+            "version": VERSION,
+            "name": self.name,
+            "provenance": self.provenance.entries(),
+            "memory_bytes": self.memory_bytes,
+            "compute": self.compute.entries(),
+            **self.network.entries(),
+        }
 
     @overload
     def op_s(self, dtype: str, flops: float, bytes_moved: float, kind: str = ...) -> float: ...
@@ -85,3 +108,12 @@ class Profile:
             ValueError: an amount that is negative or not finite.
         """
         return self.compute.op_s("float32", 0.0, bytes_moved, "copy")
+
+
+def _as_floats(value: Any) -> Any:
+    """Numbers as floats: 80 and 80.0 are the same value."""
+    if isinstance(value, dict):
+        return {str(key): _as_floats(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_as_floats(entry) for entry in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

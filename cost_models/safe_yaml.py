@@ -94,3 +94,26 @@ def parse(text: str) -> Any:
         raise
     except (yaml.YAMLError, ValueError, OverflowError) as reason:  # the last two: an escape beyond Unicode
         raise ProfileError(f"the file is not valid YAML: {' '.join(str(reason).split())}") from None
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what the loader above reads back as the same value: no aliases, numbers as short as they are exact."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_short(self, number: float) -> yaml.ScalarNode:
+        short = f"{number:g}"
+        text = short if float(short) == number else repr(number)
+        return self.represent_scalar("tag:yaml.org,2002:float" if "." in text or "e" in text else _INT, text)
+
+
+_INT = "tag:yaml.org,2002:int"
+_Dumper.add_representer(float, _Dumper.represent_short)
+
+
+def spell(value: dict[str, Any]) -> str:
+    """The text of plain data: keys in their order, the innermost tables and lists on one line."""
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=110, default_flow_style=None))

@@ -16,7 +16,7 @@ from autoshard.interpretation import interpret
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
 from autoshard.plans import ShardingPlan
-from cost_models import Profile, load_profile
+from cost_models import Hosts, Profile, load_profile
 from solver import Solution, solve
 
 from .models import graph_of
@@ -44,8 +44,9 @@ def profile_of(name: str = "cpu-gloo") -> Profile:
         memory_bandwidth_bytes_per_s=1e7,
         peak_flops_per_s=dict.fromkeys(profile.compute.peak_flops_per_s, 1e8),
     )
-    link = replace(profile.intra_host, latency_s=1e-6, launch_s=0.0, bandwidth_bytes_per_s=1e7)
-    return replace(profile, name="slow", compute=compute, intra_host=link)
+    assert isinstance(profile.network, Hosts)
+    link = replace(profile.network.intra_host, latency_s=1e-6, launch_s=0.0, bandwidth_bytes_per_s=1e7)
+    return replace(profile, name="slow", compute=compute, network=replace(profile.network, intra_host=link))
 
 
 def formulated(graph: CapturedGraph, mesh: str, hardware: str, pins: Sequence[str] = (), **options: Any) -> Formulation:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models import COLLECTIVE_KINDS, PRESETS, Link, Topology, load_profile
+from cost_models import COLLECTIVE_KINDS, PRESETS, Hosts, Link, Route, Topology, load_profile
 from cost_models.collectives import collective_s
 
 KINDS = st.sampled_from(COLLECTIVE_KINDS)
@@ -41,8 +41,9 @@ def links(draw: st.DrawFn) -> Link:
 SHIPPED = [
     pytest.param(link, id=f"{name}-{link.name.replace(' ', '-')}")
     for name in PRESETS
-    for profile in [load_profile(name)]
-    for link in (profile.intra_host, profile.inter_host)
+    for network in [load_profile(name).network]
+    if isinstance(network, Hosts)
+    for link in (network.intra_host, network.inter_host)
     if link is not None
 ]
 
@@ -105,7 +106,7 @@ def test_the_slower_of_two_links_is_never_cheaper_than_either(
 
 @given(KINDS, RANKS, st.lists(SIZES, min_size=1, max_size=5), links())
 def test_an_array_of_sizes_gives_the_seconds_of_each(kind: str, ranks: int, sizes: list[float], link: Link) -> None:
-    together = Topology(("x",), (ranks,), (link,)).collective_s(kind, 0, np.array(sizes))
+    together = Topology(("x",), (ranks,), (Route(link),)).collective_s(kind, 0, np.array(sizes))
     assert together.tolist() == [collective_s(kind, ranks, size, link) for size in sizes]
 
 
@@ -140,7 +141,7 @@ def test_hand_computed_cost(kind: str, expected: float) -> None:
 
 
 def test_a_gloo_reduce_scatter_costs_its_all_reduce() -> None:
-    link = load_profile("cpu-gloo").intra_host
+    link = load_profile("cpu-gloo").topology(("x",), (4,)).links[0]
     assert collective_s("reduce_scatter", 4, 1 << 20, link) == collective_s("all_reduce", 4, 1 << 20, link)
 
 

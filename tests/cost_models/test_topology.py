@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models import PRESETS, Link, ProfileError, load_profile
-from cost_models.topology import place_axes
+from cost_models import PRESETS, Hosts, Link, ProfileError, load_profile
+from cost_models.topology import mesh_ranks
 
 INTRA = Link("intra", latency_s=1e-6, bandwidth_bytes_per_s=1e11)
 INTER = Link("inter", latency_s=1e-5, bandwidth_bytes_per_s=1e10)
@@ -19,7 +19,7 @@ INTER = Link("inter", latency_s=1e-5, bandwidth_bytes_per_s=1e10)
 
 def names(shape: tuple[int, ...], per_host: int | None) -> list[str]:
     axes = tuple(f"axis{i}" for i in range(len(shape)))
-    topology = place_axes(axes, shape, devices_per_host=per_host, intra_host=INTRA, inter_host=INTER)
+    topology = Hosts(per_host, INTRA, INTER).topology(axes, mesh_ranks(axes, shape, None))
     return [link.name for link in topology.links]
 
 
@@ -71,7 +71,9 @@ def test_an_axis_across_both_links_pays_the_worse_constant_of_each() -> None:
 
 
 def test_a_mesh_larger_than_a_lone_host_is_refused_with_the_reason() -> None:
-    profile = dataclasses.replace(load_profile("dgx-h100"), inter_host=None)
+    dgx = load_profile("dgx-h100")
+    assert isinstance(dgx.network, Hosts)
+    profile = dataclasses.replace(dgx, network=dataclasses.replace(dgx.network, inter_host=None))
     with pytest.raises(ProfileError, match=r"'dgx-h100'.*dp=2,tp=8 has 16 ranks.*one host of 8.*links\.inter_host"):
         profile.topology(("dp", "tp"), (2, 8))
 

@@ -1,0 +1,112 @@
+"""Machines of equal hosts: a fast network inside each, a slower one between them.
+
+Ranks fill the hosts in order, ``devices_per_host`` each; a mesh may lay them out in any order. A group of ranks
+
+- inside one host runs on the link inside a host (on a torus: what its part of the torus gives, ``cost_models.torus``);
+- with no two ranks in one host runs on the link between hosts;
+- across both runs as a flat ring at the worse constant of each, or level by level where each host holds equally many
+  of its ranks in a row: inside the hosts first, so that every device uses its own network card.
+
+A group of several axes is such a group too; it may also run level by level, axis by axis. A *host* is whatever the fast
+network connects: a server, an NVLink domain, a TPU slice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .amounts import Array
+from .collectives import Levels
+from .errors import ProfileError
+from .link import Link
+from .topology import Route, Topology, axis_groups, groups_of, mesh_text
+from .torus import Torus
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Equal hosts.
+
+    Attributes:
+        devices_per_host: None where one host holds a mesh of any size.
+        intra_host: inside a host; on a torus, the link to one neighbour.
+        inter_host: None where no second host is known.
+        torus: how the devices of a host are wired, None for a switch (every pair at the full rate).
+    """
+
+    devices_per_host: int | None
+    intra_host: Link
+    inter_host: Link | None = None
+    torus: Torus | None = None
+
+    def topology(self, axes: tuple[str, ...], ranks: Array) -> Topology:
+        """The routes of a mesh; ``ranks`` holds the rank at each of its positions.
+
+        Raises:
+            ProfileError: the mesh leaves the host and there is no ``inter_host`` link, or it does not fit the torus.
+        """
+        if self.devices_per_host is not None and ranks.size > self.devices_per_host and self.inter_host is None:
+            raise ProfileError(
+                f"the mesh {mesh_text(axes, ranks.shape)} has {ranks.size} ranks, but this is one host of "
+                f"{self.devices_per_host} devices (the profile has no links.inter_host); use a smaller mesh, or give "
+                "the profile a link between hosts"
+            )
+        routes = tuple(self._route(groups_of(ranks, (axis,)), ranks.size) for axis in range(ranks.ndim))
+        flattened = {
+            group: self._with_axes(group, routes, self._route(groups_of(ranks, group), ranks.size), ranks.shape)
+            for group in axis_groups(ranks.ndim)
+        }
+        return Topology(axes, ranks.shape, routes, flattened)
+
+    def entries(self) -> dict[str, Any]:
+        """As a profile file spells it."""
+        links = {"intra_host": self.intra_host.entries()}
+        if self.inter_host is not None:
+            links["inter_host"] = self.inter_host.entries()
+        torus = {"torus": self.torus.entries()} if self.torus else {}
+        return {"devices_per_host": self.devices_per_host or "any"} | torus | {"links": links}
+
+    def _route(self, groups: Array, size: int) -> Route:
+        """``groups`` is (groups, members): the ranks of each group; ``size`` that of the whole mesh."""
+        per_host = self.devices_per_host or size
+        hosts = groups // per_host
+        leaves = hosts[:, 1:] != hosts[:, :-1]
+        if not leaves.any():
+            return Route(self._inside(groups, size))
+        assert self.inter_host is not None
+        if leaves.all():
+            return Route(self.inter_host)
+        flat = self._inside_of_blocks(groups, hosts, size)
+        return Route(flat[0].slower_of(self.inter_host), flat[1])
+
+    def _inside_of_blocks(self, groups: Array, hosts: Array, size: int) -> tuple[Link, Levels]:
+        """The link inside a host for groups across both, and the levels where their blocks are equal."""
+        assert self.inter_host is not None
+        members = groups.shape[1]
+        for inside in range(members // 2, 1, -1):
+            if members % inside:
+                continue
+            blocks = hosts.reshape(-1, members // inside, inside)
+            alone = (blocks == blocks[:, :, :1]).all() and (blocks[:, 1:, 0] != blocks[:, :-1, 0]).all()
+            if alone:
+                link = self._inside(groups.reshape(-1, inside), size)
+                return link, ((inside, link), (members // inside, self.inter_host))
+        return self.intra_host, ()
+
+    def _inside(self, groups: Array, size: int) -> Link:
+        if self.torus is None or groups.shape[1] == 1:
+            return self.intra_host
+        per_host = self.devices_per_host or size
+        return self.torus.link(groups % per_host, min(size, per_host), self.intra_host)
+
+    @staticmethod
+    def _with_axes(group: tuple[int, ...], routes: tuple[Route, ...], own: Route, shape: tuple[int, ...]) -> Route:
+        """The route of several axes: its own levels, else the axes themselves as levels, the fastest first."""
+        levels = own.levels or tuple(
+            sorted(
+                ((shape[axis], routes[axis].link) for axis in group),
+                key=lambda level: (-level[1].bandwidth_bytes_per_s, level[0]),
+            )
+        )
+        return Route(own.link, levels)
