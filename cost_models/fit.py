@@ -177,8 +177,8 @@ def _hold_reduce_scatter_tail(curves: dict[str, Curve]) -> None:
 def fit_compute(medians: Mapping[KernelPoint, float]) -> Compute:
     """The constants of one device from the seconds of kernels.
 
-    The launch is the time of the shortest kernel. Peaks are the best rate of a matrix product in each dtype, the memory
-    bandwidth is the best of any other kernel; efficiencies are the shares of them that each size reached.
+    The launch is the time of the shortest kernel. Peaks are the best rate of a product, attention or convolution in
+    each dtype, the memory bandwidth is the best of any other kernel; efficiencies are the shares that each size reached.
 
     Raises:
         ProfileError: no product in float32, or no streaming kernel, was measured.
@@ -190,9 +190,10 @@ def fit_compute(medians: Mapping[KernelPoint, float]) -> Compute:
     launch_s = _rounded(0.9 * min(medians.values()))  # a tenth is left for the bytes
     by_flops = _busy(products, launch_s, lambda point: point.flops)
     by_bytes = _busy(streams, launch_s, lambda point: point.bytes_moved)
-    peaks = {dtype: _best(points) for (kind, dtype), points in by_flops.items() if kind == "matmul"}
+    dtypes = sorted({dtype for _, dtype in by_flops})
+    peaks = {d: max(_best(points) for (_, dtype), points in by_flops.items() if dtype == d) for d in dtypes}
     bandwidth = max(_best(points) for points in by_bytes.values())
-    compute = {name: _efficiency(points, peaks[name[1]]) for name, points in by_flops.items() if name[1] in peaks}
+    compute = {name: _efficiency(points, peaks[name[1]]) for name, points in by_flops.items()}
     memory = {name: _efficiency(points, bandwidth) for name, points in by_bytes.items()}
     fallback = memory.get(("pointwise", "float32")) or next(iter(memory.values()))
     return Compute(

@@ -1,6 +1,7 @@
 """Times collectives and kernels on the real devices of a job: the samples that a hardware profile is fitted to."""
 
 from .calibrate import Calibration, calibrate
+from .check import Series, check
 from .job import Job, start_job
 from .measure import Progress
 from .output import check_writable
@@ -13,7 +14,9 @@ __all__ = [
     "Effort",
     "Job",
     "Progress",
+    "Series",
     "calibrate",
+    "check",
     "check_writable",
     "start_job",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ..errors import CalibrationError
 from .job import Job
 from .kernels import kernel_points
 from .machine import free_bytes, header, memory_bytes
-from .measure import Progress, measure
+from .measure import Progress, Record, measure
 from .output import write
 from .schedule import Effort, collective_points
 
@@ -44,8 +45,13 @@ def calibrate(job: Job, effort: Effort, samples: Path, output: Path, progress: P
     file = job.on_first(lambda: _open(samples, head))
     try:
         if not job.highest(float(file is not None and file.before.complete))[0]:
-            measure(job, points, effort, file, progress)
+            measure(job, points, effort, _recorder(file), progress, _there(file))
             job.on_first(lambda: _finish(file))
+    except CalibrationError as error:
+        if file is None or file.path in str(error):
+            raise
+        kept = f"{file.count} samples are kept in {file.path}, and the same command continues behind them"
+        raise CalibrationError(f"{error}; {kept}") from error
     finally:
         if file is not None:
             file.close()
@@ -64,6 +70,14 @@ def _open(path: Path, head: object) -> SamplesFile:
         return SamplesFile(path, head)  # type: ignore[arg-type]
     except SamplesError as error:
         raise CalibrationError(str(error)) from None
+
+
+def _recorder(file: SamplesFile | None) -> Record:
+    return lambda sample: file.append([sample]) if file is not None else None
+
+
+def _there(file: SamplesFile | None) -> Counter[Point]:
+    return Counter(sample.point for sample in file.before.samples) if file is not None else Counter()
 
 
 def _finish(file: SamplesFile | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cost_models.samples import CollectivePoint, Point, Sample, SamplesError, SamplesFile
+from cost_models.samples import CollectivePoint, Point, Sample, SamplesError
 
 from ..errors import CalibrationError
 from .collectives import collective
@@ -24,29 +24,33 @@ Progress = Callable[[int, int, str], None]
 
 
 
+Record = Callable[[Sample], None]
+"""Keeps a sample; called on the first rank alone."""
+
+
 def measure(
-    job: Job, points: Sequence[Point], effort: Effort, file: SamplesFile | None, progress: Progress
+    job: Job, points: Sequence[Point], effort: Effort, record: Record, progress: Progress, have: Counter[Point]
 ) -> None:
-    """Measures every point up to ``effort.rounds`` times and appends the samples to ``file`` (None on all ranks but the
-    first) as they come.
+    """Measures every point up to ``effort.rounds`` times. All ranks call it with the same points and effort.
 
     A repetition: all ranks meet, run the operation some times, wait for the device; the time of one operation on the
-    slowest rank is the sample. Rounds go through all points in changing order.
+    slowest rank is the sample. Rounds go through all points in changing order. ``have`` says, on the first rank, how
+    many samples of a point there are already.
 
     Raises:
-        CalibrationError: a rank died or did not answer, or the samples cannot be written; those written are kept.
+        CalibrationError: a rank died or did not answer, or ``record`` raised SamplesError.
     """
     with torch.no_grad():
-        run = _Run(job, effort, file, progress)
+        run = _Run(job, effort, record, progress)
         run.warm_up(points)
-        run.rounds()
+        run.rounds(have)
 
 
 class _Run:
     """The state of one run on one rank. Every method is called by all ranks, in the same order."""
 
-    def __init__(self, job: Job, effort: Effort, file: SamplesFile | None, progress: Progress) -> None:
-        self._job, self._effort, self._file, self._progress = job, effort, file, progress
+    def __init__(self, job: Job, effort: Effort, record: Record, progress: Progress) -> None:
+        self._job, self._effort, self._record, self._progress = job, effort, record, progress
         self._inner: dict[Point, int] = {}
         self._started = time.monotonic()
         self._failure: SamplesError | None = None
@@ -65,10 +69,11 @@ class _Run:
                 slow.add(family)
             self._inner[point] = min(MAX_INNER, max(1, round(self._effort.repetition_s / seconds)))
 
-    def rounds(self) -> None:
+    def rounds(self, known: Counter[Point]) -> None:
         """Measures round after round until all are done or the time is up."""
-        have = self._samples_there()
         points = list(self._inner)
+        agreed = self._job.highest(*(known[point] if self._job.is_first else 0 for point in points))
+        have = {point: int(count) for point, count in zip(points, agreed)}
         total = sum(max(self._effort.rounds - have[point], 0) for point in points)
         done = 0
         for round in range(self._effort.rounds):
@@ -77,7 +82,7 @@ class _Run:
                     continue
                 self._progress(done, total, describe(point))
                 seconds, said = self._repetition(point, self._inner[point])
-                self._record(Sample(point, round, seconds))
+                self._keep(Sample(point, round, seconds))
                 done += 1
                 if said == _STOP and round > 0:
                     return
@@ -111,26 +116,19 @@ class _Run:
         over = self._job.is_first and time.monotonic() - self._started > self._effort.budget_s
         return _STOP if over else _GO
 
-    def _record(self, sample: Sample) -> None:
-        """Writes on the first rank; what fails there is told to the others in the next repetition."""
-        if self._file is not None:
+    def _keep(self, sample: Sample) -> None:
+        """On the first rank; what fails there is told to the others in the next repetition."""
+        if self._job.is_first:
             try:
-                self._file.append([sample])
+                self._record(sample)
             except SamplesError as error:
                 self._failure = error
 
-    def _samples_there(self) -> Counter[Point]:
-        points = list(self._inner)
-        counted = Counter(sample.point for sample in self._file.before.samples) if self._file else Counter()
-        agreed = self._job.highest(*(counted[point] for point in points)) if points else ()
-        return Counter({point: int(count) for point, count in zip(points, agreed)})
-
     def _lost(self, point: Point, error: RuntimeError) -> str:
-        kept = f"; {self._file.count} samples are kept in {self._file.path}" if self._file else ""
         reason = str(error).strip().splitlines()[0][:300]
         return (
-            f"rank {self._job.rank} stopped while it measured {describe(point)}: {reason}{kept}. Another rank died or "
-            "hung, or the memory is used up; the same command continues behind the last sample"
+            f"rank {self._job.rank} stopped while it measured {describe(point)}, because another rank died or hung, or "
+            f"the memory is used up: {reason}"
         )
 
 
