@@ -16,21 +16,16 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from .errors import AutoshardError, InfeasibleError
 from .factory import load_factory
 from .mesh import Mesh
 from .plans import check_writable, read_plan, summarize, summary_json, write_plan
 from .plans.show import console_for, headline, show_text
-
-if TYPE_CHECKING:
-    from .measure import Calibration, Series
 
 EXIT_MISTAKE = 2
 EXIT_INFEASIBLE = 3
@@ -169,136 +164,43 @@ def calibrate(
     check: Annotated[
         Path | None, typer.Option(metavar="PROFILE", help="Measure a little, and say whether this profile still fits.")
     ] = None,
-    tolerance: Annotated[float, typer.Option(metavar="SHARE", help="With --check: how far off is still fitting.")] = 0.5,
+    tolerance: Annotated[
+        float, typer.Option(metavar="SHARE", help="With --check: how far off is still fitting.")
+    ] = 0.5,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long a rank waits for the others.")] = 120.0,
 ) -> None:
     """Measure this machine and write its hardware profile. Run it under torchrun, with one rank for each of the mesh.
 
     torchrun --nproc-per-node 4 -m autoshard calibrate --mesh dp=2,tp=2 -o profile.yaml
     """
-    if os.environ.get("RANK", "0") != "0":
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (the first rank speaks for all)
-    with _mistakes_explained():
+    with _ends_job(), _mistakes_explained():
         if report is not None and find_spec("matplotlib") is None:
             _fail("the report needs matplotlib; pip install 'autoshard[report]'", EXIT_MISTAKE)
+        from .calibration import check_profile, write_profile  # needs torch
+
         if check is not None:
-            code = _check_profile(check, mesh, device, tolerance, timeout)
+            if not check_profile(check, mesh, device, tolerance, timeout):
+                raise typer.Exit(EXIT_DISAGREES)
         elif mesh is None or output is None:
             _fail("calibrate needs --mesh and --output (or --check PROFILE)", EXIT_MISTAKE)
         else:
             samples = samples or output.with_suffix(".samples.jsonl")
-            code = _write_profile(Mesh.parse(mesh), output, samples, report, quick, max_bytes, device, timeout)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)  # gloo's threads abort about one teardown in four; the results are on disk
-
-
-def _write_profile(
-    mesh: Mesh,
-    output: Path,
-    samples: Path,
-    report: Path | None,
-    quick: bool,
-    max_bytes: int | None,
-    device: str,
-    timeout_s: float,
-) -> int:
-    from .measure import QUICK, THOROUGH, calibrate, check_writable, start_job
-
-    effort = QUICK if quick else THOROUGH
-    effort = effort if max_bytes is None else effort.up_to(max_bytes)
-    page = report / "report.html" if report is not None and report.is_dir() else report
-    with start_job(mesh, _device(device), timeout_s) as job:
-        for path in (output, page):
-            if path is not None:
-                job.on_first(lambda path=path: check_writable(path))
-        with _bar() as progress:
-            found = calibrate(job, effort, samples, output, progress)
-        job.on_first(lambda: _say_calibrated(found, output, samples, page, report))
-    return 0
-
-
-def _say_calibrated(
-    found: Calibration | None, output: Path, samples: Path, page: Path | None, report: Path | None
-) -> None:
-    assert found is not None
-    typer.echo(f"wrote {output}: {len(found.samples.samples)} samples of {len(found.samples.by_point())} points")
-    table = Table("", "", "error, median", "largest", "points", box=None)
-    for axis, kinds in found.profile.provenance.collectives.items():
-        for kind, one in kinds.items():
-            table.add_row(axis, kind, f"{one.median:.0%}", f"{one.largest:.0%}", str(one.points))
-    for kind, one in found.profile.provenance.kernels.items():
-        table.add_row("", kind, f"{one.median:.0%}", f"{one.largest:.0%}", str(one.points))
-    console_for(sys.stdout).print(table)
-    typer.echo(f"the samples are in {samples}; remove it to measure anew")
-    if page is not None:
-        from .measure.report import write_report
-
-        for path in write_report(found, page, with_pictures=report != page):
-            typer.echo(f"wrote {path}")
-
-
-def _check_profile(path: Path, mesh: str | None, device: str, tolerance: float, timeout_s: float) -> int:
-    from cost_models import MeasuredMesh, ProfileError, load_profile
-
-    from .measure import check, start_job
-
-    if not (math.isfinite(tolerance) and tolerance > 0):
-        raise typer.BadParameter(f"{tolerance} is no share; give a number above 0", param_hint="--tolerance")
-    try:
-        profile = load_profile(str(path))
-    except ProfileError as error:
-        _fail(str(error), EXIT_MISTAKE)
-    if mesh is None:
-        if not isinstance(profile.network, MeasuredMesh):
-            _fail(f"{path} is of no particular mesh; say with --mesh which one to check", EXIT_MISTAKE)
-        parsed = Mesh(profile.network.axes, profile.network.shape)
-    else:
-        parsed = Mesh.parse(mesh)
-    with start_job(parsed, _device(device), timeout_s) as job:
-        with _bar() as progress:
-            found = check(job, profile, progress)
-        agrees = job.on_first(lambda: _say_checked(found or (), path, tolerance))
-    return 0 if agrees or agrees is None else EXIT_DISAGREES
-
-
-def _say_checked(found: tuple[Series, ...], path: Path, tolerance: float) -> bool:
-    """Prints what is off; whether nothing is."""
-    off = [series for series in found if not series.fits(tolerance)]
-    points = sum(len(series.compared) for series in found)
-    if not off:
-        typer.echo(f"{path} fits: {len(found)} series of {points} points within a factor of {1 + tolerance:g}")
-        return True
-    typer.echo(f"{path} does not fit this machine: {len(off)} of {len(found)} series are off; calibrate again")
-    table = Table("", "predicted ms", "measured ms", "measured / predicted", box=None)
-    for series in off:
-        for point, predicted_s, measured_s in series.rows():
-            ratio = f"{measured_s / predicted_s:.2f}"
-            table.add_row(point, f"{predicted_s * 1e3:.4g}", f"{measured_s * 1e3:.4g}", ratio)
-    console_for(sys.stdout).print(table)
-    return False
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name not in ("cpu", "cuda", "auto"):
-        raise typer.BadParameter(f"{name!r} is no device; choose cpu, cuda or auto", param_hint="--device")
-    if name == "cuda" and not torch.cuda.is_available():
-        _fail("there is no CUDA device here; use --device cpu", EXIT_MISTAKE)
-    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+            write_profile(Mesh.parse(mesh), output, samples, report, quick, max_bytes, device, timeout)
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar on stderr, where a person watches the first rank."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda done, total, what: None
-        return
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("")
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+def _ends_job() -> Iterator[None]:
+    """Ends a rank of a torchrun job as soon as its work is done: gloo's threads abort about one teardown in four."""
+    code = 0
+    try:
+        yield
+    except typer.Exit as end:
+        code = end.exit_code
+    if "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise typer.Exit(code)
 
 
 @contextmanager
@@ -313,11 +215,12 @@ def _mistakes_explained() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "ortools", "pulp"):
             raise
-        _fail(f"planning needs {error.name}, which is not installed; pip install autoshard", EXIT_MISTAKE)
+        _fail(f"this needs {error.name}, which is not installed; pip install autoshard", EXIT_MISTAKE)
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
+    if os.environ.get("RANK", "0") == "0":  # of a torchrun job the first rank speaks for all
+        typer.echo(f"error: {message}", err=True)
     raise typer.Exit(code)
 
 

@@ -49,7 +49,7 @@ ROWS = ("attention.wo", "feed_forward.w2")
 
 
 def pinned(batch: str, columns: str, rows: str, weights: str = "") -> tuple[str, ...]:
-    """Pins: the layouts of the tokens, of the products by matrices cut in columns and in rows, and of stored weights."""
+    """Pins: the layouts of the tokens, of the products by matrices cut by columns and by rows, of stored weights."""
     pins = [f"{name}={batch}" for name in ("tokens", "targets")]
     pins += [f"layers.*.{name}/mm={columns}" for name in COLUMNS] + [f"layers.*.{name}/mm={rows}" for name in ROWS]
     return (*pins, *([f"layers.*.weight={weights}"] if weights else []))
@@ -174,7 +174,7 @@ def time_plans(job, plans: dict, rounds: int, console: Console) -> list[Timed]:
     start = time.monotonic()
     steps = {}
     for name, plan in plans.items():
-        model, (tokens, targets) = demo()
+        model, (tokens, _) = demo()
         tokens = torch.randint(256, tokens.shape, generator=torch.Generator().manual_seed(0))
         module = autoshard.parallelize(model, plan, job.device_mesh)
         steps[name] = module, autoshard.shard_inputs(plan, job.device_mesh, tokens, tokens)

@@ -120,7 +120,7 @@ def _system(*command: str) -> None:
 
 
 def remove(namespace: str) -> None:
-    """Ends every process in a namespace and deletes it; the interfaces in it go with it. Does nothing where it is gone."""
+    """Ends every process in a namespace and deletes it, its interfaces too. Does nothing where it is gone."""
     for number, grace_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
         deadline = time.monotonic() + grace_s
         running = _processes(namespace)
@@ -273,7 +273,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--burst", type=int, default=1 << 16, metavar="BYTES", help="the token bucket's size")
     parser.add_argument("--ranks-per-host", type=int, default=2, metavar="N")
     parser.add_argument("--time-limit", type=float, default=900.0, metavar="SECONDS", help="for the command")
-    parser.add_argument("--raw-seconds", type=float, default=1.5, metavar="SECONDS", help="of the raw transfer; 0: none")
+    parser.add_argument("--raw-seconds", type=float, default=1.5, metavar="SECONDS", help="of raw transfer; 0: none")
     parser.add_argument("--receive", metavar="ADDRESS", help=argparse.SUPPRESS)
     parser.add_argument("--send", nargs=2, metavar=("ADDRESS", "SECONDS"), help=argparse.SUPPRESS)
     parser.add_argument("command", nargs="*", help="for torchrun, after --")

@@ -178,7 +178,7 @@ def fit_compute(medians: Mapping[KernelPoint, float]) -> Compute:
     """The constants of one device from the seconds of kernels.
 
     The launch is the time of the shortest kernel. Peaks are the best rate of a product, attention or convolution in
-    each dtype, the memory bandwidth is the best of any other kernel; efficiencies are the shares that each size reached.
+    each dtype, the memory bandwidth is the best of any other kernel; efficiencies are the shares that sizes reached.
 
     Raises:
         ProfileError: no product in float32, or no streaming kernel, was measured.

@@ -1,8 +1,9 @@
 """Samples of a calibration run: a JSONL file that grows while the run measures.
 
 The first line says what was measured on (:class:`Header`), every other line is one repetition of one point: how long a
-collective of some bytes on a mesh axis took, or a kernel of some flops and bytes. A run that is interrupted leaves every
-line it finished, and the same command continues behind them; ``{"complete": true}`` ends a file that needs no more.
+collective of some bytes on a mesh axis took, or a kernel of some flops and bytes. A run that is interrupted leaves
+every line it finished, and the same command continues behind them; ``{"complete": true}`` ends a file that needs no
+more.
 
 >>> point = CollectivePoint("all_reduce", "dp", 65536, held_out=False)
 >>> Sample(point, 0, 1e-3).line()

@@ -10,7 +10,7 @@ from statistics import median
 
 from cost_models import Profile
 from cost_models.fit import Compared, compare, grouped
-from cost_models.samples import Point, Sample, Samples
+from cost_models.samples import CollectivePoint, KernelPoint, Point, Sample, Samples
 
 from ..errors import CalibrationError
 from .calibrate import points_of
@@ -68,10 +68,11 @@ def check(job: Job, profile: Profile, progress: Progress, effort: Effort = CHECK
 
 def _some(points: Sequence[Point]) -> list[Point]:
     """Every kind of collective and the commonest kernels, at sizes that steps are made of."""
-    chosen = [p for p in points if getattr(p, "size_bytes", None) in SIZES_BYTES]
-    if not chosen:  # a mesh on which sizes were rounded, or small buffers
-        chosen = [p for p in points if hasattr(p, "size_bytes")]
-    widths = [(n, n, n) for n in WIDTHS]
-    products = [p for p in points if getattr(p, "name", "") == "mm" and p.dtype == "float32" and p.shape in widths]
-    streams = [p for p in points if getattr(p, "name", "") in ("add", "cat") and p.dtype == "float32"]
-    return [*chosen, *products, *(p for p in streams if not p.held_out)]
+    collectives = [p for p in points if isinstance(p, CollectivePoint)]
+    kernels = [p for p in points if isinstance(p, KernelPoint) and p.dtype == "float32"]
+    return [
+        # on axes whose sizes do not divide these, or with small buffers, all of them
+        *([p for p in collectives if p.size_bytes in SIZES_BYTES] or collectives),
+        *(p for p in kernels if p.name == "mm" and p.shape[0] in WIDTHS),
+        *(p for p in kernels if p.name in ("add", "cat") and not p.held_out),
+    ]

@@ -81,9 +81,7 @@ KERNELS = {
     "add": Kernel("pointwise", aten.add.Tensor, lambda s, make: (make(s), make(s)), _size, lambda s: 3 * _size(s)),
     "silu": Kernel("pointwise", aten.silu.default, _one, _size, lambda s: 2 * _size(s)),
     "sum": Kernel("reduction", lambda x: aten.sum.dim_IntList(x, [-1]), _one, _size, lambda s: _size(s) + s[0]),
-    "softmax": Kernel(
-        "softmax", lambda x: aten._softmax.default(x, -1, False), _one, _size, lambda s: 2 * _size(s)
-    ),
+    "softmax": Kernel("softmax", lambda x: aten._softmax.default(x, -1, False), _one, _size, lambda s: 2 * _size(s)),
     "layer_norm": Kernel(
         "normalization",
         lambda x: aten.native_layer_norm.default(x, [x.shape[-1]], None, None, 1e-5),

@@ -23,7 +23,6 @@ Progress = Callable[[int, int, str], None]
 """Called with the repetitions done, those planned, and what is measured now."""
 
 
-
 Record = Callable[[Sample], None]
 """Keeps a sample; called on the first rank alone."""
 

@@ -19,7 +19,18 @@ from .calibrate import Calibration
 from .output import write
 
 DPI = 100
-_COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f", "#e377c2", "#bcbd22")
+_COLOURS = (
+    "#1f77b4",
+    "#d62728",
+    "#2ca02c",
+    "#9467bd",
+    "#ff7f0e",
+    "#8c564b",
+    "#17becf",
+    "#7f7f7f",
+    "#e377c2",
+    "#bcbd22",
+)
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222 }}
@@ -28,8 +39,8 @@ td.n {{ text-align: right; font-variant-numeric: tabular-nums }} th {{ text-alig
 </style></head><body><h1>{title}</h1>
 {facts}
 <h2>Errors</h2>
-<p>Relative error of the fit against the median of the samples. Of collectives, and of kernels where there are any, these
-are sizes that were held out of the fit.</p>
+<p>Relative error of the fit against the median of the samples, where there are any on sizes that were held out of the
+fit.</p>
 {errors}
 <h2>Pictures</h2>
 <p>Small dots are samples (one repetition, the slowest rank), large ones their medians, rings medians that were held out
@@ -92,7 +103,7 @@ def _facts(samples: Samples) -> list[tuple[str, ...]]:
 
 
 def _errors(compared: Sequence[Compared]) -> list[tuple[str, ...]]:
-    rows = [("", "", "median", "largest", "points", "held out")]
+    rows: list[tuple[str, ...]] = [("", "", "median", "largest", "points", "held out")]
     for group in grouped(compared):
         point, chosen = group[0].point, honest(group)
         found = residual(chosen)
