@@ -22,7 +22,7 @@ from .errors import InfeasibleError
 from .formulation import OBJECTIVES, Objective, formulate
 from .interpretation import interpret
 from .lowering import from_first_rank, mesh_of
-from .mesh import Mesh
+from .mesh import HybridMesh, Mesh
 from .plans import ShardingPlan, dump_plan, parse_plan
 
 __all__ = ["auto_parallelize", "plan"]
@@ -33,7 +33,7 @@ def plan(
     args: Any = (),
     kwargs: dict[str, Any] | None = None,
     *,
-    mesh: Mesh | str | Mapping[str, int],
+    mesh: Mesh | HybridMesh | str | Mapping[str, int],
     hardware: str | cost_models.Profile = "dgx-h100",
     objective: Objective = "step-time",
     pins: str | Sequence[str] = (),
@@ -50,7 +50,8 @@ def plan(
     Args:
         model: its forward is captured once with the arguments; a scalar result is the loss.
         args, kwargs: example arguments with the *global* shapes of a step; one that is no tuple stands for itself.
-        mesh: ``"dp=8,tp=8"``, a mapping of axis names to sizes, or a :class:`Mesh`.
+        mesh: ``"dp=8,tp=8"``, a mapping of axis names to sizes, a :class:`Mesh`, or a :class:`HybridMesh`, whose order
+            of ranks decides which links the axes are priced on (start the job on ``DeviceMesh(device, mesh.ranks)``).
         hardware: the name of a shipped profile, the path of a profile file, or a profile.
         objective: ``step-time`` (compute plus communication) or ``communication-time``.
         pins: ``NAME=LAYOUT`` with a glob pattern for the name of a parameter, input, operator or ``output.0``.
@@ -120,7 +121,7 @@ def auto_parallelize(
     """
     if hardware is None:
         hardware = "cpu-gloo" if mesh.device_type == "cpu" else "dgx-h100"
-    axes = mesh_of(mesh)
+    axes = _with_order(mesh)
     example_inputs = as_arguments(example_inputs)
 
     def make() -> str:
@@ -128,6 +129,13 @@ def auto_parallelize(
 
     text = from_first_rank(mesh, make)
     return parallelize(model, parse_plan(text, "the plan of the first rank"), mesh, example_inputs, example_kwargs)
+
+
+def _with_order(mesh: DeviceMesh) -> Mesh:
+    """The axes and sizes of a DeviceMesh, and its order of ranks where it spans the job."""
+    axes = mesh_of(mesh)
+    order = tuple(int(rank) for rank in mesh.mesh.flatten().tolist())
+    return Mesh(axes.axes, axes.shape, order) if sorted(order) == list(range(axes.size)) else axes
 
 
 def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@
 >>> [link.name for link in topology.links]
 ['InfiniBand NDR', 'NVLink 4']
 >>> f"{topology.collective_s('all_gather', axis=1, size_bytes=1 << 30) * 1e3:.2f} ms"
-'2.56 ms'
+'2.58 ms'
 """
 
 from .collectives import wire_bytes

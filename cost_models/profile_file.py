@@ -14,7 +14,7 @@ from .safe_yaml import parse, spell, text_of
 READABLE = (1, VERSION)
 
 _PRESET_DIR = Path(__file__).parent / "profiles"
-PRESETS: tuple[str, ...] = ("cpu-gloo", "dgx-a100", "dgx-h100")
+PRESETS: tuple[str, ...] = ("cpu-gloo", "dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "tpu-v5e")
 
 # The entries that describe a network, by the kind of network: a profile has those of one kind.
 _NETWORKS = (("devices_per_host", "torus", "links"), ("axes",))

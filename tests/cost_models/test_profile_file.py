@@ -85,7 +85,7 @@ def test_every_constant_of_a_preset_stands_beside_its_source(name: str) -> None:
     unsourced = [
         lines[line]
         for table, line in numbered_lines(yaml.compose(text))
-        if not (sourced(line) or "#" in lines[table]) and not lines[line].startswith("version")
+        if not (sourced(line) or sourced(table)) and not lines[line].startswith("version")
     ]
     assert unsourced == []
 
@@ -96,8 +96,10 @@ def numbered_lines(node: yaml.Node, table: int = 0) -> list[tuple[int, int]]:
         return [
             found
             for key, value in node.value
-            for found in numbered_lines(value, key.start_mark.line if isinstance(value, yaml.MappingNode) else table)
+            for found in numbered_lines(value, table if isinstance(value, yaml.ScalarNode) else key.start_mark.line)
         ]
+    if isinstance(node, yaml.SequenceNode):
+        return [found for value in node.value for found in numbered_lines(value, table)]
     return [(table, node.start_mark.line)] if re.fullmatch(r"[\d.]+(e-?\d+)?", node.value) else []
 
 
@@ -254,7 +256,7 @@ def test_many_faults_are_named_up_to_a_handful(load: Callable[[str], Profile]) -
 
 
 def test_a_missing_file_gets_its_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match=r"no such file; the presets are cpu-gloo, dgx-a100, dgx-h100"):
+    with pytest.raises(ProfileError, match=r"no such file; the presets are cpu-gloo, dgx-a100, dgx-b200, dgx-h100"):
         load_profile(str(tmp_path / "none.yaml"))
 
 
@@ -284,7 +286,9 @@ def test_an_unreadable_file_gets_its_clear_error(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("name", ["dgx-h10", "DGX-H100", "", "cpu_gloo"])
 def test_an_unknown_name_lists_the_presets(name: str) -> None:
-    with pytest.raises(ProfileError, match=r"unknown hardware profile .*presets are cpu-gloo, dgx-a100, dgx-h100"):
+    with pytest.raises(
+        ProfileError, match=r"unknown hardware profile .*presets are cpu-gloo, dgx-a100, dgx-b200, dgx-h100"
+    ):
         load_profile(name)
 
 

@@ -92,8 +92,8 @@ def test_a_malformed_mesh_is_refused(axes: tuple[str, ...], shape: tuple[int, ..
         load_profile("cpu-gloo").topology(axes, shape)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_place_a_mesh_of_512(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("dgx")])
+def test_dgx_hosts_are_slower_between_than_inside(name: str) -> None:
     topology = load_profile(name).topology(("dp", "tp"), (64, 8))
     outer, inner = (topology.collective_s("all_reduce", axis, 1 << 24) for axis in (0, 1))
     assert outer > inner > 0
