@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ def write_profile(
     report: Path | None = None,
     quick: bool = False,
     max_bytes: int | None = None,
+    budget_s: float | None = None,
     device: str = "auto",
     timeout_s: float = 120.0,
 ) -> None:
@@ -42,7 +44,11 @@ def write_profile(
             there stays, and so do the samples.
     """
     effort = QUICK if quick else THOROUGH
-    effort = effort if max_bytes is None else effort.up_to(max_bytes)
+    effort = replace(
+        effort,
+        max_bytes=effort.max_bytes if max_bytes is None else max_bytes,
+        budget_s=effort.budget_s if budget_s is None else budget_s,
+    )
     page = report / "report.html" if report is not None and report.is_dir() else report
     with start_job(mesh, _device(device), timeout_s) as job:
         for path in (output, page):

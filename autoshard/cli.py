@@ -158,6 +158,9 @@ def calibrate(
     max_bytes: Annotated[
         int | None, typer.Option(metavar="BYTES", min=4096, help="The largest buffer of a collective.")
     ] = None,
+    budget: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0.0, help="Stop after this long, once all was measured once.")
+    ] = None,
     device: Annotated[
         str, typer.Option(metavar="cpu|cuda|auto", help="What is calibrated: cpu with gloo, cuda with NCCL.")
     ] = "auto",
@@ -176,16 +179,16 @@ def calibrate(
     with _ends_job(), _mistakes_explained():
         if report is not None and find_spec("matplotlib") is None:
             _fail("the report needs matplotlib; pip install 'autoshard[report]'", EXIT_MISTAKE)
+        if check is None and (mesh is None or output is None):
+            _fail("calibrate needs --mesh and --output (or --check PROFILE)", EXIT_MISTAKE)
         from .calibration import check_profile, write_profile  # needs torch
 
         if check is not None:
             if not check_profile(check, mesh, device, tolerance, timeout):
                 raise typer.Exit(EXIT_DISAGREES)
-        elif mesh is None or output is None:
-            _fail("calibrate needs --mesh and --output (or --check PROFILE)", EXIT_MISTAKE)
-        else:
+        elif mesh is not None and output is not None:
             samples = samples or output.with_suffix(".samples.jsonl")
-            write_profile(Mesh.parse(mesh), output, samples, report, quick, max_bytes, device, timeout)
+            write_profile(Mesh.parse(mesh), output, samples, report, quick, max_bytes, budget, device, timeout)
 
 
 @contextmanager

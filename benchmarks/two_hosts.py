@@ -42,6 +42,8 @@ PORT = 29511  # each run has its own network, so nothing else listens there
 PREFIX = "autoshard"
 GRACE_S = 10.0
 CHUNK_BYTES = 1 << 18
+# one thread for each of the ranks that share the cores; and torch warns that addresses here have no names
+_QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 _UNITS = {"kbit": 125, "mbit": 125_000, "gbit": 125_000_000}
 
 
@@ -212,7 +214,7 @@ def launch(hosts: tuple[Host, Host], command: Sequence[str], ranks_per_host: int
     meet = ("--master-addr", hosts[0].address, "--master-port", str(PORT))
     running = []
     for rank, host in enumerate(hosts):
-        environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"GLOO_SOCKET_IFNAME": host.interface}
+        environment = _QUIET | os.environ | {"GLOO_SOCKET_IFNAME": host.interface}
         line = host.inside(*torchrun, *meet, "--node-rank", str(rank), *command)
         # a session of its own: a Ctrl-C reaches this program alone, which then ends the others
         running.append(subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, start_new_session=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cost_models.samples import CollectivePoint, Point
 
@@ -34,10 +34,6 @@ class Effort:
     budget_s: float
     max_bytes: int
     max_width: int
-
-    def up_to(self, max_bytes: int) -> Effort:
-        """The same with smaller or larger buffers."""
-        return replace(self, max_bytes=max_bytes)
 
 
 QUICK = Effort(rounds=7, repetition_s=0.008, point_s=0.25, budget_s=35.0, max_bytes=16 << 20, max_width=1024)
