@@ -14,6 +14,7 @@ network connects: a server, an NVLink domain, a TPU slice.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from .amounts import Array
@@ -53,10 +54,7 @@ class Hosts:
                 "the profile a link between hosts"
             )
         routes = tuple(self._route(groups_of(ranks, (axis,)), ranks.size) for axis in range(ranks.ndim))
-        flattened = {
-            group: self._with_axes(group, routes, self._route(groups_of(ranks, group), ranks.size), ranks.shape)
-            for group in axis_groups(ranks.ndim)
-        }
+        flattened = {group: self._flattened(group, routes, ranks) for group in axis_groups(ranks.ndim)}
         return Topology(axes, ranks.shape, routes, flattened)
 
     def entries(self) -> dict[str, Any]:
@@ -100,13 +98,12 @@ class Hosts:
         per_host = self.devices_per_host or size
         return self.torus.link(groups % per_host, min(size, per_host), self.intra_host)
 
-    @staticmethod
-    def _with_axes(group: tuple[int, ...], routes: tuple[Route, ...], own: Route, shape: tuple[int, ...]) -> Route:
-        """The route of several axes: its own levels, else the axes themselves as levels, the fastest first."""
-        levels = own.levels or tuple(
-            sorted(
-                ((shape[axis], routes[axis].link) for axis in group),
-                key=lambda level: (-level[1].bandwidth_bytes_per_s, level[0]),
-            )
-        )
-        return Route(own.link, levels)
+    def _flattened(self, group: tuple[int, ...], routes: tuple[Route, ...], ranks: Array) -> Route:
+        """The route of several axes: flat, or axis by axis, the fastest first."""
+        members = [(ranks.shape[axis], routes[axis].link) for axis in group]
+        by_axis = tuple(sorted(members, key=lambda member: -member[1].bandwidth_bytes_per_s))
+        try:
+            own = self._route(groups_of(ranks, group), ranks.size)
+        except ProfileError:  # no box of the torus: such a group has no ring of its own
+            return Route(reduce(Link.slower_of, (link for _, link in members)), by_axis)
+        return Route(own.link, own.levels or by_axis)
