@@ -7,11 +7,13 @@ it, and writes the profile and the report.
 from __future__ import annotations
 
 import math
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from rich.console import Console
@@ -50,7 +52,7 @@ def write_profile(
         budget_s=effort.budget_s if budget_s is None else budget_s,
     )
     page = report / "report.html" if report is not None and report.is_dir() else report
-    with start_job(mesh, _device(device), timeout_s) as job:
+    with _ended_in_words(), start_job(mesh, _device(device), timeout_s) as job:
         for path in (output, page):
             if path is not None:
                 job.on_first(lambda path=path: check_writable(path))  # type: ignore[misc]
@@ -68,7 +70,7 @@ def check_profile(path: Path, mesh: str | None, device: str, tolerance: float, t
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise CalibrationError(f"the tolerance {tolerance} is no share; give a number above 0")
     profile = _load(path)
-    with start_job(_mesh_of(profile, path, mesh), _device(device), timeout_s) as job:
+    with _ended_in_words(), start_job(_mesh_of(profile, path, mesh), _device(device), timeout_s) as job:
         with _progress(job.is_first) as progress:
             found = check(job, profile, progress)
         fits = job.on_first(lambda: _verdict(found or (), path, tolerance))
@@ -96,6 +98,21 @@ def _device(name: str) -> str:
     if name == "cuda" and not torch.cuda.is_available():
         raise CalibrationError("there is no CUDA device here; use --device cpu")
     return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextmanager
+def _ended_in_words() -> Iterator[None]:
+    """The signals with which torchrun ends all ranks, when one fails or a person stops it, become an error."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise CalibrationError("torchrun ended this run: another rank failed, or somebody stopped it")
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

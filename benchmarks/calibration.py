@@ -305,7 +305,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="the folder for samples and results (default: .calibration-WHERE)")
     parser.add_argument("--rounds", type=int, default=15, help="of steps (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=150.0, metavar="SECONDS", help="for calibrating")
-    parser.add_argument("--max-bytes", type=int, default=16 << 20, metavar="BYTES", help="largest buffer calibrated")
+    parser.add_argument("--max-bytes", type=int, default=8 << 20, metavar="BYTES", help="largest buffer calibrated")
     parser.add_argument("--quick", action="store_true", help="calibrate as --quick does")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Collectives to time, written by what lowering writes them with: the same operators, each waited for."""
+"""Collectives to time, issued as lowered programs issue them: by the same emitter, each waited for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import fx
 
 from cost_models.samples import CollectivePoint
 
+from ..lowering.adapter import broadcast_along
 from ..lowering.emitter import GraphEmitter
 from .job import Job
 from .schedule import ITEM_BYTES
@@ -22,6 +23,9 @@ def collective(job: Job, point: CollectivePoint) -> Callable[[], object]:
     Its ``size_bytes`` is the larger buffer: of an all-gather the gathered one, else what each rank holds.
     """
     axis = job.mesh.index(point.axis)
+    if point.kind == "broadcast":  # plans have none; parameters are agreed on by it
+        whole = torch.ones(point.size_bytes // ITEM_BYTES, dtype=torch.float32, device=job.device)
+        return lambda: broadcast_along(whole, job.device_mesh, axis)
     ranks = job.mesh.shape[axis]
     count = point.size_bytes // ITEM_BYTES // (ranks if point.kind == "all_gather" else 1)
     emitter = GraphEmitter(job.mesh, job.groups)

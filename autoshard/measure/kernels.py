@@ -22,6 +22,7 @@ SMALLEST_BYTES, LARGEST_BYTES = 1 << 12, 1 << 30
 IMAGE_CHANNELS = 64
 IMAGE_WIDTHS = (16, 32, 64, 128, 256)
 COLUMNS = 1024
+PERIOD = 4093  # a prime: no two rows of a matrix are alike
 HEAD = 64
 
 
@@ -151,6 +152,17 @@ def kernel(job: Job, point: KernelPoint) -> Callable[[], object]:
     """Runs the kernel of a point on this rank's device."""
     dtype = getattr(torch, point.dtype)
     found = KERNELS[point.name]
-    inputs = found.inputs(point.shape, lambda shape: torch.ones(shape, dtype=dtype, device=job.device))
+    inputs = found.inputs(point.shape, lambda shape: _numbers(shape, dtype, job.device))
     call = found.call
     return lambda: call(*inputs)
+
+
+def _numbers(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Normal numbers, a few thousand again and again: quick to make.
+
+    Not all alike: GPUs multiply constant matrices faster than real ones. Source: H. He, "Strangely, Matrix
+    Multiplications on GPUs Run Faster When Given 'Predictable' Data", 2024.
+    """
+    count = math.prod(shape)
+    some = torch.randn(PERIOD, generator=torch.Generator().manual_seed(0)).to(device=device, dtype=dtype)
+    return some.repeat(-(-count // PERIOD))[:count].view(shape)

@@ -12,7 +12,7 @@ from ..mesh import Mesh
 
 SMALLEST_BYTES = 1024
 ITEM_BYTES = 4  # collectives carry float32
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 
 
 @dataclass(frozen=True)

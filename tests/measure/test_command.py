@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -63,9 +65,44 @@ def test_of_the_ranks_of_a_job_the_first_speaks(tmp_path: Path, rank: str, said:
     assert done.stderr.count("\n") == bool(said)
 
 
+TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node 2 -m autoshard calibrate".split()
+
+
 def torchrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    return run(*ranks, "-m", "autoshard", "calibrate", *arguments, folder=folder)
+    return run(*TORCHRUN, *arguments, folder=folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["a rank is killed", "the job is interrupted"])
+def test_a_job_that_ends_early_says_so_once_and_keeps_samples_and_profile(tmp_path: Path, how: str) -> None:
+    (tmp_path / "p.yaml").write_text("a good profile")
+    command = (*TORCHRUN, "--mesh", "dp=2", "-o", "p.yaml", "--max-bytes", "65536")
+    with subprocess.Popen(
+        [sys.executable, *command], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    ) as job:
+        try:
+            ranks = _wait_for_samples(job.pid, tmp_path / "p.samples.jsonl")
+            if how == "a rank is killed":
+                os.kill(ranks[-1], signal.SIGKILL)
+            else:
+                job.send_signal(signal.SIGINT)
+            _, said = job.communicate(timeout=60)
+        finally:
+            job.kill()
+    kept = len(read_samples(tmp_path / "p.samples.jsonl").samples)
+    assert job.returncode != 0 and kept > 0
+    assert said.count("error: ") == 1
+    assert f"{kept} samples are kept in p.samples.jsonl, and the same command continues behind them" in said
+    assert (tmp_path / "p.yaml").read_text() == "a good profile"
+
+
+def _wait_for_samples(job: int, path: Path) -> list[int]:
+    """The ranks of a job, once the first has written samples."""
+    deadline = time.monotonic() + 90
+    while not (path.exists() and path.read_bytes().count(b"\n") > 10):
+        assert time.monotonic() < deadline, "no samples were written"
+        time.sleep(0.1)
+    return [int(pid) for pid in Path(f"/proc/{job}/task/{job}/children").read_text().split()]
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_four_ranks_write_a_profile_that_prices_their_mesh(tmp_path: Path) -> No
 def _run_collectives() -> list[tuple[str, int, int, list[float]]]:
     job = Job.on(MESH, "cpu")
     found = []
-    for kind in KINDS:
+    for kind in KINDS[:4]:  # a broadcast works in place
         point = CollectivePoint(kind, "tp", 1024, held_out=False)
         run: Any = collective(job, point)
         (given,) = (cell.cell_contents for cell in run.__closure__ if hasattr(cell.cell_contents, "nbytes"))
