@@ -39,7 +39,7 @@ def write_profile(
     device: str = "auto",
     timeout_s: float = 120.0,
 ) -> None:
-    """Calibrates a mesh and writes its profile, and a report where one is wanted (a folder gets its pictures too).
+    """Calibrates a mesh and writes its profile and, where one is wanted, a report: a page, or a folder with pictures.
 
     Raises:
         CalibrationError: the job does not fit the mesh, a rank died, or a file cannot be written. A profile that was
@@ -51,11 +51,9 @@ def write_profile(
         max_bytes=effort.max_bytes if max_bytes is None else max_bytes,
         budget_s=effort.budget_s if budget_s is None else budget_s,
     )
-    page = report / "report.html" if report is not None and report.is_dir() else report
+    page = report if report is None or report.suffix == ".html" else report / "report.html"
     with _ended_in_words(), start_job(mesh, _device(device), timeout_s) as job:
-        for path in (output, page):
-            if path is not None:
-                job.on_first(lambda path=path: check_writable(path))  # type: ignore[misc]
+        job.on_first(lambda: _check_outputs(output, page, is_folder=report != page))
         with _progress(job.is_first) as progress:
             found = calibrate(job, effort, samples, output, progress)
         job.on_first(lambda: _report(found, output, samples, page, with_pictures=report != page))
@@ -75,6 +73,14 @@ def check_profile(path: Path, mesh: str | None, device: str, tolerance: float, t
             found = check(job, profile, progress)
         fits = job.on_first(lambda: _verdict(found or (), path, tolerance))
         return not job.highest(float(fits is False))[0]
+
+
+def _check_outputs(output: Path, page: Path | None, is_folder: bool) -> None:
+    check_writable(output)
+    if page is not None:
+        if is_folder and page.parent.parent.is_dir() and not page.parent.exists():
+            page.parent.mkdir()
+        check_writable(page)
 
 
 def _load(path: Path) -> Profile:

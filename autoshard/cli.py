@@ -153,7 +153,8 @@ def calibrate(
         typer.Option(metavar="FILE", help="Where samples are appended as they come; a run continues what it finds."),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE|FOLDER", help="An HTML report; in a folder, its pictures too.")
+        Path | None,
+        typer.Option(metavar="FILE|FOLDER", help="An HTML page (FILE.html), or a folder for it and its pictures."),
     ] = None,
     max_bytes: Annotated[
         int | None, typer.Option(metavar="BYTES", min=4096, help="The largest buffer of a collective.")

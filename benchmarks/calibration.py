@@ -121,7 +121,12 @@ def work(arguments: argparse.Namespace) -> None:
     from autoshard.mesh import Mesh
 
     folder = arguments.work
-    effort = replace(QUICK if arguments.quick else THOROUGH, budget_s=arguments.budget, max_bytes=arguments.max_bytes)
+    effort = replace(
+        QUICK if arguments.quick else THOROUGH,
+        budget_s=arguments.budget,
+        max_bytes=arguments.max_bytes,
+        max_width=1024,  # the model has no larger products
+    )
     with start_job(Mesh.parse(MESH), "cpu", TIMEOUT_S) as job:
         console = Console(stderr=True, quiet=not job.is_first, width=None if sys.stderr.isatty() else 140)
         console.print("calibrating")

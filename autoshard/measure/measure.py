@@ -17,6 +17,7 @@ from .kernels import kernel
 from .schedule import Effort, shuffled
 
 MAX_INNER = 1000
+_HOPELESS = 4.0
 _GO, _STOP, _FAILED = 0.0, 1.0, 2.0
 
 Progress = Callable[[int, int, str], None]
@@ -55,18 +56,26 @@ class _Run:
         self._failure: SamplesError | None = None
 
     def warm_up(self, points: Sequence[Point]) -> None:
-        """Runs every operation twice, in the order given, and says how often a repetition repeats it."""
+        """Runs every operation twice, in the order given, and says how often a repetition repeats it.
+
+        Of points that differ in size alone, those beyond the first that takes too long are left out, and so is that one
+        unless it is the smallest.
+        """
         slow: set[tuple[str, ...]] = set()
+        known: set[tuple[str, ...]] = set()
         for done, point in enumerate(points):
             family = _family(point)
             if family in slow:
                 continue
             self._progress(done, len(points), f"warming up: {describe(point)}")
-            self._repetition(point, 1)
             seconds, _ = self._repetition(point, 1)
+            if seconds < _HOPELESS * self._effort.point_s:  # the first time takes longer
+                seconds, _ = self._repetition(point, 1)
             if seconds > self._effort.point_s:
                 slow.add(family)
-            self._inner[point] = min(MAX_INNER, max(1, round(self._effort.repetition_s / seconds)))
+            if family not in slow or family not in known:
+                self._inner[point] = min(MAX_INNER, max(1, round(self._effort.repetition_s / seconds)))
+            known.add(family)
 
     def rounds(self, known: Counter[Point]) -> None:
         """Measures round after round until all are done or the time is up."""

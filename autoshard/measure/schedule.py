@@ -37,7 +37,7 @@ class Effort:
 
 
 QUICK = Effort(rounds=7, repetition_s=0.008, point_s=0.25, budget_s=35.0, max_bytes=16 << 20, max_width=1024)
-THOROUGH = Effort(rounds=21, repetition_s=0.02, point_s=2.0, budget_s=420.0, max_bytes=256 << 20, max_width=4096)
+THOROUGH = Effort(rounds=21, repetition_s=0.02, point_s=1.0, budget_s=420.0, max_bytes=256 << 20, max_width=4096)
 
 
 def collective_points(mesh: Mesh, max_bytes: int) -> list[CollectivePoint]:

@@ -108,7 +108,6 @@ def _wait_for_samples(job: int, path: Path) -> list[int]:
 @pytest.mark.slow
 def test_a_run_writes_profile_samples_and_report_and_prints_them_once(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the report needs matplotlib (the extra report)")
-    (tmp_path / "report").mkdir()
     small = "--quick --max-bytes 4096 --budget 0 --report report".split()
     done = torchrun(tmp_path, "--mesh", "dp=2", "-o", "p.yaml", *small)
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ from autoshard.measure.schedule import KINDS
 from autoshard.mesh import Mesh
 from cost_models import MeasuredMesh, load_profile
 from cost_models.fit import Compared
-from cost_models.samples import CollectivePoint, Sample, SamplesError, SamplesFile, read_samples
+from cost_models.samples import CollectivePoint, KernelPoint, Sample, SamplesError, SamplesFile, read_samples
 
 from ..distributed.harness import caught, run_ranks
 
@@ -156,6 +156,22 @@ def test_a_run_out_of_time_has_measured_every_point_once() -> None:
     samples, points, planned = first
     assert points == planned and planned < samples < 3 * planned
     assert [rank[0] for rank in others] == [0, 0, 0]
+
+
+def _all_too_slow() -> list[Any]:
+    job = Job.on(MESH, "cpu")
+    kept: list[Sample] = []
+    effort = replace(TINY, rounds=1, point_s=1e-12)
+    measure(job, points_of(job, effort), effort, kept.append, quiet, Counter())
+    return [sample.point for sample in kept]
+
+
+def test_where_every_size_takes_too_long_the_smallest_of_each_is_measured() -> None:
+    points, *_ = run_ranks(4, _all_too_slow)
+    sizes = {(p.kind, p.axis): p.size_bytes for p in points if isinstance(p, CollectivePoint)}
+    assert sizes == {(kind, axis): 1024 for kind in KINDS for axis in ("dp", "tp")}
+    kernels = [(p.name, p.dtype) for p in points if isinstance(p, KernelPoint)]
+    assert len(kernels) == len(set(kernels)) > 9
 
 
 def _check(path: str, mesh: str, factor: float) -> Any:
