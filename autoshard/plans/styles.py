@@ -92,12 +92,15 @@ class Styles:
         return any(self._gathers(moved, entry, index) for moved in (*self._moved[entry.name], *self._moved[module]))
 
     def _gathers(self, moved: Redistribution, entry: TensorEntry, index: int) -> bool:
+        """Whether a step of a redistribution makes the parameter whole along an axis: a copy is told by its size."""
         axis = self._plan.mesh.axes[index]
-        gathers = any(before[index].kind == "S" and after[index].kind == "R" for before, after in pairwise(moved.path))
-        if not gathers or moved.tensor == entry.name:
-            return gathers
-        elements = {collective.size_bytes for collective in moved.collectives if collective.axis == axis}
-        return any(round(size_bytes(entry) / self._parts(layout)) in elements for layout in moved.path)
+        gathered = [
+            after for before, after in pairwise(moved.path) if before[index].kind == "S" and after[index].kind == "R"
+        ]
+        sizes = {c.size_bytes for c in moved.collectives if c.kind == "all_gather" and c.axis == axis}
+        return any(
+            moved.tensor == entry.name or size_bytes(entry) // self._parts(layout) in sizes for layout in gathered
+        )
 
     def _parts(self, layout: Layout) -> int:
         shape = self._plan.mesh.shape
