@@ -12,7 +12,7 @@ from itertools import chain, product
 
 from ..layout import Layout, Placement
 from ..mesh import Mesh
-from .folding import Line, Pattern, Repeats, count_repeats, fold, prefixes
+from .folding import Line, Pattern, Repeats, count_repeats, fold, prefix_of, prefixes
 from .plan import ShardingPlan, TensorEntry
 
 _PARALLELIZE = '''\
@@ -106,8 +106,11 @@ def spec_of(name):
 def parallelize_module_source(plan: ShardingPlan) -> str:
     """Python source that places a model's parameters and buffers by ``parallelize_module``."""
     modules: dict[str, dict[str, Layout]] = {}
+    lines = _fold((*plan.parameters, *plan.buffers))
     repeats = count_repeats(entry.name for entry in (*plan.parameters, *plan.buffers))
-    for line in _fold((*plan.parameters, *plan.buffers)):
+    for prefix in _mixed(line.pattern for line in lines):
+        repeats.pop(prefix, None)
+    for line in lines:
         for glob in _globs(line.pattern, repeats):
             module, _, name = glob.rpartition(".")
             modules.setdefault(module, {})[_unglob(name)] = line.value
@@ -130,6 +133,7 @@ def partition_spec_source(plan: ShardingPlan) -> str:
     expressible = [entry for entry in entries if not entry.layout.has_partial]
     ranks = {(entry.name, entry.layout): len(entry.shape) for entry in expressible}
     lines = fold([(entry.name, (entry.layout, ranks[entry.name, entry.layout])) for entry in expressible])
+    lines.sort(key=lambda line: bool(line.pattern.choices))  # a name that is no pattern goes before those that match it
     specs = (f"({_raw(_regex(line.pattern, repeats))}, {partition_spec(*line.value, plan.mesh)!r})," for line in lines)
     partial = (f"{entry.name!r}," for entry in entries if entry.layout.has_partial)
     return _SPECS.format(**_header(plan), specs=_indented(specs), inexpressible=_indented(partial))
@@ -178,12 +182,22 @@ def _placement(placement: Placement) -> str:
 def _globs(pattern: Pattern, repeats: Repeats) -> Iterator[str]:
     """Globs of one component each that match the names of a pattern: ``*`` for every index, else one by one."""
     choices = [
-        ["*"] if runs == (range(repeats[prefix]),) and len(runs[0]) > 1 else [str(i) for i in chain(*runs)]
+        ["*"] if runs == (range(repeats.get(prefix, 0)),) and len(runs[0]) > 1 else [str(i) for i in chain(*runs)]
         for runs, prefix in zip(pattern.choices, prefixes(pattern))
     ]
     for chosen in product(*choices):
         indices = iter(chosen)
         yield ".".join(next(indices) if c is None else re.sub(r"[*?[]", r"[\g<0>]", c) for c in pattern.components)
+
+
+def _mixed(patterns: Iterable[Pattern]) -> set[str]:
+    """The paths that are followed by a name somewhere: there ``*`` would match more than the indices."""
+    return {
+        prefix_of(pattern.components[:i])
+        for pattern in patterns
+        for i, component in enumerate(pattern.components)
+        if component is not None
+    }
 
 
 def _unglob(name: str) -> str:
