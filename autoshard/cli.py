@@ -195,6 +195,9 @@ def report(
 ) -> None:
     """Write a report on a plan file: one HTML page."""
     with _mistakes_explained():
+        for target, what in ((output, "report"), (trace, "trace")):
+            if target is not None:
+                check_writable(target, what)
         reported = read_plan(path)
         baselines = [(str(other), read_plan(other)) for other in baseline or ()]
         from .plans.report import report_html  # needs jinja2, which the other commands do without

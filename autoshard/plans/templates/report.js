@@ -26,11 +26,14 @@ function mark(layout) {
 search.addEventListener("input", find);
 document.addEventListener("mouseover", (event) => mark(event.target.closest("[data-layout]")?.dataset.layout));
 
-// A link may ask: report.html#search=wq&layout=tp:S(0)
+// A link may ask: report.html#only=map&search=wq&layout=tp:S(0)
 const asked = new URLSearchParams(location.hash.slice(1));
 if (asked.has("search")) {
   search.value = asked.get("search");
   find();
+}
+if (asked.has("only")) {
+  for (const part of document.querySelectorAll("main > section")) part.classList.toggle("hidden", part.id !== asked.get("only"));
 }
 if (asked.has("layout")) mark(asked.get("layout"));
 
