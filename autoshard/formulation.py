@@ -123,7 +123,7 @@ class _Candidates:
         self._pinned: dict[object, tuple[Strategy, ...]] = {}
 
     def of_all(self, results: tuple[tuple[str, Ref], ...]) -> tuple[tuple[Strategy, ...], ...]:
-        names = [pin_name(node) for node in self._graph.nodes] + [name for name, _ in results]
+        names = [_pin_name(node) for node in self._graph.nodes] + [name for name, _ in results]
         check_pins_match(self._pins, names)
         candidates = [self._enumerator.strategies(node) for node in self._graph.nodes]
         mutated = {ref for _, ref in self._graph.mutations}
@@ -146,8 +146,7 @@ class _Candidates:
         return f"the pin {pin.text!r} cannot hold: on the mesh {self._mesh}, {name} can have {possible}"
 
 
-def pin_name(node: Node) -> str:
-    """The name of a node in pins and plans: a tangent goes by its output."""
+def _pin_name(node: Node) -> str:
     return output_name(int(node.name.removeprefix("grad."))) if node.kind == "tangent" else node.name
 
 
