@@ -149,4 +149,6 @@ def test_the_wheel_holds_the_three_packages_and_their_data(tmp_path: Path) -> No
     assert modules - names == set()
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert "cost_models/profiles/planted.yaml" in names
+    templates = {f"autoshard/plans/templates/report.{suffix}" for suffix in ("html", "css", "js")}
+    assert templates <= names
     assert {name.partition("/")[0] for name in names} == {*PACKAGES, "autoshard-0.1.0.dist-info"}
