@@ -3,6 +3,7 @@
 :mod:`autoshard.plans.show` prints them; it is not imported here, because it needs rich and a training job does not.
 """
 
+from .contest import Contender, Contest, Difference, contest_json, first_difference
 from .file import check_writable, dump_plan, parse_plan, read_plan, write_plan
 from .plan import (
     Collective,
@@ -20,6 +21,9 @@ __all__ = [
     "Collective",
     "CollectiveKind",
     "CollectiveTotal",
+    "Contender",
+    "Contest",
+    "Difference",
     "OperatorEntry",
     "Phase",
     "PlanSummary",
@@ -28,7 +32,9 @@ __all__ = [
     "SolverOutcome",
     "TensorEntry",
     "check_writable",
+    "contest_json",
     "dump_plan",
+    "first_difference",
     "parse_plan",
     "read_plan",
     "summarize",
