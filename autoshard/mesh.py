@@ -157,6 +157,8 @@ class HybridMesh:
                 f"the inner sizes {self.inner} have {math.prod(self.inner)} ranks, but a torus of {_by(self.torus)} "
                 f"has {math.prod(self.torus)} devices"
             )
+        if self.torus:
+            self._digits_of_axes()
 
     @classmethod
     def fit(

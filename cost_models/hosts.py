@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import numpy as np
+
 from .amounts import Array
 from .collectives import Levels
 from .errors import ProfileError
@@ -66,31 +68,25 @@ class Hosts:
         return {"devices_per_host": self.devices_per_host or "any"} | torus | {"links": links}
 
     def _route(self, groups: Array, size: int) -> Route:
-        """``groups`` is (groups, members): the ranks of each group; ``size`` that of the whole mesh."""
-        per_host = self.devices_per_host or size
-        hosts = groups // per_host
+        """``groups`` is (groups, members): the ranks of each group; ``size`` that of the whole mesh.
+
+        Members are taken in the order of their ranks, so host by host: a library lays its rings so, whatever the order
+        of the mesh.
+        """
+        groups = np.sort(groups, axis=1)
+        hosts = groups // (self.devices_per_host or size)
         leaves = hosts[:, 1:] != hosts[:, :-1]
         if not leaves.any():
             return Route(self._inside(groups, size))
         assert self.inter_host is not None
         if leaves.all():
             return Route(self.inter_host)
-        flat = self._inside_of_blocks(groups, hosts, size)
-        return Route(flat[0].slower_of(self.inter_host), flat[1])
-
-    def _inside_of_blocks(self, groups: Array, hosts: Array, size: int) -> tuple[Link, Levels]:
-        """The link inside a host for groups across both, and the levels where their blocks are equal."""
-        assert self.inter_host is not None
-        members = groups.shape[1]
-        for inside in range(members // 2, 1, -1):
-            if members % inside:
-                continue
-            blocks = hosts.reshape(-1, members // inside, inside)
-            alone = (blocks == blocks[:, :, :1]).all() and (blocks[:, 1:, 0] != blocks[:, :-1, 0]).all()
-            if alone:
-                link = self._inside(groups.reshape(-1, inside), size)
-                return link, ((inside, link), (members // inside, self.inter_host))
-        return self.intra_host, ()
+        inside = _ranks_in_each_host(hosts)
+        if inside is None:
+            return Route(self.intra_host.slower_of(self.inter_host))
+        link = self._inside(groups.reshape(-1, inside), size)
+        levels: Levels = ((inside, link), (groups.shape[1] // inside, self.inter_host))
+        return Route(link.slower_of(self.inter_host), levels)
 
     def _inside(self, groups: Array, size: int) -> Link:
         if self.torus is None or groups.shape[1] == 1:
@@ -107,3 +103,13 @@ class Hosts:
         except ProfileError:  # no box of the torus: such a group has no ring of its own
             return Route(reduce(Link.slower_of, (link for _, link in members)), by_axis)
         return Route(own.link, own.levels or by_axis)
+
+
+def _ranks_in_each_host(hosts: Array) -> int | None:
+    """How many ranks of each group, (groups, members) sorted, are in each of its hosts; None where it differs."""
+    inside = int((hosts[0] == hosts[0, 0]).sum())
+    if hosts.shape[1] % inside:
+        return None
+    blocks = hosts.reshape(len(hosts), -1, inside)
+    equal = (blocks == blocks[:, :, :1]).all() and (blocks[:, 1:, 0] != blocks[:, :-1, 0]).all()
+    return inside if equal else None

@@ -130,6 +130,18 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(calls: list[tuple[Any, ...
     assert not Path("new.yaml").exists()
 
 
+def test_a_profile_measured_on_another_mesh_is_refused_before_the_long_work(calls: list[tuple[Any, ...]]) -> None:
+    link = "{size: 2, name: x, launch_s: 1e-4, latency_s: 0, bandwidth_bytes_per_s: 1e9}"
+    lines = ["version: 2", "name: mine", "based_on: cpu-gloo", "provenance: a test", f"axes: {{dp: {link}}}"]
+    Path("mine.yaml").write_text("\n".join(lines) + "\n")
+    arguments = ("plan", "model.py:model", "--hardware", "mine.yaml", "-o", "new.yaml", "--mesh")
+    refused = invoke(*arguments, "dp=4")
+    assert refused.exit_code == 2 and calls == []
+    assert "'mine': it was measured on the mesh dp=2 and has no links for dp=4" in refused.stderr
+    assert "autoshard calibrate --mesh dp=4" in refused.stderr
+    assert invoke(*arguments, "dp=2").exit_code == 0 and len(calls) == 1
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [(InfeasibleError("no plan fits"), 3), (CaptureError("model.py:2 branches on data"), 2)],

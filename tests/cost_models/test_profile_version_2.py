@@ -140,6 +140,12 @@ def test_a_bad_override_gets_its_clear_error(
             "curves: {reduce_scatter: [[1000, 1]], all_gather:",
             r"axes\.dp: curves are not monotone: where a reduce_scatter sends 500 bytes",
         ),
+        (
+            "name: fast, ",
+            "name: fast, curves: {all_reduce: [[1, 1]]}, alternatives: "
+            "[{name: t, hops: tree, launch_s: 0, latency_s: 0, bandwidth_share: 1}], ",
+            r"axes\.tp: curves: with alternatives, all_reduce and reduce_scatter both have a curve or neither",
+        ),
         ("  tp: {size: 2, ", "  tp: {", r"axes\.tp\.size is missing"),
         ("  tp: {size: 2, ", "  tp: {size: 0, ", r"axes\.tp\.size is 0"),
         ("dp+tp: {size: 4", "dp+tp: {size: 8", r"axes\.dp\+tp\.size is 8, but its axes have 4 ranks"),
@@ -187,6 +193,7 @@ def test_a_bad_entry_of_a_measured_profile_gets_its_clear_error(
         ("[[2, 2]]", "[[2, 8]]", r"torus: the slice \[2, 8\] is no part of a torus of \[4, 4\]"),
         ("[[2, 2]]", "[[2, 2], [1, 4]]", "two slices have the same number of devices"),
         ("devices_per_host: 16\n", "", "devices_per_host is missing"),
+        ("20e9}", "20e9, curves: {all_gather: [[1, 1]]}}", "of a torus is one link: it has neither curves nor"),
         (
             "links:\n",
             "axes: {x: {size: 2, name: x, launch_s: 0, latency_s: 0, bandwidth_bytes_per_s: 1}}\nlinks:\n",

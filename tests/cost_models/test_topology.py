@@ -6,11 +6,12 @@ import dataclasses
 import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models import PRESETS, Hosts, Link, MeasuredMesh, ProfileError, load_profile
+from cost_models import COLLECTIVE_KINDS, PRESETS, Hosts, Link, MeasuredMesh, ProfileError, load_profile
 from cost_models.topology import mesh_ranks
 
 INTRA = Link("intra", latency_s=1e-6, bandwidth_bytes_per_s=1e11)
@@ -79,6 +80,14 @@ def test_an_order_of_ranks_moves_an_axis_inside_the_host() -> None:
     moved = hosts.topology(axes, mesh_ranks(axes, shape, order))
     assert [link.name for link in plain.links] == ["intra + inter", "intra"]
     assert [link.name for link in moved.links] == ["intra", "inter"]
+
+
+def test_a_ring_is_laid_host_by_host_whatever_the_order_of_ranks() -> None:
+    """16 ranks on 2 hosts, dealt out alternately: the library still runs inside the hosts first."""
+    hosts, axes, shape = Hosts(8, INTRA, INTER), ("dp",), (16,)
+    dealt = [rank % 2 * 8 + rank // 2 for rank in range(16)]
+    routes = [hosts.topology(axes, mesh_ranks(axes, shape, order)).routes for order in (None, dealt)]
+    assert routes[0] == routes[1]
 
 
 def test_an_axis_across_both_runs_level_by_level_by_hand() -> None:
@@ -154,6 +163,17 @@ def test_dgx_hosts_are_slower_between_than_inside(name: str) -> None:
     topology = load_profile(name).topology(("dp", "tp"), (64, 8))
     outer, inner = (topology.collective_s("all_reduce", axis, 1 << 24) for axis in (0, 1))
     assert outer > inner > 0
+
+
+@pytest.mark.parametrize("kind", COLLECTIVE_KINDS)
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("dgx")])
+def test_more_hosts_never_cost_less(name: str, kind: str) -> None:
+    """For an axis between hosts and for one across whole hosts. (On a torus a longer axis may close to a ring.)"""
+    profile, sizes = load_profile(name), np.geomspace(1, 1e10, 50)
+    for shape in [lambda hosts: (hosts, 8), lambda hosts: (8 * hosts, 1)]:
+        topologies = [profile.topology(("dp", "tp"), shape(hosts)) for hosts in (1, 2, 3, 4, 8, 16, 64)]
+        costs = np.array([topology.collective_s(kind, 0, sizes) for topology in topologies])
+        assert (np.diff(costs, axis=0) >= -1e-12 * costs[1:]).all()
 
 
 @pytest.mark.parametrize("order", [(0, 1), (0, 1, 2, 2), (1, 2, 3, 4)])
