@@ -381,7 +381,7 @@ def _mistakes_explained() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name == "jinja2":
             _fail("a report needs jinja2, which is not installed; pip install 'autoshard[report]'", EXIT_MISTAKE)
-        if error.name not in ("torch", "ortools", "pulp"):
+        if error.name not in ("torch", "numpy", "ortools", "pulp"):
             raise
         _fail(f"this needs {error.name}, which is not installed; pip install autoshard", EXIT_MISTAKE)
 
