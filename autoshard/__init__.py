@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .api import auto_parallelize, plan
     from .apply import parallelize
     from .comparison import compare
-    from .lowering import measure_collectives, shard_inputs
+    from .lowering import measure_collectives, measure_memory, shard_inputs
 
 __version__ = "0.1.0"
 
@@ -30,6 +30,7 @@ _LAZY = {
     "compare": "autoshard.comparison",
     "plan": "autoshard.api",
     "measure_collectives": "autoshard.lowering",
+    "measure_memory": "autoshard.lowering",
     "parallelize": "autoshard.apply",
     "shard_inputs": "autoshard.lowering",
 }
@@ -44,6 +45,7 @@ __all__ = [
     "dump_plan",
     "format_layout",
     "measure_collectives",
+    "measure_memory",
     "parallelize",
     "parse_layout",
     "parse_plan",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from cost_models import Profile
 from solver import Solution
 
-from .capture import TensorMeta
+from .capture import Ref, TensorMeta
 from .formulation import HELD, Demand, Formulation, output_name
 from .layout import Layout, replicated
 from .plans import Collective, OperatorEntry, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
@@ -55,6 +56,7 @@ class _Reader:
     def __init__(self, formulation: Formulation, choices: tuple[int, ...]) -> None:
         self._formulation = formulation
         self._graph = formulation.graph
+        self._choices = choices
         self._chosen: list[Strategy] = [
             strategies[choice] for strategies, choice in zip(formulation.strategies, choices)
         ]
@@ -93,12 +95,17 @@ class _Reader:
 
     def redistributions(self) -> Iterator[tuple[Redistribution, float]]:
         """Each with its seconds, in graph order; a layout wanted by several in one phase comes once."""
-        for demand in self._formulation.demands:
+        made: dict[Ref, set[Layout]] = {}
+        for demand in sorted(self._formulation.demands, key=lambda demand: demand.phase, reverse=True):
             before = self._chosen[demand.ref.node].outputs[demand.ref.output]
             assert before is not None
-            wanted = dict.fromkeys(self._wanted(demand))
-            for after in sorted(layout for layout in wanted if layout != before):
-                yield self._redistribution(demand, before, after)
+            wanted = set(self._wanted(demand)) - {before}
+            kept = made.get(demand.ref, set()) if self._formulation.keeps(demand.ref, self._choices) else set()
+            for after in sorted(wanted):
+                found = self._redistribution(demand, before, after)
+                yield (replace(found[0], collectives=(), kept=True), 0.0) if after in kept else found
+            if demand.phase == "forward":
+                made[demand.ref] = wanted
 
     def _wanted(self, demand: Demand) -> Iterator[Layout]:
         for node, position in demand.consumers:

@@ -100,6 +100,29 @@ def copied_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: i
     return 2 * size if joined > 0 else 0
 
 
+def transient_bytes(path: Sequence[Layout], shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
+    """The most that a redistribution holds at a time beside the tensor it starts from: copies, the buffers of a
+    collective, the result. Exact for :func:`run_step` where every shard is even; padding of others is left out.
+    """
+    most, given = 0, 0
+    for step, before, after in zip(steps_along(path), path, path[1:]):
+        made = itemsize * int(np.prod(largest_local_shape(shape, after, mesh), dtype=np.int64))
+        taken = itemsize * int(np.prod(largest_local_shape(shape, before, mesh), dtype=np.int64))
+        match step.kind:
+            case "all_gather" if step.source > 0:
+                most = max(most, given + made, 2 * made)
+            case "reduce_scatter" if step.target > 0:
+                most = max(most, given + taken, taken + made)
+            case "all_to_all":
+                stacked = given if step.target == 0 else taken
+                joined = made if step.source > 0 else 0
+                most = max(most, given + (stacked if step.target else 0), stacked + made, made + joined)
+            case _:
+                most = max(most, given + made)
+        given = made
+    return most
+
+
 def layouts_of(shape: tuple[int, ...], mesh: Mesh, reduces: tuple[str, ...] = ("sum",)) -> tuple[Layout, ...]:
     """Every layout in which no rank is left without elements and an axis of one rank replicates, in a fixed order."""
     placements = [R, *(S(d) for d, size in enumerate(shape) if size > 1), *(partial(reduce) for reduce in reduces)]
@@ -161,7 +184,7 @@ def cheapest_paths(
 class Emitter(Protocol):
     """What executes a step: operators on local tensors, and collectives along a mesh axis on their first dim."""
 
-    def call(self, op: Any, *args: Any) -> Any:
+    def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies a torch operator."""
 
     def all_gather(self, x: Any, axis: int) -> Any:
@@ -205,7 +228,9 @@ def run_step(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard)
     local, goal = shard.local(before), shard.local(after)
     if step.kind == "slice":
         start, stop = block(local[step.target], parts, mine)
-        return emit.call(aten.contiguous.default, emit.call(aten.slice.Tensor, x, step.target, start, stop))
+        # a block of dim 0 would be contiguous, but a view that keeps the whole in memory
+        piece = emit.call(aten.slice.Tensor, x, step.target, start, stop)
+        return emit.call(aten.clone.default, piece, memory_format=torch.contiguous_format)
     padded = shard.largest(before)
     if step.kind == "all_reduce":
         x = emit.call(aten.contiguous.default, _pad(emit, x, local, padded))
@@ -217,9 +242,12 @@ def run_step(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard)
     # both others send block r of the target dim to rank r, each padded to the widest block
     width = -(-padded[step.target] // parts)
     piece_shape = _with(padded, step.target, width)
-    blocks = (block(local[step.target], parts, r) for r in range(parts))
-    pieces = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
-    stacked = emit.call(aten.cat.default, pieces, 0)
+    if step.target == 0 and local == _with(padded, 0, width * parts):  # the blocks lie behind one another already
+        stacked = emit.call(aten.contiguous.default, x)
+    else:
+        blocks = (block(local[step.target], parts, r) for r in range(parts))
+        pieces = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
+        stacked = emit.call(aten.cat.default, pieces, 0)
     if step.kind == "reduce_scatter":
         return _cut(emit, emit.reduce_scatter(stacked, step.axis, step.reduce), piece_shape, goal)
     return _join(emit, emit.all_to_all(stacked, step.axis), piece_shape, goal, step.source, parts)

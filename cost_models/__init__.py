@@ -11,17 +11,21 @@
 from .compute import OP_KINDS
 from .errors import ProfileError
 from .link import COLLECTIVE_KINDS, Link
+from .memory import OPTIMIZERS, OptimizerPolicy, optimizer_policy
 from .profile import Profile
 from .profile_file import PRESETS, load_profile
 from .topology import Topology
 
 __all__ = [
     "COLLECTIVE_KINDS",
+    "OPTIMIZERS",
     "OP_KINDS",
     "PRESETS",
     "Link",
+    "OptimizerPolicy",
     "Profile",
     "ProfileError",
     "Topology",
     "load_profile",
+    "optimizer_policy",
 ]

@@ -100,6 +100,8 @@ def test_plan_writes_the_file_and_says_what_it_is_worth(calls: list[tuple[Any, .
         "optimal: cost 1234567 ns, bound 1234567 ns, gap 0.000%\n"
         "predicted step 1.235 ms: compute 1.19 ms, communication 44.57 us\n"
         "parameters 1.502 MiB, 1.002 MiB on the rank with the largest shards\n"
+        "memory per rank 4.508 MiB (budget 8 MiB), fullest in the backward at layers.1.attention.wo/mm.1; "
+        "parameters, gradients and adamw state 4.008 MiB\n"
     )
     assert result.stderr == ""
 

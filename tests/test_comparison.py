@@ -22,7 +22,7 @@ def test_the_optimum_costs_no_more_than_any_baseline(model: str, mesh: str, hard
     optimum = contest.optimum.plan
     assert optimum is not None and optimum.solver.status == "optimal"
     with_plan = [c.plan for c in contest.baselines if c.plan]
-    assert len(with_plan) >= 3
+    assert len(with_plan) >= 2
     costs = [plan.solver.cost_ns for plan in with_plan]
     assert costs == sorted(costs) and optimum.solver.cost_ns <= costs[0]
     assert contest.ratio is not None and contest.ratio <= 1 + 1e-6
@@ -50,7 +50,7 @@ def test_a_constraint_that_names_nothing_is_an_error_and_no_reason() -> None:
 def test_the_json_of_a_contest_says_who_wins_and_where_they_differ() -> None:
     found = contest_json(compare(*EXAMPLES["llama"](), mesh="dp=4", hardware="dgx-h100"))
     contenders = {c["name"]: c for c in found["contenders"]}  # type: ignore[attr-defined]
-    assert list(contenders)[0] == "optimum" and contenders["optimum"]["first_difference"] is None
+    assert next(iter(contenders)) == "optimum" and contenders["optimum"]["first_difference"] is None
     assert found["best"] in contenders and found["ratio"] <= 1 + 1e-6  # type: ignore[operator]
     assert contenders["ep"]["plan"] is None and "three dims" in contenders["ep"]["reason"]
     assert contenders["fsdp"]["first_difference"]["section"] == "parameters"

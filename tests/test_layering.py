@@ -32,6 +32,7 @@ STAGES = MODEL | {
     "autoshard.formulation",
     "autoshard.interpretation",
     "autoshard.lowering",
+    "autoshard.timeline",
     "autoshard.apply",
 }
 OTHERS = frozenset({"solver", "cost_models", "autoshard.measure"})
@@ -90,6 +91,10 @@ TABLE = {
         VOCABULARY
         | {"autoshard.plans", "autoshard.calls"}
         | {"autoshard.capture", "autoshard.redistribution", "autoshard.localize"},
+        frozenset({"torch"}),
+    ),
+    "autoshard.timeline": Row(
+        VOCABULARY | {"autoshard.plans", "autoshard.capture", "autoshard.lowering", "cost_models"},
         frozenset({"torch"}),
     ),
     "autoshard.apply": Row(

@@ -3,7 +3,7 @@
 from .agree import bind, from_first_rank, shared_seed
 from .match import check_graph, check_mesh, mesh_of
 from .module import ParallelModule
-from .observe import CollectiveLog, measure_collectives
+from .observe import CollectiveLog, MemoryLog, measure_collectives, measure_memory
 from .program import LocalProgram, Rank, lower
 from .shards import shard_inputs, shard_parameters
 from .verify import verify
@@ -11,6 +11,7 @@ from .verify import verify
 __all__ = [
     "CollectiveLog",
     "LocalProgram",
+    "MemoryLog",
     "ParallelModule",
     "Rank",
     "bind",
@@ -19,6 +20,7 @@ __all__ = [
     "from_first_rank",
     "lower",
     "measure_collectives",
+    "measure_memory",
     "mesh_of",
     "shard_inputs",
     "shard_parameters",

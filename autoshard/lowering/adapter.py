@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+import weakref
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # registers torch.ops._c10d_functional
+from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _c10d = torch.ops._c10d_functional
 
@@ -60,6 +65,24 @@ def device_of(mesh: DeviceMesh) -> torch.device:
     return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
 
 
+class BoxedCodeGen(fx.graph.CodeGen):
+    """Makes a graph a function of one list, which it empties: no caller keeps alive what the graph is done with.
+
+    Within the function, FX itself lets go of every value after its last use.
+    """
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:
+        """See :class:`torch.fx.graph.CodeGen`."""
+        names = [variable.split(":")[0].strip() for variable in free_vars if variable != "self"]
+        unpack = [f"    [{', '.join(names)}] = values"] if names else []
+        return "\n".join((f"def forward(self, values){maybe_return_annotation}:", *unpack, "    values.clear()"))
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that runs now was called with ``retain_graph=True``, so that another may follow."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
 @contextmanager
 def watch(seen: list[tuple[Any, tuple[Any, ...], Any]]) -> Iterator[None]:
     """Appends (operator, arguments, result) of every collective that runs, forward and backward."""
@@ -73,3 +96,51 @@ def watch(seen: list[tuple[Any, tuple[Any, ...], Any]]) -> Iterator[None]:
 
     with Watcher():
         yield
+
+
+class StorageWatch(TorchDispatchMode):
+    """Counts the bytes of storages: those of some tensors, and those that operators make, until they are gone.
+
+    The threads of gloo let go of a collective's buffers a moment after its wait has returned. Before a new peak shortly
+    after a collective is believed, they are given up to MOMENTS times MOMENT_S.
+    """
+
+    MOMENT_S = 1e-3
+    MOMENTS = 20
+    SHORTLY = 8  # operators
+
+    def __init__(self, held: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.used_bytes = self.peak_bytes = 0
+        self.peak_operator = ""
+        self._since_collective = self.SHORTLY
+        self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
+        for tensor in held:
+            self._see(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
+        self.peak_bytes = self.used_bytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # DTensor first: what it runs on its shards comes back here
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._see(leaf)
+        self._since_collective = 0 if is_collective(func) else self._since_collective + 1
+        for _ in range(self.MOMENTS if self._since_collective < self.SHORTLY else 0):
+            if self.used_bytes <= self.peak_bytes:
+                break
+            time.sleep(self.MOMENT_S)
+        if self.used_bytes > self.peak_bytes:
+            self.peak_bytes, self.peak_operator = self.used_bytes, str(func)
+        return result
+
+    def _see(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._alive:
+            self._alive[key] = weakref.ref(storage, lambda _: self._forget(key)), storage.nbytes()
+            self.used_bytes += storage.nbytes()
+
+    def _forget(self, key: int) -> None:
+        self.used_bytes -= self._alive.pop(key)[1]

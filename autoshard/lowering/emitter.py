@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,26 +13,53 @@ from torch import fx
 from torch.utils._pytree import tree_map
 
 from ..mesh import Mesh
-from .adapter import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, WAIT
+from .adapter import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, WAIT, BoxedCodeGen
 
 _META = torch.device("meta")
 
 
+@dataclass(frozen=True)
+class Label:
+    """What a node of a local graph is part of: the operator of the plan in whose turn it runs, and the tensor that it
+    makes, or (``is_copy``) takes to another layout.
+    """
+
+    operator: str
+    tensor: str
+    is_copy: bool
+
+
 class GraphEmitter:
-    """Appends operators to an FX graph. ``node.meta["val"]`` of each is its result on the meta device.
+    """Appends operators to an FX graph. ``node.meta["val"]`` of each is its result on the meta device, where a view
+    shares the storage of what it views; ``node.meta["label"]`` says what it is part of.
 
     Implements :class:`autoshard.redistribution.Emitter` and :class:`autoshard.localize.Caller`.
     """
 
     def __init__(self, mesh: Mesh, groups: tuple[str, ...]) -> None:
         self.graph = fx.Graph()
+        self.graph.set_codegen(BoxedCodeGen())
         self._mesh = mesh
         self._groups = groups
+        self._label = Label("", "", is_copy=False)
 
-    def placeholder(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> fx.Node:
-        """Adds an input of the graph."""
+    def begin(self, operator: str) -> None:
+        """What is added from here on belongs to an operator of the plan."""
+        self._label = Label(operator, operator, is_copy=False)
+
+    @contextmanager
+    def copying(self, tensor: str) -> Iterator[None]:
+        """What is added inside takes a tensor to another layout, for the operator that began."""
+        outside = self._label
+        self._label = Label(outside.operator, tensor, is_copy=True)
+        yield
+        self._label = outside
+
+    def placeholder(self, name: str, value: torch.Tensor, tensor: str) -> fx.Node:
+        """Adds an input of the graph: ``value`` on the meta device says its shape, strides and storage."""
         node = self.graph.placeholder(name)
-        node.meta["val"] = torch.empty(shape, dtype=dtype, device=_META)
+        node.target = node.name  # unique, where two names differ only in a dot
+        node.meta["val"], node.meta["label"] = value, Label("", tensor, is_copy=False)
         return node
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
@@ -71,7 +100,7 @@ class GraphEmitter:
 
     def _append(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> fx.Node:
         node = self.graph.call_function(op, args, kwargs)
-        node.meta["val"] = result
+        node.meta["val"], node.meta["label"] = result, self._label
         return node
 
 

@@ -16,7 +16,7 @@ from ..capture import input_names
 from ..errors import InputError
 from ..layout import format_layout, local_shape
 from ..plans import ShardingPlan, TensorEntry
-from .adapter import device_of
+from .adapter import device_of, keeps_graph
 from .placements import as_dtensor, placements_of
 from .program import LocalProgram
 from .shards import agree_on_replicas
@@ -85,10 +85,11 @@ class ParallelModule(nn.Module):
         with self._same_draws():
             results = _Step.apply(self._program, *flat)
         count = self._program.results
+        results, updates = results[:count], results[count:]
         with torch.no_grad():
-            for name, value in zip(self._program.mutated, results[count:]):
+            for name, value in zip(self._program.mutated, updates):
                 self._held(name).copy_(value)
-        return tree_unflatten([self._wrap(k, value) for k, value in enumerate(results[:count])], self._out_spec)
+        return tree_unflatten([self._wrap(k, value) for k, value in enumerate(results)], self._out_spec)
 
     def _held(self, name: str) -> torch.Tensor:
         """This rank's tensor of a parameter or buffer."""
@@ -173,23 +174,59 @@ def _tables(model: nn.Module) -> Iterator[tuple[str, tuple[dict[str, Any], str]]
 
 
 class _Step(torch.autograd.Function):
-    """The local program as one differentiable operation on the shards."""
+    """The local program as one differentiable operation on the shards.
+
+    What only the backward needs is held by nobody else and let go of as the backward is done with it. Arguments that
+    are saved belong to the caller, and torch watches that nobody changes them in between.
+    """
 
     @staticmethod
     def forward(ctx: Any, program: LocalProgram, *flat: torch.Tensor) -> tuple[Any, ...]:
-        results = program.forward(*flat)
+        results = program.forward(list(flat))
         count = program.results + len(program.mutated)
-        ctx.program, ctx.arguments = program, program.arguments
-        ctx.save_for_backward(*results[count:])
-        kept = results[:count]
+        kept, saved = results[:count], results[count:]
+        ctx.program = program
+        ctx.save_for_backward(*(value for k, value in enumerate(saved) if k in program.saved_arguments))
+        # a result that held the step that made it would keep both alive; its alias does not
+        own = {id(value) for value in kept}
+        ctx.activations = [
+            value.detach() if id(value) in own else value
+            for k, value in enumerate(saved)
+            if k not in program.saved_arguments
+        ]
         plain = [v for k, v in enumerate(kept) if isinstance(v, torch.Tensor) and k not in program.tangents]
         ctx.mark_non_differentiable(*plain)
+        ctx.shapes = {k: (kept[k].shape, kept[k].dtype, kept[k].device) for k in program.tangents}
+        ctx.set_materialize_grads(False)  # torch would make zeros for buffers and other results without a tangent
         return tuple(kept)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         program = ctx.program
-        # a scalar result that the caller added to a DTensor gets a DTensor back
-        tangents = [g.full_tensor() if isinstance(g, DTensor) else g for g in (grads[k] for k in program.tangents)]
-        found = dict(zip(program.trained, program.backward(*ctx.saved_tensors, *tangents)))
+        values = _Step._saved(ctx)
+        values += [_tangent(grads[k], *ctx.shapes[k]) for k in program.tangents]
+        found = dict(zip(program.trained, program.backward(values)))
         return (None, *(found.get(name) for name in program.arguments))
+
+    @staticmethod
+    def _saved(ctx: Any) -> list[torch.Tensor]:
+        """What the forward saved, in order; afterwards it is gone, unless the graph is retained."""
+        if ctx.activations is None:
+            raise RuntimeError(
+                "this step went backward before, and what it had saved is gone; call the module again, or call the "
+                "first backward with retain_graph=True"
+            )
+        positions = ctx.program.saved_arguments
+        sources = {True: iter(ctx.saved_tensors), False: iter(ctx.activations)}
+        values = [next(sources[k in positions]) for k in range(len(positions) + len(ctx.activations))]
+        if not keeps_graph():
+            ctx.activations = None
+        return values
+
+
+def _tangent(grad: torch.Tensor | None, shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The gradient of a result; nothing flows into one that the caller did not use."""
+    if grad is None:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # a scalar result that the caller added to a DTensor gets a DTensor back
+    return grad.full_tensor() if isinstance(grad, DTensor) else grad

@@ -2,12 +2,16 @@
 
 The forward takes the shards of parameters, buffers and inputs and returns the results and what the backward needs; the
 backward takes that and the tangents and returns the gradients. Every redistribution is one of the plan's.
+
+Operators stand in the order of the captured graph. A redistribution stands before the first operator that wants it, and
+that of a result or a gradient behind the operator that makes it; what it leaves behind is let go of after its last use.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -30,10 +34,12 @@ aten = torch.ops.aten
 class LocalProgram:
     """What one rank runs.
 
-    ``forward`` takes the tensors named ``arguments`` and returns ``results`` leaves, then the new values of the buffers
-    named ``mutated``, then what is saved. ``backward`` (None for inference) takes what was saved, then the tangents of
-    the results numbered ``tangents``, and returns the gradients of the parameters named ``trained``. ``is_random`` says
-    that some operator draws random numbers; as such operators run replicated, every rank must draw the same.
+    Both graphs take one list, which they empty. ``forward`` takes the tensors named ``arguments`` and returns
+    ``results`` leaves, then the new values of the buffers named ``mutated``, then what is saved. ``backward`` (None for
+    inference) takes what was saved, then the tangents of the results numbered ``tangents``, and returns the gradients
+    of the parameters named ``trained``. Of what is saved, the positions ``saved_arguments`` are arguments as they came.
+    ``is_random`` says that some operator draws random numbers; as such operators run replicated, every rank must draw
+    the same.
     """
 
     arguments: tuple[str, ...]
@@ -43,6 +49,7 @@ class LocalProgram:
     backward: fx.GraphModule | None
     tangents: tuple[int, ...]
     trained: tuple[str, ...]
+    saved_arguments: frozenset[int]
     is_random: bool
 
 
@@ -75,30 +82,69 @@ class _Lowering:
         self._operators = {entry.name: entry for entry in plan.operators}
         self._held = {e.name: e.layout for e in (*plan.parameters, *plan.buffers, *plan.inputs)}
         self._outputs = {entry.name: entry.layout for entry in plan.outputs}
-        self._paths = {(r.tensor, r.phase, r.path[0], r.path[-1]): r.path for r in plan.redistributions}
+        self._paths = {(r.tensor, r.phase, r.path[0], r.path[-1]): r for r in plan.redistributions}
         self._emitters = {phase: GraphEmitter(plan.mesh, rank.groups) for phase in ("forward", "backward")}
-        self._values: dict[tuple[Ref, str], fx.Node] = {}
-        self._moved: dict[tuple[Ref, str, Layout], fx.Node] = {}
-        self._saved: dict[Ref, None] = {}
+        self._values: dict[tuple[Ref, str, Layout], fx.Node] = {}
+        self._saved: dict[tuple[Ref, Layout], None] = {}
+        self._results: dict[str, fx.Node] = {}
 
     def run(self) -> LocalProgram:
-        self._add_saved_placeholders()
-        arguments = [self._add_input(i, node) for i, node in enumerate(self._graph.nodes) if node.kind != "operator"]
-        for i, node in self._graph.of_kind("operator"):
-            self._add_operator(i, node)
-        forward = self._finish("forward", self._results())
+        leaves = [(i, node) for i, node in enumerate(self._graph.nodes) if node.kind != "operator"]
+        arguments = [self._add_input(i, node) for i, node in leaves if node.phase == "forward"]
+        self._run_phase("forward")
+        self._add_saved()
+        for i, node in leaves:
+            if node.phase == "backward":
+                self._add_input(i, node)
+        self._run_phase("backward")
         trained = tuple(name for name, _ in self._graph.gradients)
-        backward = self._finish("backward", self._gradients()) if trained else None
         return LocalProgram(
-            arguments=tuple(name for name in arguments if name is not None),
-            forward=forward,
+            arguments=tuple(arguments),
+            forward=self._finish("forward", self._forward_results()),
             results=len(self._graph.outputs),
             mutated=tuple(name for name, _ in self._graph.mutations),
-            backward=backward,
+            backward=self._finish("backward", [self._results[_gradient(n)] for n in trained]) if trained else None,
             tangents=tuple(int(n.name.removeprefix("grad.")) for _, n in self._graph.of_kind("tangent")),
             trained=trained,
+            saved_arguments=frozenset(
+                k for k, key in enumerate(self._saved) if self._values[key[0], "forward", key[1]].op == "placeholder"
+            ),
             is_random=any(is_random(node) for _, node in self._graph.of_kind("operator")),
         )
+
+    def _run_phase(self, phase: str) -> None:
+        """Every operator of a phase, and behind it what it makes for the world outside."""
+        wanted = self._wanted_outside(phase)
+        for i, node in self._graph.of_kind("operator"):
+            if node.phase == phase:
+                self._add_operator(i, node)
+                for k in range(len(node.outputs)):
+                    self._deliver(wanted.pop(Ref(i, k), ()), phase)
+        self._emitters[phase].begin("results")
+        for deliveries in wanted.values():  # tensors that no operator of this phase makes
+            self._deliver(deliveries, phase)
+
+    def _wanted_outside(self, phase: str) -> dict[Ref, list[tuple[str, Ref, Layout]]]:
+        """What leaves the graph in a phase, by tensor: the name it gets in ``_results`` and its layout."""
+        wanted: list[tuple[str, Ref, Layout]] = []
+        if phase == "backward":
+            wanted += [(_gradient(name), ref, self._held[name]) for name, ref in self._graph.gradients]
+        else:
+            outputs = ((f"output.{k}", ref) for k, ref in enumerate(self._graph.outputs))
+            wanted += [(name, ref, self._outputs[name]) for name, ref in outputs if ref is not None]
+            wanted += [(f"new {name}", ref, self._held[name]) for name, ref in self._graph.mutations]
+        grouped: dict[Ref, list[tuple[str, Ref, Layout]]] = {}
+        for delivery in wanted:
+            grouped.setdefault(delivery[1], []).append(delivery)
+        return grouped
+
+    def _deliver(self, deliveries: Iterable[tuple[str, Ref, Layout]], phase: str) -> None:
+        """Contiguous, as the strides of the DTensors they become say."""
+        for name, ref, layout in deliveries:
+            value = self._moved_to(ref, phase, layout)
+            if not name.startswith("new "):
+                value = self._emitters[phase].call(aten.contiguous.default, value)
+            self._results[name] = value
 
     def _layout(self, ref: Ref) -> Layout:
         """The layout a tensor is made in."""
@@ -117,31 +163,42 @@ class _Lowering:
     def _local_shape(self, ref: Ref) -> tuple[int, ...]:
         return self._shard(ref).local(self._layout(ref))
 
-    def _add_saved_placeholders(self) -> None:
-        """What the backward reads of the forward, first among its inputs."""
-        for node in self._graph.nodes:
-            if node.kind == "operator" and node.phase == "backward":
-                for ref in node.inputs:
-                    if self._graph.nodes[ref.node].phase == "forward" and ref not in self._saved:
-                        self._saved[ref] = None
-        for _, ref in self._graph.gradients:
-            if self._graph.nodes[ref.node].phase == "forward":
-                self._saved[ref] = None
-        for ref in self._saved:
-            self._placeholder("backward", self._graph.tensor_name(ref), ref)
+    def _add_saved(self) -> None:
+        """What the backward reads of the forward, first among its inputs: tensors as they were made, or kept copies."""
+        for _, node in self._graph.of_kind("operator"):
+            if node.phase == "backward":
+                for ref, wanted in zip(node.inputs, self._operators[node.name].inputs):
+                    self._save(ref, wanted)
+        for name, ref in self._graph.gradients:
+            self._save(ref, self._held[name])
+        for ref, layout in self._saved:
+            name, value = self._graph.tensor_name(ref), self._values[ref, "forward", layout]
+            placeholder = self._emitters["backward"].placeholder(_identifier(name), value.meta["val"], name)
+            self._values[ref, "backward", layout] = placeholder
 
-    def _add_input(self, index: int, node: Node) -> str | None:
-        self._placeholder(node.phase, node.name, Ref(index))
-        return node.name if node.phase == "forward" else None
+    def _save(self, ref: Ref, wanted: Layout) -> None:
+        if self._graph.nodes[ref.node].phase == "backward":
+            return
+        have = self._layout(ref)
+        planned = self._paths.get((self._graph.tensor_name(ref), "backward", have, wanted))
+        kept = wanted if planned is not None and planned.kept else have
+        if (ref, "forward", kept) not in self._values:
+            raise VerificationError(
+                f"the plan keeps {self._graph.tensor_name(ref)} in the layout {format_layout(kept, self._mesh)} for "
+                "the backward, but nothing in the forward makes it"
+            )
+        self._saved[ref, kept] = None
 
-    def _placeholder(self, phase: str, name: str, ref: Ref) -> None:
-        emitter = self._emitters[phase]
-        identifier = _identifier(name)
-        dtype = self._graph.meta(ref).dtype
-        self._values[ref, phase] = emitter.placeholder(identifier, self._local_shape(ref), dtype)
+    def _add_input(self, index: int, node: Node) -> str:
+        shape, dtype = self._local_shape(Ref(index)), self._graph.meta(Ref(index)).dtype
+        value = torch.empty(shape, dtype=dtype, device="meta")
+        placeholder = self._emitters[node.phase].placeholder(_identifier(node.name), value, node.name)
+        self._values[Ref(index), node.phase, self._layout(Ref(index))] = placeholder
+        return node.name
 
     def _add_operator(self, index: int, node: Node) -> None:
         entry, emitter = self._operators[node.name], self._emitters[node.phase]
+        emitter.begin(node.name)
         values = tuple(self._moved_to(ref, node.phase, layout) for ref, layout in zip(node.inputs, entry.inputs))
         metas = tuple(self._graph.meta(ref) for ref in node.inputs)
         result = run_local(
@@ -151,7 +208,7 @@ class _Lowering:
         for k, meta in enumerate(node.outputs):
             if meta is not None:
                 value = emitter.item(result, k) if several else result
-                self._values[Ref(index, k), node.phase] = value
+                self._values[Ref(index, k), node.phase, self._layout(Ref(index, k))] = value
                 self._check_shape(Ref(index, k), value, entry)
 
     def _check_shape(self, ref: Ref, value: fx.Node, entry: OperatorEntry) -> None:
@@ -164,47 +221,39 @@ class _Lowering:
 
     def _moved_to(self, ref: Ref, phase: str, wanted: Layout) -> fx.Node:
         """The tensor in the layout wanted; redistributed once per phase."""
-        have = self._layout(ref)
-        if have == wanted:
-            return self._values[ref, phase]
         key = (ref, phase, wanted)
-        if key not in self._moved:
-            name = self._graph.tensor_name(ref)
-            path = self._paths.get((name, phase, have, wanted))  # type: ignore[arg-type]
-            if path is None:
+        if key not in self._values:
+            have, name = self._layout(ref), self._graph.tensor_name(ref)
+            planned = self._paths.get((name, phase, have, wanted))  # type: ignore[arg-type]
+            if planned is None:
                 raise VerificationError(
                     f"the plan has no redistribution of {name} from {format_layout(have, self._mesh)} to "
                     f"{format_layout(wanted, self._mesh)} in the {phase}, but its operators need one"
                 )
-            value = self._values[ref, phase]
-            for before, after in pairwise(path):
-                value = run_step(self._emitters[phase], value, before, after, self._shard(ref))
-            self._moved[key] = value
-        return self._moved[key]
+            value = self._values[ref, phase, have]
+            with self._emitters[phase].copying(name):
+                for before, after in pairwise(planned.path):
+                    value = run_step(self._emitters[phase], value, before, after, self._shard(ref))
+            self._values[key] = value
+        return self._values[key]
 
-    def _results(self) -> list[Any]:
+    def _forward_results(self) -> list[Any]:
         outputs = [
-            constant if ref is None else self._output(k, ref)
+            constant if ref is None else self._results[f"output.{k}"]
             for k, (ref, constant) in enumerate(zip(self._graph.outputs, self._graph.constants))
         ]
-        mutated = [self._moved_to(ref, "forward", self._held[name]) for name, ref in self._graph.mutations]
-        return [*outputs, *mutated, *(self._values[ref, "forward"] for ref in self._saved)]
-
-    def _output(self, index: int, ref: Ref) -> fx.Node:
-        """Contiguous, as the strides of the DTensor it becomes say."""
-        moved = self._moved_to(ref, "forward", self._outputs[f"output.{index}"])
-        return self._emitters["forward"].call(aten.contiguous.default, moved)
-
-    def _gradients(self) -> list[Any]:
-        """Contiguous, as the strides of the DTensors they become say."""
-        gradients = [self._moved_to(ref, "backward", self._held[name]) for name, ref in self._graph.gradients]
-        return [self._emitters["backward"].call(aten.contiguous.default, gradient) for gradient in gradients]
+        mutated = [self._results[f"new {name}"] for name, _ in self._graph.mutations]
+        return [*outputs, *mutated, *(self._values[ref, "forward", layout] for ref, layout in self._saved)]
 
     def _finish(self, phase: str, outputs: list[Any]) -> fx.GraphModule:
         graph = self._emitters[phase].graph
         graph.output(tuple(outputs))
         graph.lint()
         return fx.GraphModule(torch.nn.Module(), graph, class_name=phase.capitalize())
+
+
+def _gradient(name: str) -> str:
+    return f"gradient {name}"
 
 
 def _identifier(name: str) -> str:

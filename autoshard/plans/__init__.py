@@ -5,6 +5,7 @@
 
 from .contest import Contender, Contest, Difference, contest_json, first_difference
 from .file import check_writable, dump_plan, parse_plan, read_plan, write_plan
+from .memory import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, TenantKind
 from .plan import (
     Collective,
     CollectiveKind,
@@ -24,12 +25,17 @@ __all__ = [
     "Contender",
     "Contest",
     "Difference",
+    "MemoryOutcome",
+    "MemoryPhase",
+    "MemoryPoint",
+    "MemoryTenant",
     "OperatorEntry",
     "Phase",
     "PlanSummary",
     "Redistribution",
     "ShardingPlan",
     "SolverOutcome",
+    "TenantKind",
     "TensorEntry",
     "check_writable",
     "contest_json",

@@ -13,6 +13,7 @@ from ..errors import PlanFileError
 from ..layout import format_layout
 from ..mesh import Mesh
 from .folding import Line, Pattern, Repeats, count_repeats, fold, fold_in_order, format_pattern, starred
+from .memory import MemoryOutcome, MemoryPoint, MemoryTenant
 from .notation import (
     MAX_SECONDS,
     check_operator,
@@ -32,6 +33,8 @@ _NOTATION = """\
 # layers.*      every layer, as many as repeats says; layers.{1-31} and layers.{0,3-5} are some; count, x4: how many
 # operators     module path/role: layouts of its inputs -> layouts of its outputs (- is no tensor)
 # redistributions   layouts a tensor goes through; collectives: kind, mesh axis, bytes of one rank, predicted time
+#               kept: not done again, the backward reads what the forward made
+# memory        bytes of the rank with the largest shards: what is held, the fullest moment, the course of one step
 """
 
 _PHASES: tuple[Phase, ...] = ("forward", "backward")
@@ -141,6 +144,9 @@ def _naming(name: str) -> Iterator[None]:
 def _render(plan: ShardingPlan, folded: FoldedPlan) -> Iterator[str]:
     mesh, repeats = plan.mesh, folded.repeats
     yield from _header(plan)
+    if plan.memory is not None:
+        yield ""
+        yield from _memory(plan.memory)
     yield ""
     yield from _section("repeats", [f"{quote_key(prefix)}: {count}" for prefix, count in repeats.items()])
     for title, tensors in (
@@ -182,6 +188,31 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
     yield f"  communication_s: {number(plan.communication_s)}"
 
 
+def _memory(memory: MemoryOutcome) -> Iterator[str]:
+    yield "memory:"
+    yield f"  optimizer: {quote(memory.optimizer)}"
+    if memory.budget_bytes is not None:
+        yield f"  budget_bytes: {memory.budget_bytes}"
+    if memory.soft_ms_per_gib is not None:
+        yield f"  soft_ms_per_gib: {number(memory.soft_ms_per_gib)}"
+    static = ("parameters", "gradients", "optimizer", "buffers", "inputs")
+    sizes = (getattr(memory, f"{name.removesuffix('s')}_bytes") for name in static)
+    yield f"  static_bytes: {{{', '.join(f'{name}: {size}' for name, size in zip(static, sizes))}}}"
+    yield f"  peak: {_point(memory.peak)}"
+    yield from (f"  {line}" for line in _section("tenants", [f"- {_tenant(t)}" for t in memory.tenants], empty="[]"))
+    yield f"  other_bytes: {memory.other_bytes}"
+    yield from (f"  {line}" for line in _section("timeline", [f"- {_point(p)}" for p in memory.timeline], empty="[]"))
+
+
+def _point(point: MemoryPoint) -> str:
+    return f"{{phase: {point.phase}, operator: {quote(point.operator)}, bytes: {point.size_bytes}}}"
+
+
+def _tenant(tenant: MemoryTenant) -> str:
+    name, size = quote(tenant.name), tenant.size_bytes
+    return f"{{name: {name}, kind: {tenant.kind}, count: {tenant.count}, bytes: {size}}}"
+
+
 def _section(title: str, lines: list[str], empty: str = "{}") -> Iterator[str]:
     yield f"{title}:" if lines else f"{title}: {empty}"
     yield from (f"  {line}" for line in lines)
@@ -212,6 +243,7 @@ def _redistribution_line(line: Line[Redistribution], mesh: Mesh, repeats: Repeat
         f"phase: {entry.phase}",
         f'path: "{format_path(entry.path, mesh)}"',
         f"collectives: [{', '.join(quote(format_collective(c)) for c in entry.collectives)}]",
+        *(["kept: true"] if entry.kept else []),
         *_count(line.pattern.count),
     ]
     return f"- {{{', '.join(fields)}}}"

@@ -140,6 +140,8 @@ def check_redistribution(entry: Redistribution, mesh: Mesh) -> None:
         mesh.index(collective.axis)
         if not 0 <= collective.predicted_s <= MAX_SECONDS or collective.size_bytes < 0:
             raise ValueError(f"{collective} has a size or time that is negative, endless or not a number")
+    if entry.kept and (entry.phase != "backward" or entry.collectives):
+        raise ValueError("a redistribution that is kept is one of the backward and has no collectives")
     if len(entry.collectives) > len(entry.path) - 1:
         raise ValueError(f"{len(entry.collectives)} collectives for the {len(entry.path) - 1} steps of the path")
 

@@ -12,6 +12,7 @@ from ..errors import PlanFileError
 from ..layout import Layout, parse_layout
 from ..mesh import Mesh
 from .folding import parse_pattern
+from .memory import MemoryOutcome, MemoryPoint, MemoryTenant
 from .notation import (
     check_redistribution,
     check_tensor,
@@ -22,9 +23,12 @@ from .notation import (
 from .plan import OperatorEntry, Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
 from .schema import (
     FORMAT_VERSION,
+    READABLE_VERSIONS,
     HardwareSection,
+    MemorySection,
     OperatorsSection,
     PlanDocument,
+    PointLine,
     RedistributionLine,
     ResultSection,
     TensorLine,
@@ -87,10 +91,10 @@ def _check_version(document: Node, source: str) -> None:
     version = document.get("autoshard_plan") if isinstance(document, dict) else None
     if version is None:
         raise PlanFileError(f"{source} is no autoshard plan: it has no line 'autoshard_plan: {FORMAT_VERSION}'")
-    if version != str(FORMAT_VERSION):
+    if version not in [str(known) for known in READABLE_VERSIONS]:
         raise PlanFileError(
-            f"{source} says 'autoshard_plan: {shorten(str(version), 20)}', but this autoshard reads format "
-            f"{FORMAT_VERSION}; use the autoshard that wrote it, or make the plan again"
+            f"{source} says 'autoshard_plan: {shorten(str(version), 20)}', but this autoshard reads formats "
+            f"{' and '.join(map(str, READABLE_VERSIONS))}; use the autoshard that wrote it, or make the plan again"
         )
 
 
@@ -122,6 +126,7 @@ def _known(path: Path) -> str:
         "operators": OperatorsSection,
         "totals": TotalsSection,
         "redistributions": RedistributionLine,
+        "memory": MemorySection,
     }
     model = sections.get(path[0], TensorLine) if path else PlanDocument
     return ", ".join(model.model_fields)
@@ -132,6 +137,10 @@ def _error(source: str, text: str, path: Path, said: object) -> PlanFileError:
     place = f"{source}, line {line}" if line else source
     where = ", ".join(f"entry {part + 1}" if isinstance(part, int) else part for part in path)
     return PlanFileError(f"{place}: {where + ': ' if where else ''}{shorten(str(said))}")
+
+
+def _point(line: PointLine) -> MemoryPoint:
+    return MemoryPoint(line.phase, line.operator, line.bytes)
 
 
 class _Reader:
@@ -170,6 +179,7 @@ class _Reader:
                 *self._operators("backward", document.operators.backward),
             ),
             redistributions=tuple(self._redistributions(document.redistributions)),
+            memory=self._memory(document.memory),
         )
         self._check_totals(plan)
         return plan
@@ -208,9 +218,31 @@ class _Reader:
                 path = parse_path(line.path, self.mesh)
                 collectives = tuple(parse_collective(text) for text in line.collectives)
                 names = self._names(line.tensor, line.count, seen.setdefault((line.phase, path), set()))
-                entry = Redistribution(names[0], line.phase, path, collectives)
+                entry = Redistribution(names[0], line.phase, path, collectives, line.kept == "true")
                 check_redistribution(entry, self.mesh)
                 yield from (replace(entry, tensor=name) for name in names)
+
+    def _memory(self, section: MemorySection | None) -> MemoryOutcome | None:
+        if section is None:
+            return None
+        static = section.static_bytes
+        with self._at("memory"):
+            if self.document.autoshard_plan == "1":
+                raise ValueError("a plan of format 1 has none; write autoshard_plan: 2")
+            return MemoryOutcome(
+                optimizer=section.optimizer,
+                budget_bytes=section.budget_bytes,
+                soft_ms_per_gib=section.soft_ms_per_gib,
+                parameter_bytes=static.parameters,
+                gradient_bytes=static.gradients,
+                optimizer_bytes=static.optimizer,
+                buffer_bytes=static.buffers,
+                input_bytes=static.inputs,
+                peak=_point(section.peak),
+                tenants=tuple(MemoryTenant(t.name, t.kind, t.count, t.bytes) for t in section.tenants),
+                other_bytes=section.other_bytes,
+                timeline=tuple(_point(line) for line in section.timeline),
+            )
 
     def _names(self, text: str, count: int, seen: set[str]) -> list[str]:
         """The names of a line, added to those seen.

@@ -12,6 +12,7 @@ from typing import Literal
 
 from ..layout import Layout
 from ..mesh import Mesh
+from .memory import MemoryOutcome
 from .order import natural_key
 
 Phase = Literal["forward", "backward"]
@@ -59,12 +60,16 @@ class Redistribution:
     ``tensor`` is a parameter's FQN, an input's name or an operator's name (``name:1`` for its second result).
     ``path`` runs from the layout it has to the layout wanted; neighbours differ on exactly one mesh axis, so that each
     pair is one step. ``collectives`` are those of the steps that communicate, in order; slices move nothing.
+
+    A redistribution of the backward that is ``kept`` does not run: the backward reads what the forward's redistribution
+    of the same tensor along the same path made, which stays in memory until then. It has no collectives.
     """
 
     tensor: str
     phase: Phase
     path: tuple[Layout, ...]
     collectives: tuple[Collective, ...]
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,8 @@ class ShardingPlan:
     ``fingerprint`` is a digest of the captured graph (operators, shapes, arguments; never the device it was traced on);
     ``hardware_fingerprint`` is a digest of the profile the plan was priced with. ``call`` describes how the model is
     called (:mod:`autoshard.calls`; empty where it cannot). ``pins`` are the constraints it was made under, as given.
-    ``compute_s`` and ``communication_s`` add up to the predicted step time.
+    ``compute_s`` and ``communication_s`` add up to the predicted step time. ``memory`` is None for a plan that was
+    written before plans knew of memory.
     """
 
     model: str
@@ -111,6 +117,7 @@ class ShardingPlan:
     outputs: tuple[TensorEntry, ...]
     operators: tuple[OperatorEntry, ...]
     redistributions: tuple[Redistribution, ...]
+    memory: MemoryOutcome | None = None
 
     def __post_init__(self) -> None:
         canonical: dict[str, list[TensorEntry] | list[OperatorEntry] | list[Redistribution]] = {

@@ -10,9 +10,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .memory import MAX_POINTS, MAX_TENANTS, MemoryPhase, TenantKind
 from .notation import MAX_SECONDS
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+"""Version 1 has no memory section and no ``kept`` redistributions; what it says reads as it did."""
 MAX_REPEATS = 1_000_000
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -67,7 +70,48 @@ class RedistributionLine(_Section):
     phase: Literal["forward", "backward"]
     path: str
     collectives: tuple[str, ...]
+    kept: Literal["true", "false"] = "false"
     count: Count = 1
+
+
+class PointLine(_Section):
+    """A moment of the step, and the bytes in use then."""
+
+    phase: MemoryPhase
+    operator: Annotated[str, Field(max_length=1000)]
+    bytes: Size
+
+
+class TenantLine(_Section):
+    """Tensors alive at the peak."""
+
+    name: Annotated[str, Field(max_length=1000)]
+    kind: TenantKind
+    count: Count
+    bytes: Size
+
+
+class StaticSection(_Section):
+    """Bytes that are held whatever runs."""
+
+    parameters: Size
+    gradients: Size
+    optimizer: Size
+    buffers: Size
+    inputs: Size
+
+
+class MemorySection(_Section):
+    """Memory of the rank with the largest shards."""
+
+    optimizer: Annotated[str, Field(max_length=100)]
+    budget_bytes: Size | None = None
+    soft_ms_per_gib: Number | None = None
+    static_bytes: StaticSection
+    peak: PointLine
+    tenants: Annotated[tuple[TenantLine, ...], Field(max_length=MAX_TENANTS)]
+    other_bytes: Size
+    timeline: Annotated[tuple[PointLine, ...], Field(max_length=MAX_POINTS)]
 
 
 class TotalsSection(_Section):
@@ -82,9 +126,9 @@ class TotalsSection(_Section):
 
 
 class PlanDocument(_Section):
-    """A plan file of format version 1."""
+    """A plan file of one of the READABLE_VERSIONS."""
 
-    autoshard_plan: Literal["1"]
+    autoshard_plan: Literal["1", "2"]
     model: str
     fingerprint: str
     call: str
@@ -93,6 +137,7 @@ class PlanDocument(_Section):
     objective: str
     pins: tuple[str, ...]
     result: ResultSection
+    memory: MemorySection | None = None
     repeats: dict[str, Annotated[int, Field(ge=1, le=MAX_REPEATS)]]
     parameters: dict[str, TensorLine]
     buffers: dict[str, TensorLine]

@@ -18,6 +18,7 @@ from ..layout import Layout, format_layout
 from ..mesh import Mesh
 from .dump import FoldedPlan, fold_plan
 from .folding import Line, Repeats, format_pattern
+from .memory import MemoryOutcome
 from .notation import format_path, format_strategy
 from .plan import OperatorEntry, Redistribution, ShardingPlan, TensorEntry
 from .summary import PlanSummary, summarize
@@ -50,18 +51,32 @@ def show_text(plan: ShardingPlan, console: Console) -> None:
     _print_operators(folded, plan.mesh, console)
     if summary.collectives:
         _print("Collectives of one rank in a step", _collectives(summary), console)
+    if summary.memory is not None:
+        _print("Memory of one rank at its fullest", _memory(summary.memory), console)
     if folded.redistributions:
         _print("Most expensive redistributions", _redistributions(folded, plan.mesh), console)
 
 
 def headline(summary: PlanSummary) -> tuple[str, ...]:
-    """The three lines that say what a plan is worth."""
+    """The lines that say what a plan is worth, the last one on memory where the plan knows it."""
     per_rank = format_bytes(summary.parameter_bytes_per_rank)
     return (
         f"{summary.status}: cost {summary.cost_ns} ns, bound {summary.bound_ns} ns, gap {summary.gap:.3%}",
         f"predicted step {format_seconds(summary.step_s)}: compute {format_seconds(summary.compute_s)}, "
         f"communication {format_seconds(summary.communication_s)}",
         f"parameters {format_bytes(summary.parameter_bytes)}, {per_rank} on the rank with the largest shards",
+        *([] if summary.memory is None else [_memory_line(summary.memory)]),
+    )
+
+
+def _memory_line(memory: MemoryOutcome) -> str:
+    peak = memory.peak
+    limit = "no budget" if memory.budget_bytes is None else f"budget {format_bytes(memory.budget_bytes)}"
+    if memory.soft_ms_per_gib is not None:
+        limit += f", {memory.soft_ms_per_gib:g} ms per GiB above it"
+    return (
+        f"memory per rank {format_bytes(peak.size_bytes)} ({limit}), fullest in the {peak.phase} at {peak.operator}; "
+        f"parameters, gradients and {memory.optimizer} state {format_bytes(memory.static_bytes)}"
     )
 
 
@@ -145,12 +160,23 @@ def _collectives(summary: PlanSummary) -> Table:
     return table
 
 
+def _memory(memory: MemoryOutcome) -> Table:
+    table = _table(("tensors", "kind"), ("count", "bytes"))
+    for tenant in memory.tenants:
+        _add(table, tenant.name, tenant.kind, tenant.count, format_bytes(tenant.size_bytes))
+    if memory.other_bytes:
+        _add(table, "all others", "", "", format_bytes(memory.other_bytes))
+    _add(table, "together", "", "", format_bytes(memory.peak.size_bytes))
+    return table
+
+
 def _redistributions(folded: FoldedPlan, mesh: Mesh) -> Table:
     by_time = sorted(folded.redistributions, key=_predicted_s, reverse=True)[:MOST_EXPENSIVE]
     table = _table(("tensor", "phase", "path", "collectives"), ("count", "predicted"))
     for line in by_time:
         entry = line.value
         steps = ", ".join(f"{c.kind} {c.axis} {format_bytes(c.size_bytes)}" for c in entry.collectives) or "none"
+        steps = "kept from the forward" if entry.kept else steps
         pattern, path = format_pattern(line.pattern, folded.repeats), format_path(entry.path, mesh)
         _add(table, pattern, entry.phase, path, steps, line.pattern.count, format_seconds(_predicted_s(line)))
     return table

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from ..layout import largest_local_shape
 from .dtypes import DTYPE_BYTES
+from .memory import MemoryOutcome
 from .plan import Collective, CollectiveKind, Phase, ShardingPlan, TensorEntry
 
 
@@ -31,6 +32,7 @@ class PlanSummary:
 
     ``collectives`` is ordered by phase (forward first), kind and axis. ``parameter_bytes`` is the size of all
     parameters, each counted once; ``parameter_bytes_per_rank`` that of the largest shards, which is what rank 0 holds.
+    ``memory`` is None for a plan from before plans knew of memory.
     """
 
     model: str
@@ -51,6 +53,7 @@ class PlanSummary:
     operators: int
     redistributions: int
     collectives: tuple[CollectiveTotal, ...]
+    memory: MemoryOutcome | None
 
 
 def summarize(plan: ShardingPlan) -> PlanSummary:
@@ -76,17 +79,24 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         operators=len(plan.operators),
         redistributions=len(plan.redistributions),
         collectives=_totals(plan),
+        memory=plan.memory,
     )
 
 
 def summary_json(plan: ShardingPlan) -> dict[str, object]:
-    """The summary as JSON-ready values: the keys of :class:`PlanSummary`, and those of :class:`CollectiveTotal`.
+    """The summary as JSON-ready values: the keys of :class:`PlanSummary`, :class:`CollectiveTotal` and
+    :class:`~autoshard.plans.memory.MemoryOutcome`.
 
     The keys are stable: later versions add some and change none. ``docs/plan_file.md`` lists them.
     """
     summary = summarize(plan)
     collectives = [asdict(total) for total in summary.collectives]
-    return {"autoshard_summary": 1, **asdict(summary), "collectives": collectives}
+    memory = None if summary.memory is None else _lists(asdict(summary.memory))
+    return {"autoshard_summary": 1, **asdict(summary), "collectives": collectives, "memory": memory}
+
+
+def _lists(value: dict[str, object]) -> dict[str, object]:
+    return {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
 
 
 def _totals(plan: ShardingPlan) -> tuple[CollectiveTotal, ...]:

@@ -8,6 +8,9 @@ from autoshard.layout import P_SUM, Layout, P, Placement, R, S, parse_layout
 from autoshard.mesh import Mesh
 from autoshard.plans import (
     Collective,
+    MemoryOutcome,
+    MemoryPoint,
+    MemoryTenant,
     OperatorEntry,
     Redistribution,
     ShardingPlan,
@@ -15,6 +18,7 @@ from autoshard.plans import (
     TensorEntry,
 )
 from autoshard.plans.dtypes import DTYPE_BYTES
+from autoshard.plans.memory import TENANT_KINDS
 
 MESH = Mesh.parse("dp=2,tp=2")
 
@@ -60,6 +64,9 @@ def transformer_plan(layers: int) -> ShardingPlan:
         )
         for name in reversed(names)
     ]
+    redistributions += [
+        Redistribution(f"{name}.attention.wo/mm", "backward", (partial, batch), (), kept=True) for name in names
+    ]
     return ShardingPlan(
         model="transformer",
         fingerprint="3f2a9c",
@@ -78,6 +85,32 @@ def transformer_plan(layers: int) -> ShardingPlan:
         outputs=(TensorEntry("loss", (), "float32", whole),),
         operators=(*forward, *backward),
         redistributions=tuple(redistributions),
+        memory=transformer_memory(layers),
+    )
+
+
+def transformer_memory(layers: int) -> MemoryOutcome:
+    """Made up, like everything here."""
+    parameters = 4 * 256 * (512 + layers * 257)
+    activations = layers << 18
+    peak = MemoryPoint("backward", f"layers.{layers - 1}.attention.wo/mm.1", 4 * parameters + activations)
+    return MemoryOutcome(
+        optimizer="adamw",
+        budget_bytes=8 << 20,
+        soft_ms_per_gib=None,
+        parameter_bytes=parameters,
+        gradient_bytes=parameters,
+        optimizer_bytes=2 * parameters,
+        buffer_bytes=1 << 15,
+        input_bytes=1 << 12,
+        peak=peak,
+        tenants=(
+            MemoryTenant("optimizer state", "optimizer", layers, 2 * parameters),
+            MemoryTenant("layers.*.attention.wq.weight", "parameter", layers, parameters),
+            MemoryTenant("layers.*.norm/rms_norm", "activation", layers, activations),
+        ),
+        other_bytes=parameters,
+        timeline=(MemoryPoint("forward", "embed/embedding", 3 * parameters), peak),
     )
 
 
@@ -134,8 +167,29 @@ def redistributions(draw: st.DrawFn, mesh: Mesh, phase: str, tensor: str) -> Red
         axis = draw(st.integers(0, mesh.ndim - 1))
         path.append(path[-1].replace(axis, draw(placements(3).filter(lambda p, axis=axis: p != path[-1][axis]))))
     kinds = st.sampled_from(["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
+    if phase == "backward" and draw(st.booleans()):
+        return Redistribution(tensor, phase, tuple(path), (), kept=True)
     one = st.builds(Collective, kinds, st.sampled_from(mesh.axes), st.integers(0, 10**18 - 1), seconds)
     return Redistribution(tensor, phase, tuple(path), tuple(draw(st.lists(one, max_size=len(path) - 1))))  # type: ignore[arg-type]
+
+
+sizes = st.integers(0, 1 << 40)
+
+
+@st.composite
+def memories(draw: st.DrawFn) -> MemoryOutcome:
+    def point(size_bytes: int) -> MemoryPoint:
+        return MemoryPoint(draw(st.sampled_from(["forward", "backward", "optimizer"])), draw(texts), size_bytes)
+
+    kinds = st.sampled_from(TENANT_KINDS)
+    tenants = draw(st.lists(st.builds(MemoryTenant, texts, kinds, st.integers(1, 1000), sizes), max_size=3))
+    other = draw(sizes)
+    total = other + sum(tenant.size_bytes for tenant in tenants)
+    budget = draw(st.none() | sizes)
+    price = None if budget is None else draw(st.none() | seconds)
+    timeline = tuple(point(draw(st.integers(0, total))) for _ in range(draw(st.integers(0, 3))))
+    held = [draw(sizes) for _ in range(5)]
+    return MemoryOutcome(draw(texts), budget, price, *held, point(total), tuple(tenants), other, timeline)
 
 
 @st.composite
@@ -166,4 +220,5 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
         redistributions=tuple(
             draw(redistributions(mesh, phase, name)) for phase in phases for name in some(names | operator_names)
         ),
+        memory=draw(st.none() | memories()),
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -17,14 +18,14 @@ GOOD = dump_plan(transformer_plan(4))
 
 # What is changed in a good file, and what the error says about it.
 EDITS = {
-    "version": ("autoshard_plan: 1", "autoshard_plan: 2", "this autoshard reads format 1"),
-    "no version": ("autoshard_plan: 1", "plan: 1", "is no autoshard plan"),
-    "count": ("count: 4", "count: 5", "the pattern names 4, but the line counts 5"),
+    "version": ("autoshard_plan: 2", "autoshard_plan: 3", "this autoshard reads formats 1 and 2"),
+    "no version": ("autoshard_plan: 2", "plan: 2", "is no autoshard plan"),
+    "count": ("float32, count: 4", "float32, count: 5", "the pattern names 4, but the line counts 5"),
     "operator count": (' x4"', ' x3"', "the pattern names 4, but the line counts 3"),
     "layout": (
         "tp:S(1) ->",
         "tp:S(1 ->",
-        "line 46: operators, forward, layers.*.attention.wo/mm: cannot read 'tp:S(1'",
+        "line 62: operators, forward, layers.*.attention.wo/mm: cannot read 'tp:S(1'",
     ),
     "axis": ('tp:S(0)",', 'pp:S(0)",', "the mesh dp=2,tp=2 has no such axis"),
     "arrow": ("tp:S(1) -> ", "tp:S(1) ", "write input layouts, ->, output layouts"),
@@ -36,18 +37,18 @@ EDITS = {
     "no list": ("shape: [256, 256]", "shape: 256", "found '256'; expected a list"),
     "unknown key": ("shape: [256, 256]", "size: [256, 256]", "'size' is not known here; expected layout, shape, dtype"),
     "no repeats": ("  layers: 4", "  layer: 4", "the section repeats has no 'layers'"),
-    "repeats": ("  layers: 4", "  layers: 0", "line 25: repeats, layers: found '0'"),
+    "repeats": ("  layers: 4", "  layers: 0", "line 41: repeats, layers: found '0'"),
     "fewer repeats": ("  layers: 4", "  layers: 3", "the pattern names 3, but the line counts 4"),
     "bomb": ("  layers: 4", "  layers: 1000000", "names 1000000, but the line counts 4"),
     "alias": ("  layers.*.norm", "  *.norm", "put a name that begins with * in quotes"),
     "defined alias": ("tokens: {", "tokens: *x\n  a: {", "the alias *x is not allowed"),
-    "anchor": ("tokens: {", "tokens: &x {", "line 37: the anchor &x is not allowed"),
+    "anchor": ("tokens: {", "tokens: &x {", "line 53: the anchor &x is not allowed"),
     "tag": ("tokens: {", "tokens: !!python/object:os.system {", "python/object:os.system is not allowed"),
     "directive": ("autoshard_plan", "%YAML 1.1\n---\nautoshard_plan", "directives"),
     "second document": ("model:", "---\nmodel:", "a second document starts here"),
-    "same key": ("targets: {", "tokens: {", "line 38: 'tokens' stands here a second time"),
-    "same name": ("layers.*.norm", "layers.{0-3}.attention.wq", "is named by an earlier line too"),
-    "mesh": ('"dp=2,', '"dp=x,', "line 11: mesh: cannot read the mesh 'dp=x,tp=2'"),
+    "same key": ("targets: {", "tokens: {", "line 54: 'tokens' stands here a second time"),
+    "same name": ("  layers.*.norm", "  layers.{0-3}.attention.wq", "is named by an earlier line too"),
+    "mesh": ('"dp=2,', '"dp=x,', "line 13: mesh: cannot read the mesh 'dp=x,tp=2'"),
     "kind": ("[all_reduce tp".replace("[", '["'), '["all_sum tp', "unknown collective 'all_sum'; expected all_gather"),
     "collective": ("524288 bytes", "524288 B", "write kind, axis, bytes and time"),
     "time": ("0.032768 ms", "0.0.3 ms", "cannot read the time '0.0.3'"),
@@ -57,12 +58,17 @@ EDITS = {
     "no step": (" => dp:S(0) tp:R", "", "a path needs at least two layouts"),
     "dtype": ("float32", "float23", "unknown dtype 'float23'"),
     "lost line": ("  layers.*.norm.weight", "  #", "totals, parameters: the section parameters has 9 entries, not 13"),
-    "nan": ("gap: 0.0", "gap: nan", "line 20: result, gap: found 'nan'"),
+    "nan": ("gap: 0.0", "gap: nan", "line 22: result, gap: found 'nan'"),
     "no number": ("gap: 0.0", "gap:", "result, gap: found ''; expected a number"),
     "no mapping": ("buffers:\n", "buffers:\n#", "found ''; expected one line per name"),
-    "phase": ("phase: forward", "phase: sideways", "input should be 'forward' or 'backward'"),
+    "phase": ("phase: forward, path", "phase: sideways, path", "input should be 'forward' or 'backward'"),
     "section": ("totals", "total", "'total' is not known here; expected autoshard_plan, model"),
     "no section": ("objective: step-time\n", "", "'objective' is missing"),
+    "memory": ("other_bytes: 1576960", "other_bytes: 5", "line 26: memory: the tenants of the peak hold"),
+    "kept in the forward": ('32768 ms"]', '32768 ms"], kept: true', "one of the backward and has no collectives"),
+    "kept": ("kept: true", "kept: yes", "kept: found 'yes'"),
+    "tenant": ("kind: parameter", "kind: weight", "tenants, entry 2, kind: found 'weight'"),
+    "memory of version 1": ("autoshard_plan: 2", "autoshard_plan: 1", "memory: a plan of format 1 has none"),
     "control character": ("transformer", "trans\x00former", "is not YAML"),
 }
 
@@ -104,7 +110,7 @@ NO_PLANS = {
     "surrogate": ("\ud800", "is not UTF-8 text"),
     "escape": ('"\\UFFFFFFFF"', "is not YAML"),
     "list as key": ("? [a]\n: b", "a key must be a name"),
-    "list as version": ("autoshard_plan: [1, 1]", "this autoshard reads format 1"),
+    "list as version": ("autoshard_plan: [1, 1]", "this autoshard reads formats 1"),
 }
 
 
@@ -182,3 +188,12 @@ def test_swapped_lines_are_a_plan_or_a_clear_error(data: st.DataObject) -> None:
         parse_plan("".join(lines))
     except PlanFileError:
         pass
+
+
+def test_a_file_of_format_1_is_read_as_it_was() -> None:
+    plan = replace(
+        transformer_plan(4),
+        memory=None,
+        redistributions=tuple(r for r in transformer_plan(4).redistributions if not r.kept),
+    )
+    assert parse_plan(dump_plan(plan).replace("autoshard_plan: 2", "autoshard_plan: 1")) == plan

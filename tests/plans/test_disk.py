@@ -149,10 +149,10 @@ def test_an_endless_file_is_refused() -> None:
 
 def test_an_error_in_a_file_names_the_path(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
-    path.write_text(dump_plan(PLAN).replace("count: 2", "count: 3", 1))
+    path.write_text(dump_plan(PLAN).replace("float32, count: 2", "float32, count: 3", 1))
     with pytest.raises(PlanFileError) as caught:
         read_plan(path)
-    assert str(caught.value).startswith(f"{path}, line 29: ")
+    assert str(caught.value).startswith(f"{path}, line 45: ")
 
 
 def test_a_plan_is_not_changed_by_another_process_writing_beside_it(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_document_shows_the_golden_text() -> None:
 
 def test_other_yaml_readers_see_numbers_as_numbers() -> None:
     document = yaml.safe_load(dump_plan(transformer_plan(4)))
-    assert document["autoshard_plan"] == 1
+    assert document["autoshard_plan"] == 2
     assert document["result"]["cost_ns"] == 1_234_567
     assert document["result"]["communication_s"] == 4.4567e-05
     assert document["parameters"]["layers.*.norm.weight"]["shape"] == [256]

@@ -1,0 +1,87 @@
+"""What a plan needs in memory on one rank: the peak, who holds it, and the course over one training step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+MemoryPhase = Literal["forward", "backward", "optimizer"]
+TenantKind = Literal["parameter", "gradient", "optimizer", "buffer", "input", "activation", "temporary", "output"]
+TENANT_KINDS: tuple[TenantKind, ...] = get_args(TenantKind)
+
+MAX_POINTS = 128
+MAX_TENANTS = 12
+
+
+@dataclass(frozen=True)
+class MemoryPoint:
+    """Bytes in use on one rank while an operator runs; ``operator`` is its name, or ``step`` in the optimizer."""
+
+    phase: MemoryPhase
+    operator: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryTenant:
+    """Tensors of one kind that are alive at the peak: ``count`` of them, ``size_bytes`` together.
+
+    Identical layers are one tenant: in ``name`` their numbers are written ``*`` (``layers.*.norm.weight``).
+    """
+
+    name: str
+    kind: TenantKind
+    count: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryOutcome:
+    """Memory of the rank that holds the largest shards (the one at coordinate 0), in bytes.
+
+    Attributes:
+        optimizer: the policy that the optimizer's state was counted under.
+        budget_bytes: the limit that the plan was made under; None for none.
+        soft_ms_per_gib: where the limit is soft, what one GiB above it costs, in milliseconds; None for a hard one.
+        parameter_bytes, gradient_bytes, optimizer_bytes, buffer_bytes, input_bytes: what is held whatever runs.
+        peak: the fullest moment of a training step.
+        tenants: the largest that are alive there, largest first, at most MAX_TENANTS.
+        other_bytes: what the others hold at the peak; with the tenants it adds up to ``peak.size_bytes``.
+        timeline: the course of a step in at most MAX_POINTS points: each is the fullest moment of its part.
+
+    Raises:
+        ValueError: the sizes do not add up, or one is negative.
+    """
+
+    optimizer: str
+    budget_bytes: int | None
+    soft_ms_per_gib: float | None
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    buffer_bytes: int
+    input_bytes: int
+    peak: MemoryPoint
+    tenants: tuple[MemoryTenant, ...]
+    other_bytes: int
+    timeline: tuple[MemoryPoint, ...]
+
+    def __post_init__(self) -> None:
+        held = sum(tenant.size_bytes for tenant in self.tenants) + self.other_bytes
+        if held != self.peak.size_bytes:
+            raise ValueError(f"the tenants of the peak hold {held} bytes together, the peak is {self.peak.size_bytes}")
+        if any(point.size_bytes > self.peak.size_bytes for point in self.timeline):
+            raise ValueError(f"the timeline goes above the peak of {self.peak.size_bytes} bytes")
+        sizes = [point.size_bytes for point in (self.peak, *self.timeline)]
+        sizes += [tenant.size_bytes for tenant in self.tenants]
+        if min(self.other_bytes, self.static_bytes, *sizes) < 0:
+            raise ValueError("a size in memory is negative")
+        price = self.soft_ms_per_gib
+        if price is not None and (self.budget_bytes is None or not (0 <= price < math.inf)):
+            raise ValueError(f"{price} ms per GiB over the budget {self.budget_bytes} is no soft limit")
+
+    @property
+    def static_bytes(self) -> int:
+        """Bytes of parameters, gradients and the optimizer's state."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
