@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -42,13 +43,15 @@ HELD = -1
 class Demand:
     """A tensor and those who want it in one phase: (solver node, position among its tensor arguments, or HELD).
 
-    ``banned`` are the collectives that constraints keep from moving it.
+    ``banned`` are the steps that constraints keep from moving it; where it is ``remade``, they have the backward make
+    copies of its own.
     """
 
     ref: Ref
     phase: str
     consumers: tuple[tuple[int, int], ...]
     banned: Banned = frozenset()
+    remade: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,15 @@ class Formulation:
     problem: Problem
     copy_choices: tuple[CopyChoice, ...] = ()
 
+    @cached_property
+    def remade(self) -> frozenset[Ref]:
+        """Tensors of which the backward must make copies of its own."""
+        return frozenset(demand.ref for demand in self.demands if demand.remade)
+
     def keeps(self, ref: Ref, choices: Sequence[int]) -> bool:
         """Whether the backward reads a tensor's copies that the forward made, rather than make them again."""
+        if ref in self.remade:
+            return False
         decided = (choice.keeps[choices[choice.node]] for choice in self.copy_choices if choice.ref == ref)
         return next(decided, self.keep_copies)
 
@@ -122,9 +132,9 @@ def formulate(
     sharing: dict[object, list[Demand]] = defaultdict(list)
     members: dict[object, list[int]] = defaultdict(list)
     for demand in demands:
-        sharing[demand.ref if keep_copies else demand].append(demand)
+        sharing[demand.ref if keep_copies and not demand.remade else demand].append(demand)
     for demand in demands:
-        key = demand.ref if keep_copies else demand
+        key = demand.ref if keep_copies and not demand.remade else demand
         added = terms.edges(demand, sharing[key])
         members[key].extend(range(len(edges), len(edges) + len(added)))
         edges.extend(added)
@@ -229,7 +239,8 @@ def _demands(
     for k, (_, ref) in enumerate(results):
         wanted[ref, "forward"].append((len(graph.nodes) + k, HELD))
     return tuple(
-        Demand(ref, phase, tuple(consumers), restrictions.banned(ref)) for (ref, phase), consumers in wanted.items()
+        Demand(ref, phase, tuple(consumers), restrictions.banned(ref), restrictions.remade(ref))
+        for (ref, phase), consumers in wanted.items()
     )
 
 
