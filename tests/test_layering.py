@@ -24,6 +24,7 @@ MODEL = frozenset({"autoshard.capture", "autoshard.strategies", "autoshard.redis
 STAGES = MODEL | {
     "autoshard.calls",
     "autoshard.constraints",
+    "autoshard.constraints_file",
     "autoshard.plans",
     "autoshard.pricing",
     "autoshard.roles",
@@ -34,6 +35,7 @@ STAGES = MODEL | {
     "autoshard.lowering",
     "autoshard.timeline",
     "autoshard.apply",
+    "autoshard.planner",
 }
 OTHERS = frozenset({"solver", "cost_models", "autoshard.measure"})
 FILES = frozenset({"pydantic", "yaml"})  # what validates the files on disk
@@ -60,7 +62,11 @@ TABLE = {
     "autoshard.localize": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
     "autoshard.strategies": Row(VOCABULARY | {"autoshard.capture", "autoshard.localize"}, frozenset({"torch"})),
     "autoshard.redistribution": Row(VOCABULARY, frozenset({"numpy", "torch"})),
-    "autoshard.constraints": Row(VOCABULARY),
+    "autoshard.partition_spec": Row(VOCABULARY),
+    "autoshard.constraints": Row(VOCABULARY | {"autoshard.partition_spec"}),
+    "autoshard.constraints_file": Row(
+        VOCABULARY | {"autoshard.baselines", "autoshard.constraints", "autoshard.plans"}, frozenset({"pydantic"})
+    ),
     "autoshard.calls": Row(VOCABULARY),
     "autoshard.pricing": Row(VOCABULARY | MODEL | {"cost_models"}, frozenset({"numpy", "torch"})),
     "autoshard.roles": Row(
@@ -86,6 +92,11 @@ TABLE = {
         VOCABULARY
         | {"autoshard.capture", "autoshard.strategies", "autoshard.formulation", "autoshard.plans"}
         | {"cost_models", "solver"},
+    ),
+    "autoshard.planner": Row(
+        VOCABULARY
+        | {"autoshard.capture", "autoshard.constraints", "autoshard.constraints_file", "autoshard.formulation"}
+        | {"autoshard.interpretation", "autoshard.plans", "cost_models", "solver"},
     ),
     "autoshard.lowering": Row(
         VOCABULARY
