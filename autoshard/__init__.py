@@ -20,12 +20,14 @@ from .plans import ShardingPlan, dump_plan, parse_plan, read_plan, write_plan
 if TYPE_CHECKING:
     from .api import auto_parallelize, plan
     from .apply import parallelize
+    from .capture import constrain
     from .lowering import measure_collectives, measure_memory, shard_inputs
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "auto_parallelize": "autoshard.api",
+    "constrain": "autoshard.capture",
     "plan": "autoshard.api",
     "measure_collectives": "autoshard.lowering",
     "measure_memory": "autoshard.lowering",
@@ -39,6 +41,7 @@ __all__ = [
     "Mesh",
     "ShardingPlan",
     "auto_parallelize",
+    "constrain",
     "dump_plan",
     "format_layout",
     "measure_collectives",

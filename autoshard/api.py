@@ -94,7 +94,8 @@ def plan(
     report("enumerating and pricing strategies")
     formulation = planner.formulate(gathered)
     report("solving")
-    solution = planner.solve(formulation)
+    with gathered.located():
+        solution = planner.solve(formulation)
     report("writing the plan")
     return planner.write(formulation, solution)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -29,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .baselines import baseline
 from .constraints import SCHEME_ALIASES, Constraint, parse_constraint
-from .errors import AutoshardError, ConstraintError, LayoutError, MeshError, PlanFileError
+from .errors import AutoshardError, ConstraintError, InfeasibleError, LayoutError, MeshError, PlanFileError
 from .mesh import Mesh
 from .plans.yaml_text import Path, compose, line_of, shorten
 
@@ -55,10 +56,16 @@ class Constraints:
         """The text forms."""
         return tuple(constraint.text for constraint in self.values)
 
-    def located(self, message: str) -> str:
-        """A message with the places of the constraints that it quotes."""
-        found = dict.fromkeys(place for text, place in self.places.items() if repr(text) in message)
-        return f"{message} ({'; '.join(found)})" if found else message
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Adds to what an error inside says the places of the constraints that it quotes."""
+        try:
+            yield
+        except (ConstraintError, InfeasibleError) as error:
+            message = str(error)
+            found = dict.fromkeys(place for text, place in self.places.items() if repr(text) in message)
+            places = f" ({'; '.join(found)})" if found else ""
+            raise type(error)(message + places) from None
 
 
 def gather_constraints(given: Given | Sequence[Given], mesh: Mesh) -> Constraints:

@@ -20,14 +20,14 @@ from cost_models import Profile
 from solver import INFEASIBLE, Edge, Group, Problem
 from solver import Node as SolverNode
 
-from .capture import CapturedGraph, Node, Ref, TensorMeta, tied_nodes
-from .constraints import Alike, Constraint, Family, check_constraints_match, check_specs_fit
-from .errors import ConstraintError
+from .capture import CapturedGraph, Node, Ref, TensorMeta, annotations, tied_nodes
+from .constraints import Alike, Constraint, Family, check_constraints_match, check_specs_fit, parse_pin
+from .errors import ConstraintError, LayoutError
 from .families import restrict
 from .layout import Layout, format_layout
 from .mesh import Mesh
 from .pricing import Banned, Prices
-from .restrictions import Limit, Restrictions, Taking
+from .restrictions import Exactly, Limit, Restrictions, Taking
 from .strategies import Enumerator, Strategy
 
 Objective = Literal["step-time", "communication-time"]
@@ -139,8 +139,22 @@ def _restrictions(
     for constraint in constraints:
         if not isinstance(constraint, Family | Alike):
             restrictions.add(constraint)
+    for i, node, text in annotations(graph):
+        restrictions.limit(i, _annotation(node, text, mesh))
     restrict(restrictions, [c for c in constraints if isinstance(c, Family)], graph, mesh)
     return restrictions
+
+
+def _annotation(node: Node, text: str, mesh: Mesh) -> Limit:
+    """What ``autoshard.constrain`` says in the model."""
+    assert node.outputs[0] is not None
+    where = f"autoshard.constrain at {node.source or node.name}"
+    try:
+        pin = parse_pin(f"{node.name}={text}", mesh)
+        check_specs_fit([pin], {node.name: node.outputs[0].shape})
+    except (ConstraintError, LayoutError) as error:
+        raise ConstraintError(f"{where}: {error}") from None
+    return Exactly(pin.layout, f"{text} of {where}", "annotation")
 
 
 class _Candidates:

@@ -50,10 +50,8 @@ class Planner:
         Raises:
             ConstraintError: one names nothing, or cannot hold, alone or beside another; the message says where it stands.
         """
-        try:
+        with constraints.located():
             return self._formulate(constraints.values)
-        except ConstraintError as error:
-            raise ConstraintError(constraints.located(str(error))) from None
 
     def _formulate(self, constraints: Sequence[Constraint]) -> Formulation:
         return formulate(

@@ -17,6 +17,7 @@ from torch.fx import Node as FxNode
 from torch.utils._pytree import MappingKey, SequenceKey, keystr, tree_flatten_with_path
 
 from ..errors import CaptureError
+from . import annotation
 from .adapter import Trace, model_stack, trace
 from .attention import attention, attention_backward
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
@@ -29,7 +30,8 @@ _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
-_TORCH_ROOT = os.path.dirname(torch.__file__)
+# Frames that are no lines of the model.
+_NOT_THE_MODEL = (os.path.dirname(torch.__file__), annotation.__file__)
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> CapturedGraph:
@@ -290,7 +292,7 @@ def _source(fx: FxNode) -> str:
 
 def _user_frame(trace_text: str) -> str:
     """``file:line: code`` of the innermost frame that is not torch's own."""
-    frames = [m for m in _FRAME.finditer(trace_text) if not m["file"].startswith(_TORCH_ROOT)]
+    frames = [m for m in _FRAME.finditer(trace_text) if not m["file"].startswith(_NOT_THE_MODEL)]
     return f"{frames[-1]['file']}:{frames[-1]['line']}: {frames[-1]['code'].strip()}" if frames else ""
 
 
