@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from cost_models import Profile, optimizer_policy
+from cost_models import Profile
 from solver import Solution
 
 from ..errors import ConstraintError
@@ -16,9 +16,8 @@ from ..mesh import Mesh
 from ..planner import Planner
 from ..plans import ShardingPlan
 from ..plans.units import format_bytes, format_seconds
-from ..timeline import timeline_of
 from .model_changes import CONNECTIONS, model_changes
-from .session import Priced, constraints_of, planner_of, priced
+from .session import Priced, constraints_of, optimizer_of, planner_of, priced, with_memory
 
 Part = Literal["model", "mesh", "hardware", "decisions", "memory", "optimality"]
 
@@ -154,11 +153,12 @@ def _decisions(plan: ShardingPlan, now: Priced, planner: Planner) -> Iterator[Fi
 
 
 def _memory(plan: ShardingPlan, now: Priced, planner: Planner, budget: int | None) -> Finding:
-    recorded = plan.memory
-    budget = recorded.budget_bytes if budget is None and recorded is not None else budget
-    policy = optimizer_policy("adamw" if recorded is None else recorded.optimizer)
-    peak = timeline_of(planner.graph, now.plan, policy).peak.size_bytes
-    said = f"{format_bytes(peak)} on the fullest rank, with {policy.name}"
+    budget = plan.memory.budget_bytes if budget is None and plan.memory is not None else budget
+    optimizer = optimizer_of(plan)
+    measured = with_memory(planner, now.plan, optimizer).memory
+    assert measured is not None
+    peak = measured.peak.size_bytes
+    said = f"{format_bytes(peak)} on the fullest rank, with {optimizer}"
     if budget is None:
         return Finding("memory", True, f"{said}; there is no budget")
     if peak <= budget:

@@ -21,7 +21,7 @@ from ..planner import Planner
 from ..plans import ShardingPlan
 from .decisions import choices_of, decisions_made, names_of
 from .nearest import nearest as nearest_optimum
-from .session import Priced, check_model, constraints_of, planner_of, priced
+from .session import Priced, check_model, constraints_of, optimizer_of, planner_of, priced, with_memory
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class _Question:
             wanted = choices_of(decisions_made(self._now.formulation, self._now.choices), formulation)
             solution = nearest_optimum(self._planner, formulation.problem, solution, wanted)
             assert solution.choices is not None
-            alternative = self._planner.write(formulation, solution)
+            alternative = with_memory(self._planner, self._planner.write(formulation, solution), optimizer_of(plan))
             found = self._distinct(self._layouts(formulation, solution.choices))
         except (ConstraintError, InfeasibleError) as error:
             reason = self._reason(asked, error)
@@ -127,7 +127,7 @@ class _Question:
             asked=self._instead,
             found=found,
             repriced=self._planner.profile.fingerprint != plan.hardware_fingerprint,
-            plan=self._now.plan,
+            plan=with_memory(self._planner, self._now.plan, optimizer_of(plan)),
             alternative=alternative,
             reason=reason,
             order=tuple(node.name for node in self._planner.graph.nodes),

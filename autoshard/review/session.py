@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from cost_models import Profile, ProfileError, load_profile
+from cost_models import Profile, ProfileError, load_profile, optimizer_policy
 from solver import Solution, SolveReport, Status, evaluate, solve
 
 from ..api import call_text
@@ -21,9 +21,13 @@ from ..formulation import Formulation
 from ..mesh import Mesh
 from ..planner import Planner
 from ..plans import ShardingPlan
+from ..timeline import outcome, timeline_of
 from .decisions import Decisions, choices_of, decision_text, decisions_of, names_of
 
 Progress = Callable[[str], None]
+
+DEFAULT_OPTIMIZER = "adamw"
+"""Whose state is counted for a plan that was made before plans knew of memory."""
 
 
 def planner_of(
@@ -146,6 +150,16 @@ def _completed(formulation: Formulation, known: dict[int, int]) -> Solution | No
     if len(known) < len(problem.nodes):
         choices = solve(replace(problem, fixed=dict(problem.fixed) | known)).choices
     return None if choices is None else solution_of(formulation, choices)
+
+
+def with_memory(planner: Planner, plan: ShardingPlan, optimizer: str) -> ShardingPlan:
+    """A plan that says what it needs in memory, under an optimizer's policy."""
+    return replace(plan, memory=outcome(timeline_of(planner.graph, plan, optimizer_policy(optimizer)), optimizer))
+
+
+def optimizer_of(plan: ShardingPlan) -> str:
+    """The optimizer whose state a plan counts."""
+    return DEFAULT_OPTIMIZER if plan.memory is None else plan.memory.optimizer
 
 
 def solution_of(formulation: Formulation, choices: tuple[int, ...]) -> Solution | None:
