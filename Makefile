@@ -9,7 +9,7 @@ PIP := $(PY) -m pip install -qq --disable-pip-version-check --no-input -c constr
 # Tried in this order; the first that is new enough and can make a virtual environment is used.
 PYTHON ?= python3.11 python3
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench screenshots clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -28,6 +28,9 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(PY) benchmarks/plan.py $(ARGS)
 
+screenshots: $(STAMP)
+	$(PY) docs/screenshots.py
+
 clean:
 	rm -rf $(VENV) build dist .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -45,5 +48,5 @@ $(STAMP): pyproject.toml constraints.txt
 	echo "Install one (on Debian: python3.11 and python3.11-venv), or name it: make PYTHON=/path/to/python3.11" >&2; \
 	exit 1
 	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@$(PIP) --no-build-isolation --editable '.[dev,report]'
 	@touch $@

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import AutoshardError
 from .layout import Layout, format_layout, parse_layout
-from .mesh import Mesh
+from .mesh import HybridMesh, Mesh
 from .plans import ShardingPlan, dump_plan, parse_plan, read_plan, write_plan
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _LAZY = {
 
 __all__ = [
     "AutoshardError",
+    "HybridMesh",
     "Layout",
     "Mesh",
     "ShardingPlan",

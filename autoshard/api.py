@@ -19,7 +19,7 @@ from .capture import capture, input_names
 from .constraints_file import Given, gather_constraints
 from .formulation import OBJECTIVES, Objective
 from .lowering import from_first_rank, mesh_of
-from .mesh import Mesh
+from .mesh import HybridMesh, Mesh
 from .planner import Planner
 from .plans import ShardingPlan, dump_plan, parse_plan
 
@@ -31,7 +31,7 @@ def plan(
     args: Any = (),
     kwargs: dict[str, Any] | None = None,
     *,
-    mesh: Mesh | str | Mapping[str, int],
+    mesh: Mesh | HybridMesh | str | Mapping[str, int],
     hardware: str | cost_models.Profile = "dgx-h100",
     objective: Objective = "step-time",
     constraints: Given | Sequence[Given] = (),
@@ -49,7 +49,8 @@ def plan(
     Args:
         model: its forward is captured once with the arguments; a scalar result is the loss.
         args, kwargs: example arguments with the *global* shapes of a step; one that is no tuple stands for itself.
-        mesh: ``"dp=8,tp=8"``, a mapping of axis names to sizes, or a :class:`Mesh`.
+        mesh: ``"dp=8,tp=8"``, a mapping of axis names to sizes, a :class:`Mesh`, or a :class:`HybridMesh`, whose order
+            of ranks decides which links the axes are priced on (start the job on ``DeviceMesh(device, mesh.ranks)``).
         hardware: the name of a shipped profile, the path of a profile file, or a profile.
         objective: ``step-time`` (compute plus communication) or ``communication-time``.
         constraints: what is decided already: constraints files by their paths, and texts in the forms of
@@ -128,7 +129,7 @@ def auto_parallelize(
     """
     if hardware is None:
         hardware = "cpu-gloo" if mesh.device_type == "cpu" else "dgx-h100"
-    axes = mesh_of(mesh)
+    axes = _with_order(mesh)
     example_inputs = as_arguments(example_inputs)
 
     def make() -> str:
@@ -140,6 +141,13 @@ def auto_parallelize(
 
 def _listed(given: Given | Sequence[Given]) -> tuple[Given, ...]:
     return (given,) if isinstance(given, str | os.PathLike) else tuple(given)
+
+
+def _with_order(mesh: DeviceMesh) -> Mesh:
+    """The axes and sizes of a DeviceMesh, and its order of ranks where it spans the job."""
+    axes = mesh_of(mesh)
+    order = tuple(int(rank) for rank in mesh.mesh.flatten().tolist())
+    return Mesh(axes.axes, axes.shape, order) if sorted(order) == list(range(axes.size)) else axes
 
 
 def call_text(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

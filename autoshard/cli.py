@@ -1,15 +1,20 @@
-"""The command line: reads arguments, calls the library, prints. Exit codes: 0 done, 2 a mistake, 3 infeasible."""
+"""The command line: reads arguments, calls the library, prints.
+
+Exit codes: 0 done, 1 the plans differ (``diff``), 2 a mistake, 3 infeasible, 4 a profile does not fit its machine.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -20,10 +25,17 @@ from .errors import AutoshardError, InfeasibleError
 from .factory import load_factory
 from .mesh import Mesh
 from .plans import check_writable, read_plan, summarize, summary_json, write_plan
+from .plans.diff import diff_json, diff_plans
+from .plans.diff_text import diff_markdown, print_diff
+from .plans.exports import parallelize_module_source, partition_spec_source
+from .plans.file import write_text
 from .plans.show import console_for, headline, show_text
+from .plans.trace import trace_json
 
+EXIT_DIFFERENT = 1
 EXIT_MISTAKE = 2
 EXIT_INFEASIBLE = 3
+EXIT_DISAGREES = 4
 
 app = typer.Typer(
     help="Automatic sharding of PyTorch models.",
@@ -46,6 +58,21 @@ class Format(StrEnum):
 
     text = "text"
     json = "json"
+
+
+class DiffFormat(StrEnum):
+    """How ``diff`` prints."""
+
+    text = "text"
+    json = "json"
+    markdown = "markdown"
+
+
+class Target(StrEnum):
+    """What ``export`` writes."""
+
+    parallelize_module = "parallelize-module"
+    partition_spec = "partition-spec"
 
 
 def main() -> None:
@@ -137,6 +164,138 @@ def show(
             show_text(shown, console_for(sys.stdout))
 
 
+@app.command()
+def calibrate(
+    mesh: Annotated[str | None, typer.Option(help="Axes and sizes, slowest first, for example dp=2,tp=2.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The profile file to write.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Under a minute: fewer sizes and repetitions.")] = False,
+    samples: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where samples are appended as they come; a run continues what it finds."),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE|FOLDER", help="An HTML page (FILE.html), or a folder for it and its pictures."),
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(metavar="BYTES", min=4096, help="The largest buffer of a collective.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0.0, help="Stop after this long, once all was measured once.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="cpu|cuda|auto", help="What is calibrated: cpu with gloo, cuda with NCCL.")
+    ] = "auto",
+    check: Annotated[
+        Path | None, typer.Option(metavar="PROFILE", help="Measure a little, and say whether this profile still fits.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(metavar="SHARE", help="With --check: how far off is still fitting.")
+    ] = 0.5,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long a rank waits for the others.")] = 120.0,
+) -> None:
+    """Measure this machine and write its hardware profile. Run it under torchrun, with one rank for each of the mesh.
+
+    torchrun --nproc-per-node 4 -m autoshard calibrate --mesh dp=2,tp=2 -o profile.yaml
+    """
+    with _ends_job(), _mistakes_explained():
+        if report is not None and find_spec("matplotlib") is None:
+            _fail("the report needs matplotlib; pip install 'autoshard[report]'", EXIT_MISTAKE)
+        if check is None and (mesh is None or output is None):
+            _fail("calibrate needs --mesh and --output (or --check PROFILE)", EXIT_MISTAKE)
+        from .calibration import check_profile, write_profile  # needs torch
+
+        if check is not None:
+            if not check_profile(check, mesh, device, tolerance, timeout):
+                raise typer.Exit(EXIT_DISAGREES)
+        elif mesh is not None and output is not None:
+            samples = samples or output.with_suffix(".samples.jsonl")
+            write_profile(Mesh.parse(mesh), output, samples, report, quick, max_bytes, budget, device, timeout)
+
+
+@contextmanager
+def _ends_job() -> Iterator[None]:
+    """Ends a rank of a torchrun job as soon as its work is done: gloo's threads abort about one teardown in four."""
+    code = 0
+    try:
+        yield
+    except typer.Exit as end:
+        code = end.exit_code
+    if "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise typer.Exit(code)
+
+
+@app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A plan file.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The plan file to compare with it.")],
+    format: Annotated[
+        DiffFormat, typer.Option("--format", help="Tables for people, Markdown for a comment, or JSON for scripts.")
+    ] = DiffFormat.text,
+) -> None:
+    """Say what changed between two plan files. Exit code: 0 the same, 1 different, 2 a mistake."""
+    with _mistakes_explained():
+        compared = diff_plans(read_plan(old), read_plan(new))
+    if format is DiffFormat.json:
+        typer.echo(json.dumps(diff_json(compared), indent=2))
+    elif format is DiffFormat.markdown:
+        typer.echo(diff_markdown(compared, str(old), str(new)), nl=False)
+    else:
+        print_diff(compared, console_for(sys.stdout))
+    if not compared.same:
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+@app.command()
+def report(
+    path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write; it opens offline.")],
+    baseline: Annotated[
+        list[Path] | None, typer.Option(metavar="PLAN", help="A plan file to compare with. Repeatable.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the predicted timeline too, for ui.perfetto.dev or chrome://tracing.")
+    ] = None,
+) -> None:
+    """Write a report on a plan file: one HTML page."""
+    with _mistakes_explained():
+        for target, what in ((output, "report"), (trace, "trace")):
+            if target is not None:
+                check_writable(target, what)
+        reported = read_plan(path)
+        baselines = [(str(other), read_plan(other)) for other in baseline or ()]
+        from .plans.report import report_html  # needs jinja2, which the other commands do without
+
+        texts = [(report_html(reported, baselines, name=str(path)), output, "report")]
+        if trace is not None:
+            texts.append((json.dumps(trace_json(reported)) + "\n", trace, "trace"))
+        for text, target, what in texts:
+            write_text(text, target, what)
+            typer.echo(f"wrote {target}")
+
+
+@app.command()
+def export(
+    path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
+    to: Annotated[Target, typer.Option(help="DTensor's parallelize_module, or XLA's partition specs.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The Python file to write; without it, standard output.")
+    ] = None,
+) -> None:
+    """Write a plan's placements as Python source for use without autoshard."""
+    with _mistakes_explained():
+        source = parallelize_module_source if to is Target.parallelize_module else partition_spec_source
+        text = source(read_plan(path))
+        if output is None:
+            typer.echo(text, nl=False)
+        else:
+            write_text(text, output, "export")
+            typer.echo(f"wrote {output}")
+
+
 @contextmanager
 def _mistakes_explained() -> Iterator[None]:
     """Ends the command with one line on stderr where the library refuses what it was given."""
@@ -147,13 +306,16 @@ def _mistakes_explained() -> Iterator[None]:
     except AutoshardError as error:
         _fail(str(error), EXIT_MISTAKE)
     except ModuleNotFoundError as error:
+        if error.name == "jinja2":
+            _fail("a report needs jinja2, which is not installed; pip install 'autoshard[report]'", EXIT_MISTAKE)
         if error.name not in ("torch", "ortools", "pulp"):
             raise
-        _fail(f"planning needs {error.name}, which is not installed; pip install autoshard", EXIT_MISTAKE)
+        _fail(f"this needs {error.name}, which is not installed; pip install autoshard", EXIT_MISTAKE)
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
+    if os.environ.get("RANK", "0") == "0":  # of a torchrun job the first rank speaks for all
+        typer.echo(f"error: {message}", err=True)
     raise typer.Exit(code)
 
 

@@ -9,6 +9,7 @@
     ├── InfeasibleError       no assignment satisfies the constraints
     ├── PlanFileError         a plan file that cannot be read or written
     ├── PlanMismatchError     a good plan, but for another model, shape or mesh
+    ├── CalibrationError      a calibration run that cannot start, or that broke off
     ├── InputError            tensors passed to a parallel module that do not fit its plan
     └── VerificationError     the lowered graph does not do what the plan says
 
@@ -46,6 +47,10 @@ class PlanFileError(AutoshardError, ValueError):
 
 class PlanMismatchError(AutoshardError, ValueError):
     """The plan was made for another model, other shapes or another mesh; the message says which part differs."""
+
+
+class CalibrationError(AutoshardError):
+    """A calibration run that does not fit its job, or that broke off; the samples it took are kept."""
 
 
 class InputError(AutoshardError, ValueError):

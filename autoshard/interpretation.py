@@ -10,7 +10,7 @@ from cost_models import Profile
 from solver import Solution
 
 from .capture import Node, TensorMeta
-from .formulation import HELD, Demand, Formulation, output_name, pin_name
+from .formulation import HELD, Demand, Formulation, output_name
 from .layout import Layout, replicated
 from .plans import Collective, Execution, OperatorEntry, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
 from .strategies import Strategy
@@ -122,7 +122,9 @@ class _Reader:
         nodes = self._graph.nodes
         if node >= len(nodes):
             return self._formulation.results[node - len(nodes)][0].removeprefix("new ")
-        return pin_name(nodes[node])
+        consumer = nodes[node]
+        is_output = consumer.kind == "tangent"
+        return output_name(int(consumer.name.removeprefix("grad."))) if is_output else consumer.name
 
     def _redistribution(
         self, demand: Demand, before: Layout, after: Layout, consumers: tuple[str, ...]

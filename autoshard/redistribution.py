@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from .errors import LayoutError
-from .layout import Layout, R, S, block, has_empty_shard, largest_local_shape, local_shape
+from .layout import Layout, R, S, block, has_empty_shard, is_even, largest_local_shape, local_shape
 from .layout import P as partial
 from .mesh import Mesh
 
@@ -90,14 +90,22 @@ def size_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int
 
 
 def copied_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
-    """Bytes that local copies around a step read and write: joining pieces along a dim, or cutting a block out."""
+    """Bytes that the local copies of ``run_step`` read and write, on the rank that copies most.
+
+    Blocks of dim 0 lie in a row, so they are sent, and arrive, as they are; blocks of another dim are packed before and
+    joined after. Uneven shards are padded before and cut after.
+    """
+    after = before.replace(step.axis, R if step.target < 0 else S(step.target))
+    held, goal = largest_local_shape(shape, before, mesh), largest_local_shape(shape, after, mesh)
     size = size_bytes(step, before, shape, itemsize, mesh)
+    kept = itemsize * int(np.prod(goal, dtype=np.int64))
     if step.kind == "slice":
-        return 2 * itemsize * int(np.prod(largest_local_shape(shape, before, mesh), dtype=np.int64))
-    if step.kind == "all_to_all":
-        return 4 * size
-    joined = step.source if step.kind == "all_gather" else step.target
-    return 2 * size if joined > 0 else 0
+        return 0 if int(np.prod(held[: step.target], dtype=np.int64)) == 1 else 2 * kept
+    even = is_even(shape, before, mesh) and is_even(shape, after, mesh)
+    packs = step.kind in ("reduce_scatter", "all_to_all") and (step.target > 0 or not even)
+    joins = step.kind in ("all_gather", "all_to_all") and (step.source > 0 or not even)
+    pads = 0 if even else 2 * size + 2 * kept
+    return 2 * size * (packs + joins) + pads
 
 
 def layouts_of(shape: tuple[int, ...], mesh: Mesh, reduces: tuple[str, ...] = ("sum",)) -> tuple[Layout, ...]:
@@ -217,9 +225,12 @@ def run_step(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard)
     # both others send block r of the target dim to rank r, each padded to the widest block
     width = -(-padded[step.target] // parts)
     piece_shape = _with(padded, step.target, width)
-    blocks = (block(local[step.target], parts, r) for r in range(parts))
-    pieces = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
-    stacked = emit.call(aten.cat.default, pieces, 0)
+    if step.target == 0 and local == _with(padded, 0, width * parts):
+        stacked = emit.call(aten.contiguous.default, x)  # the blocks lie in a row already
+    else:
+        blocks = (block(local[step.target], parts, r) for r in range(parts))
+        pieces = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
+        stacked = emit.call(aten.cat.default, pieces, 0)
     if step.kind == "reduce_scatter":
         return _cut(emit, emit.reduce_scatter(stacked, step.axis, step.reduce), piece_shape, goal)
     return _join(emit, emit.all_to_all(stacked, step.axis), piece_shape, goal, step.source, parts)

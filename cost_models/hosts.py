@@ -14,7 +14,10 @@ network connects: a server, an NVLink domain, a TPU slice.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
+
+import numpy as np
 
 from .amounts import Array
 from .collectives import Levels
@@ -53,10 +56,7 @@ class Hosts:
                 "the profile a link between hosts"
             )
         routes = tuple(self._route(groups_of(ranks, (axis,)), ranks.size) for axis in range(ranks.ndim))
-        flattened = {
-            group: self._with_axes(group, routes, self._route(groups_of(ranks, group), ranks.size), ranks.shape)
-            for group in axis_groups(ranks.ndim)
-        }
+        flattened = {group: self._flattened(group, routes, ranks) for group in axis_groups(ranks.ndim)}
         return Topology(axes, ranks.shape, routes, flattened)
 
     def entries(self) -> dict[str, Any]:
@@ -68,31 +68,25 @@ class Hosts:
         return {"devices_per_host": self.devices_per_host or "any"} | torus | {"links": links}
 
     def _route(self, groups: Array, size: int) -> Route:
-        """``groups`` is (groups, members): the ranks of each group; ``size`` that of the whole mesh."""
-        per_host = self.devices_per_host or size
-        hosts = groups // per_host
+        """``groups`` is (groups, members): the ranks of each group; ``size`` that of the whole mesh.
+
+        Members are taken in the order of their ranks, so host by host: a library lays its rings so, whatever the order
+        of the mesh.
+        """
+        groups = np.sort(groups, axis=1)
+        hosts = groups // (self.devices_per_host or size)
         leaves = hosts[:, 1:] != hosts[:, :-1]
         if not leaves.any():
             return Route(self._inside(groups, size))
         assert self.inter_host is not None
         if leaves.all():
             return Route(self.inter_host)
-        flat = self._inside_of_blocks(groups, hosts, size)
-        return Route(flat[0].slower_of(self.inter_host), flat[1])
-
-    def _inside_of_blocks(self, groups: Array, hosts: Array, size: int) -> tuple[Link, Levels]:
-        """The link inside a host for groups across both, and the levels where their blocks are equal."""
-        assert self.inter_host is not None
-        members = groups.shape[1]
-        for inside in range(members // 2, 1, -1):
-            if members % inside:
-                continue
-            blocks = hosts.reshape(-1, members // inside, inside)
-            alone = (blocks == blocks[:, :, :1]).all() and (blocks[:, 1:, 0] != blocks[:, :-1, 0]).all()
-            if alone:
-                link = self._inside(groups.reshape(-1, inside), size)
-                return link, ((inside, link), (members // inside, self.inter_host))
-        return self.intra_host, ()
+        inside = _ranks_in_each_host(hosts)
+        if inside is None:
+            return Route(self.intra_host.slower_of(self.inter_host))
+        link = self._inside(groups.reshape(-1, inside), size)
+        levels: Levels = ((inside, link), (groups.shape[1] // inside, self.inter_host))
+        return Route(link.slower_of(self.inter_host), levels)
 
     def _inside(self, groups: Array, size: int) -> Link:
         if self.torus is None or groups.shape[1] == 1:
@@ -100,13 +94,22 @@ class Hosts:
         per_host = self.devices_per_host or size
         return self.torus.link(groups % per_host, min(size, per_host), self.intra_host)
 
-    @staticmethod
-    def _with_axes(group: tuple[int, ...], routes: tuple[Route, ...], own: Route, shape: tuple[int, ...]) -> Route:
-        """The route of several axes: its own levels, else the axes themselves as levels, the fastest first."""
-        levels = own.levels or tuple(
-            sorted(
-                ((shape[axis], routes[axis].link) for axis in group),
-                key=lambda level: (-level[1].bandwidth_bytes_per_s, level[0]),
-            )
-        )
-        return Route(own.link, levels)
+    def _flattened(self, group: tuple[int, ...], routes: tuple[Route, ...], ranks: Array) -> Route:
+        """The route of several axes: flat, or axis by axis, the fastest first."""
+        members = [(ranks.shape[axis], routes[axis].link) for axis in group]
+        by_axis = tuple(sorted(members, key=lambda member: -member[1].bandwidth_bytes_per_s))
+        try:
+            own = self._route(groups_of(ranks, group), ranks.size)
+        except ProfileError:  # no box of the torus: such a group has no ring of its own
+            return Route(reduce(Link.slower_of, (link for _, link in members)), by_axis)
+        return Route(own.link, own.levels or by_axis)
+
+
+def _ranks_in_each_host(hosts: Array) -> int | None:
+    """How many ranks of each group, (groups, members) sorted, are in each of its hosts; None where it differs."""
+    inside = int((hosts[0] == hosts[0, 0]).sum())
+    if hosts.shape[1] % inside:
+        return None
+    blocks = hosts.reshape(len(hosts), -1, inside)
+    equal = (blocks == blocks[:, :, :1]).all() and (blocks[:, 1:, 0] != blocks[:, :-1, 0]).all()
+    return inside if equal else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,5 @@ class MeasuredMesh:
         if names in self.flattened:
             return Route(self.flattened[names])
         members = [(self.shape[axis], self.links[axis]) for axis in group]
-        flat = members[0][1]
-        for _, link in members[1:]:
-            flat = flat.slower_of(link)
-        levels = sorted(members, key=lambda level: -level[1].bandwidth_bytes_per_s)
-        return Route(flat, tuple(levels))
+        levels = sorted(members, key=lambda member: -member[1].bandwidth_bytes_per_s)
+        return Route(reduce(Link.slower_of, (link for _, link in members)), tuple(levels))

@@ -183,6 +183,8 @@ def _check_all_reduce(link: Link) -> None:
                 f"efficiency is not monotone: all_reduce {reduce:g} is above twice reduce_scatter {scatter:g}, {why}"
             )
         return
+    if link.alternatives and len({"all_reduce", "reduce_scatter"} & set(link.curves)) == 1:
+        raise ValueError("curves: with alternatives, all_reduce and reduce_scatter both have a curve or neither has")
     curves = [link.curves[kind].knots for kind in ("all_reduce", "reduce_scatter") if kind in link.curves]
     sent = np.array([x * factor for knots in curves for x, _ in knots for factor in (0.5, 1.0, 2.0**40)])
     less = link.transfer_s("all_reduce", 2 * sent) < link.transfer_s("reduce_scatter", sent) * (1 - 1e-9)
@@ -328,6 +330,8 @@ class _ProfileEntry(_Entry):
             raise ValueError("devices_per_host is missing (a number, or: any)")
         if self.axes and (self.devices_per_host or self.torus):
             raise ValueError("devices_per_host and torus belong to links; axes have their own size")
+        if self.torus and self.links and (self.links.intra_host.curves or self.links.intra_host.alternatives):
+            raise ValueError("links.intra_host of a torus is one link: it has neither curves nor alternatives")
         if self.torus and self.devices_per_host != math.prod(self.torus.shape):
             raise ValueError(
                 f"devices_per_host is {self.devices_per_host}, but a torus of {self.torus.shape} has "

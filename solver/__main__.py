@@ -26,6 +26,7 @@ NO_ANSWER: Final = 4
 LEAST_S: Final = 0.1
 RESERVE_S: Final = 4.0
 RESERVE_SHARE: Final = 0.05
+RESERVE_OF_READING: Final = 0.5
 
 _EXIT_CODES: Final = {
     Status.OPTIMAL: SOLVED,
@@ -68,11 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _left_s(time_limit_s: float | None, used_s: float) -> float | None:
     """What reading the file left of the limit, less what ending takes: the last native call, judging, writing.
 
-    A limit that was no positive number stays, for `solve` to refuse.
+    Reading tells how large the problem and how busy the machine is, so ending is expected to take a part of that. A
+    limit that was no positive number stays, for `solve` to refuse.
     """
     if time_limit_s is None or not time_limit_s > 0:
         return time_limit_s
-    return max(LEAST_S, time_limit_s - used_s - min(RESERVE_S, RESERVE_SHARE * time_limit_s))
+    reserve_s = max(min(RESERVE_S, RESERVE_SHARE * time_limit_s), RESERVE_OF_READING * used_s)
+    return max(LEAST_S, time_limit_s - used_s - reserve_s)
 
 
 def _check_writable(path: Path) -> None:
@@ -86,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m solver",
         description="Chooses one strategy per node of a problem in the IOPDDL format, at least cost.",
         epilog="Exit codes: 0 solved, 2 bad input, 3 infeasible, 4 no answer in the time given. Ctrl-C ends the search "
-        "like the time limit.",
+        "with the best answer so far, like the time limit.",
     )
     parser.add_argument("problem", help="problem file, plain or gzipped JSON")
     parser.add_argument("-o", "--output", help="solution file to write (status, cost, bound, gap, seconds, choices)")

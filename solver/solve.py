@@ -43,6 +43,7 @@ def solve(
 
     The problem is reduced by the exact rewrites of `solver.reductions`, the backend solves what is left, and the answer
     is lifted back and judged by `evaluate` on the problem as given. Ctrl-C ends the search like a time limit.
+    If nothing was found by then, up to FIRST_ANSWER_S more seconds go into a first answer.
 
         problem = Problem((Node("a", costs_a), Node("b", costs_b)), (Edge.dense(0, 1, costs_ab),))
         solution = solve(problem, time_limit_s=60)

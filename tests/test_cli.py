@@ -19,7 +19,7 @@ from autoshard.errors import CaptureError, InfeasibleError
 from autoshard.mesh import Mesh
 from autoshard.plans import read_plan, summary_json, write_plan
 
-from .plans.synthetic import transformer_plan
+from .plans.synthetic import sharded_plan, transformer_plan
 
 ROOT = Path(__file__).parents[1]
 PLAN = transformer_plan(2)
@@ -97,7 +97,7 @@ def test_plan_writes_the_file_and_says_what_it_is_worth(calls: list[tuple[Any, .
     assert result.stdout == (
         "wrote new.yaml\n"
         "optimal: cost 1234567 ns, bound 1234567 ns, gap 0.000%\n"
-        "predicted step 1.235 ms: compute 1.19 ms, communication 44.57 us\n"
+        "predicted step 862.6 us: compute 775.1 us, communication 87.54 us\n"
         "parameters 1.502 MiB, 1.002 MiB on the rank with the largest shards\n"
         "memory per rank 4.508 MiB (budget 8 MiB), fullest in the backward at layers.1.attention.wo/mm.1; "
         "parameters, gradients and adamw state 4.008 MiB\n"
@@ -130,6 +130,18 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(calls: list[tuple[Any, ...
     assert result.stdout == ""
     assert calls == []
     assert not Path("new.yaml").exists()
+
+
+def test_a_profile_measured_on_another_mesh_is_refused_before_the_long_work(calls: list[tuple[Any, ...]]) -> None:
+    link = "{size: 2, name: x, launch_s: 1e-4, latency_s: 0, bandwidth_bytes_per_s: 1e9}"
+    lines = ["version: 2", "name: mine", "based_on: cpu-gloo", "provenance: a test", f"axes: {{dp: {link}}}"]
+    Path("mine.yaml").write_text("\n".join(lines) + "\n")
+    arguments = ("plan", "model.py:model", "--hardware", "mine.yaml", "-o", "new.yaml", "--mesh")
+    refused = invoke(*arguments, "dp=4")
+    assert refused.exit_code == 2 and calls == []
+    assert "'mine': it was measured on the mesh dp=2 and has no links for dp=4" in refused.stderr
+    assert "autoshard calibrate --mesh dp=4" in refused.stderr
+    assert invoke(*arguments, "dp=2").exit_code == 0 and len(calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -197,6 +209,54 @@ def test_show_explains_a_mistake(folder: Path, arguments: list[str], said: str) 
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("format", ["text", "json", "markdown"])
+def test_diff_says_by_its_exit_code_whether_plans_differ(folder: Path, format: str) -> None:
+    write_plan(sharded_plan(2), "other.yaml")
+    same, different = (invoke("diff", "plan.yaml", name, "--format", format) for name in ("plan.yaml", "other.yaml"))
+    assert (same.exit_code, different.exit_code) == (0, 1)
+    assert same.stdout and "layers.*.attention.wq.weight" in different.stdout.replace("\\", "")
+    assert (same.stderr, different.stderr) == ("", "")
+
+
+def test_report_writes_one_page_and_a_trace(folder: Path) -> None:
+    result = invoke("report", "plan.yaml", "-o", "report.html", "--trace", "trace.json", "--baseline", "plan.yaml")
+    assert (result.exit_code, result.stdout) == (0, "wrote report.html\nwrote trace.json\n")
+    assert Path("report.html").read_text().startswith("<!doctype html>")
+    assert json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert sorted(path.name for path in folder.iterdir()) == ["model.py", "plan.yaml", "report.html", "trace.json"]
+
+
+def test_export_writes_python_to_a_file_or_to_standard_output(folder: Path) -> None:
+    printed = invoke("export", "plan.yaml", "--to", "partition-spec")
+    written = invoke("export", "plan.yaml", "--to", "partition-spec", "-o", "specs.py")
+    assert (written.exit_code, written.stdout) == (0, "wrote specs.py\n")
+    assert printed.stdout == Path("specs.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["diff", "plan.yaml", "none.yaml"], "cannot read the plan none.yaml: no such file"),
+        (["diff", "plan.yaml", "model.py"], "error: model.py"),
+        (["diff", "plan.yaml"], "NEW"),
+        (["report", "none.yaml", "-o", "r.html"], "cannot read the plan none.yaml"),
+        (["report", "plan.yaml", "-o", "none/r.html"], "cannot write the report none/r.html: there is no folder"),
+        (["report", "plan.yaml", "-o", "r.html", "--trace", "."], "cannot write the trace .: it is a folder"),
+        (["report", "plan.yaml", "-o", "r.html", "--baseline", "none.yaml"], "cannot read the plan none.yaml"),
+        (["report", "plan.yaml"], "--output"),
+        (["export", "plan.yaml", "--to", "cuda"], "partition-spec"),
+        (["export", "plan.yaml", "--to", "partition-spec", "-o", "none/x.py"], "cannot write the export none/x.py"),
+    ],
+    ids=str,
+)
+def test_reviewing_explains_a_mistake(folder: Path, arguments: list[str], said: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["model.py", "plan.yaml"]
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "autoshard", *arguments],
@@ -208,7 +268,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_module_runs_as_a_program(folder: Path) -> None:
     assert run("--version").stdout.startswith("autoshard")
-    assert {"plan", "show"} <= set(run("--help").stdout.split())
+    assert {"plan", "show", "diff", "report", "export"} <= set(run("--help").stdout.split())
     assert run("show", "none.yaml").returncode == 2
     piped = run("show", "plan.yaml")
     assert (piped.returncode, piped.stderr) == (0, "")

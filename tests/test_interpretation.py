@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import pytest
 import torch
 from torch import nn
 
 from autoshard.api import plan
 from autoshard.layout import P_SUM, R
+from autoshard.plans import dump_plan, parse_plan
 from autoshard.redistribution import size_bytes, steps_along
 
 from .models import MLP
@@ -40,6 +43,39 @@ def test_every_layout_needed_has_one_redistribution_and_none_is_superfluous(case
     assert set(listed) == layouts_needed(found)
     assert len(set(listed)) == len(listed)
     assert listed
+
+
+@cases
+def test_a_redistribution_names_exactly_those_who_want_it(case) -> None:
+    """Operators that take the layout, parameters for their gradients, outputs, buffers for their new values."""
+    found = _planned(case)
+    graph, plan = found.graph, found.plan
+    operators = {entry.name: entry for entry in plan.operators}
+    held = {entry.name: entry.layout for entry in (*plan.parameters, *plan.buffers, *plan.outputs)}
+    wanted = defaultdict(set)
+    for _, node in graph.of_kind("operator"):
+        for ref, layout in zip(node.inputs, operators[node.name].inputs):
+            wanted[graph.tensor_name(ref), node.phase, layout].add(node.name)
+    for phase, pairs in (
+        ("backward", graph.gradients),
+        ("forward", graph.mutations),
+        ("forward", [(f"output.{k}", ref) for k, ref in enumerate(graph.outputs) if ref is not None]),
+    ):
+        for name, ref in pairs:
+            wanted[graph.tensor_name(ref), phase, held[name]].add(name)
+    for moved in plan.redistributions:
+        assert set(moved.consumers) == wanted[moved.tensor, moved.phase, moved.path[-1]]
+
+
+@cases
+def test_the_order_of_execution_is_that_of_the_graph_and_its_times_are_the_computation(case) -> None:
+    found = _planned(case)
+    order = [(node.name, node.phase) for _, node in found.graph.of_kind("operator")]
+    assert [(entry.name, entry.phase) for entry in found.plan.execution] == order
+    half_a_ns_each = 0.5e-9 * len(order)
+    total_s = sum(entry.predicted_ns for entry in found.plan.execution) / 1e9
+    assert total_s == pytest.approx(found.plan.compute_s, abs=half_a_ns_each)
+    assert parse_plan(dump_plan(found.plan)) == found.plan
 
 
 @cases

@@ -37,7 +37,11 @@ STAGES = MODEL | {
     "autoshard.apply",
     "autoshard.planner",
 }
-OTHERS = frozenset({"solver", "cost_models", "autoshard.measure"})
+OTHERS = frozenset({"solver", "cost_models", "autoshard.measure", "autoshard.measure.report"})
+COMMANDS = frozenset({"autoshard.api", "autoshard.factory", "autoshard.calibration"}) | {
+    "autoshard.baselines",
+    "autoshard.comparison",
+}
 FILES = frozenset({"pydantic", "yaml"})  # what validates the files on disk
 
 
@@ -120,13 +124,18 @@ TABLE = {
         | {"autoshard.formulation", "autoshard.interpretation", "autoshard.plans", "cost_models", "solver"},
         frozenset({"torch"}),
     ),
-    "autoshard.measure": Row(frozenset({"autoshard.mesh", "cost_models"}), frozenset({"torch"})),
+    "autoshard.measure": Row(
+        frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.lowering", "cost_models"}), frozenset({"torch"})
+    ),
+    "autoshard.measure.report": Row(frozenset({"autoshard.measure", "cost_models"}), frozenset({"matplotlib"})),
+    "autoshard.calibration": Row(
+        frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.plans", "autoshard.measure", "cost_models"})
+        | {"autoshard.measure.report"},
+        frozenset({"rich", "torch"}),
+    ),
     "autoshard.api": Row(VOCABULARY | STAGES | OTHERS | {"solver.backends"}, frozenset({"numpy", "torch"})),
     "autoshard.cli": Row(
-        VOCABULARY
-        | STAGES
-        | OTHERS
-        | {"solver.backends", "autoshard.api", "autoshard.baselines", "autoshard.comparison", "autoshard.factory"},
+        VOCABULARY | STAGES | OTHERS | COMMANDS | {"solver.backends"},
         frozenset({"rich", "torch", "typer"}),
     ),
     "autoshard.factory": Row(VOCABULARY),  # finds the user's model for the command line
@@ -143,6 +152,7 @@ EXACT = frozenset({"autoshard"})
 DEFERRED = {
     "autoshard": "the public names are loaded when asked for: reading a plan loads no torch",
     "autoshard.cli": "only the commands that need torch load it",
+    "autoshard.calibration": "only a report needs matplotlib",
     "solver.backends": "the registry loads the one backend that was asked for",
 }
 # Third-party packages that a module may import inside a function only.

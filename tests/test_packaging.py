@@ -107,7 +107,8 @@ def test_the_command_is_declared_as_the_function_main() -> None:
 
 def test_every_dependency_is_pinned_and_explained() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = [_name(line) for line in project["dependencies"] + project["optional-dependencies"]["dev"]]
+    extras = [line for extra in project["optional-dependencies"].values() for line in extra]
+    names = [_name(line) for line in project["dependencies"] + extras]
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = {_name(line): line for line in lines if line and not line.startswith("#")}
     assert [line for line in pins.values() if "==" not in line] == []
@@ -148,4 +149,6 @@ def test_the_wheel_holds_the_three_packages_and_their_data(tmp_path: Path) -> No
     assert modules - names == set()
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert "cost_models/profiles/planted.yaml" in names
+    templates = {f"autoshard/plans/templates/report.{suffix}" for suffix in ("html", "css", "js")}
+    assert templates <= names
     assert {name.partition("/")[0] for name in names} == {*PACKAGES, "autoshard-0.1.0.dist-info"}

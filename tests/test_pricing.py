@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 import torch
 
 from autoshard.layout import parse_layout, replicated
-from autoshard.mesh import Mesh
+from autoshard.mesh import HybridMesh, Mesh
 from autoshard.pricing import Prices, is_free
 from autoshard.redistribution import size_bytes, steps_along
 from autoshard.strategies import Enumerator, Strategy
-from cost_models import load_profile
+from cost_models import OP_KINDS, load_profile
 
 from .models import graph_of
 from .strategies.subjects import operator
@@ -69,6 +70,58 @@ def test_a_gather_reads_the_rows_it_returns_not_the_table() -> None:
     small = _seconds(operator(aten.embedding.default, f(100, 8), ids), Strategy((whole, whole), (whole,)))
     large = _seconds(operator(aten.embedding.default, f(100_000, 8), ids), Strategy((whole, whole), (whole,)))
     assert small == large > 0
+
+
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    [
+        (aten._softmax.default, "softmax"),
+        (aten._log_softmax_backward_data.default, "softmax"),
+        (aten.native_layer_norm.default, "normalization"),
+        (aten.native_layer_norm_backward.default, "normalization"),
+        (aten._native_batch_norm_legit_functional.default, "normalization"),
+        (aten.sum.dim_IntList, "reduction"),
+        (aten.mean.dim, "reduction"),
+        (aten.embedding.default, "indexing"),
+        (aten.embedding_dense_backward.default, "indexing"),
+        (aten.scatter.value, "indexing"),
+        (aten.cat.default, "copy"),
+        (aten.clone.default, "copy"),
+        (aten._to_copy.default, "copy"),
+        (aten.mul.Tensor, "pointwise"),
+        (aten.silu_backward.default, "pointwise"),
+    ],
+)
+def test_every_operator_of_the_models_is_priced_as_a_kernel_of_its_kind(op, kind: str) -> None:
+    """At a machine where each kind has a share of its own, large enough that the launch hardly counts."""
+    shares = {kind: 1 / (3 + i) for i, kind in enumerate(OP_KINDS)} | {"default": 1.0}
+    slow = dataclasses.replace(PROFILE.compute, memory_bandwidth_bytes_per_s=1.0, memory_efficiency=shares)
+    profile = dataclasses.replace(PROFILE, compute=slow)
+    for name in ("llama", "gpt2", "moe", "conv"):
+        graph = graph_of(name)
+        nodes = [node for _, node in graph.of_kind("operator") if node.op is op]
+        for node in nodes[:1]:
+            whole = replicated(MESH)
+            outputs = tuple(m and whole for m in node.outputs)
+            strategy = Strategy((whole,) * len(node.inputs), outputs)
+            dear = float(Prices(graph, MESH, profile).compute_s(node, (strategy,))[0])
+            equal = dataclasses.replace(profile, compute=dataclasses.replace(slow, memory_efficiency={"default": 1.0}))
+            plain = float(Prices(graph, MESH, equal).compute_s(node, (strategy,))[0])
+            assert dear / plain == pytest.approx(1 / shares[kind], rel=1e-4)
+            return
+    pytest.fail(f"no model has {op}")
+
+
+def test_a_mesh_is_priced_in_its_order_of_ranks() -> None:
+    """tp=8,dp=8 on hosts of 8: counted through, dp is inside a host; with tp kept inside, tp is the fast one.
+
+    Even so the slow all-reduce is not ten times dearer: the cheapest path cuts over dp first, and gathers after.
+    """
+    graph, meta = graph_of("llama"), f(1 << 12, 1 << 12)
+    plain, kept = Mesh.parse("tp=8,dp=8"), HybridMesh.fit("tp=8,dp=8", 8, ("tp",)).mesh
+    before, after = (parse_layout(text, plain) for text in ("tp:P(sum) dp:R", "tp:R dp:R"))
+    seconds = [float(Prices(graph, mesh, PROFILE).matrix_s(meta, (before,), (after,))[0, 0]) for mesh in (plain, kept)]
+    assert seconds[0] > 1.5 * seconds[1] > 0
 
 
 def test_views_are_free_and_kernels_are_not() -> None:

@@ -26,7 +26,7 @@ from .notation import (
     format_strategy,
 )
 from .plan import OperatorEntry, Phase, Redistribution, ShardingPlan, TensorEntry
-from .relative import absolute_name, fold_unframed, frame_of, relative_patterns
+from .relative import fold_unframed, frame_of, relative_patterns, written_for
 from .schema import FORMAT_VERSION
 from .yaml_text import number, quote, quote_key
 
@@ -328,11 +328,7 @@ def _redistribution_line(line: Line[Redistribution], mesh: Mesh, repeats: Repeat
 
 
 def _consumers(line: Line[Redistribution]) -> list[str]:
-    """Relative where the line stands for several, else by name."""
-    texts = line.value.consumers
-    if line.pattern.count == 1:
-        frame = frame_of(line.pattern.names()[0])
-        texts = tuple(absolute_name(text, frame) for text in texts)
+    texts = written_for(line.pattern, line.value.consumers)
     return [f"for: [{', '.join(map(quote, texts))}]"] if texts else []
 
 

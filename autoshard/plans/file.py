@@ -1,4 +1,4 @@
-"""Plan files on disk: what the text means is in :mod:`autoshard.plans.dump` and :mod:`autoshard.plans.parse`."""
+"""Plan files on disk, and what is made from them; what a plan's text means is in :mod:`dump` and :mod:`parse`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .dump import dump_plan
 from .parse import MAX_FILE_BYTES, parse_plan
 from .plan import ShardingPlan
 
-__all__ = ["check_writable", "dump_plan", "parse_plan", "read_plan", "write_plan"]
+__all__ = ["check_writable", "dump_plan", "parse_plan", "read_plan", "write_plan", "write_text"]
 
 
 def read_plan(path: str | os.PathLike[str]) -> ShardingPlan:
@@ -39,8 +39,16 @@ def write_plan(plan: ShardingPlan, path: str | os.PathLike[str]) -> None:
     Raises:
         PlanFileError: the plan cannot be written as text, or the path cannot be written; nothing has changed then.
     """
-    text = dump_plan(plan)
-    check_writable(path)
+    write_text(dump_plan(plan), path, "plan")
+
+
+def write_text(text: str, path: str | os.PathLike[str], what: str) -> None:
+    """Writes a file as :func:`write_plan` does; ``what`` is what errors call it.
+
+    Raises:
+        PlanFileError: the path cannot be written; nothing has changed then.
+    """
+    check_writable(path, what)
     target = Path(os.path.realpath(path))
     temporary = _beside(target)
     try:
@@ -54,13 +62,16 @@ def write_plan(plan: ShardingPlan, path: str | os.PathLike[str]) -> None:
                 temporary.unlink()
             raise
     except OSError as error:
-        raise PlanFileError(f"cannot write the plan {os.fspath(path)}: {_reason(error)}") from None
+        raise PlanFileError(f"cannot write the {what} {os.fspath(path)}: {_reason(error)}") from None
     with suppress(OSError):  # some file systems cannot sync a folder; the file itself is safe
         _sync_folder(target.parent)
 
 
-def check_writable(path: str | os.PathLike[str]) -> None:
+def check_writable(path: str | os.PathLike[str], what: str = "plan") -> None:
     """Checks, before the work that makes a plan, that its file can be written. Leaves no file behind.
+
+    Args:
+        what: what errors call the file.
 
     Raises:
         PlanFileError: it cannot; the message says why and what to do.
@@ -69,20 +80,20 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     try:
         target = Path(os.path.realpath(path))
         if target.is_dir():
-            raise PlanFileError(f"cannot write the plan {given}: it is a folder; name a file, for example plan.yaml")
+            raise PlanFileError(f"cannot write the {what} {given}: it is a folder; name a file in it")
         if not target.parent.is_dir():
-            raise PlanFileError(f"cannot write the plan {given}: there is no folder {target.parent}; make it first")
+            raise PlanFileError(f"cannot write the {what} {given}: there is no folder {target.parent}; make it first")
         if target.exists() and not target.is_file():
-            raise PlanFileError(f"cannot write the plan {given}: it is a device or pipe; name an ordinary file")
+            raise PlanFileError(f"cannot write the {what} {given}: it is a device or pipe; name an ordinary file")
         if target.exists() and not os.access(target, os.W_OK):
-            raise PlanFileError(f"cannot write the plan {given}: it is read-only; name another file")
+            raise PlanFileError(f"cannot write the {what} {given}: it is read-only; name another file")
         probe = _beside(target)
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         probe.unlink()
     except (OSError, ValueError) as error:
         if isinstance(error, PlanFileError):
             raise
-        raise PlanFileError(f"cannot write the plan {given}: {_reason(error)}") from None
+        raise PlanFileError(f"cannot write the {what} {given}: {_reason(error)}") from None
 
 
 def _beside(target: Path) -> Path:

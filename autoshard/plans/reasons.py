@@ -6,7 +6,7 @@ from ..layout import Layout, Placement
 from ..mesh import Mesh
 from .folding import Line, Repeats
 from .plan import Redistribution, ShardingPlan
-from .relative import absolute_names, frame_of
+from .relative import absolute_names, frame_of, written_for
 
 MOST_NAMED = 3
 """Consumers that a reason names."""
@@ -26,7 +26,7 @@ class Reasons:
         return " and ".join(changes) + self._consumers(line)
 
     def _consumers(self, line: Line[Redistribution]) -> str:
-        texts = line.value.consumers
+        texts = written_for(line.pattern, line.value.consumers)
         if not texts:
             return ""
         first = absolute_names(texts[0], frame_of(line.pattern.names()[0]), self._repeats)[0]
@@ -38,25 +38,28 @@ class Reasons:
 
 
 def changes_in_words(before: Layout, after: Layout, mesh: Mesh) -> list[str]:
-    """What a redistribution does to a tensor, axis by axis."""
-    pairs = zip(mesh.axes, before, after)
-    return [_change(axis, old, new) for axis, old, new in pairs if old != new]
+    """What a redistribution does to a tensor; axes to which it does the same are named together."""
+    axes: dict[str, list[str]] = {}
+    for axis, old, new in zip(mesh.axes, before, after):
+        if old != new:
+            axes.setdefault(_change(old, new), []).append(axis)
+    return [change.format(" and ".join(names)) for change, names in axes.items()]
 
 
-def _change(axis: str, old: Placement, new: Placement) -> str:
+def _change(old: Placement, new: Placement) -> str:
     match old.kind, new.kind:
         case "P", "S":
-            return f"sums the addends of {axis} and leaves each rank a block of dim {new.dim}"
+            return f"sums the addends of {{}} and leaves each rank a block of dim {new.dim}"
         case "P", _:
-            return f"sums the addends of {axis}" if old.reduce == "sum" else f"takes the {old.reduce} over {axis}"
+            return "sums the addends of {}" if old.reduce == "sum" else f"takes the {old.reduce} over {{}}"
         case "S", "R":
-            return f"makes it whole along {axis}"
+            return "makes it whole along {}"
         case "S", "S":
-            return f"cuts dim {new.dim} instead of {old.dim} along {axis}"
+            return f"cuts dim {new.dim} instead of {old.dim} along {{}}"
         case _, "S":
-            return f"cuts dim {new.dim} along {axis}"
+            return f"cuts dim {new.dim} along {{}}"
         case _:
-            return f"makes it addends along {axis}"
+            return "makes it addends along {}"
 
 
 def _more(count: int) -> str:

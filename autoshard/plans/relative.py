@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from .folding import (
     MAX_INDICES,
     Line,
+    Pattern,
     Repeats,
     fold,
     format_pattern,
@@ -96,6 +97,14 @@ def absolute_names(text: str, frame: Frame, repeats: Repeats) -> list[str]:
         ValueError: it cannot be read.
     """
     return parse_pattern(absolute_name(text, frame), repeats).names()
+
+
+def written_for(pattern: Pattern, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Relative names as a line with this pattern writes them: those of a single name in full."""
+    if pattern.count > 1:
+        return texts
+    frame = frame_of(pattern.names()[0])
+    return tuple(absolute_name(text, frame) for text in texts)
 
 
 def _meets(name: str, frame: Frame) -> bool:

@@ -23,7 +23,8 @@ MAX_REPEATS = 1_000_000
 _LAYOUT = r"^\s*([A-Za-z_]\w*:(R|S\(\d{1,3}\)|P\((sum|max|min)\))(\s+|$))*$"
 _COLLECTIVE = r"^(all_gather|reduce_scatter|all_reduce|all_to_all) \w+ \d+ bytes [\d.]+(E[+-]?\d+)? ms$"
 
-# Scalars are read as text, so that no name turns into a number; to an editor this one is a boolean.
+# Scalars are read as text, so that no name turns into a number; to an editor these are none.
+_VERSION: JsonDict = {"type": "integer", "const": FORMAT_VERSION}
 _BOOLEAN: JsonDict = {"type": "boolean", "enum": [True, False]}
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000, description="How many entries the line stands for.")]
@@ -214,7 +215,7 @@ class TotalsSection(_Section):
 class PlanDocument(_Section):
     """A sharding plan of autoshard: which rank holds which part of each tensor, and what is communicated."""
 
-    autoshard_plan: Annotated[Literal["2"], Field(json_schema_extra={"const": 2}, description="The format version.")]
+    autoshard_plan: Annotated[Literal["2"], Field(json_schema_extra=_VERSION, description="The format version.")]
     model: str
     fingerprint: str
     call: str

@@ -5,7 +5,7 @@ Not exported by :mod:`autoshard.plans`: reading a plan in a training job does no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TextIO
 
 from rich import box
@@ -23,6 +23,7 @@ from .memory import MemoryOutcome
 from .notation import format_path, format_strategy
 from .plan import Redistribution, ShardingPlan, TensorEntry
 from .reasons import Reasons
+from .styles import Styles
 from .summary import PlanSummary, summarize
 from .units import format_bytes, format_seconds
 
@@ -41,7 +42,7 @@ def console_for(stream: TextIO) -> Console:
 def show_text(plan: ShardingPlan, console: Console) -> None:
     """Prints the header, parameters, operators, collectives and the most expensive redistributions."""
     summary, folded = summarize(plan), fold_plan(plan)
-    console.print(_header(summary, plan.pins))
+    console.print(_header(summary, plan))
     for title, tensors in (
         ("Parameters", folded.parameters),
         ("Buffers", folded.buffers),
@@ -83,11 +84,13 @@ def _memory_line(memory: MemoryOutcome) -> str:
     )
 
 
-def _header(summary: PlanSummary, pins: Sequence[str]) -> Panel:
+def _header(summary: PlanSummary, plan: ShardingPlan) -> Panel:
+    styles = Styles(plan)
     lines = [
         f"mesh {summary.mesh} ({summary.ranks} ranks), hardware {summary.hardware}, objective {summary.objective}",
         *headline(summary),
-        *(f"pin {pin}" for pin in pins),
+        *(f"along {axis}: {styles.words(axis)}" for axis in plan.mesh.axes),
+        *(f"pin {pin}" for pin in plan.pins),
     ]
     return Panel.fit(Text("\n".join(lines)), title=Text(summary.model), title_align="left")
 

@@ -47,8 +47,9 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
 
     When the time ends first, the answer is the best feasible one of a round, else the last one repaired to fit memory.
     """
+    steps = _first_steps(problem)
     program = build(problem)
-    steps: set[int] = set()
+    program = program.with_usage_rows(problem, steps) if steps else program
     known, cost = Answer(), None
     while True:
         found = solver.minimise(program, request)
@@ -71,6 +72,12 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
         new = [step for step in peaks if step not in steps]
         program = program.with_usage_rows(problem, new) if new else _forbid(program, problem, choices, peaks[0])
         steps.update(new)
+
+
+def _first_steps(problem: Problem) -> set[int]:
+    """All steps where they are few (budgets, tied layers): a round without them would be for nothing."""
+    last = max((hi for node in problem.nodes for (_, hi), _ in node.loads), default=0)
+    return set(range(last)) if problem.usage_limit is not None and last <= PEAKS_PER_ROUND else set()
 
 
 def _peaks_to_add(problem: Problem, choices: Sequence[int], steps: set[int]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -10,13 +9,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models import COLLECTIVE_KINDS, PRESETS, Hosts, Link, Route, Topology, load_profile
-from cost_models.collectives import collective_s
+from cost_models import COLLECTIVE_KINDS, PRESETS, Algorithm, Curve, Hosts, Link, Route, Topology, load_profile
+from cost_models.collectives import collective_s, leveled_s
 
 KINDS = st.sampled_from(COLLECTIVE_KINDS)
 RANKS = st.integers(1, 1024)
 SIZES = st.floats(0, 1e13)
 EFFICIENCIES = st.floats(0.01, 1)
+
+
+TIMES = st.floats(0, 1e-2)
+ALGORITHMS = st.builds(Algorithm, st.just("any"), st.sampled_from(["ring", "tree"]), TIMES, TIMES, EFFICIENCIES)
+
+
+@st.composite
+def transfer_curves(draw: st.DrawFn) -> dict[str, Curve]:
+    """Curves of some kinds; an all-reduce takes as long for twice the bytes as a reduce-scatter, or longer."""
+    steps = st.floats(1.0, 1e9)
+    xs = np.cumsum([draw(steps) for _ in range(draw(st.integers(1, 4)))])
+    ys = np.cumsum([draw(steps) for _ in xs]) * 1e-9
+    longer = draw(st.floats(1, 3))
+    curve, twice = Curve.through(zip(xs, ys)), Curve.through(zip(2 * xs, longer * ys))
+    kinds = {"all_gather": curve, "all_to_all": curve, "broadcast": curve}
+    both = {"reduce_scatter": curve, "all_reduce": twice} if draw(st.booleans()) else {}
+    return {kind: kinds[kind] for kind in draw(st.lists(st.sampled_from(sorted(kinds)), unique=True))} | both
 
 
 @st.composite
@@ -25,15 +41,21 @@ def links(draw: st.DrawFn) -> Link:
     efficiency = {
         "all_gather": draw(EFFICIENCIES),
         "all_to_all": draw(EFFICIENCIES),
+        "broadcast": draw(EFFICIENCIES),
         "reduce_scatter": reduce_scatter,
         "all_reduce": min(draw(EFFICIENCIES), 2 * reduce_scatter),
     }
+    launch_s = draw(TIMES)
+    launches_s = {"all_reduce": launch_s + draw(TIMES), "all_to_all": draw(TIMES)} if draw(st.booleans()) else {}
     return Link(
         name="any",
-        launch_s=draw(st.floats(0, 1e-2)),
-        latency_s=draw(st.floats(0, 1e-2)),
+        launch_s=launch_s,
+        latency_s=draw(TIMES),
         bandwidth_bytes_per_s=draw(st.floats(1e3, 1e13)),
         efficiency=efficiency,
+        launches_s=launches_s,
+        curves=draw(transfer_curves()),
+        alternatives=tuple(draw(st.lists(ALGORITHMS, max_size=3))),
         reduce_scatter_as_all_reduce=draw(st.booleans()),
     )
 
@@ -56,7 +78,7 @@ def at_least(left: float, right: float) -> bool:
 @given(KINDS, RANKS, SIZES, SIZES, links())
 def test_more_bytes_never_cost_less(kind: str, ranks: int, one: float, other: float, link: Link) -> None:
     small, large = sorted((one, other))
-    assert collective_s(kind, ranks, large, link) >= collective_s(kind, ranks, small, link)
+    assert at_least(collective_s(kind, ranks, large, link), collective_s(kind, ranks, small, link))
 
 
 @given(KINDS, RANKS, RANKS, SIZES, links())
@@ -84,14 +106,26 @@ def test_one_rank_costs_nothing(kind: str, size: float, link: Link) -> None:
 def test_a_link_c_times_slower_costs_c_times_as_much(
     kind: str, ranks: int, size: float, link: Link, factor: float
 ) -> None:
-    slower = dataclasses.replace(
-        link,
-        launch_s=link.launch_s * factor,
-        latency_s=link.latency_s * factor,
-        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / factor,
-    )
     expected = factor * collective_s(kind, ranks, size, link)
-    assert collective_s(kind, ranks, size, slower) == pytest.approx(expected, rel=1e-9)
+    assert collective_s(kind, ranks, size, link.scaled(factor)) == pytest.approx(expected, rel=1e-9)
+
+
+@given(KINDS, RANKS, SIZES, links())
+def test_there_is_no_jump_from_one_size_to_the_next(kind: str, ranks: int, size: float, link: Link) -> None:
+    """Nor at the borders of a curve's segments: a few more bytes take no more than the steepest slope explains."""
+    for at in [size, *(knot / 2 for curve in link.curves.values() for knot, _ in curve.knots)]:
+        more = at * (1 + 1e-7)
+        gap = collective_s(kind, ranks, more, link) - collective_s(kind, ranks, at, link)
+        assert gap <= 2 * steepest_s_per_byte(link) * (more - at) + 1e-12
+
+
+def steepest_s_per_byte(link: Link) -> float:
+    slowest = min([1.0, *(algorithm.bandwidth_share for algorithm in link.alternatives)])
+    slopes = [1 / (link.bandwidth_bytes_per_s * share * slowest) for share in link.efficiency.values()]
+    for curve in link.curves.values():
+        xs, ys = np.array([(0.0, 0.0), *curve.knots]).T
+        slopes += [curve.tail, *(np.diff(ys) / np.diff(xs))]
+    return max(slopes)
 
 
 @given(KINDS, RANKS, SIZES, links(), links())
@@ -110,6 +144,13 @@ def test_an_array_of_sizes_gives_the_seconds_of_each(kind: str, ranks: int, size
     assert together.tolist() == [collective_s(kind, ranks, size, link) for size in sizes]
 
 
+TOPOLOGIES = [
+    pytest.param(load_profile(name).topology(("dp", "cp", "tp"), shape), id=f"{name}-{shape}")
+    for name in PRESETS
+    for shape in [(2, 2, 2), (4, 2, 8), (16, 8, 4), (8, 4, 16)]
+]
+
+
 @pytest.mark.parametrize("link", SHIPPED)
 @pytest.mark.parametrize("kind", COLLECTIVE_KINDS)
 def test_shipped_links_obey_the_laws_on_a_grid(link: Link, kind: str) -> None:
@@ -125,6 +166,33 @@ def test_shipped_links_obey_the_laws_on_a_grid(link: Link, kind: str) -> None:
     assert (reduce >= scatter).all()
 
 
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("kind", COLLECTIVE_KINDS)
+def test_shipped_topologies_obey_the_laws_on_a_grid(topology: Topology, kind: str) -> None:
+    """Over each axis and group of axes: nothing for nothing, no fall, no jump, an all-reduce at least its parts."""
+    sizes = np.geomspace(1, 1e11, 4000)
+    for axes in [0, 1, 2, (0, 1), (0, 2), (1, 2), (0, 1, 2)]:
+        cost = topology.collective_s(kind, axes, sizes)
+        assert topology.collective_s(kind, axes, 0) == 0
+        assert (np.diff(cost) >= 0).all() and (cost > 0).all() and np.isfinite(cost).all()
+        assert (cost[1:] / cost[:-1]).max() <= sizes[1] / sizes[0] * (1 + 1e-9)
+        if kind == "all_reduce":
+            assert (cost >= topology.collective_s("reduce_scatter", axes, sizes)).all()
+
+
+def test_a_collective_over_two_levels_by_hand() -> None:
+    """4 ranks at 100 bytes/s on each of 2 hosts, 10 bytes/s between, 8000 bytes.
+
+    Inside: 3/4 x 8000 / 100 = 60 s. Between: 1/2 x 2000 / 10 = 100 s for the quarter that each rank is left with.
+    """
+    levels = ((4, Link("inside", 0, 100)), (2, Link("between", 0, 10)))
+    assert leveled_s("all_gather", 8000, levels) == pytest.approx(100 + 60)
+    assert leveled_s("reduce_scatter", 8000, levels) == pytest.approx(60 + 100)
+    assert leveled_s("all_reduce", 8000, levels) == pytest.approx(60 + 200 + 60)
+    assert leveled_s("all_to_all", 8000, levels) == pytest.approx(60 + 400)
+    assert leveled_s("broadcast", 8000, levels) == pytest.approx(80 + 800)
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
@@ -133,11 +201,37 @@ def test_shipped_links_obey_the_laws_on_a_grid(link: Link, kind: str) -> None:
         ("reduce_scatter", 1 + 3 * 10 + 300),
         ("all_reduce", 1 + 6 * 10 + 600),
         ("all_to_all", 1 + 3 * 10 + 600),  # at half the rate
+        ("broadcast", 1 + 3 * 10 + 400),  # every byte once over each link
     ],
 )
 def test_hand_computed_cost(kind: str, expected: float) -> None:
     link = Link("toy", latency_s=10, bandwidth_bytes_per_s=10, launch_s=1, efficiency={"all_to_all": 0.5})
     assert collective_s(kind, 4, 4000, link) == pytest.approx(expected)
+
+
+def test_a_curve_takes_the_place_of_bandwidth_and_alternatives_by_hand() -> None:
+    """4 ranks, 4000 bytes: 3000 sent, half way from (2000, 5 s) to (4000, 9 s): 7 s; 2 s of launch, 3 hops of 10 s."""
+    link = Link(
+        "toy",
+        latency_s=10,
+        bandwidth_bytes_per_s=10,
+        launch_s=1,
+        launches_s={"all_gather": 2},
+        curves={"all_gather": Curve.through([(2000, 5), (4000, 9)])},
+        alternatives=(Algorithm("free", "tree", 0, 0, 1),),
+    )
+    assert collective_s("all_gather", 4, 4000, link) == pytest.approx(2 + 30 + 7)
+    assert collective_s("reduce_scatter", 4, 4000, link) == pytest.approx(300)
+
+
+def test_the_fastest_algorithm_counts_by_hand() -> None:
+    """8 ranks: a ring of 7 hops of 10 s at 10 bytes/s, or a tree of 3 hops of 12 s at half the rate."""
+    tree = Algorithm("tree", "tree", launch_s=1, latency_s=12, bandwidth_share=0.5)
+    link = Link("toy", latency_s=10, bandwidth_bytes_per_s=10, alternatives=(tree,))
+    assert collective_s("all_gather", 8, 80, link) == pytest.approx(1 + 36 + 14)  # the ring: 70 + 7
+    assert collective_s("all_reduce", 8, 80, link) == pytest.approx(1 + 72 + 28)  # the ring: 140 + 14
+    assert collective_s("all_gather", 8, 8000, link) == pytest.approx(70 + 700)  # the tree: 37 + 1400
+    assert collective_s("all_to_all", 8, 80, link) == pytest.approx(70 + 7)  # there is no tree for it
 
 
 def test_a_gloo_reduce_scatter_costs_its_all_reduce() -> None:
@@ -157,7 +251,7 @@ def test_an_nvlink_host_by_hand() -> None:
 
 
 def test_a_tree_is_taken_for_small_buffers_between_many_hosts_by_hand() -> None:
-    """All-reduce of 4 KiB over 64 hosts, one GPU each: tree LL, 6.8 us + 2 x 6 x 5 us + 126/64 x 4096 / (0.24 x 48.5e9).
+    """All-reduce of 4 KiB over 64 hosts, one GPU each, by tree LL: 6.8 us + 2 x 6 x 5 us + 126/64 x 4096 B / 11.6 GB/s.
 
     The ring would wait for 126 hops of 2.7 us. For 1 GiB the ring at the full rate is the fastest of all.
     """
@@ -179,7 +273,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest() -> None:
         collective_s("allgather", 2, 1, Link("toy", 1, 1))
 
 
-@pytest.mark.parametrize("axis", [-1, 2])
+@pytest.mark.parametrize("axis", [-1, 2, (0, 2), (0, 0), ()])
 def test_an_axis_that_is_not_there_is_refused(axis: int) -> None:
     topology = load_profile("dgx-h100").topology(("dp", "tp"), (8, 8))
     with pytest.raises(ValueError, match=r"no mesh axis of index .*dp, tp"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_models import OP_KINDS, PRESETS, Profile, ProfileError, load_profile
-from cost_models.compute import Compute
+from cost_models.compute import Compute, Efficiency
 
 AMOUNTS = st.floats(0, 1e18)
 KINDS = st.sampled_from(OP_KINDS)
@@ -56,6 +56,36 @@ def test_more_work_never_costs_less(
 ) -> None:
     less = profile.op_s("float32", flops, bytes_moved, kind)
     assert profile.op_s("float32", flops + more_flops, bytes_moved + more_bytes, kind) >= less >= 0
+
+
+def test_an_efficiency_that_depends_on_the_size_by_hand() -> None:
+    """A quarter of 100 flops/s up to 1000 flops, half of it from 4000 on, seconds straight from 40 to 80 between."""
+    knots = Efficiency(((1000.0, 0.25), (4000.0, 0.5)))
+    device = dataclasses.replace(TOY, launch_s=0.0, compute_efficiency={"default": 1.0, "matmul": knots})
+    seconds = [device.op_s("float32", flops, 0, "matmul") for flops in (500, 1000, 2500, 4000, 8000)]
+    assert seconds == pytest.approx([20, 40, 60, 80, 160])
+
+
+def test_a_kind_with_a_dtype_goes_before_the_kind() -> None:
+    device = dataclasses.replace(TOY, compute_efficiency={"default": 1.0, "matmul": 0.5, "matmul/bfloat16": 0.25})
+    assert device.op_s("bfloat16", 400, 0, "matmul") == pytest.approx(1 + 4)
+    assert device.op_s("torch.bfloat16", 400, 0, "matmul") == pytest.approx(1 + 4)
+    assert device.op_s("float32", 400, 0, "matmul") == pytest.approx(1 + 8)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_kernel_of_a_preset_jumps_or_falls_with_its_work(name: str) -> None:
+    profile, work = load_profile(name), np.geomspace(1, 1e16, 20_000)
+    for kind in set(OP_KINDS) - {"view"}:
+        for dtype in profile.compute.peak_flops_per_s:
+            for seconds in (profile.op_s(dtype, work, 0.0, kind), profile.op_s(dtype, 0.0, work, kind)):
+                assert (np.diff(seconds) >= 0).all() and (seconds > profile.compute.launch_s).all()
+                assert (seconds[1:] / seconds[:-1]).max() <= 1.2 * work[1] / work[0]
+
+
+def test_a_small_product_on_an_h100_by_hand() -> None:
+    """1.07e9 flops in bfloat16 reach 0.204 of 989 TFLOP/s: 5.30 us, and 2.5 us of launch."""
+    assert load_profile("dgx-h100").op_s("bfloat16", 1.07e9, 0, "matmul") == pytest.approx(7.80e-6, rel=1e-3)
 
 
 @given(PROFILES, KINDS, AMOUNTS, AMOUNTS, st.floats(0.1, 10))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -88,8 +90,8 @@ def transformer_plan(layers: int) -> ShardingPlan:
         objective="step-time",
         pins=("tokens=dp:S(0) tp:R",),
         solver=SolverOutcome("optimal", 1_234_567, 1_234_567, 0.0),
-        compute_s=0.00119,
-        communication_s=4.4567e-05,
+        compute_s=sum(entry.predicted_ns for entry in transformer_execution(names)) / 1e9,
+        communication_s=math.fsum(entry.predicted_s for entry in redistributions),
         parameters=tuple(parameters),
         buffers=(TensorEntry("freqs", (128, 32), "complex64", whole),),
         inputs=(TensorEntry("tokens", (4, 128), "int64", batch), TensorEntry("targets", (4, 128), "int64", batch)),
@@ -98,6 +100,43 @@ def transformer_plan(layers: int) -> ShardingPlan:
         redistributions=tuple(redistributions),
         memory=transformer_memory(layers),
         execution=tuple(transformer_execution(names)),
+    )
+
+
+def sharded_plan(layers: int) -> ShardingPlan:
+    """The same with weights of the layers cut over dp too: gathered before use, gradients reduce-scattered."""
+    plan = transformer_plan(layers)
+    cut = {layout("tp:S(0)"): layout("dp:S(0) tp:S(0)"), layout("tp:S(1)"): layout("dp:S(0) tp:S(1)")}
+    gather = Collective("all_gather", "dp", 1 << 17, 9e-06)
+    moved = [entry for entry in plan.redistributions if not entry.tensor.endswith("wq/mm.1")]
+    for i in range(layers):
+        wq, wo = f"layers.{i}.attention.wq", f"layers.{i}.attention.wo"
+        path = layout("dp:S(0) tp:S(0)"), layout("tp:S(0)")
+        moved += [
+            Redistribution(f"{wq}.weight", "forward", path, (gather,), consumers=(f"{wq}/mm",)),
+            Redistribution(
+                f"{wo}.weight",
+                "forward",
+                (layout("dp:S(0) tp:S(1)"), layout("tp:S(1)")),
+                (gather,),
+                consumers=(f"{wo}/mm",),
+            ),
+            Redistribution(
+                f"{wq}/mm.1",
+                "backward",
+                (layout("dp:P(sum) tp:S(0)"), path[0]),
+                (Collective("reduce_scatter", "dp", 1 << 17, 6e-06),),
+                consumers=(f"{wq}.weight",),
+            ),
+        ]
+    assert plan.memory is not None
+    half = replace(plan.memory, budget_bytes=6 << 20, parameter_bytes=plan.memory.parameter_bytes // 2)
+    return replace(
+        plan,
+        parameters=tuple(replace(e, layout=cut.get(e.layout, e.layout)) for e in plan.parameters),
+        redistributions=tuple(moved),
+        communication_s=math.fsum(entry.predicted_s for entry in moved),
+        memory=half,
     )
 
 

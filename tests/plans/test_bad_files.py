@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -142,6 +143,15 @@ NO_PLANS = {
     "deep entries": ("- " * 1_000_000, "nested more than 16 deep"),
     "many values": ("[" + "x," * 1_500_000 + "]", "more than 1000000 values"),
     "many bytes": ("x" * (MAX_FILE_BYTES + 1), "larger than the 64 MiB"),
+    "billion laughs": (
+        "a: &a [x, x, x, x, x, x, x, x, x]\n"
+        + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi")),
+        "the anchor &a is not allowed",
+    ),
+    "merge": ("a: {b: c}\n<<: *a", "the alias *a is not allowed"),
+    "include": ("model: !include /etc/passwd", "the tag !include is not allowed"),
+    "object": ("!!python/object/apply:os.system [id]", "the tag tag:yaml.org,2002:python/object/apply:os.system"),
+    "tag prefix": ("%TAG ! tag:example.com,2000:\n---\n!x {}", "YAML directives"),
     "other encoding": (b"\xff\xfe\x00", "is not UTF-8 text"),
     "surrogate": ("\ud800", "is not UTF-8 text"),
     "escape": ('"\\UFFFFFFFF"', "is not YAML"),
@@ -188,12 +198,17 @@ def _mutations() -> st.SearchStrategy[bytes]:
     return st.lists(edit, min_size=1, max_size=5).map(apply)
 
 
+# A file that is no text, no YAML of any line, or no plan at all has no line to name.
+PLACE = r"plan\.yaml(, line \d+\b| is not UTF-8 text| is not YAML: | is no autoshard plan| says 'autoshard_plan)"
+
+
 @settings(deadline=None, max_examples=500)
 @given(_mutations())
 def test_a_mutated_file_is_a_plan_or_a_clear_error(data: bytes) -> None:
     try:
-        plan = parse_plan(data)
-    except PlanFileError:
+        plan = parse_plan(data, source="plan.yaml")
+    except PlanFileError as error:
+        assert re.match(PLACE, str(error)), str(error)
         return
     assert isinstance(plan, ShardingPlan)
     assert parse_plan(dump_plan(plan)) == plan

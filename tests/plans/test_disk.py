@@ -147,6 +147,16 @@ def test_an_endless_file_is_refused() -> None:
         read_plan("/dev/zero")
 
 
+@pytest.mark.parametrize("head", ["", dump_plan(PLAN)], ids=["zeros", "a plan and zeros"])
+def test_a_file_of_200_mb_is_refused_before_it_is_read(tmp_path: Path, head: str) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(head)
+    os.truncate(path, 200 << 20)
+    with pytest.raises(PlanFileError, match="larger than the 64 MiB") as caught:
+        read_plan(path)
+    assert str(caught.value).startswith(str(path))
+
+
 def test_an_error_in_a_file_names_the_path(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(dump_plan(PLAN).replace("float32, count: 2", "float32, count: 3", 1))

@@ -33,7 +33,7 @@ def as_format_1(plan: ShardingPlan) -> str:
 def test_a_file_that_format_1_wrote_is_read() -> None:
     today = without_the_news_of_format_2(transformer_plan(4))
     then = replace(today, operators=tuple(entry for entry in today.operators if not entry.name.endswith("/add")))
-    assert read_plan(OLD) == then
+    assert read_plan(OLD) == replace(then, compute_s=0.00119, communication_s=4.4567e-05)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

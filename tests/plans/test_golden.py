@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from .write_golden import FOLDER, GOLDEN, ROOT
+from .write_llama import PLANS
 
-OLD_FORMATS = {FOLDER / "transformer.format-1.yaml"}
+GIVEN = {FOLDER / name for name in ("transformer.format-1.yaml", *PLANS)}
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: str(path.relative_to(ROOT)))
@@ -17,4 +18,4 @@ def test_the_golden_text_is_what_is_written(path: Path) -> None:
 
 
 def test_no_golden_file_is_left_unchecked() -> None:
-    assert set(FOLDER.iterdir()) == {path for path in GOLDEN if path.parent == FOLDER} | OLD_FORMATS
+    assert set(FOLDER.iterdir()) == {path for path in GOLDEN if path.parent == FOLDER} | GIVEN

@@ -10,11 +10,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from autoshard.plans import dump_plan
+from autoshard.plans import ShardingPlan, dump_plan, read_plan
+from autoshard.plans.diff import diff_plans
+from autoshard.plans.diff_text import diff_markdown, print_diff
+from autoshard.plans.exports import parallelize_module_source, partition_spec_source
 from autoshard.plans.json_schema import schema_text
 from autoshard.plans.show import console_for, show_text
 
-from .synthetic import transformer_plan
+from .synthetic import sharded_plan, transformer_plan
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).with_name("golden")
@@ -34,9 +37,27 @@ def documented() -> str:
     return EXAMPLE.sub(lambda _: dump_plan(transformer_plan(4)), DOCUMENT.read_text(), count=1)
 
 
+def compared(old: ShardingPlan, new: ShardingPlan) -> str:
+    """The difference as text."""
+    stream = io.StringIO()
+    print_diff(diff_plans(old, new), console_for(stream))
+    return stream.getvalue()
+
+
+def llama_markdown() -> str:
+    """The comment on a pull request that replaces one plan of Llama-3-8B by another (``write_llama.py``)."""
+    names = "llama3_8b.yaml", "llama3_8b-sharded.yaml"
+    return diff_markdown(diff_plans(*(read_plan(FOLDER / name) for name in names)), *names)
+
+
 GOLDEN: dict[Path, Callable[[], str]] = {
     FOLDER / "transformer.yaml": lambda: dump_plan(transformer_plan(4)),
     FOLDER / "transformer.txt": shown,
+    FOLDER / "diff.txt": lambda: compared(transformer_plan(4), sharded_plan(4)),
+    FOLDER / "diff.md": lambda: diff_markdown(diff_plans(transformer_plan(4), sharded_plan(4)), "old.yaml", "new.yaml"),
+    FOLDER / "llama3_8b.diff.md": llama_markdown,
+    FOLDER / "parallelize_module.py.txt": lambda: parallelize_module_source(sharded_plan(4)),
+    FOLDER / "partition_spec.py.txt": lambda: partition_spec_source(sharded_plan(4)),
     DOCUMENT: documented,
     ROOT / "docs" / "plan.schema.json": schema_text,
 }

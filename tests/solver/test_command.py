@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from solver import BACKENDS, INFEASIBLE, Edge, Node, Problem, evaluate
-from solver.__main__ import BAD_INPUT, NO_ANSWER, SOLVED, main
+from solver.__main__ import BAD_INPUT, SOLVED, main
 from solver.__main__ import INFEASIBLE as EXIT_INFEASIBLE
 from solver.iopddl import read_problem, write_problem
 
@@ -142,14 +142,15 @@ def test_a_time_limit_beyond_all_bounds_is_none(backend: str, limit: str, proble
     assert run_main(problem_path, "--backend", backend, "--time-limit", limit) == SOLVED
 
 
-def test_a_hopeless_time_limit_ends_with_an_answer_or_says_that_there_is_none(
-    problem_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_error_without_a_file_name_is_told_as_it_is(
+    problem_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = problem_path.with_name("solution.json")
-    code = run_main(problem_path, "-o", output, "--time-limit", "1e-9")
-    assert code in (SOLVED, NO_ANSWER)
-    assert (json.loads(output.read_text())["choices"] is None) == (code == NO_ANSWER)
-    assert capsys.readouterr().err == ""
+    def fail(path: str) -> Problem:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("solver.__main__.read_problem", fail)
+    assert run_main(problem_path) == BAD_INPUT
+    assert capsys.readouterr().err == "error: the disk is gone\n"
 
 
 def test_the_module_runs_as_a_program_with_its_exit_codes(tmp_path: Path) -> None:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +14,7 @@ from hypothesis import strategies as st
 from solver import INFEASIBLE, Budget, Edge, Node, Problem, Status, evaluate, solve
 from solver.backends import Answer, Request
 from solver.backends.exhaustive import Exhaustive
-from solver.iopddl import write_problem
+from solver.explain import explain
 
 from .random_problems import random_problem
 
@@ -85,20 +79,23 @@ def test_the_answer_is_never_worse_than_a_feasible_start() -> None:
     assert solution.cost is not None and solution.cost <= 9
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_the_command_with_the_best_answer_so_far(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    nodes = tuple(Node(f"n{k}", rng.integers(0, 100, 12), rng.integers(0, 9, 12), (0, 1)) for k in range(300))
-    ends = {tuple(sorted(rng.choice(300, 2, replace=False).tolist())) for _ in range(1500)}
-    edges = tuple(Edge.dense(u, v, rng.integers(0, 100, (12, 12))) for u, v in sorted(ends))
-    write_problem(Problem(nodes, edges, usage_limit=1000), tmp_path / "hard.json")
-    command = [sys.executable, "-m", "solver", str(tmp_path / "hard.json"), "-o", str(tmp_path / "solution.json")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(20)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
-    assert (process.returncode, error) == (0, "")
-    assert json.loads((tmp_path / "solution.json").read_text())["status"] == "feasible"
+def test_what_the_time_left_open_is_not_called_minimal() -> None:
+    nodes = tuple(Node(name, np.array([0, 0])) for name in "abcd")
+    edges = tuple(Edge.dense(u, u + 1, APART) for u in range(3))
+    problem = Problem(nodes, edges, fixed={0: 0, 2: 1, 3: 0})
+
+    def only_the_whole(part: Problem) -> Answer:
+        return Answer(infeasible=part.fixed == problem.fixed)
+
+    text = explain(problem, only_the_whole)
+    assert "time ended" in text and "without any one of them" not in text
+    assert "was not found out" in explain(replace(three(), usage_limit=17), lambda part: Answer())
+
+
+def test_a_reason_is_not_made_up_where_a_sub_problem_was_left_open() -> None:
+    budget = Budget("links", 3, {0: np.array([2, 4]), 2: np.array([2, 9])})
+    text = explain(replace(three(), usage_limit=None, budgets=(budget,)), lambda part: Answer((0, 0, 0), 0))
+    assert text == "why was not found out in the time left"
 
 
 def exhaustive(problem: Problem) -> Answer:

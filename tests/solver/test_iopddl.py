@@ -48,6 +48,7 @@ MALFORMED = {
     "overflow": (with_("[3]", "[9223372036854775808]"), "does not fit int64"),
     "NaN": (with_("[3]", "[NaN]"), "no integer"),
     "float": (with_("[3]", "[3.5]"), "no integer"),
+    "leading zero": (with_("[1, 2]", "[01, 2]"), "no integer"),
     "two commas": (with_("[1, 2]", "[1,, 2]"), "no integer"),
     "self edge": (with_('"nodes": [[0, 1]]', '"nodes": [[0, 0]]').replace("[7, 1", "[7, 0, 0, 1"), "to itself"),
     "unknown node": (with_('"nodes": [[0, 1]]', '"nodes": [[0, 2]]'), "not one of 0 .. 1"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solver import Problem, evaluate
+from solver import Edge, Group, Node, Problem, evaluate
 from solver.backends import Answer, Request
 from solver.backends.exhaustive import Exhaustive
 from solver.reductions import REDUCTIONS, Chain, Contradiction, reduce
+from solver.reductions.reduction import Reduced
 
 from .random_problems import random_problem
 
@@ -32,7 +34,7 @@ def resolved(problem: Problem, name: str) -> Problem | None:
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(seed=SEEDS)
 def test_one_reduction_keeps_the_least_cost_and_lifts_to_it(name: str, seed: int) -> None:
     problem = resolved(random_problem(seed), name)
@@ -50,7 +52,7 @@ def test_one_reduction_keeps_the_least_cost_and_lifts_to_it(name: str, seed: int
         assert judged.feasible and judged.cost == best.bound
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(seed=SEEDS)
 def test_the_chain_keeps_the_least_cost_and_lifts_to_it(seed: int) -> None:
     problem = random_problem(seed)
@@ -63,6 +65,35 @@ def test_the_chain_keeps_the_least_cost_and_lifts_to_it(seed: int) -> None:
     if found.choices is not None:
         judged = evaluate(problem, chain.lift(found.choices))
         assert judged.feasible and judged.cost == best.bound
+
+
+def test_nodes_that_are_alike_become_one_that_counts_for_all() -> None:
+    """Consumers of one tensor that do the same: two columns would be paid twice, one once."""
+    maps, costs = np.arange(2), np.array([[3, 4], [9, 0]])
+    nodes = (Node("tensor", np.array([0, 1])), *(Node(name, np.array([5, 2])) for name in "pqr"))
+    edges = tuple(Edge(0, v, maps, maps, costs) for v in (1, 2, 3))
+    outcome = REDUCTIONS["merge duplicate nodes"](Problem(nodes, edges, (Group((0, 1, 2)),)))
+    assert isinstance(outcome, Reduced)
+    assert [node.costs.tolist() for node in outcome.problem.nodes] == [[0, 1], [15, 6]]
+    assert len(outcome.problem.edges) == 1 and outcome.problem.edges[0].costs.tolist() == costs.tolist()
+    assert outcome.way_back.lift((1, 1)) == (1, 1, 1, 1)
+
+
+def test_what_uses_memory_is_no_duplicate() -> None:
+    """Ten bytes have room for one cheap node beside a small one, not for two."""
+    other = Node("u", np.array([0]))
+    twins = tuple(Node(name, np.array([0, 3]), np.array([7, 1]), (0, 1)) for name in "vw")
+    edges = tuple(Edge.dense(0, v, np.array([[1, 2]])) for v in (1, 2))
+    problem = Problem((other, *twins), edges, usage_limit=10)
+    assert REDUCTIONS["merge duplicate nodes"](problem) is None
+
+
+def test_a_strategy_that_leaves_too_little_for_the_others_is_dropped() -> None:
+    nodes = tuple(Node(name, np.array([0, 1, 2]), np.array([9, 6, 3]), (0, 1)) for name in "ab")
+    outcome = REDUCTIONS["drop oversized strategies"](Problem(nodes, (), usage_limit=9))
+    assert isinstance(outcome, Reduced)
+    assert [load.usages.tolist() for node in outcome.problem.nodes for load in node.loads] == [[6, 3], [6, 3]]
+    assert isinstance(REDUCTIONS["drop oversized strategies"](Problem(nodes, (), usage_limit=5)), Contradiction)
 
 
 @settings(max_examples=200, deadline=None)

@@ -70,6 +70,7 @@ class Ascent:
         """
         if self.problem.usage_price is None:
             prices = self.dual.prices
+            scale = max(scale, self.energy.most / len(chosen))  # a bound may be near 0
             fitting = self.descent.repaired(chosen, prices, float(prices.sum()) + scale)
             if fitting is None:
                 return

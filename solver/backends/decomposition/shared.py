@@ -35,9 +35,9 @@ class Shared:
         return True
 
     def raise_bound(self, found: float) -> None:
-        """Takes a lower bound in floating point if it is better than the best."""
+        """Takes a lower bound in floating point, lowered by its error already, if it is better than the best."""
         with self._lock:
-            self._raise(integer_bound(found, self.cost))
+            self._raise(integer_bound(found, self.cost, error=0.0))
 
     def take(self, answer: Answer) -> None:
         """Takes what another backend found."""

@@ -1,0 +1,168 @@
+"""Kernels to time: one or two of each kind of operation that profiles price, called as a lowered graph calls them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cost_models.samples import KernelPoint
+
+from .job import Job
+
+aten = torch.ops.aten
+
+Shape = tuple[int, ...]
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+SMALLEST_WIDTH = 64
+SMALLEST_BYTES, LARGEST_BYTES = 1 << 12, 1 << 30
+IMAGE_CHANNELS = 64
+IMAGE_WIDTHS = (16, 32, 64, 128, 256)
+COLUMNS = 1024
+PERIOD = 4093  # a prime: no two rows of a matrix are alike
+HEAD = 64
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An operator and what it costs.
+
+    Attributes:
+        kind: of operation, as profiles name it.
+        inputs: the tensors for a shape, made by ``make(shape)``.
+        flops, moved: of a shape: floating-point operations, and numbers read and written.
+    """
+
+    kind: str
+    call: Callable[..., Any]
+    inputs: Callable[[Shape, Callable[..., torch.Tensor]], tuple[Any, ...]]
+    flops: Callable[[Shape], float]
+    moved: Callable[[Shape], float]
+
+
+def _one(shape: Shape, make: Callable[..., torch.Tensor]) -> tuple[Any, ...]:
+    return (make(shape),)
+
+
+def _size(shape: Shape) -> float:
+    return float(math.prod(shape))
+
+
+def _causal_flops(shape: Shape) -> float:
+    """Two products of 2 B H T T D, half of them masked. Source: Dao 2023, FlashAttention-2, section 4.1."""
+    batch, heads, tokens, width = shape
+    return 2.0 * batch * heads * tokens * tokens * width
+
+
+KERNELS = {
+    "mm": Kernel(
+        "matmul",
+        aten.mm.default,
+        lambda s, make: (make((s[0], s[1])), make((s[1], s[2]))),
+        lambda s: 2.0 * math.prod(s),
+        lambda s: s[0] * s[1] + s[1] * s[2] + s[0] * s[2],
+    ),
+    "attention": Kernel(
+        "attention",
+        lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+        lambda s, make: (make(s), make(s), make(s)),
+        _causal_flops,
+        lambda s: 4 * _size(s),
+    ),
+    "conv2d": Kernel(
+        "convolution",
+        lambda x, w: aten.convolution.default(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+        lambda s, make: (make(s), make((s[1], s[1], 3, 3))),
+        lambda s: 2.0 * 9 * s[1] * _size(s),
+        lambda s: 2 * _size(s) + 9 * s[1] * s[1],
+    ),
+    "add": Kernel("pointwise", aten.add.Tensor, lambda s, make: (make(s), make(s)), _size, lambda s: 3 * _size(s)),
+    "silu": Kernel("pointwise", aten.silu.default, _one, _size, lambda s: 2 * _size(s)),
+    "sum": Kernel("reduction", lambda x: aten.sum.dim_IntList(x, [-1]), _one, _size, lambda s: _size(s) + s[0]),
+    "softmax": Kernel("softmax", lambda x: aten._softmax.default(x, -1, False), _one, _size, lambda s: 2 * _size(s)),
+    "layer_norm": Kernel(
+        "normalization",
+        lambda x: aten.native_layer_norm.default(x, [x.shape[-1]], None, None, 1e-5),
+        _one,
+        _size,
+        lambda s: 2 * _size(s) + 2 * s[0],
+    ),
+    "embedding": Kernel(
+        "indexing",
+        lambda table, rows: aten.embedding.default(table, rows),
+        lambda s, make: (make(s), torch.randperm(s[0]).to(make((1,)).device)),
+        lambda s: 0.0,
+        lambda s: 2 * _size(s),
+    ),
+    "cat": Kernel(
+        "copy",
+        lambda a, b: aten.cat.default([a, b], 1),
+        lambda s, make: (make((s[0], s[1] // 2)), make((s[0], s[1] // 2))),
+        lambda s: 0.0,
+        lambda s: 2 * _size(s),
+    ),
+}
+
+STREAMS = ("add", "silu", "sum", "softmax", "layer_norm", "embedding", "cat")
+
+
+def kernel_points(max_width: int, max_bytes: int) -> list[KernelPoint]:
+    """Kernels of every kind, the smaller sizes first: square products in every dtype, streams of bytes for the others.
+
+    Every second size is held out of the fit: it lies between two that are fitted.
+    """
+    return [
+        *(_point("mm", dtype, (n, n, n), held_out) for n, held_out in _widths(max_width) for dtype in DTYPES),
+        *(_point("attention", "float32", (1, 4, n, HEAD), held_out) for n, held_out in _widths(max_width)),
+        *(_point("conv2d", "float32", (1, IMAGE_CHANNELS, n, n), False) for n in IMAGE_WIDTHS if n <= max_width // 4),
+        *_streams(max_bytes),
+    ]
+
+
+def _widths(largest: int) -> Iterator[tuple[int, bool]]:
+    width = SMALLEST_WIDTH
+    while width <= largest:
+        yield width, False
+        if width * 3 // 2 <= largest:
+            yield width * 3 // 2, True
+        width *= 2
+
+
+def _streams(max_bytes: int) -> Iterator[KernelPoint]:
+    volume, held_out = SMALLEST_BYTES, False
+    while volume <= min(max_bytes, LARGEST_BYTES):
+        for name in STREAMS:
+            for dtype in DTYPES if name == "add" and not held_out else DTYPES[:1]:
+                itemsize = getattr(torch, dtype).itemsize
+                yield _point(name, dtype, (max(volume // itemsize // COLUMNS, 1), COLUMNS), held_out)
+        volume, held_out = volume * 2, not held_out
+
+
+def _point(name: str, dtype: str, shape: Shape, held_out: bool) -> KernelPoint:
+    kernel, itemsize = KERNELS[name], getattr(torch, dtype).itemsize
+    return KernelPoint(
+        kernel.kind, name, dtype, shape, kernel.flops(shape), float(kernel.moved(shape) * itemsize), held_out
+    )
+
+
+def kernel(job: Job, point: KernelPoint) -> Callable[[], object]:
+    """Runs the kernel of a point on this rank's device."""
+    dtype = getattr(torch, point.dtype)
+    found = KERNELS[point.name]
+    inputs = found.inputs(point.shape, lambda shape: _numbers(shape, dtype, job.device))
+    call = found.call
+    return lambda: call(*inputs)
+
+
+def _numbers(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Normal numbers, a few thousand again and again: quick to make.
+
+    Not all alike: GPUs multiply constant matrices faster than real ones. Source: H. He, "Strangely, Matrix
+    Multiplications on GPUs Run Faster When Given 'Predictable' Data", 2024.
+    """
+    count = math.prod(shape)
+    some = torch.randn(PERIOD, generator=torch.Generator().manual_seed(0)).to(device=device, dtype=dtype)
+    return some.repeat(-(-count // PERIOD))[:count].view(shape)

@@ -1,0 +1,281 @@
+"""What a report shows, as plain values: the template only lays them out."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, groupby
+
+from ..layout import Layout
+from ..mesh import Mesh
+from .dump import FoldedPlan
+from .folding import Pattern, fold, format_pattern, prefix_of
+from .followers import follows
+from .notation import format_path
+from .plan import Redistribution, ShardingPlan
+from .reasons import Reasons
+from .units import format_bytes, format_seconds
+
+MAX_DEPTH = 16
+"""Levels of the module tree; what is deeper stands in one name."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the predicted step: its name, seconds, and the class that colours it."""
+
+    name: str
+    seconds: float
+    colour: str
+
+
+def cost_split(plan: ShardingPlan) -> list[Part]:
+    """Computation by phase where the plan knows it, communication by mesh axis, and the rest: local copies."""
+    if plan.execution:
+        parts = [
+            Part(f"compute, {phase}", math.fsum(e.predicted_ns for e in plan.execution if e.phase == phase) / 1e9, tone)
+            for phase, tone in (("forward", "compute"), ("backward", "compute2"))
+        ]
+    else:
+        parts = [Part("compute", plan.compute_s, "compute")]
+    for i, axis in enumerate(plan.mesh.axes):
+        seconds = math.fsum(c.predicted_s for _, c in plan.collectives() if c.axis == axis)
+        parts.append(Part(f"communication over {axis}", seconds, f"axis{i % 6}"))
+    copies = plan.communication_s - math.fsum(c.predicted_s for _, c in plan.collectives())
+    if copies > 1e-9:
+        parts.append(Part("local copies", copies, "copies"))
+    return parts
+
+
+def layout_label(layout: Layout, mesh: Mesh) -> str:
+    """A layout in a few characters: the axes that do something, ``whole`` for none."""
+    cut = [f"{axis}:{placement}" for axis, placement in zip(mesh.axes, layout) if placement.kind != "R"]
+    return " ".join(cut) or "whole"
+
+
+# The map of layers and tensors ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MapRow:
+    """A tensor of every layer of a stack, and its layout's label in each group of layers ('' where it has none)."""
+
+    name: str
+    section: str
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """The tensors of one stack of layers; ``columns`` are groups of neighbouring layers that are alike."""
+
+    stack: str
+    columns: tuple[str, ...]
+    rows: tuple[MapRow, ...]
+
+    @property
+    def sections(self) -> list[tuple[str, list[MapRow]]]:
+        """The rows of each section, in the order of the sections."""
+        return [(section, list(rows)) for section, rows in groupby(self.rows, key=lambda row: row.section)]
+
+
+def layer_maps(plan: ShardingPlan, folded: FoldedPlan) -> list[LayerMap]:
+    """A map for each stack of layers, and one for the tensors outside of them, which comes last."""
+    stacks: dict[str, dict[tuple[str, str], dict[int, str]]] = defaultdict(lambda: defaultdict(dict))
+    outside: list[MapRow] = []
+    for section, lines in _mapped(folded):
+        for pattern, layout in lines:
+            label = layout_label(layout, plan.mesh)
+            if not pattern.choices:
+                outside.append(MapRow(format_pattern(pattern, folded.repeats), section, (label,)))
+                continue
+            stack, name = _in_stack(pattern, folded)
+            for index in chain(*pattern.choices[0]):
+                stacks[stack][section, name][index] = label
+    maps = [_layer_map(stack, rows) for stack, rows in stacks.items()]
+    return [*maps, LayerMap("", ("",), tuple(outside))] if outside else maps
+
+
+def _mapped(folded: FoldedPlan) -> list[tuple[str, list[tuple[Pattern, Layout]]]]:
+    """Parameters, and the first results of the operators that decide something."""
+    sections = [("parameters", [(line.pattern, line.value.layout) for line in folded.parameters])]
+    for phase, lines in (("forward", folded.forward), ("backward", folded.backward)):
+        decide = [line for line in lines if not follows(line.value) and line.value.outputs]
+        results = [(line.pattern, layout) for line in decide if (layout := line.value.outputs[0]) is not None]
+        sections.append((f"results of deciding operators, {phase}", results))
+    return sections
+
+
+def _in_stack(pattern: Pattern, folded: FoldedPlan) -> tuple[str, str]:
+    """The path of the stack that a pattern's first index belongs to, and the name of the tensor in a layer."""
+    at = pattern.components.index(None)
+    written = format_pattern(pattern, folded.repeats).partition("/")[0].split(".")
+    return prefix_of(pattern.components[:at]), ".".join(written[at + 1 :]) + pattern.role
+
+
+def _layer_map(stack: str, rows: dict[tuple[str, str], dict[int, str]]) -> LayerMap:
+    indices = sorted({index for labels in rows.values() for index in labels})
+    alike = [
+        list(group)
+        for _, group in groupby(indices, key=lambda index: [labels.get(index, "") for labels in rows.values()])
+    ]
+    columns = tuple(f"{g[0]}-{g[-1]} (x{len(g)})" if len(g) > 1 else str(g[0]) for g in alike)
+    return LayerMap(
+        stack,
+        columns,
+        tuple(
+            MapRow(name, section, tuple(labels.get(group[0], "") for group in alike))
+            for (section, name), labels in rows.items()
+        ),
+    )
+
+
+def palette(maps: Iterable[LayerMap]) -> dict[str, str]:
+    """A class for each label, those seen most first; ``whole`` is plain."""
+    seen: dict[str, int] = defaultdict(int)
+    for row in (row for layers in maps for row in layers.rows):
+        for label in row.labels:
+            seen[label] += 1
+    ordered = sorted((label for label in seen if label not in ("", "whole")), key=lambda label: (-seen[label], label))
+    colours = {label: f"tone{i % 8}" + (" hatched" if i >= 8 else "") for i, label in enumerate(ordered)}
+    return {"whole": "whole", **colours}
+
+
+# The module tree ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TreeMove:
+    """Redistributions of one tensor, of all layers that the line stands for."""
+
+    tensor: str
+    phase: str
+    path: str
+    steps: str
+    why: str
+    count: int
+    seconds: float
+    size_bytes: int
+
+
+@dataclass
+class TreeNode:
+    """A module by its path: predicted seconds of all that is inside it."""
+
+    name: str
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+    children: dict[str, TreeNode] = field(default_factory=dict)
+    moves: list[TreeMove] = field(default_factory=list)
+
+    @property
+    def ordered(self) -> list[TreeNode]:
+        """The modules inside, the dearest first; one that only holds another is left out for it."""
+        children = [child._joined() for child in self.children.values()]
+        return sorted(children, key=lambda node: (-node.compute_s - node.communication_s, node.name))
+
+    def _joined(self) -> TreeNode:
+        if len(self.children) != 1 or self.moves:
+            return self
+        (child,) = self.children.values()
+        if (child.compute_s, child.communication_s) != (self.compute_s, self.communication_s):
+            return self
+        return child._joined()
+
+
+def module_tree(plan: ShardingPlan, folded: FoldedPlan) -> TreeNode:
+    """The model's modules with their computation, and each redistribution at the module that made its tensor."""
+    root = TreeNode(plan.model)
+    modules: dict[str, list[int]] = defaultdict(list)
+    for run in plan.execution:
+        modules[run.name.partition("/")[0]].append(run.predicted_ns)
+    for line in fold([(name, sum(ns)) for name, ns in modules.items()]):
+        path = _path(format_pattern(line.pattern, folded.repeats))
+        for node in _nodes(root, path):
+            node.compute_s += line.value * line.pattern.count / 1e9
+    reasons = Reasons(plan, folded.repeats)
+    tensors = {entry.name for entry in (*plan.parameters, *plan.buffers)}
+    for moved in folded.redistributions:
+        name, slash, role = format_pattern(moved.pattern, folded.repeats).partition("/")
+        if not slash:
+            held = moved.pattern.names()[0] in tensors
+            name, role = (name.rpartition(".")[0], name.rpartition(".")[2]) if held else ("", name)
+        entry, count = moved.value, moved.pattern.count
+        nodes = _nodes(root, _path(name))
+        for node in nodes:
+            node.communication_s += count * entry.predicted_s
+        nodes[-1].moves.append(
+            TreeMove(
+                role,
+                entry.phase,
+                format_path(entry.path, plan.mesh),
+                _steps(entry),
+                reasons.of(moved),
+                count,
+                count * entry.predicted_s,
+                count * sum(collective.size_bytes for collective in entry.collectives),
+            )
+        )
+    return root
+
+
+def _steps(entry: Redistribution) -> str:
+    if entry.kept:
+        return "kept from the forward"
+    steps = [
+        f"{c.kind} over {c.axis}, {format_bytes(c.size_bytes)}, {format_seconds(c.predicted_s)}"
+        for c in entry.collectives
+    ]
+    return "; ".join(steps) or "local"
+
+
+def _path(module: str) -> list[str]:
+    parts = module.split(".") if module else []
+    return parts if len(parts) <= MAX_DEPTH else [*parts[: MAX_DEPTH - 1], ".".join(parts[MAX_DEPTH - 1 :])]
+
+
+def _nodes(root: TreeNode, path: Sequence[str]) -> list[TreeNode]:
+    """The nodes on a path, made where they are missing."""
+    nodes = [root]
+    for depth, name in enumerate(path, start=1):
+        nodes.append(nodes[-1].children.setdefault(name, TreeNode(".".join(path[:depth]))))
+    return nodes
+
+
+# The course of memory -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MemoryChart:
+    """The course of memory as a chart of ``width`` x ``height``: its outline, and a bar to point at for each moment."""
+
+    width: int
+    height: int
+    outline: str
+    bars: tuple[tuple[float, float, float, str, int], ...]
+    backward_at: float | None
+    budget_at: float | None
+    top_bytes: int
+
+
+def memory_chart(plan: ShardingPlan, width: int = 900, height: int = 220) -> MemoryChart | None:
+    """None where the plan knows no course of memory."""
+    memory = plan.memory
+    if memory is None or not memory.timeline:
+        return None
+    top = max(memory.peak.size_bytes, memory.budget_bytes or 0, 1)
+    step = width / len(memory.timeline)
+
+    def y(size_bytes: int) -> float:
+        return round(height * (1 - size_bytes / top), 2)
+
+    bars = tuple(
+        (round(i * step, 2), y(point.size_bytes), round(step, 2), f"{point.phase} {point.operator}", point.size_bytes)
+        for i, point in enumerate(memory.timeline)
+    )
+    outline = " ".join(f"{x},{at} {round(x + wide, 2)},{at}" for x, at, wide, _, _ in bars)
+    backward = next((x for (x, *_), point in zip(bars, memory.timeline) if point.phase != "forward"), None)
+    budget = None if memory.budget_bytes is None else y(memory.budget_bytes)
+    return MemoryChart(width, height, f"0,{height} {outline} {width},{height}", bars, backward, budget, top)

@@ -1,0 +1,140 @@
+"""A search that is cut short, by the clock or by Ctrl-C, still ends with an answer, and leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from solver import BACKENDS, Edge, Node, Problem, Status, evaluate, solve
+from solver.backends import Answer, Request
+from solver.backends.lazy import ProgramAnswer, run_lazily
+from solver.backends.program import Program
+from solver.iopddl import read_problem, write_problem
+
+AVAILABLE = [name for name, entry in BACKENDS.items() if entry.available]
+SEARCHING = [name for name in AVAILABLE if name != "exhaustive"]
+
+
+def web(nodes: int, strategies: int, edges: int, limit: int | None) -> Problem:
+    """Random costs on random edges: no reduction helps, and no proof is near."""
+    rng = np.random.default_rng(0)
+    made = (
+        Node(f"n{k}", rng.integers(0, 100, strategies), rng.integers(0, 9, strategies), (0, 1)) for k in range(nodes)
+    )
+    ends = {tuple(sorted(rng.choice(nodes, 2, replace=False).tolist())) for _ in range(edges)}
+    joined = (Edge.dense(u, v, rng.integers(0, 100, (strategies, strategies))) for u, v in sorted(ends))
+    return Problem(tuple(made), tuple(joined), usage_limit=limit)
+
+
+@pytest.mark.parametrize("backend", SEARCHING)
+@pytest.mark.parametrize("limit", [None, 150, 80])
+def test_no_time_at_all_still_gives_a_feasible_answer_and_a_bound(backend: str, limit: int | None) -> None:
+    problem = web(60, 6, 200, limit)
+    solution = solve(problem, backend=backend, time_limit_s=1e-9)
+    assert solution.status is Status.FEASIBLE and solution.choices is not None
+    judged = evaluate(problem, solution.choices)
+    assert judged.feasible and judged.cost == solution.cost
+    assert solution.bound is not None and solution.bound <= judged.cost
+
+
+def test_no_time_at_all_gives_a_feasible_start_back() -> None:
+    problem = web(60, 6, 200, 150)
+    start = solve(problem, time_limit_s=0.5).choices
+    assert start is not None
+    again = solve(problem, time_limit_s=1e-9, start=start)
+    assert again.cost == evaluate(problem, start).cost
+
+
+class Stubborn:
+    """Says that every node takes its cheapest strategy, whatever rows there are."""
+
+    def minimise(self, program: Program, request: Request) -> ProgramAnswer:
+        """See `ProgramSolver.minimise`."""
+        x = np.zeros(program.choices)
+        for lo, hi in zip(program.first[:-1], program.first[1:], strict=True):
+            x[lo + program.costs[lo:hi].argmin()] = 1.0
+        return ProgramAnswer(x, 0.0)
+
+
+@pytest.mark.parametrize("price", [None, 2])
+def test_an_answer_over_the_limit_is_repaired_when_time_ends(price: int | None) -> None:
+    nodes = tuple(Node(f"n{k}", np.array([0, 3]), np.array([7, 1]), (0, 2)) for k in range(6))
+    problem = Problem(nodes, (), usage_limit=20, usage_price=price)
+    answer = run_lazily(Stubborn(), problem, Request(deadline_s=time.monotonic()))
+    assert answer.choices is not None and evaluate(problem, answer.choices).feasible
+
+
+def test_what_was_known_before_is_the_answer_of_a_backend_that_does_not_end() -> None:
+    known: list[Answer] = []
+    nodes = tuple(Node(f"n{k}", np.array([0, 3]), np.array([7 + k, 1]), (3 * k, 3 * k + 2)) for k in range(12))
+    soft = Problem(nodes, (), usage_limit=5, usage_price=2)
+    run_lazily(Stubborn(), soft, Request(on_answer=known.append))
+    assert known and known[0].choices == (0,) * 12
+
+
+DRIVER = """
+import sys
+from solver import solve
+from solver.iopddl import read_problem, write_solution
+problem = read_problem(sys.argv[1])
+print("ready", flush=True)
+write_solution(solve(problem, backend=sys.argv[2], time_limit_s=60), sys.argv[3])
+import os
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", SEARCHING)
+def test_ctrl_c_gives_every_backends_best_answer_and_leaves_no_process(backend: str, tmp_path: Path) -> None:
+    write_problem(web(60, 6, 200, 150), tmp_path / "web.json")
+    output = tmp_path / "solution.json"
+    command = [sys.executable, "-c", DRIVER, str(tmp_path / "web.json"), backend, str(output)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    time.sleep(2)  # no answer can be proven by then, and every solver is at work
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=40)
+    solution = json.loads(output.read_text())
+    assert (process.returncode, solution["status"]) == (0, "feasible")
+    assert evaluate(read_problem(tmp_path / "web.json"), solution["choices"]).cost == solution["cost"]
+    assert _running_in(tmp_path) == []
+
+
+def _running_in(folder: Path) -> list[str]:
+    """Processes whose command line names the folder."""
+    named = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder).encode() in path.read_bytes():
+                named.append(path.parent.name)
+        except OSError:
+            continue  # it has ended meanwhile
+    return named
+
+
+def test_ctrl_c_ends_the_command_after_it_showed_an_answer(tmp_path: Path) -> None:
+    write_problem(web(100, 8, 400, 300), tmp_path / "hard.json")
+    output = tmp_path / "solution.json"
+    command = [sys.executable, "-m", "solver", str(tmp_path / "hard.json"), "-o", str(output)]
+    terminal, inside = pty.openpty()
+    process = subprocess.Popen([*command, "--backend", "decomposition"], stdout=subprocess.PIPE, stderr=inside)
+    os.close(inside)
+    shown = b""
+    while b"cost " not in shown.replace(b"cost None", b""):
+        shown += os.read(terminal, 1000)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=40)
+    os.close(terminal)
+    assert process.returncode == 0
+    assert json.loads(output.read_text())["status"] == "feasible"
