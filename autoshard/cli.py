@@ -1,6 +1,7 @@
 """The command line: reads arguments, calls the library, prints.
 
-Exit codes: 0 done, 1 the plans differ (``diff``), 2 a mistake, 3 infeasible, 4 a profile does not fit its machine.
+Exit codes: 0 done, 1 the plans differ (``diff``) or a plan is no longer good (``check``), 2 a mistake, 3 infeasible,
+4 a profile does not fit its machine.
 """
 
 from __future__ import annotations
@@ -9,19 +10,17 @@ import json
 import math
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from .errors import AutoshardError, InfeasibleError
+from .cli_review import check, explain, replan
 from .factory import load_factory
 from .mesh import Mesh
 from .plans import check_writable, read_plan, summarize, summary_json, write_plan
@@ -31,10 +30,12 @@ from .plans.exports import parallelize_module_source, partition_spec_source
 from .plans.file import write_text
 from .plans.show import console_for, headline, show_text
 from .plans.trace import trace_json
+from .terminal import EXIT_DIFFERENT, EXIT_MISTAKE
+from .terminal import fail as _fail
+from .terminal import mistakes_explained as _mistakes_explained
+from .terminal import progress_shown as _progress
+from .terminal import warnings_explained as _warnings_explained
 
-EXIT_DIFFERENT = 1
-EXIT_MISTAKE = 2
-EXIT_INFEASIBLE = 3
 EXIT_DISAGREES = 4
 
 app = typer.Typer(
@@ -44,6 +45,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+for _command in (check, explain, replan):
+    app.command()(_command)
 
 
 class Objective(StrEnum):
@@ -113,6 +116,9 @@ def plan(
         list[str] | None,
         typer.Option(metavar="NAME=LAYOUT", help="A placement to hold, for example '*.wq.weight=tp:S(0)'. Repeatable."),
     ] = None,
+    constraints: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="A constraints file (docs/constraints.md). Repeatable.")
+    ] = None,
     backend: Annotated[
         str, typer.Option(metavar="NAME", help="The solver: auto, highs, scip, cp-sat, cbc, pulp-highs.")
     ] = "auto",
@@ -139,6 +145,7 @@ def plan(
                 mesh=parsed_mesh,
                 hardware=hardware,
                 objective=objective.value,
+                constraints=tuple(constraints or ()),
                 pins=tuple(pin or ()),
                 backend=backend,
                 time_limit_s=time_limit,
@@ -296,29 +303,6 @@ def export(
             typer.echo(f"wrote {output}")
 
 
-@contextmanager
-def _mistakes_explained() -> Iterator[None]:
-    """Ends the command with one line on stderr where the library refuses what it was given."""
-    try:
-        yield
-    except InfeasibleError as error:
-        _fail(str(error), EXIT_INFEASIBLE)
-    except AutoshardError as error:
-        _fail(str(error), EXIT_MISTAKE)
-    except ModuleNotFoundError as error:
-        if error.name == "jinja2":
-            _fail("a report needs jinja2, which is not installed; pip install 'autoshard[report]'", EXIT_MISTAKE)
-        if error.name not in ("torch", "ortools", "pulp"):
-            raise
-        _fail(f"this needs {error.name}, which is not installed; pip install autoshard", EXIT_MISTAKE)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    if os.environ.get("RANK", "0") == "0":  # of a torchrun job the first rank speaks for all
-        typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(code)
-
-
 def _check_names(mesh: Mesh, hardware: str, backend: str) -> None:
     """Refuses an unknown profile or backend, or a profile that does not fit the mesh, before the long work starts."""
     from cost_models import ProfileError, load_profile
@@ -330,26 +314,3 @@ def _check_names(mesh: Mesh, hardware: str, backend: str) -> None:
         load_backend(backend)
     except (ProfileError, ProblemError, BackendUnavailable) as error:
         _fail(str(error), EXIT_MISTAKE)
-
-
-@contextmanager
-def _warnings_explained() -> Iterator[None]:
-    """Prints a warning as one line on stderr, without the place in our source that raised it."""
-
-    def show(message: Warning | str, category: object, file: object, line: object, *rest: object) -> None:
-        typer.echo(f"warning: {message}", err=True)
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show  # type: ignore[assignment]
-        yield
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Says on stderr which stage runs, where a person watches."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda stage: None
-        return
-    with console.status("planning") as status:
-        yield lambda stage: status.update(stage)

@@ -20,8 +20,8 @@ NAME is a glob pattern for the name of a parameter, an input, the result of an o
 of them. TENSORS are ``parameters``, ``gradients`` (of parameters), ``activations`` (all the rest) or ``tensors``.
 SCHEME is one of ``ddp`` (or ``dp-only``), ``fsdp``, ``tp``, ``sp`` and ``ep``.
 
-Partition specs are those of PyTorch/XLA's ``mark_sharding``: one entry per dim of the tensor, an axis by name or number,
-several axes in parentheses, or None for a dim that is whole (:mod:`autoshard.partition_spec`).
+Partition specs are those of PyTorch/XLA's ``mark_sharding``: one entry per dim of the tensor, an axis by name or
+number, several axes in parentheses, or None for a dim that is whole (:mod:`autoshard.partition_spec`).
 """
 
 from __future__ import annotations

@@ -201,8 +201,8 @@ def _check_mesh(document: _Document, mesh: Mesh, text: str, path: str) -> None:
         raise ConstraintError(f"{path}, line {line_of(text, ('mesh',))}: {error}") from None
     if made_for != mesh:
         raise MeshError(
-            f"{path}, line {line_of(text, ('mesh',))}: the constraints are for the mesh {made_for}, but the plan is for "
-            f"{mesh}; use others, or remove this line where they mean the same on both"
+            f"{path}, line {line_of(text, ('mesh',))}: the constraints are for the mesh {made_for}, but the plan is "
+            f"for {mesh}; use others, or remove this line where they mean the same on both"
         )
 
 

@@ -20,7 +20,7 @@ from cost_models import Profile
 from solver import INFEASIBLE, Edge, Group, Problem
 from solver import Node as SolverNode
 
-from .capture import CapturedGraph, Node, Ref, TensorMeta, annotations, tied_nodes
+from .capture import CapturedGraph, Node, Ref, TensorMeta, annotated, layers, tied_nodes
 from .constraints import Alike, Constraint, Family, check_constraints_match, check_specs_fit, parse_pin
 from .errors import ConstraintError, LayoutError
 from .families import restrict
@@ -139,7 +139,7 @@ def _restrictions(
     for constraint in constraints:
         if not isinstance(constraint, Family | Alike):
             restrictions.add(constraint)
-    for i, node, text in annotations(graph):
+    for i, node, text in annotated(graph):
         restrictions.limit(i, _annotation(node, text, mesh))
     restrict(restrictions, [c for c in constraints if isinstance(c, Family)], graph, mesh)
     return restrictions
@@ -176,7 +176,8 @@ class _Candidates:
 
     def _under_limits(self, index: int, name: str, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
         """The same tuple for equal strategies under equal limits, by which ties know them."""
-        offered, applied = strategies, []
+        offered = strategies
+        applied: list[Limit] = []
         for limit in self._restrictions.limits(index):
             key = (id(strategies), limit)
             if key not in self._limited:
@@ -194,7 +195,9 @@ class _Candidates:
             texts = [format_layout(layout, self._mesh) for layout in _layouts(strategies)]
             if isinstance(limit, Taking):
                 texts = [_strategy_text(strategy, self._mesh) for strategy in strategies]
-            possible = "; ".join(texts[:MOST_SHOWN]) + (f"; and {len(texts) - MOST_SHOWN} more" * (len(texts) > MOST_SHOWN))
+            possible = "; ".join(texts[:MOST_SHOWN]) + (
+                f"; and {len(texts) - MOST_SHOWN} more" * (len(texts) > MOST_SHOWN)
+            )
             return f"the {limit.kind} {limit.text!r} cannot hold: on the mesh {self._mesh}, {name} can have {possible}"
         against = [other for other in applied if not _kept(other, alone)][:1] or applied
         others = " and ".join(f"the {other.kind} {other.text!r}" for other in against)
@@ -346,11 +349,17 @@ def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
 
 
 def _ties(graph: CapturedGraph, strategies: tuple[tuple[Strategy, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """Identical layers, as far as constraints leave their members the same choices."""
+    """Identical layers, as far as constraints leave them the same choices: one that is pinned is decided for itself."""
+    numbers: dict[tuple[int, ...], int] = {}
+    choices: dict[int, tuple[int, ...]] = defaultdict(tuple)  # those of the layers that a node is in, as numbers
+    for nodes in layers(graph).values():
+        number = numbers.setdefault(tuple(id(strategies[i]) for i in nodes), len(numbers))
+        for i in nodes:
+            choices[i] += (number,)
     ties: list[tuple[int, ...]] = []
     for members in tied_nodes(graph):
-        alike: dict[int, list[int]] = defaultdict(list)
+        alike: dict[object, list[int]] = defaultdict(list)
         for i in members:
-            alike[id(strategies[i])].append(i)
+            alike[id(strategies[i]), choices[i]].append(i)
         ties.extend(tuple(same) for same in alike.values() if len(same) > 1)
     return tuple(ties)

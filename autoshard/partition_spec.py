@@ -22,7 +22,8 @@ from .mesh import Mesh
 _TOKEN = re.compile(r"\s*(?:(?P<mark>[(),\[\]])|(?P<quote>['\"]?)(?P<word>[A-Za-z_]\w*|\d{1,3})(?P=quote))")
 _CLOSING = {"(": ")", "[": "]"}
 
-Spec = tuple[str | None | tuple[str, ...], ...]
+Entry = str | tuple[str, ...] | None
+Spec = tuple[Entry, ...]
 """The axes of every dim, as they were written."""
 
 
@@ -45,8 +46,8 @@ def parse_partition_spec(text: str, mesh: Mesh) -> tuple[Layout, int]:
         axes = [_axis(name, text, mesh) for name in _names(entry)]
         if axes != sorted(axes):
             raise LayoutError(
-                f"the partition spec {text.strip()!r} cuts dim {dim} over {mesh.axes[axes[0]]} first; only the order of "
-                f"the mesh ({mesh}) is supported"
+                f"the partition spec {text.strip()!r} cuts dim {dim} over {mesh.axes[axes[0]]} first; only the order "
+                f"of the mesh ({mesh}) is supported"
             )
         for axis in axes:
             if axis in used:
@@ -56,7 +57,7 @@ def parse_partition_spec(text: str, mesh: Mesh) -> tuple[Layout, int]:
     return Layout(tuple(placements)), len(entries)
 
 
-def _names(entry: str | None | tuple[str, ...]) -> tuple[str, ...]:
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
 
@@ -96,8 +97,8 @@ class _Reader:
             raise self._unreadable()
         return _CLOSING[self._tokens.pop(0)]
 
-    def _entries(self, closing: str, nested: bool) -> list[str | None | tuple[str, ...]]:
-        entries: list[str | None | tuple[str, ...]] = []
+    def _entries(self, closing: str, nested: bool) -> list[str | tuple[str, ...] | None]:
+        entries: list[str | tuple[str, ...] | None] = []
         while self._tokens and self._tokens[0] != closing:
             if self._tokens[0] in _CLOSING and nested:
                 inner = self._entries(self._opening(), nested=False)

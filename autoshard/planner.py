@@ -48,7 +48,8 @@ class Planner:
         """The program under constraints.
 
         Raises:
-            ConstraintError: one names nothing, or cannot hold, alone or beside another; the message says where it stands.
+            ConstraintError: one names nothing, or cannot hold, alone or beside another; the message says where it
+                stands.
         """
         with constraints.located():
             return self._formulate(constraints.values)

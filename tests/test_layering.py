@@ -41,6 +41,8 @@ OTHERS = frozenset({"solver", "cost_models", "autoshard.measure", "autoshard.mea
 COMMANDS = frozenset({"autoshard.api", "autoshard.factory", "autoshard.calibration"}) | {
     "autoshard.baselines",
     "autoshard.comparison",
+    "autoshard.cli_review",
+    "autoshard.terminal",
 }
 FILES = frozenset({"pydantic", "yaml"})  # what validates the files on disk
 
@@ -124,6 +126,9 @@ TABLE = {
         | {"autoshard.formulation", "autoshard.interpretation", "autoshard.plans", "cost_models", "solver"},
         frozenset({"torch"}),
     ),
+    "autoshard.review": Row(
+        VOCABULARY | STAGES | {"autoshard.api", "cost_models", "solver"}, frozenset({"numpy", "torch"})
+    ),
     "autoshard.measure": Row(
         frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.lowering", "cost_models"}), frozenset({"torch"})
     ),
@@ -134,6 +139,12 @@ TABLE = {
         frozenset({"rich", "torch"}),
     ),
     "autoshard.api": Row(VOCABULARY | STAGES | OTHERS | {"solver.backends"}, frozenset({"numpy", "torch"})),
+    "autoshard.terminal": Row(VOCABULARY, frozenset({"rich", "typer"})),
+    "autoshard.cli_review": Row(
+        VOCABULARY
+        | {"autoshard.factory", "autoshard.plans", "autoshard.review", "autoshard.terminal", "cost_models", "solver"},
+        frozenset({"typer"}),
+    ),
     "autoshard.cli": Row(
         VOCABULARY | STAGES | OTHERS | COMMANDS | {"solver.backends"},
         frozenset({"rich", "torch", "typer"}),
@@ -152,6 +163,7 @@ EXACT = frozenset({"autoshard"})
 DEFERRED = {
     "autoshard": "the public names are loaded when asked for: reading a plan loads no torch",
     "autoshard.cli": "only the commands that need torch load it",
+    "autoshard.cli_review": "as for the other commands",
     "autoshard.calibration": "only a report needs matplotlib",
     "solver.backends": "the registry loads the one backend that was asked for",
 }

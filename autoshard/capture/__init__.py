@@ -1,6 +1,6 @@
 """Capture: the training step of a module as one immutable joint forward and backward graph."""
 
-from .annotation import CONSTRAIN, annotations, constrain
+from .annotation import CONSTRAIN, annotated, constrain
 from .capture import capture, input_names
 from .graph import CapturedGraph, Node, Ref, TensorMeta, is_random, map_refs, refs_in
 from .repeats import is_contraction, layers, tied_nodes
@@ -11,7 +11,7 @@ __all__ = [
     "Node",
     "Ref",
     "TensorMeta",
-    "annotations",
+    "annotated",
     "capture",
     "constrain",
     "input_names",

@@ -1,8 +1,8 @@
 """Annotations inside a model: ``x = autoshard.constrain(x, "dp:S(0) tp:R")``.
 
 Outside of capture this is the tensor itself, at no cost. While a model is captured it is an operator of its own,
-``autoshard::constrain``, which takes and gives any layout; the program holds it to the one that is written. Nothing runs
-for it afterwards: the local graph of a rank goes on with the same tensor.
+``autoshard::constrain``, which takes and gives any layout; the program holds it to the one that is written. Nothing
+runs for it afterwards: the local graph of a rank goes on with the same tensor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from ..errors import LayoutError
 from .graph import CapturedGraph, Node
 
-Entry = str | int | None | tuple[str | int, ...]
+Entry = str | int | tuple[str | int, ...] | None
 """What cuts one dim in a partition spec."""
 
 _marking = False  # dynamo guards on it: a model compiled outside of capture never sees the operator
@@ -30,13 +30,14 @@ def constrain(tensor: torch.Tensor, layout: str | tuple[Entry, ...]) -> torch.Te
         layout: as in plans, ``"dp:S(0) tp:R"`` (axes left out are replicated), or a partition spec, ``("dp", None)``.
 
     Raises:
-        LayoutError: ``layout`` is neither a text nor a tuple. What it says is read when the model is planned, for its mesh.
+        LayoutError: ``layout`` is neither a text nor a tuple. What it says is read when the model is planned.
     """
     if not isinstance(layout, str | tuple):
         raise LayoutError(f"constrain wants a layout such as 'dp:S(0) tp:R' or ('dp', None), got {layout!r}")
     if not _marking:
         return tensor
-    return _constrain(tensor, layout if isinstance(layout, str) else repr(layout))
+    marked: torch.Tensor = _constrain(tensor, layout if isinstance(layout, str) else repr(layout))
+    return marked
 
 
 @torch.library.custom_op("autoshard::constrain", mutates_args=())
@@ -69,7 +70,7 @@ def marking() -> Iterator[None]:
         _marking = before
 
 
-def annotations(graph: CapturedGraph) -> Iterator[tuple[int, Node, str]]:
+def annotated(graph: CapturedGraph) -> Iterator[tuple[int, Node, str]]:
     """The annotated tensors of a graph: node, and the layout as it was written."""
     for i, node in graph.of_kind("operator"):
         if node.op is CONSTRAIN:

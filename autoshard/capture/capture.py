@@ -17,7 +17,6 @@ from torch.fx import Node as FxNode
 from torch.utils._pytree import MappingKey, SequenceKey, keystr, tree_flatten_with_path
 
 from ..errors import CaptureError
-from . import annotation
 from .adapter import Trace, model_stack, trace
 from .attention import attention, attention_backward
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
@@ -31,7 +30,7 @@ _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 # Frames that are no lines of the model.
-_NOT_THE_MODEL = (os.path.dirname(torch.__file__), annotation.__file__)
+_NOT_THE_MODEL = (os.path.dirname(torch.__file__), os.path.join(os.path.dirname(__file__), "annotation.py"))
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> CapturedGraph:

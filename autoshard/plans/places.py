@@ -32,7 +32,9 @@ def _patterns(document: dict[str, Node]) -> Iterator[tuple[str, Path]]:
     for section in ("parameters", "buffers", "inputs", "outputs"):
         yield from ((key, (section, key)) for key in _mapping(document.get(section)))
     for phase in ("forward", "backward"):
-        yield from ((key, ("operators", phase, key)) for key in _mapping(_mapping(document.get("operators")).get(phase)))
+        yield from (
+            (key, ("operators", phase, key)) for key in _mapping(_mapping(document.get("operators")).get(phase))
+        )
         lines = _mapping(document.get("followers")).get(phase)
         for i, line in enumerate(lines if isinstance(lines, list) else []):
             module, roles = _mapping(line).get("module"), _mapping(line).get("roles")

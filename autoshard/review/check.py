@@ -1,4 +1,4 @@
-"""Whether a plan is still good: does it fit the model, the mesh, the profile and the budget, and is it still the best?"""
+"""Whether a plan is still good: does it fit model, mesh, profile and budget, and is it still the best?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cost_models import Profile
 from solver import Solution
 
 from ..errors import ConstraintError
-from ..mesh import Mesh
+from ..mesh import HybridMesh, Mesh
 from ..planner import Planner
 from ..plans import ShardingPlan
 from ..plans.units import format_bytes, format_seconds
@@ -39,9 +39,9 @@ class Finding:
 class Review:
     """What a check found.
 
-    Costs are integer nanoseconds: ``recorded_ns`` as the file says, ``now_ns`` of the same decisions under the profile of
-    today, ``best_ns`` the best that was found today and ``bound_ns`` what no plan costs less than; None where the plan
-    does not fit well enough to be priced.
+    Costs are integer nanoseconds: ``recorded_ns`` as the file says, ``now_ns`` of the same decisions under the profile
+    of today, ``best_ns`` the best that was found today and ``bound_ns`` what no plan costs less than; None where the
+    plan does not fit well enough to be priced.
     """
 
     findings: tuple[Finding, ...]
@@ -69,7 +69,7 @@ def check(
     args: Any = (),
     kwargs: dict[str, Any] | None = None,
     *,
-    mesh: Mesh | str | None = None,
+    mesh: Mesh | HybridMesh | str | None = None,
     hardware: str | Profile | None = None,
     memory_bytes: int | None = None,
     within: float = 0.01,
@@ -81,18 +81,26 @@ def check(
 
     Args:
         model, args, kwargs: as for :func:`autoshard.plan`.
-        mesh: the mesh of the job, where it should be compared with the plan's.
+        mesh: the mesh of the job, where it should be compared with the plan's; its order of ranks decides prices.
         hardware: the profile to price with, by default the one that the plan names, as it is now.
         memory_bytes: the budget of one rank, by default the one that the plan was made under.
         within: how far from the best plan it may be, as a share of the best plan's cost.
 
     Raises:
-        CaptureError, ProfileError, MeshError, ConstraintError: the model, profile, mesh or the plan's constraints cannot be
-            read.
+        CaptureError, ProfileError, MeshError, ConstraintError: the model, profile, mesh or the plan's constraints
+            cannot be read.
         InfeasibleError: under the plan's constraints there is no plan any more.
     """
     planner = planner_of(
-        plan, model, args, kwargs, hardware=hardware, backend=backend, time_limit_s=time_limit_s, progress=progress
+        plan,
+        model,
+        args,
+        kwargs,
+        mesh=None if mesh is None or Mesh.of(mesh) != plan.mesh else mesh,
+        hardware=hardware,
+        backend=backend,
+        time_limit_s=time_limit_s,
+        progress=progress,
     )
     report = progress or (lambda stage: None)
     findings = [_model(plan, planner), _mesh(plan, mesh), _hardware(plan, planner)]
@@ -125,7 +133,7 @@ def _model(plan: ShardingPlan, planner: Planner) -> Finding:
     return Finding("model", False, "another than the plan was made for; make the plan again", details)
 
 
-def _mesh(plan: ShardingPlan, mesh: Mesh | str | None) -> Finding:
+def _mesh(plan: ShardingPlan, mesh: Mesh | HybridMesh | str | None) -> Finding:
     if mesh is None or Mesh.of(mesh) == plan.mesh:
         return Finding("mesh", True, str(plan.mesh))
     return Finding("mesh", False, f"{Mesh.of(mesh)}, but the plan is for {plan.mesh}; make the plan again")
@@ -173,7 +181,9 @@ def _optimality(now: Priced, best: Solution, within: float) -> Finding:
     price = format_seconds(cost / 1e9)
     if better <= 0:
         proven = best.bound is not None and best.bound >= cost
-        return Finding("optimality", True, f"{price}: " + ("optimal" if proven else f"none better found, gap {best.gap:.2%}"))
+        return Finding(
+            "optimality", True, f"{price}: " + ("optimal" if proven else f"none better found, gap {best.gap:.2%}")
+        )
     share = better / max(1, best.cost)
     said = f"{price}: {share:.2%} more than the {format_seconds(best.cost / 1e9)} of the best plan now"
     return Finding("optimality", share <= within, f"{said}, {'within' if share <= within else 'over'} {within:.2%}")

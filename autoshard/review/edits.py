@@ -1,9 +1,9 @@
 """What was changed by hand in a plan file.
 
 A file says more than its decisions: it records which redistributions the original decisions needed, for whom, and how
-long each operator took. Whoever edits a layout leaves these as they were. The original is therefore the assignment that
-agrees with all that is recorded and differs from the decisions in the file in as few places as possible: a small problem
-for the same solver. Where the record does not settle it, the original file must be given.
+long each operator took. Whoever edits a layout leaves these as they were. The original is therefore the assignment
+that agrees with all that is recorded and differs from the decisions in the file in as few places as possible: a small
+problem for the same solver. Where the record does not settle it, the original file must be given.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ GIVE_THE_ORIGINAL = (
 
 @dataclass(frozen=True)
 class Edit:
-    """Decisions that were changed alike by hand: what they were, what the file says now, and the constraint that holds it.
+    """Decisions that were changed alike by hand: what they were, what the file says now, and what holds it.
 
-    ``pattern`` names them for people, ``names`` are all of them; ``texts`` are constraints of :mod:`autoshard.constraints`.
+    ``pattern`` names them for people, ``names`` are all of them; ``texts`` are constraints, as in
+    :mod:`autoshard.constraints`.
     """
 
     pattern: str
@@ -77,8 +78,8 @@ def find_edits(
 def _reconstructed(plan: ShardingPlan, planner: Planner, formulation: Formulation, found: Decisions) -> Decisions:
     if planner.profile.fingerprint != plan.hardware_fingerprint:
         raise PlanMismatchError(
-            f"the profile {planner.profile.name} is not the one that the plan was priced with, so what was edited cannot "
-            f"be told from the times in the file; {GIVE_THE_ORIGINAL}"
+            f"the profile {planner.profile.name} is not the one that the plan was priced with, so what was edited "
+            f"cannot be told from the times in the file; {GIVE_THE_ORIGINAL}"
         )
     problem = _Record(plan, formulation).problem(choices_of(found, formulation))
     choices = solve(problem, backend=planner.backend, time_limit_s=planner.time_limit_s).choices
@@ -87,8 +88,8 @@ def _reconstructed(plan: ShardingPlan, planner: Planner, formulation: Formulatio
         if solution is not None and _record(planner.write(formulation, solution)) == _record(plan):
             return decisions_made(formulation, choices)
     raise PlanMismatchError(
-        "what was edited cannot be told from the file: its redistributions and times fit no decisions near those that it "
-        f"lists. Redistributions follow from the layouts and are not edited; {GIVE_THE_ORIGINAL}"
+        "what was edited cannot be told from the file: its redistributions and times fit no decisions near those that "
+        f"it lists. Redistributions follow from the layouts and are not edited; {GIVE_THE_ORIGINAL}"
     )
 
 
@@ -118,11 +119,11 @@ class _Record:
         costs 1.
         """
         given = self._formulation.problem
-        nodes = tuple(
-            Node(node.name, self._node_costs(i, node.costs, found[i])) for i, node in enumerate(given.nodes)
-        )
+        nodes = tuple(Node(node.name, self._node_costs(i, node.costs, found[i])) for i, node in enumerate(given.nodes))
         edges = [*self._edges(), *(self._unpriced(edge) for edge in given.edges[self._demanded() :])]
-        return replace(given, nodes=nodes, edges=tuple(edges), groups=(), ties=(), usage_limit=None, usage_price=None, budgets=())
+        return replace(
+            given, nodes=nodes, edges=tuple(edges), groups=(), ties=(), usage_limit=None, usage_price=None, budgets=()
+        )
 
     def _node_costs(self, node: int, costs: np.ndarray, found: int | None) -> np.ndarray:
         strategies = self._formulation.strategies[node]
@@ -151,11 +152,14 @@ class _Record:
             moves = self._moves[self._graph.tensor_name(demand.ref), demand.phase]
             for consumer, position in demand.consumers:
                 edge = next(edges)
-                have = _by_class(edge.rows, [s.outputs[demand.ref.output] for s in self._formulation.strategies[edge.u]])
+                have = _by_class(
+                    edge.rows, [s.outputs[demand.ref.output] for s in self._formulation.strategies[edge.u]]
+                )
                 readers = self._formulation.strategies[consumer]
                 want = _by_class(edge.cols, [s.outputs[0] if position < 0 else s.inputs[position] for s in readers])
                 costs = [
-                    [0 if a == b or a is None or b is None or (a, b) in moves else self._penalty for b in want] for a in have
+                    [0 if a == b or a is None or b is None or (a, b) in moves else self._penalty for b in want]
+                    for a in have
                 ]
                 full = np.full(edge.costs.shape, 0, dtype=np.int64)
                 full[: len(have), : len(want)] = costs

@@ -17,6 +17,7 @@ from ..constraints_file import Constraints, gather_constraints
 from ..errors import ConstraintError, InfeasibleError, LayoutError
 from ..formulation import Formulation
 from ..layout import Layout, check_fits, format_layout, has_empty_shard, is_even
+from ..mesh import HybridMesh, Mesh
 from ..planner import Planner
 from ..plans import ShardingPlan
 from .decisions import choices_of, decisions_made, names_of
@@ -35,7 +36,7 @@ class Explanation:
         found: the distinct layouts that they have in the alternative.
         repriced: whether the prices are of another profile than the plan was made with.
         plan: the plan, as it is priced now.
-        alternative: the best plan with the other placement, of those the one that differs least; None where there is none.
+        alternative: the best plan with the other placement, of several the one that differs least; None for none.
         reason: why there is none.
         order: every tensor that can be redistributed, in the order of the step.
     """
@@ -60,6 +61,7 @@ def explain(
     *,
     why: str,
     instead: str | None = None,
+    mesh: Mesh | HybridMesh | str | None = None,
     hardware: str | Profile | None = None,
     backend: str = "auto",
     time_limit_s: float | None = None,
@@ -72,6 +74,7 @@ def explain(
         why: the name of a parameter, input, operator or output, or a glob pattern for several.
         instead: the layout to have instead (a partition spec, or the layouts that an operator takes and gives, too); by
             default any other than the present.
+        mesh: the plan's mesh, where its ranks have an order of their own.
         hardware: the profile to price with, by default the one that the plan names, as it is now.
 
     Raises:
@@ -81,7 +84,15 @@ def explain(
     """
     report = progress or (lambda stage: None)
     planner = planner_of(
-        plan, model, args, kwargs, hardware=hardware, backend=backend, time_limit_s=time_limit_s, progress=progress
+        plan,
+        model,
+        args,
+        kwargs,
+        mesh=mesh,
+        hardware=hardware,
+        backend=backend,
+        time_limit_s=time_limit_s,
+        progress=progress,
     )
     check_model(plan, planner)
     report("pricing the plan again")
@@ -108,7 +119,8 @@ class _Question:
 
     def answer(self, constraints: Constraints, plan: ShardingPlan) -> Explanation:
         """Solves the what-if."""
-        alternative, found, reason = None, (), ""
+        alternative, reason = None, ""
+        found: tuple[str, ...] = ()
         asked = gather_constraints(self._texts(), self._planner.mesh)
         try:
             formulation = self._planner.formulate(_both(constraints, asked))

@@ -74,7 +74,9 @@ def _verdict(now: ShardingPlan, then: ShardingPlan, found: Explanation) -> str:
     if more > 0:
         said = f"A step would take {format_seconds(more / 1e9)} longer ({more / cost:+.2%})."
     elif more < 0:
-        said = f"A step would take {format_seconds(-more / 1e9)} less ({more / cost:+.2%}): the plan is not the best one."
+        said = (
+            f"A step would take {format_seconds(-more / 1e9)} less ({more / cost:+.2%}): the plan is not the best one."
+        )
     else:
         said = "A step would take as long: both are equally good."
     if then.solver.status != "optimal":
@@ -119,7 +121,13 @@ def _moves(found: Explanation) -> Iterator[tuple[str, ...]]:
             phase, path, steps, seconds = line.value
             first = min(place.get(name.partition(":")[0], len(place)) for name in line.pattern.names())
             many = f" x{line.pattern.count}" if line.pattern.count > 1 else ""
-            row = (f"{sign} {phase}", format_pattern(line.pattern, repeats), f"{steps}{many}", format_seconds(seconds), path)
+            row = (
+                f"{sign} {phase}",
+                format_pattern(line.pattern, repeats),
+                f"{steps}{many}",
+                format_seconds(seconds),
+                path,
+            )
             rows.append(((phase != "forward", first, sign == "+", path), row))
     yield from (row for _, row in sorted(rows))
 

@@ -48,7 +48,14 @@ def model_changes(plan: ShardingPlan, graph: CapturedGraph) -> tuple[ModelChange
 def _tensors(kind: str, entries: tuple[TensorEntry, ...], now: dict[str, str]) -> list[ModelChange]:
     before = {entry.name: f"{entry.dtype}{list(entry.shape)}" for entry in entries}
     values = [
-        (name, ("removed", "") if name not in now else ("added", now[name]) if name not in before else _change(name, before, now))
+        (
+            name,
+            ("removed", "")
+            if name not in now
+            else ("added", now[name])
+            if name not in before
+            else _change(name, before, now),
+        )
         for name in sorted(before.keys() | now.keys(), key=natural_key)
         if before.get(name) != now.get(name)
     ]

@@ -13,6 +13,7 @@ from cost_models import Profile
 
 from ..constraints import Constraint, Pin, StrategyPin, patterns_of
 from ..constraints_file import Constraints, gather_constraints
+from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
 from ..plans.places import line_of_decision
 from .decisions import choices_of, decisions_made, decisions_of, names_of
@@ -47,6 +48,7 @@ def replan(
     text: str = "",
     source: str = "the plan file",
     original: ShardingPlan | None = None,
+    mesh: Mesh | HybridMesh | str | None = None,
     hardware: str | Profile | None = None,
     backend: str = "auto",
     time_limit_s: float | None = None,
@@ -60,7 +62,9 @@ def replan(
         plan: as the edited file says; its redistributions need not fit its layouts any more.
         model, args, kwargs: as for :func:`autoshard.plan`; the model that the plan was made for.
         text, source: the file and its name, so that an error can say in which line an edit stands.
-        original: the plan before the edit; by default it is told from what the file records (:mod:`autoshard.review.edits`).
+        original: the plan before the edit; by default it is told from what the file records
+            (:mod:`autoshard.review.edits`).
+        mesh: the plan's mesh, where its ranks have an order of their own.
         hardware: the profile to price with, by default the one that the plan names, as it is now.
 
     Raises:
@@ -70,7 +74,15 @@ def replan(
     """
     report = progress or (lambda stage: None)
     planner = planner_of(
-        plan, model, args, kwargs, hardware=hardware, backend=backend, time_limit_s=time_limit_s, progress=progress
+        plan,
+        model,
+        args,
+        kwargs,
+        mesh=mesh,
+        hardware=hardware,
+        backend=backend,
+        time_limit_s=time_limit_s,
+        progress=progress,
     )
     check_model(plan, planner)
     report("finding what was edited")

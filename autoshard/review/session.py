@@ -18,7 +18,7 @@ from ..capture import capture
 from ..constraints_file import Constraints, gather_constraints
 from ..errors import ConstraintError, PlanMismatchError
 from ..formulation import Formulation
-from ..mesh import Mesh
+from ..mesh import HybridMesh, Mesh
 from ..planner import Planner
 from ..plans import ShardingPlan
 from ..timeline import outcome, timeline_of
@@ -36,7 +36,7 @@ def planner_of(
     args: Any = (),
     kwargs: dict[str, Any] | None = None,
     *,
-    mesh: Mesh | str | Mapping[str, int] | None = None,
+    mesh: Mesh | HybridMesh | str | Mapping[str, int] | None = None,
     hardware: str | Profile | None = None,
     backend: str = "auto",
     time_limit_s: float | None = None,
@@ -131,7 +131,8 @@ def priced(plan: ShardingPlan, planner: Planner, formulation: Formulation) -> Pr
         if decision is not None and choice is None:
             raise ConstraintError(
                 f"the plan gives {name} {decision_text(decision, formulation)}, which it cannot have under the plan's "
-                "constraints and the verified rules; if the file was edited by hand, `autoshard replan` makes a plan of it"
+                "constraints and the verified rules; if the file was edited by hand, make a plan of it with "
+                "`autoshard replan`"
             )
     known = {node: choice for node, choice in enumerate(choices) if choice is not None}
     solution = _completed(formulation, known)
