@@ -20,15 +20,17 @@ from typing import Annotated
 
 import typer
 
+from .baselines import baseline as baseline_of
 from .cli_review import check, explain, replan
 from .factory import load_factory
 from .mesh import Mesh
-from .plans import check_writable, read_plan, summarize, summary_json, write_plan
+from .plans import Contest, check_writable, contest_json, read_plan, summarize, summary_json, write_plan
 from .plans.diff import diff_json, diff_plans
 from .plans.diff_text import diff_markdown, print_diff
 from .plans.exports import parallelize_module_source, partition_spec_source
 from .plans.file import write_text
 from .plans.show import console_for, headline, show_text
+from .plans.show_contest import show_contest
 from .plans.trace import trace_json
 from .terminal import EXIT_DIFFERENT, EXIT_MISTAKE
 from .terminal import fail as _fail
@@ -45,8 +47,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _command in (check, explain, replan):
-    app.command()(_command)
 
 
 class Objective(StrEnum):
@@ -78,6 +78,17 @@ class Target(StrEnum):
     partition_spec = "partition-spec"
 
 
+# Options that several commands have.
+_MODEL = typer.Argument(metavar="FILE.py:FACTORY", help="A function giving (module, args[, kwargs]).")
+_MESH = typer.Option(help="Axes and sizes, slowest first, for example dp=2,tp=2.")
+_HARDWARE = typer.Option(help="A preset or a profile file.", metavar="NAME|FILE")
+_CONSTRAINT = typer.Option(
+    metavar="TEXT", help="What is decided, for example 'forbid all_gather over tp of activations'. Repeatable."
+)
+_BACKEND = typer.Option(metavar="NAME", help="The solver: auto, highs, scip, cp-sat, cbc, pulp-highs.")
+_TIME_LIMIT = typer.Option(metavar="SECONDS", help="Stop the solver after this long.")
+
+
 def main() -> None:
     """The console script ``autoshard``."""
     app(prog_name="autoshard")
@@ -103,12 +114,10 @@ def _options(
 
 @app.command()
 def plan(
-    model: Annotated[
-        str, typer.Argument(metavar="FILE.py:FACTORY", help="A function giving (module, args[, kwargs]).")
-    ],
-    mesh: Annotated[str, typer.Option(help="Axes and sizes, slowest first, for example dp=2,tp=2.")],
+    model: Annotated[str, _MODEL],
+    mesh: Annotated[str, _MESH],
     output: Annotated[Path, typer.Option("--output", "-o", help="The plan file to write.")],
-    hardware: Annotated[str, typer.Option(help="A preset or a profile file.", metavar="NAME|FILE")] = "dgx-h100",
+    hardware: Annotated[str, _HARDWARE] = "dgx-h100",
     objective: Annotated[
         Objective, typer.Option(help="What to minimise: compute plus communication, or communication alone.")
     ] = Objective.step_time,
@@ -116,21 +125,23 @@ def plan(
         list[str] | None,
         typer.Option(metavar="NAME=LAYOUT", help="A placement to hold, for example '*.wq.weight=tp:S(0)'. Repeatable."),
     ] = None,
+    constraint: Annotated[list[str] | None, _CONSTRAINT] = None,
     constraints: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="A constraints file (docs/constraints.md). Repeatable.")
     ] = None,
-    backend: Annotated[
-        str, typer.Option(metavar="NAME", help="The solver: auto, highs, scip, cp-sat, cbc, pulp-highs.")
-    ] = "auto",
-    time_limit: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Stop the solver after this long.")
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A scheme people use by hand: ddp, fsdp, hsdp, ddp+tp, ...")
     ] = None,
+    backend: Annotated[str, _BACKEND] = "auto",
+    time_limit: Annotated[float | None, _TIME_LIMIT] = None,
 ) -> None:
     """Plan the sharding of a model and write the plan file."""
     with _mistakes_explained():
         parsed_mesh = Mesh.parse(mesh)
-        if time_limit is not None and not (math.isfinite(time_limit) and time_limit > 0):
-            raise typer.BadParameter(f"{time_limit} is not a time; give seconds above 0", param_hint="--time-limit")
+        given: list[str | Path] = [*(constraints or ()), *(constraint or ())]
+        if baseline is not None:
+            given.extend(baseline_of(baseline, parsed_mesh).constraints(parsed_mesh))
+        _check_time_limit(time_limit)
         check_writable(output)  # now, not after an hour of solving
         _check_names(parsed_mesh, hardware, backend)
         with _warnings_explained(), _progress() as progress:
@@ -145,7 +156,7 @@ def plan(
                 mesh=parsed_mesh,
                 hardware=hardware,
                 objective=objective.value,
-                constraints=tuple(constraints or ()),
+                constraints=tuple(given),
                 pins=tuple(pin or ()),
                 backend=backend,
                 time_limit_s=time_limit,
@@ -301,6 +312,69 @@ def export(
         else:
             write_text(text, output, "export")
             typer.echo(f"wrote {output}")
+
+
+for _command in (check, explain, replan):
+    app.command()(_command)
+
+
+@app.command()
+def compare(
+    model: Annotated[str, _MODEL],
+    mesh: Annotated[str, _MESH],
+    hardware: Annotated[str, _HARDWARE] = "dgx-h100",
+    constraint: Annotated[list[str] | None, _CONSTRAINT] = None,
+    backend: Annotated[str, _BACKEND] = "auto",
+    time_limit: Annotated[float | None, _TIME_LIMIT] = None,
+    plans: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write every plan there, as NAME.yaml; made where it is missing."),
+    ] = None,
+    format: Annotated[Format, typer.Option("--format", help="A table for people, or JSON for scripts.")] = Format.text,
+) -> None:
+    """Compare the optimum with the schemes people use by hand: time, communication, memory, where they differ."""
+    with _mistakes_explained():
+        parsed_mesh = Mesh.parse(mesh)
+        _check_time_limit(time_limit)
+        _check_names(parsed_mesh, hardware, backend)
+        with _warnings_explained(), _progress() as progress:
+            progress("loading the model")
+            module, args, kwargs = load_factory(model)
+            from .comparison import compare as make_contest  # as above
+
+            contest = make_contest(
+                module,
+                args,
+                kwargs,
+                mesh=parsed_mesh,
+                hardware=hardware,
+                constraints=tuple(constraint or ()),
+                backend=backend,
+                time_limit_s=time_limit,
+                name=model,
+                progress=progress,
+            )
+        if plans is not None:
+            _write_plans(contest, plans)
+        if format is Format.json:
+            typer.echo(json.dumps(contest_json(contest), indent=2))
+        else:
+            show_contest(contest, console_for(sys.stdout))
+
+
+def _write_plans(contest: Contest, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _fail(f"cannot make the folder {folder}: {error.strerror}", EXIT_MISTAKE)
+    for contender in (contest.optimum, *contest.baselines):
+        if contender.plan is not None:
+            write_plan(contender.plan, folder / f"{contender.name}.yaml")
+
+
+def _check_time_limit(time_limit: float | None) -> None:
+    if time_limit is not None and not (math.isfinite(time_limit) and time_limit > 0):
+        raise typer.BadParameter(f"{time_limit} is not a time; give seconds above 0", param_hint="--time-limit")
 
 
 def _check_names(mesh: Mesh, hardware: str, backend: str) -> None:

@@ -7,7 +7,6 @@ it costs the same or less, so the optimum is never worse, even where the solver'
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -24,32 +23,9 @@ from .errors import ConstraintError, InfeasibleError
 from .formulation import Formulation, formulate
 from .interpretation import interpret
 from .mesh import Mesh
-from .plans import ShardingPlan
+from .plans import Contender, Contest, ShardingPlan
 
 OPTIMUM = "optimum"
-
-
-@dataclass(frozen=True)
-class Contender:
-    """The optimum or a baseline: its plan, or why there is none."""
-
-    name: str
-    title: str
-    plan: ShardingPlan | None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The optimum, and the baselines from the fastest on, those without a plan last."""
-
-    optimum: Contender
-    baselines: tuple[Contender, ...]
-
-    @property
-    def best(self) -> Contender | None:
-        """The fastest baseline, None where there is none."""
-        return next((contender for contender in self.baselines if contender.plan), None)
 
 
 def compare(
@@ -64,7 +40,7 @@ def compare(
     time_limit_s: float | None = None,
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Comparison:
+) -> Contest:
     """Plans a model freely and under every baseline of the mesh.
 
     Args:
@@ -90,8 +66,8 @@ def compare(
         found.append(race.run(baseline))
     report("planning the optimum")
     optimum = race.free()
-    ranked = sorted(found, key=lambda c: (c.plan is None, c.plan.step_s if c.plan else 0.0))
-    return Comparison(optimum, tuple(ranked))
+    ranked = sorted(found, key=lambda c: (c.plan is None, c.plan.solver.cost_ns if c.plan else 0))
+    return Contest(optimum, tuple(ranked))
 
 
 class _Race:

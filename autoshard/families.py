@@ -147,8 +147,7 @@ class _One:
         if self._axis != self._sharding[0]:
             return  # the limit is one for all axes that shard
         for i, _ in self._graph.of_kind("parameter"):
-            if not (self._tensor and i in self._roles.biases):
-                self._to.limit(i, CutMost(self._sharding, False, self._text))
+            self._to.limit(i, CutMost(self._sharding, False, self._text))
         for i in self._roles.kept:
             self._to.limit(i, CutMost(self._sharding, True, self._text))
 
@@ -166,6 +165,8 @@ class _One:
         if self._scheme == "sp" and ref.node in self._roles.layered and self._roles.of(ref) == "activations":
             dims = len(self._graph.meta(ref).shape)  # only the sequence is gathered, of (batch, sequence, ...)
             banned |= {("all_gather", self._axis, dim) for dim in range(dims) if (dims, dim) != (3, 1)}
+        if self._scheme == "fsdp" and self._roles.of(ref) == "gradients":
+            banned.add(("slice", self._axis, -1))  # what is all-reduced stays whole
         return frozenset(banned)
 
     def _allowed(self, ref: Ref) -> frozenset[str]:
@@ -175,13 +176,17 @@ class _One:
         if role == "parameters":
             return _PARAMETERS.get(self._scheme, frozenset())
         if role == "gradients":
-            whole = self._scheme == "fsdp" and not self._is_cut(self._roles.gradients[ref])
-            return _GRADIENTS["ddp" if whole else self._scheme]
+            parameter = self._roles.gradients[ref]
+            whole = self._scheme == "fsdp" and self._may_be_whole(parameter)
+            return _GRADIENTS[self._scheme] | (_GRADIENTS["ddp"] if whole else frozenset())
         if self._scheme in ("tp", "sp") and ref.node not in self._roles.layered:
             return frozenset(KINDS)
         return _ACTIVATIONS.get(self._scheme, frozenset())
 
-    def _is_cut(self, parameter: int) -> bool:
-        """Whether fsdp can cut a parameter over all of its axes; what it cannot is whole, and reduced like ddp's."""
+    def _may_be_whole(self, parameter: int) -> bool:
+        """Whether fsdp may leave a parameter whole on some of its axes: one too small for them, or a bias that tp cuts.
+
+        Such a gradient is all-reduced, like ddp's.
+        """
         fits = any(self._shares(size, self._sharding) for size in self._graph.meta(Ref(parameter)).shape)
-        return fits and not (self._tensor and parameter in self._roles.biases)
+        return not fits or (self._tensor and parameter in self._roles.biases)

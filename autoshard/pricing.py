@@ -53,7 +53,7 @@ _GATHERS = frozenset({aten.embedding.default, aten.gather.default, aten.index_se
 Shape = tuple[int, ...]
 
 Banned = frozenset[tuple[str, int, int]]
-"""Collectives that may not run: kind, mesh axis, and the dim that is gathered or exchanged, -1 for any."""
+"""Steps that may not be taken: kind, mesh axis, and the dim that is gathered or exchanged, -1 for any."""
 
 
 class Prices:
@@ -84,7 +84,7 @@ class Prices:
     ) -> np.ndarray:
         """Seconds from each layout to each other, shape (len(before), len(after)), infinite where no way leads.
 
-        Ways around the collectives that are ``banned`` are taken.
+        Ways around the steps that are ``banned`` are taken.
         """
         key = (meta, before, after, banned)
         if key not in self._matrices:

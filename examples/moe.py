@@ -56,18 +56,17 @@ class Attention(nn.Module):
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
-        self.n_heads = config.n_heads
+        self.n_heads, self.head_dim = config.n_heads, config.d_model // config.n_heads
         self.wq, self.wk, self.wv, self.wo = (
             nn.Linear(config.d_model, config.d_model, bias=False, dtype=config.dtype) for _ in range(4)
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C)."""
-        batch, sequence, width = x.shape
-        heads = (batch, sequence, self.n_heads, width // self.n_heads)
+        heads = (*x.shape[:2], self.n_heads, self.head_dim)
         q, k, v = (part(x).view(heads).transpose(1, 2) for part in (self.wq, self.wk, self.wv))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.wo(mixed.transpose(1, 2).reshape(batch, sequence, width))
+        return self.wo(mixed.transpose(1, 2).flatten(2))
 
 
 class Router(nn.Module):

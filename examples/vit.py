@@ -47,18 +47,18 @@ class Attention(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.n_heads = config.n_heads
+        self.n_heads, self.head_dim = config.n_heads, config.d_model // config.n_heads
         self.query, self.key, self.value, self.project = (
-            nn.Linear(config.d_model, config.d_model, dtype=config.dtype) for _ in range(4)
+            nn.Linear(config.d_model, config.d_model, bias=bias, dtype=config.dtype)
+            for bias in (True, False, True, True)  # a bias of the keys adds the same to all scores of a query
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, C) to (B, N, C)."""
-        batch, tokens, width = x.shape
-        heads = (batch, tokens, self.n_heads, width // self.n_heads)
+        heads = (*x.shape[:2], self.n_heads, self.head_dim)
         q, k, v = (part(x).view(heads).transpose(1, 2) for part in (self.query, self.key, self.value))
         mixed = F.scaled_dot_product_attention(q, k, v)
-        return self.project(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        return self.project(mixed.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):

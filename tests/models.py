@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autoshard.capture import CapturedGraph, capture
+from examples import moe as routed_experts
+from examples import vit
 from examples.gpt2 import GPT2, GPT2Config
 from examples.llama import Llama, LlamaConfig
 
@@ -119,6 +121,8 @@ EXAMPLES: dict[str, Callable[[], Example]] = {
     "gpt2": gpt2,
     "conv": conv,
     "moe": moe,
+    "vit": vit.tiny,
+    "routed": routed_experts.tiny,
 }
 
 

@@ -71,6 +71,7 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
                 "mesh": Mesh.parse("dp=2,tp=2"),
                 "hardware": "dgx-h100",
                 "objective": "step-time",
+                "constraints": (),
                 "pins": (),
                 "backend": "auto",
                 "time_limit_s": None,

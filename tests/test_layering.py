@@ -151,7 +151,9 @@ TABLE = {
     ),
     "autoshard.factory": Row(VOCABULARY),  # finds the user's model for the command line
     "autoshard.__main__": Row(frozenset({"autoshard.cli"})),
-    "autoshard": Row(VOCABULARY | STAGES | OTHERS | {"autoshard.api"}),  # the package's own __init__: the public names
+    "autoshard": Row(
+        VOCABULARY | STAGES | OTHERS | {"autoshard.api", "autoshard.comparison"}
+    ),  # the package's own __init__: the public names
 }
 # solver's modules may name its backends: they are one package.
 TABLE["solver"] = Row(frozenset({"solver.backends"}), TABLE["solver"].third_party)

@@ -29,9 +29,9 @@ def collective(job: Job, point: CollectivePoint) -> Callable[[], object]:
     ranks = job.mesh.shape[axis]
     count = point.size_bytes // ITEM_BYTES // (ranks if point.kind == "all_gather" else 1)
     emitter = GraphEmitter(job.mesh, job.groups)
-    x = emitter.placeholder("x", (count,), torch.float32)
+    x = emitter.placeholder("x", torch.empty(count, dtype=torch.float32, device="meta"), "x")
     emit = getattr(emitter, point.kind)
     emitter.graph.output(emit(x, axis, "sum") if point.kind in REDUCES else emit(x, axis))
     forward = fx.GraphModule(torch.nn.Module(), emitter.graph).forward
     tensor = torch.ones(count, dtype=torch.float32, device=job.device)
-    return lambda: forward(tensor)
+    return lambda: forward([tensor])

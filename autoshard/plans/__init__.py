@@ -3,6 +3,7 @@
 :mod:`autoshard.plans.show` prints them; it is not imported here, because it needs rich and a training job does not.
 """
 
+from .contest import Contender, Contest, Difference, contest_json, first_difference
 from .file import check_writable, dump_plan, parse_plan, read_plan, write_plan
 from .memory import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, TenantKind
 from .plan import (
@@ -27,6 +28,9 @@ __all__ = [
     "MemoryPhase",
     "MemoryPoint",
     "MemoryTenant",
+    "Contender",
+    "Contest",
+    "Difference",
     "OperatorEntry",
     "Phase",
     "PlanSummary",
@@ -36,7 +40,9 @@ __all__ = [
     "TenantKind",
     "TensorEntry",
     "check_writable",
+    "contest_json",
     "dump_plan",
+    "first_difference",
     "parse_plan",
     "read_plan",
     "summarize",

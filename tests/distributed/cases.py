@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,13 @@ from torch import nn
 import autoshard
 import cost_models
 from autoshard.api import call_text
+from autoshard.baselines import baseline
 from autoshard.capture import capture
 from autoshard.formulation import formulate
 from autoshard.interpretation import interpret
 from autoshard.mesh import Mesh
 from autoshard.plans import ShardingPlan
+from examples import moe, vit
 from solver import INFEASIBLE, solve
 
 from .. import models
@@ -37,6 +39,18 @@ def mlp(batch: int, width: int, hidden: int) -> Example:
     return MLP(width, hidden), (torch.randn(batch, width), torch.randn(batch, width))
 
 
+def _filled(factory: Callable[[], Example], largest: int) -> Example:
+    """An example with random inputs, whole numbers below ``largest``."""
+    model, args = factory()
+    generator = torch.Generator().manual_seed(2)
+    return model, tuple(
+        torch.randn(x.shape, generator=generator)
+        if x.is_floating_point()
+        else torch.randint(0, largest, x.shape, generator=generator)
+        for x in args
+    )
+
+
 SIZES_ODD: dict[str, Any] = {"batch": 7, "vocab_size": 101, "n_layers": 1, "d_model": 90, "n_heads": 6}
 SIZES_EVEN: dict[str, Any] = {"batch": 8, "vocab_size": 64, "d_model": 32, "n_heads": 8, "max_sequence": 8}
 
@@ -51,6 +65,8 @@ CASES: dict[str, Callable[[], Example]] = {
     "gpt2 small": lambda: models.gpt2(batch=5, n_layers=1),
     "moe": models.moe,
     "conv": models.conv,
+    "vit": lambda: _filled(vit.tiny, 10),
+    "routed": lambda: _filled(moe.tiny, 256),
 }
 
 _BATCH = {"mlp": ("x", "target"), "llama": ("tokens", "targets"), "gpt2": ("tokens", "targets")}
@@ -124,6 +140,22 @@ def sharded_plan(case: str, axes: str, without: str = "") -> ShardingPlan:
     mesh = Mesh.parse(axes)
     model, args = make(case)
     return autoshard.plan(model, args, mesh=mesh, hardware=slow_machine(), pins=pins(case, mesh, without))
+
+
+def baseline_plan(
+    case: str, axes: str, name: str, hardware: str | cost_models.Profile = "dgx-h100", constraints: Sequence[str] = ()
+) -> ShardingPlan:
+    """The plan of a baseline, under further constraints."""
+    mesh = Mesh.parse(axes)
+    model, args = make(case)
+    families = baseline(name, mesh).constraints(mesh)
+    return autoshard.plan(model, args, mesh=mesh, hardware=hardware, constraints=(*families, *constraints))
+
+
+def slow_network() -> cost_models.Profile:
+    """A machine on whose links every byte counts, however small the tensor."""
+    profile = cost_models.load_profile("dgx-h100")
+    return replace(profile, intra_host=replace(profile.intra_host, bandwidth_bytes_per_s=1e7))
 
 
 def random_plan(case: str, axes: str, seed: int) -> ShardingPlan:

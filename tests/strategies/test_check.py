@@ -30,7 +30,7 @@ def i(*shape: int) -> TensorMeta:
 def _cases(shape: tuple[int, ...]) -> dict[str, tuple[object, tuple[object, ...], Rule, Rule]]:
     """Operator, arguments, a right rule and a wrong one."""
     n, m = shape
-    x, w = f(n, m), f(m)
+    x = f(n, m)
 
     def rule(inputs: Row, outputs: Row) -> Rule:
         return Rule(inputs, outputs)
