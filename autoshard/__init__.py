@@ -20,6 +20,7 @@ from .plans import ShardingPlan, dump_plan, parse_plan, read_plan, write_plan
 if TYPE_CHECKING:
     from .api import auto_parallelize, plan
     from .apply import parallelize
+    from .capture import constrain
     from .comparison import compare
     from .lowering import measure_collectives, measure_memory, shard_inputs
 
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "auto_parallelize": "autoshard.api",
     "compare": "autoshard.comparison",
+    "constrain": "autoshard.capture",
     "plan": "autoshard.api",
     "measure_collectives": "autoshard.lowering",
     "measure_memory": "autoshard.lowering",
@@ -43,6 +45,7 @@ __all__ = [
     "ShardingPlan",
     "auto_parallelize",
     "compare",
+    "constrain",
     "dump_plan",
     "format_layout",
     "measure_collectives",

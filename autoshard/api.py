@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,17 +12,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_flatten
 
 import cost_models
-from solver import Status, solve
 
 from .apply import parallelize
 from .calls import as_arguments, describe_call
 from .capture import capture, input_names
-from .constraints import parse_constraint
-from .errors import InfeasibleError
-from .formulation import OBJECTIVES, Objective, formulate
-from .interpretation import interpret
+from .constraints_file import Given, gather_constraints
+from .formulation import OBJECTIVES, Objective
 from .lowering import from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
+from .planner import Planner
 from .plans import ShardingPlan, dump_plan, parse_plan
 
 __all__ = ["auto_parallelize", "plan"]
@@ -36,7 +34,7 @@ def plan(
     mesh: Mesh | HybridMesh | str | Mapping[str, int],
     hardware: str | cost_models.Profile = "dgx-h100",
     objective: Objective = "step-time",
-    constraints: str | Sequence[str] = (),
+    constraints: Given | Sequence[Given] = (),
     pins: str | Sequence[str] = (),
     backend: str = "auto",
     time_limit_s: float | None = None,
@@ -55,8 +53,9 @@ def plan(
             of ranks decides which links the axes are priced on (start the job on ``DeviceMesh(device, mesh.ranks)``).
         hardware: the name of a shipped profile, the path of a profile file, or a profile.
         objective: ``step-time`` (compute plus communication) or ``communication-time``.
-        constraints: what is decided already, in the text forms of :mod:`autoshard.constraints`: pins, placements and
-            collectives allowed or forbidden, schemes of axes.
+        constraints: what is decided already: constraints files by their paths, and texts in the forms of
+            :mod:`autoshard.constraints`: pins, placements and collectives allowed or forbidden, tensors that are to be
+            alike, schemes of axes.
         pins: further constraints, for those that are pins: ``NAME=LAYOUT`` with a glob pattern for the name of a
             parameter, input, operator or ``output.0``.
         backend: a name of ``solver.BACKENDS``, or ``auto``.
@@ -80,21 +79,26 @@ def plan(
         raise ValueError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
     mesh = Mesh.of(mesh)
     profile = hardware if isinstance(hardware, cost_models.Profile) else cost_models.load_profile(hardware)
-    texts = (*_texts(pins), *_texts(constraints))
-    parsed = [parse_constraint(text, mesh) for text in texts]
+    gathered = gather_constraints((*_listed(pins), *_listed(constraints)), mesh)
     report("capturing the training step")
-    graph = capture(model, args, kwargs)
+    planner = Planner(
+        capture(model, args, kwargs),
+        mesh,
+        profile,
+        model=name or type(model).__name__,
+        call=call_text(model, args, kwargs or {}),
+        objective=objective,
+        backend=backend,
+        time_limit_s=time_limit_s,
+        tie_layers=tie_layers,
+    )
     report("enumerating and pricing strategies")
-    formulation = formulate(graph, mesh, profile, objective=objective, constraints=parsed, tie_layers=tie_layers)
+    formulation = planner.formulate(gathered)
     report("solving")
-    solution = solve(formulation.problem, backend=backend, time_limit_s=time_limit_s)
-    if solution.choices is None:
-        under = f" under the constraints {', '.join(texts)}" if texts else ""
-        raise InfeasibleError(f"no plan{under}: {solution.status.value} {solution.report.explanation}".rstrip())
-    if solution.status is not Status.OPTIMAL:
-        warnings.warn(f"the plan is not proven optimal: its gap is {solution.gap:.2%}", stacklevel=2)
+    with gathered.located():
+        solution = planner.solve(formulation)
     report("writing the plan")
-    return interpret(formulation, solution, profile, name or type(model).__name__, call_text(model, args, kwargs or {}))
+    return planner.write(formulation, solution)
 
 
 def auto_parallelize(
@@ -135,8 +139,8 @@ def auto_parallelize(
     return parallelize(model, parse_plan(text, "the plan of the first rank"), mesh, example_inputs, example_kwargs)
 
 
-def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _listed(given: Given | Sequence[Given]) -> tuple[Given, ...]:
+    return (given,) if isinstance(given, str | os.PathLike) else tuple(given)
 
 
 def _with_order(mesh: DeviceMesh) -> Mesh:

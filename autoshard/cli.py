@@ -1,6 +1,7 @@
 """The command line: reads arguments, calls the library, prints.
 
-Exit codes: 0 done, 1 the plans differ (``diff``), 2 a mistake, 3 infeasible, 4 a profile does not fit its machine.
+Exit codes: 0 done, 1 the plans differ (``diff``) or a plan is no longer good (``check``), 2 a mistake, 3 infeasible,
+4 a profile does not fit its machine.
 """
 
 from __future__ import annotations
@@ -9,20 +10,18 @@ import json
 import math
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from .baselines import baseline as baseline_of
-from .errors import AutoshardError, InfeasibleError
+from .cli_review import check, explain, replan
 from .factory import load_factory
 from .mesh import Mesh
 from .plans import Contest, check_writable, contest_json, read_plan, summarize, summary_json, write_plan
@@ -33,11 +32,11 @@ from .plans.file import write_text
 from .plans.show import console_for, headline, show_text
 from .plans.show_contest import show_contest
 from .plans.trace import trace_json
-
-EXIT_DIFFERENT = 1
-EXIT_MISTAKE = 2
-EXIT_INFEASIBLE = 3
-EXIT_DISAGREES = 4
+from .terminal import EXIT_DIFFERENT, EXIT_DISAGREES, EXIT_MISTAKE
+from .terminal import fail as _fail
+from .terminal import mistakes_explained as _mistakes_explained
+from .terminal import progress_shown as _progress
+from .terminal import warnings_explained as _warnings_explained
 
 app = typer.Typer(
     help="Automatic sharding of PyTorch models.",
@@ -125,6 +124,9 @@ def plan(
         typer.Option(metavar="NAME=LAYOUT", help="A placement to hold, for example '*.wq.weight=tp:S(0)'. Repeatable."),
     ] = None,
     constraint: Annotated[list[str] | None, _CONSTRAINT] = None,
+    constraints: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="A constraints file (docs/constraints.md). Repeatable.")
+    ] = None,
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="A scheme people use by hand: ddp, fsdp, hsdp, ddp+tp, ...")
     ] = None,
@@ -134,9 +136,9 @@ def plan(
     """Plan the sharding of a model and write the plan file."""
     with _mistakes_explained():
         parsed_mesh = Mesh.parse(mesh)
-        constraints = list(constraint or ())
+        given: list[str | Path] = [*(constraints or ()), *(constraint or ())]
         if baseline is not None:
-            constraints.extend(baseline_of(baseline, parsed_mesh).constraints(parsed_mesh))
+            given.extend(baseline_of(baseline, parsed_mesh).constraints(parsed_mesh))
         _check_time_limit(time_limit)
         check_writable(output)  # now, not after an hour of solving
         _check_names(parsed_mesh, hardware, backend)
@@ -152,7 +154,7 @@ def plan(
                 mesh=parsed_mesh,
                 hardware=hardware,
                 objective=objective.value,
-                constraints=tuple(constraints),
+                constraints=tuple(given),
                 pins=tuple(pin or ()),
                 backend=backend,
                 time_limit_s=time_limit,
@@ -310,6 +312,10 @@ def export(
             typer.echo(f"wrote {output}")
 
 
+for _command in (check, explain, replan):
+    app.command()(_command)
+
+
 @app.command()
 def compare(
     model: Annotated[str, _MODEL],
@@ -369,29 +375,6 @@ def _check_time_limit(time_limit: float | None) -> None:
         raise typer.BadParameter(f"{time_limit} is not a time; give seconds above 0", param_hint="--time-limit")
 
 
-@contextmanager
-def _mistakes_explained() -> Iterator[None]:
-    """Ends the command with one line on stderr where the library refuses what it was given."""
-    try:
-        yield
-    except InfeasibleError as error:
-        _fail(str(error), EXIT_INFEASIBLE)
-    except AutoshardError as error:
-        _fail(str(error), EXIT_MISTAKE)
-    except ModuleNotFoundError as error:
-        if error.name == "jinja2":
-            _fail("a report needs jinja2, which is not installed; pip install 'autoshard[report]'", EXIT_MISTAKE)
-        if error.name not in ("torch", "numpy", "ortools", "pulp"):
-            raise
-        _fail(f"this needs {error.name}, which is not installed; pip install autoshard", EXIT_MISTAKE)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    if os.environ.get("RANK", "0") == "0":  # of a torchrun job the first rank speaks for all
-        typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(code)
-
-
 def _check_names(mesh: Mesh, hardware: str, backend: str) -> None:
     """Refuses an unknown profile or backend, or a profile that does not fit the mesh, before the long work starts."""
     from cost_models import ProfileError, load_profile
@@ -403,26 +386,3 @@ def _check_names(mesh: Mesh, hardware: str, backend: str) -> None:
         load_backend(backend)
     except (ProfileError, ProblemError, BackendUnavailable) as error:
         _fail(str(error), EXIT_MISTAKE)
-
-
-@contextmanager
-def _warnings_explained() -> Iterator[None]:
-    """Prints a warning as one line on stderr, without the place in our source that raised it."""
-
-    def show(message: Warning | str, category: object, file: object, line: object, *rest: object) -> None:
-        typer.echo(f"warning: {message}", err=True)
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show  # type: ignore[assignment]
-        yield
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Says on stderr which stage runs, where a person watches."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda stage: None
-        return
-    with console.status("planning") as status:
-        yield lambda stage: status.update(stage)

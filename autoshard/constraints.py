@@ -4,6 +4,10 @@
 text                                            meaning
 ==============================================  ==================================================================
 ``NAME=LAYOUT``                                 a pin: the tensor has this layout (axes left out are replicated)
+``NAME=(dp, None)``                             the same as a partition spec: for every dim what cuts it
+``NAME=*, dp:S(0) -> *``                        an operator takes and gives these layouts, ``*`` is any
+``NAME!=LAYOUT``                                the tensor has another layout than this
+``alike NAME NAME ...``                         all these tensors have one layout
 ``only NAME tp:S(0)``                           on one axis, one of the placements named
 ``forbid NAME tp:S(0) tp:P``                    on one axis, none of the placements named
 ``forbid KINDS over tp of TENSORS [NAME]``      these collectives do not run over the axis for these tensors
@@ -14,13 +18,17 @@ NAME is a glob pattern for the name of a parameter, an input, the result of an o
 ``output.0``. A placement is ``R``, ``S(dim)``, ``P(sum)``, or ``S`` and ``P`` for any of that kind. KINDS are
 ``all_gather``, ``reduce_scatter``, ``all_reduce`` and ``all_to_all``, separated by commas, or ``collectives`` for all
 of them. TENSORS are ``parameters``, ``gradients`` (of parameters), ``activations`` (all the rest) or ``tensors``.
+SCHEME is one of ``ddp`` (or ``dp-only``), ``fsdp``, ``tp``, ``sp`` and ``ep``.
+
+Partition specs are those of PyTorch/XLA's ``mark_sharding``: one entry per dim of the tensor, an axis by name or
+number, several axes in parentheses, or None for a dim that is whole (:mod:`autoshard.partition_spec`).
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, TypeVar
@@ -28,6 +36,7 @@ from typing import Literal, TypeVar
 from .errors import ConstraintError
 from .layout import Layout, Placement, parse_layout
 from .mesh import Mesh
+from .partition_spec import is_partition_spec, parse_partition_spec
 
 TensorClass = Literal["parameters", "gradients", "activations", "tensors"]
 TENSOR_CLASSES: tuple[TensorClass, ...] = ("parameters", "gradients", "activations", "tensors")
@@ -35,6 +44,7 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 Scheme = Literal["ddp", "fsdp", "tp", "sp", "ep"]
 SCHEMES: tuple[Scheme, ...] = ("ddp", "fsdp", "tp", "sp", "ep")
+SCHEME_ALIASES: dict[str, Scheme] = {"dp-only": "ddp"}
 
 _T = TypeVar("_T", bound=str)
 
@@ -44,10 +54,41 @@ _ANY = {"S": Placement("S"), "P": Placement("P")}
 
 @dataclass(frozen=True)
 class Pin:
-    """A parameter, input or operator result (``pattern`` matches its name) must have this layout."""
+    """A parameter, input or operator result (``pattern`` matches its name) must have this layout.
+
+    ``dims`` is the number of dims that it must have, None where the pin does not say (it is no partition spec).
+    """
 
     pattern: str
     layout: Layout
+    text: str
+    dims: int | None = None
+
+
+@dataclass(frozen=True)
+class StrategyPin:
+    """An operator takes and gives these layouts; None stands for any."""
+
+    pattern: str
+    inputs: tuple[Layout | None, ...]
+    outputs: tuple[Layout | None, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A parameter, input or operator result must have another layout than this."""
+
+    pattern: str
+    layout: Layout
+    text: str
+
+
+@dataclass(frozen=True)
+class Alike:
+    """All tensors that one of the patterns matches have one layout."""
+
+    patterns: tuple[str, ...]
     text: str
 
 
@@ -85,7 +126,7 @@ class Family:
     text: str
 
 
-Constraint = Pin | PlacementRule | CollectiveRule | Family
+Constraint = Pin | StrategyPin | Exclusion | Alike | PlacementRule | CollectiveRule | Family
 
 
 def parse_constraint(text: str, mesh: Mesh) -> Constraint:
@@ -106,16 +147,34 @@ def parse_constraint(text: str, mesh: Mesh) -> Constraint:
             return _collective_rule(kinds, axis, tensors, pattern, mesh, text)
         case ["forbid", pattern, *entries] if entries:
             return _placement_rule(pattern, entries, False, mesh, text)
-    if words and words[0] in ("family", "only", "forbid") and "=" not in words[0]:
+        case ["alike", *patterns] if len(patterns) >= 1 and "=" not in text:
+            return Alike(tuple(patterns), text)
+    if words and words[0] in ("family", "only", "forbid", "alike") and "=" not in words[0]:
         raise ConstraintError(
             f"cannot read the constraint {text!r}; write 'only NAME tp:S(0)', 'forbid NAME tp:S(0)', "
-            "'forbid all_gather over tp of activations' or 'family dp=fsdp'"
+            "'forbid all_gather over tp of activations', 'alike NAME NAME' or 'family dp=fsdp'"
         )
+    return _parse_decision(text, mesh)
+
+
+def _parse_decision(text: str, mesh: Mesh) -> Pin | StrategyPin | Exclusion:
+    """Reads ``NAME=LAYOUT``, ``NAME=LAYOUTS -> LAYOUTS`` or ``NAME!=LAYOUT``."""
+    pattern, _, said = text.partition("=")
+    if "->" in said:
+        inputs, _, outputs = said.partition("->")
+        return StrategyPin(pattern.strip(), _parse_any(inputs, mesh), _parse_any(outputs, mesh), text)
+    if pattern.endswith("!") and pattern.strip("! "):
+        return Exclusion(pattern[:-1].strip(), parse_layout(said, mesh), text)
     return parse_pin(text, mesh)
 
 
+def _parse_any(text: str, mesh: Mesh) -> tuple[Layout | None, ...]:
+    items = [item.strip() for item in text.split(",")] if text.strip() else []
+    return tuple(None if item in ("*", "-") else parse_layout(item, mesh) for item in items)
+
+
 def parse_pin(text: str, mesh: Mesh) -> Pin:
-    """Reads ``layers.*.attention.wq.weight=dp:R tp:S(0)``.
+    """Reads ``layers.*.attention.wq.weight=dp:R tp:S(0)``, or ``...=(tp, None)``.
 
     Raises:
         ConstraintError: there is no ``=``.
@@ -124,12 +183,15 @@ def parse_pin(text: str, mesh: Mesh) -> Pin:
     pattern, equals, layout = text.partition("=")
     if not equals or not pattern.strip():
         raise ConstraintError(f"cannot read the pin {text!r}; write NAME=LAYOUT, for example tokens='dp:S(0) tp:R'")
+    if is_partition_spec(layout):
+        spec, dims = parse_partition_spec(layout, mesh)
+        return Pin(pattern.strip(), spec, text, dims)
     return Pin(pattern.strip(), parse_layout(layout, mesh), text)
 
 
 def _family(entry: str, mesh: Mesh, text: str) -> Family:
     axis, _, scheme = entry.partition("=")
-    return Family(mesh.index(axis), _one_of(scheme, SCHEMES, "scheme", text), text)
+    return Family(mesh.index(axis), _one_of(SCHEME_ALIASES.get(scheme, scheme), SCHEMES, "scheme", text), text)
 
 
 def _placement_rule(pattern: str, entries: Sequence[str], allowed: bool, mesh: Mesh, text: str) -> PlacementRule:
@@ -187,13 +249,42 @@ def check_constraints_match(constraints: Iterable[Constraint], names: Iterable[s
     names = list(names)
     redistributed = list(tensors)
     for constraint in constraints:
-        if isinstance(constraint, Family):
-            continue
         known = redistributed if isinstance(constraint, CollectiveRule) else names
-        if not any(fnmatchcase(name, constraint.pattern) for name in known):
-            near = difflib.get_close_matches(constraint.pattern, known, n=1, cutoff=0.0)
-            what = "pin" if isinstance(constraint, Pin) else "constraint"
-            raise ConstraintError(
-                f"the {what} {constraint.text!r} matches no parameter, input or operator"
-                + (f"; the nearest name is {near[0]}" if near else "")
-            )
+        for pattern in patterns_of(constraint):
+            if not any(fnmatchcase(name, pattern) for name in known):
+                what = "pin" if isinstance(constraint, Pin | StrategyPin) else "constraint"
+                raise ConstraintError(
+                    f"the {what} {constraint.text!r} matches no parameter, input or operator" + nearest(pattern, known)
+                )
+
+
+def patterns_of(constraint: Constraint) -> tuple[str, ...]:
+    """The patterns for names that a constraint has."""
+    match constraint:
+        case Family():
+            return ()
+        case Alike():
+            return constraint.patterns
+    return (constraint.pattern,)
+
+
+def nearest(pattern: str, known: Sequence[str]) -> str:
+    """``; the nearest name is ...``, for a pattern that matches nothing; empty where nothing is known."""
+    near = difflib.get_close_matches(pattern, known, n=1, cutoff=0.0)
+    return f"; the nearest name is {near[0]}" if near else ""
+
+
+def check_specs_fit(constraints: Iterable[Constraint], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Checks that a partition spec has an entry for every dim of the tensors it is for, and no more.
+
+    Raises:
+        ConstraintError: it has not.
+    """
+    for pin in constraints:
+        if isinstance(pin, Pin) and pin.dims is not None:
+            for name, shape in shapes.items():
+                if fnmatchcase(name, pin.pattern) and len(shape) != pin.dims:
+                    raise ConstraintError(
+                        f"the partition spec of {pin.text!r} has {pin.dims} entries, but {name} has the shape "
+                        f"{list(shape)}; write one entry for each of its {len(shape)} dims"
+                    )

@@ -11,8 +11,9 @@ Under a memory budget :mod:`autoshard.memory` adds what every choice holds in me
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Literal
 
@@ -22,18 +23,21 @@ from cost_models import Profile
 from solver import INFEASIBLE, Edge, Group, Problem
 from solver import Node as SolverNode
 
-from .capture import CapturedGraph, Node, Ref, TensorMeta, tied_nodes
-from .constraints import Constraint, Family, check_constraints_match
-from .errors import ConstraintError
+from .capture import CapturedGraph, Node, Ref, TensorMeta, annotated, layers, tied_nodes
+from .constraints import Alike, Constraint, Family, check_constraints_match, check_specs_fit, parse_pin
+from .errors import ConstraintError, LayoutError
 from .families import restrict
 from .layout import Layout, format_layout
 from .mesh import Mesh
 from .pricing import Banned, Prices
-from .restrictions import Limit, Restrictions
+from .restrictions import Exactly, Limit, Restrictions, Taking
 from .strategies import Enumerator, Strategy
 
 Objective = Literal["step-time", "communication-time"]
 OBJECTIVES: tuple[Objective, ...] = ("step-time", "communication-time")
+
+MOST_SHOWN = 12
+"""Layouts or strategies that an error lists."""
 
 HELD = -1
 """The position of a consumer that wants a tensor in the layout it holds it in: a gradient, or a result."""
@@ -139,6 +143,7 @@ def formulate(
         members[key].extend(range(len(edges), len(edges) + len(added)))
         edges.extend(added)
     groups = tuple(Group(tuple(found)) for found in members.values() if len(found) > 1)
+    edges.extend(_equal_layouts(graph, mesh, constraints, results, strategies))
     ties = _ties(graph, strategies) if tie_layers else ()
     problem = Problem(nodes, tuple(edges), groups, ties, name="sharding")
     return Formulation(
@@ -166,12 +171,28 @@ def _restrictions(
     names = [pin_name(node) for node in graph.nodes] + [name for name, _ in results]
     tensors = [graph.tensor_name(Ref(i, k)) for i, node in enumerate(graph.nodes) for k in range(len(node.outputs))]
     check_constraints_match(constraints, names, tensors)
+    metas = [node.outputs[0] for node in graph.nodes] + [graph.meta(ref) for _, ref in results]
+    check_specs_fit(constraints, {name: meta.shape for name, meta in zip(names, metas) if meta is not None})
     restrictions = Restrictions(graph, names)
     for constraint in constraints:
-        if not isinstance(constraint, Family):
+        if not isinstance(constraint, Family | Alike):
             restrictions.add(constraint)
+    for i, node, text in annotated(graph):
+        restrictions.limit(i, _annotation(node, text, mesh))
     restrict(restrictions, [c for c in constraints if isinstance(c, Family)], graph, mesh)
     return restrictions
+
+
+def _annotation(node: Node, text: str, mesh: Mesh) -> Limit:
+    """What ``autoshard.constrain`` says in the model."""
+    assert node.outputs[0] is not None
+    where = f"autoshard.constrain at {node.source or node.name}"
+    try:
+        pin = parse_pin(f"{node.name}={text}", mesh)
+        check_specs_fit([pin], {node.name: node.outputs[0].shape})
+    except (ConstraintError, LayoutError) as error:
+        raise ConstraintError(f"{where}: {error}") from None
+    return Exactly(pin.layout, f"{text} of {where}", "annotation")
 
 
 class _Candidates:
@@ -193,19 +214,46 @@ class _Candidates:
 
     def _under_limits(self, index: int, name: str, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
         """The same tuple for equal strategies under equal limits, by which ties know them."""
+        offered = strategies
+        applied: list[Limit] = []
         for limit in self._restrictions.limits(index):
             key = (id(strategies), limit)
             if key not in self._limited:
-                kept = limit.keep(_layouts(strategies))
-                self._limited[key] = tuple(s for s in strategies if s.outputs[0] in kept)
+                self._limited[key] = _kept(limit, strategies)
             if not self._limited[key]:
-                raise ConstraintError(self._impossible(limit, name, strategies))
+                raise ConstraintError(self._impossible(limit, name, offered, applied))
             strategies = self._limited[key]
+            applied.append(limit)
         return strategies
 
-    def _impossible(self, limit: Limit, name: str, strategies: tuple[Strategy, ...]) -> str:
-        possible = "; ".join(format_layout(layout, self._mesh) for layout in _layouts(strategies))
-        return f"the {limit.kind} {limit.text!r} cannot hold: on the mesh {self._mesh}, {name} can have {possible}"
+    def _impossible(self, limit: Limit, name: str, strategies: tuple[Strategy, ...], applied: list[Limit]) -> str:
+        """Says what a tensor can have, and which constraint stands in the way where it is not the tensor itself."""
+        alone = _kept(limit, strategies)
+        if not alone:
+            texts = [format_layout(layout, self._mesh) for layout in _layouts(strategies)]
+            if isinstance(limit, Taking):
+                texts = [_strategy_text(strategy, self._mesh) for strategy in strategies]
+            possible = "; ".join(texts[:MOST_SHOWN]) + (
+                f"; and {len(texts) - MOST_SHOWN} more" * (len(texts) > MOST_SHOWN)
+            )
+            return f"the {limit.kind} {limit.text!r} cannot hold: on the mesh {self._mesh}, {name} can have {possible}"
+        against = [other for other in applied if not _kept(other, alone)][:1] or applied
+        others = " and ".join(f"the {other.kind} {other.text!r}" for other in against)
+        return f"the {limit.kind} {limit.text!r} contradicts {others}: {name} cannot have a layout that suits both"
+
+
+def _kept(limit: Limit, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+    layouts = limit.keep(_layouts(strategies))
+    kept = (s for s in strategies if s.outputs[0] in layouts or (isinstance(limit, Taking) and s.outputs[0] is None))
+    return tuple(s for s in kept if not isinstance(limit, Taking) or limit.allows(s.inputs, s.outputs))
+
+
+def _strategy_text(strategy: Strategy, mesh: Mesh) -> str:
+    inputs, outputs = (
+        ", ".join("-" if layout is None else format_layout(layout, mesh) for layout in layouts)
+        for layouts in (strategy.inputs, strategy.outputs)
+    )
+    return f"{inputs} -> {outputs}"
 
 
 def _layouts(strategies: tuple[Strategy, ...]) -> tuple[Layout, ...]:
@@ -242,6 +290,28 @@ def _demands(
         Demand(ref, phase, tuple(consumers), restrictions.banned(ref), restrictions.remade(ref))
         for (ref, phase), consumers in wanted.items()
     )
+
+
+def _equal_layouts(
+    graph: CapturedGraph,
+    mesh: Mesh,
+    constraints: Sequence[Constraint],
+    results: tuple[tuple[str, Ref], ...],
+    strategies: tuple[tuple[Strategy, ...], ...],
+) -> Iterator[Edge]:
+    """For tensors that are to be alike: an edge from the first to each other that allows equal layouts only."""
+    names = [pin_name(node) for node in graph.nodes] + [name for name, _ in results]
+    for alike in (constraint for constraint in constraints if isinstance(constraint, Alike)):
+        members = [i for i, name in enumerate(names) if any(fnmatchcase(name, p) for p in alike.patterns)]
+        for other in members[1:]:
+            rows, columns = ([s.outputs[0] for s in strategies[i]] for i in (members[0], other))
+            if not set(rows) & set(columns):
+                raise ConstraintError(
+                    f"the constraint {alike.text!r} cannot hold: no layout is one that both {names[members[0]]} and "
+                    f"{names[other]} can have on the mesh {mesh}"
+                )
+            costs = [[0 if row == column else INFEASIBLE for column in columns] for row in rows]
+            yield Edge.dense(members[0], other, np.array(costs, dtype=np.int64))
 
 
 class _Terms:
@@ -320,11 +390,17 @@ def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
 
 
 def _ties(graph: CapturedGraph, strategies: tuple[tuple[Strategy, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """Identical layers, as far as constraints leave their members the same choices."""
+    """Identical layers, as far as constraints leave them the same choices: one that is pinned is decided for itself."""
+    numbers: dict[tuple[int, ...], int] = {}
+    choices: dict[int, tuple[int, ...]] = defaultdict(tuple)  # those of the layers that a node is in, as numbers
+    for nodes in layers(graph).values():
+        number = numbers.setdefault(tuple(id(strategies[i]) for i in nodes), len(numbers))
+        for i in nodes:
+            choices[i] += (number,)
     ties: list[tuple[int, ...]] = []
     for members in tied_nodes(graph):
-        alike: dict[int, list[int]] = defaultdict(list)
+        alike: dict[object, list[int]] = defaultdict(list)
         for i in members:
-            alike[id(strategies[i])].append(i)
+            alike[id(strategies[i]), choices[i]].append(i)
         ties.extend(tuple(same) for same in alike.values() if len(same) > 1)
     return tuple(ties)

@@ -14,7 +14,7 @@ import torch
 
 from cost_models import Profile, Topology
 
-from .capture import CapturedGraph, Node, TensorMeta
+from .capture import CONSTRAIN, CapturedGraph, Node, TensorMeta
 from .capture.attention import attention, attention_backward
 from .layout import Layout, largest_local_shape
 from .mesh import Mesh
@@ -146,7 +146,7 @@ def is_free(node: Node) -> bool:
     """Whether an operator only looks at its input in another way and moves nothing."""
     assert node.op is not None
     alias = node.op._schema.returns[0].alias_info if node.op._schema.returns else None
-    return node.op is aten._unsafe_view.default or (alias is not None and not alias.is_write)
+    return node.op in (aten._unsafe_view.default, CONSTRAIN) or (alias is not None and not alias.is_write)
 
 
 def _flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> tuple[float, str]:

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Protocol
 
 from .capture import CapturedGraph, Ref
-from .constraints import CollectiveRule, Pin, PlacementRule, matches
+from .constraints import CollectiveRule, Exclusion, Pin, PlacementRule, StrategyPin, matches
 from .layout import Layout, Placement
 from .pricing import Banned
 from .roles import Roles
@@ -36,11 +36,45 @@ class Exactly:
 
     layout: Layout
     text: str
-    kind = "pin"
+    kind: str = "pin"
 
     def keep(self, layouts: Sequence[Layout]) -> frozenset[Layout]:
         """See :class:`Limit`."""
         return frozenset(layouts) & {self.layout}
+
+
+@dataclass(frozen=True)
+class AnyBut:
+    """Any layout but one."""
+
+    layout: Layout
+    text: str
+    kind = "constraint"
+
+    def keep(self, layouts: Sequence[Layout]) -> frozenset[Layout]:
+        """See :class:`Limit`."""
+        return frozenset(layouts) - {self.layout}
+
+
+@dataclass(frozen=True)
+class Taking:
+    """The layouts that an operator takes and gives; None is any. The one limit that looks beyond the first result."""
+
+    inputs: tuple[Layout | None, ...]
+    outputs: tuple[Layout | None, ...]
+    text: str
+    kind = "pin"
+
+    def keep(self, layouts: Sequence[Layout]) -> frozenset[Layout]:
+        """See :class:`Limit`."""
+        first = self.outputs[0] if self.outputs else None
+        return frozenset(layout for layout in layouts if first in (None, layout))
+
+    def allows(self, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> bool:
+        """Whether a strategy is of this kind; what the constraint does not mention may be anything."""
+        pairs = [*zip(self.inputs, inputs), *zip(self.outputs, outputs)]
+        short = len(self.inputs) <= len(inputs) and len(self.outputs) <= len(outputs)
+        return short and all(wanted in (None, found) for wanted, found in pairs)
 
 
 @dataclass(frozen=True)
@@ -132,16 +166,12 @@ class Restrictions:
         """Adds collectives that are banned, by tensor."""
         self._bans.append(banned)
 
-    def add(self, constraint: Pin | PlacementRule | CollectiveRule) -> None:
+    def add(self, constraint: Pin | StrategyPin | Exclusion | PlacementRule | CollectiveRule) -> None:
         """Adds a constraint that names what it applies to."""
         if isinstance(constraint, CollectiveRule):
             self.ban(lambda ref: self._banned_by(constraint, ref))
             return
-        limit: Limit = (
-            Exactly(constraint.layout, constraint.text)
-            if isinstance(constraint, Pin)
-            else OnAxis(constraint.axis, constraint.placements, constraint.allowed, constraint.text)
-        )
+        limit = _limit(constraint)
         for index, name in enumerate(self._names):
             if fnmatchcase(name, constraint.pattern):
                 self.limit(index, limit)
@@ -151,3 +181,14 @@ class Restrictions:
             self._graph.tensor_name(ref), rule.pattern
         )
         return frozenset((kind, rule.axis, -1) for kind in rule.kinds) if applies else frozenset()
+
+
+def _limit(constraint: Pin | StrategyPin | Exclusion | PlacementRule) -> Limit:
+    match constraint:
+        case Pin():
+            return Exactly(constraint.layout, constraint.text)
+        case StrategyPin():
+            return Taking(constraint.inputs, constraint.outputs, constraint.text)
+        case Exclusion():
+            return AnyBut(constraint.layout, constraint.text)
+    return OnAxis(constraint.axis, constraint.placements, constraint.allowed, constraint.text)

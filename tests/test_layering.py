@@ -24,6 +24,7 @@ MODEL = frozenset({"autoshard.capture", "autoshard.strategies", "autoshard.redis
 STAGES = MODEL | {
     "autoshard.calls",
     "autoshard.constraints",
+    "autoshard.constraints_file",
     "autoshard.plans",
     "autoshard.pricing",
     "autoshard.roles",
@@ -34,11 +35,14 @@ STAGES = MODEL | {
     "autoshard.lowering",
     "autoshard.timeline",
     "autoshard.apply",
+    "autoshard.planner",
 }
 OTHERS = frozenset({"solver", "cost_models", "autoshard.measure", "autoshard.measure.report"})
 COMMANDS = frozenset({"autoshard.api", "autoshard.factory", "autoshard.calibration"}) | {
     "autoshard.baselines",
     "autoshard.comparison",
+    "autoshard.cli_review",
+    "autoshard.terminal",
 }
 FILES = frozenset({"pydantic", "yaml"})  # what validates the files on disk
 
@@ -64,7 +68,11 @@ TABLE = {
     "autoshard.localize": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
     "autoshard.strategies": Row(VOCABULARY | {"autoshard.capture", "autoshard.localize"}, frozenset({"torch"})),
     "autoshard.redistribution": Row(VOCABULARY, frozenset({"numpy", "torch"})),
-    "autoshard.constraints": Row(VOCABULARY),
+    "autoshard.partition_spec": Row(VOCABULARY),
+    "autoshard.constraints": Row(VOCABULARY | {"autoshard.partition_spec"}),
+    "autoshard.constraints_file": Row(
+        VOCABULARY | {"autoshard.baselines", "autoshard.constraints", "autoshard.plans"}, frozenset({"pydantic"})
+    ),
     "autoshard.calls": Row(VOCABULARY),
     "autoshard.pricing": Row(VOCABULARY | MODEL | {"cost_models"}, frozenset({"numpy", "torch"})),
     "autoshard.roles": Row(
@@ -91,6 +99,11 @@ TABLE = {
         | {"autoshard.capture", "autoshard.strategies", "autoshard.formulation", "autoshard.plans"}
         | {"cost_models", "solver"},
     ),
+    "autoshard.planner": Row(
+        VOCABULARY
+        | {"autoshard.capture", "autoshard.constraints", "autoshard.constraints_file", "autoshard.formulation"}
+        | {"autoshard.interpretation", "autoshard.plans", "cost_models", "solver"},
+    ),
     "autoshard.lowering": Row(
         VOCABULARY
         | {"autoshard.plans", "autoshard.calls"}
@@ -113,6 +126,9 @@ TABLE = {
         | {"autoshard.formulation", "autoshard.interpretation", "autoshard.plans", "cost_models", "solver"},
         frozenset({"torch"}),
     ),
+    "autoshard.review": Row(
+        VOCABULARY | STAGES | {"autoshard.api", "cost_models", "solver"}, frozenset({"numpy", "torch"})
+    ),
     "autoshard.measure": Row(
         frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.lowering", "cost_models"}), frozenset({"torch"})
     ),
@@ -123,6 +139,12 @@ TABLE = {
         frozenset({"rich", "torch"}),
     ),
     "autoshard.api": Row(VOCABULARY | STAGES | OTHERS | {"solver.backends"}, frozenset({"numpy", "torch"})),
+    "autoshard.terminal": Row(VOCABULARY, frozenset({"rich", "typer"})),
+    "autoshard.cli_review": Row(
+        VOCABULARY
+        | {"autoshard.factory", "autoshard.plans", "autoshard.review", "autoshard.terminal", "cost_models", "solver"},
+        frozenset({"typer"}),
+    ),
     "autoshard.cli": Row(
         VOCABULARY | STAGES | OTHERS | COMMANDS | {"solver.backends"},
         frozenset({"rich", "torch", "typer"}),
@@ -143,6 +165,7 @@ EXACT = frozenset({"autoshard"})
 DEFERRED = {
     "autoshard": "the public names are loaded when asked for: reading a plan loads no torch",
     "autoshard.cli": "only the commands that need torch load it",
+    "autoshard.cli_review": "as for the other commands",
     "autoshard.calibration": "only a report needs matplotlib",
     "solver.backends": "the registry loads the one backend that was asked for",
 }

@@ -68,7 +68,7 @@ def test_a_mesh_may_be_a_text_a_mapping_or_a_value() -> None:
 )
 def test_a_bad_option_is_a_clear_error_before_anything_is_solved(options, error, text, monkeypatch) -> None:
     if "backend" not in options and "time_limit_s" not in options:
-        monkeypatch.setattr("autoshard.api.solve", lambda *_, **__: pytest.fail("solved"))
+        monkeypatch.setattr("autoshard.planner.solve", lambda *_, **__: pytest.fail("solved"))
     with pytest.raises(error, match=text):
         _plan(**options)
 
@@ -106,7 +106,7 @@ def test_no_plan_in_the_time_given_is_an_error_that_says_so(monkeypatch: pytest.
     def too_slow(problem: Problem, **options) -> Solution:
         return Solution(Status.TIME_LIMIT, None, None, None, float("inf"), solve(problem, **options).report)
 
-    monkeypatch.setattr("autoshard.api.solve", too_slow)
+    monkeypatch.setattr("autoshard.planner.solve", too_slow)
     with pytest.raises(InfeasibleError, match=r"no plan: Time limit"):
         _plan()
 
@@ -117,7 +117,7 @@ def test_a_plan_that_is_not_proven_optimal_warns_with_its_gap(monkeypatch: pytes
         assert found.cost is not None
         return Solution(Status.FEASIBLE, found.choices, found.cost, found.cost // 2, 0.5, found.report)
 
-    monkeypatch.setattr("autoshard.api.solve", unproven)
+    monkeypatch.setattr("autoshard.planner.solve", unproven)
     with pytest.warns(UserWarning, match="not proven optimal.*50"):
         assert _plan().solver.status == "feasible"
 

@@ -1,15 +1,19 @@
 """Capture: the training step of a module as one immutable joint forward and backward graph."""
 
+from .annotation import CONSTRAIN, annotated, constrain
 from .capture import capture, input_names
 from .graph import CapturedGraph, Node, Ref, TensorMeta, is_random, map_refs, refs_in
 from .repeats import is_contraction, layers, tied_nodes
 
 __all__ = [
+    "CONSTRAIN",
     "CapturedGraph",
     "Node",
     "Ref",
     "TensorMeta",
+    "annotated",
     "capture",
+    "constrain",
     "input_names",
     "is_contraction",
     "is_random",

@@ -21,6 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export._trace import _restore_state_dict
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
+from .annotation import marking
+
 aten = torch.ops.aten
 
 # Losses divide by the number of targets. As sums and counts of the whole batch they add up exactly when it is cut.
@@ -62,7 +64,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     """
     mode = FakeTensorMode()
     convert = _Faker(mode)
-    with convert.fake_module(model), ExitStack() as stack:
+    with convert.fake_module(model), marking(), ExitStack() as stack:
         fake_args, fake_kwargs = tree_map(convert, (args, kwargs))
         module = _dynamo_graph_capture_for_export(model)(*fake_args, **fake_kwargs)
         _restore_state_dict(model, module)

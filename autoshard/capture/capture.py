@@ -29,7 +29,8 @@ _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
-_TORCH_ROOT = os.path.dirname(torch.__file__)
+# Frames that are no lines of the model.
+_NOT_THE_MODEL = (os.path.dirname(torch.__file__), os.path.join(os.path.dirname(__file__), "annotation.py"))
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> CapturedGraph:
@@ -290,7 +291,7 @@ def _source(fx: FxNode) -> str:
 
 def _user_frame(trace_text: str) -> str:
     """``file:line: code`` of the innermost frame that is not torch's own."""
-    frames = [m for m in _FRAME.finditer(trace_text) if not m["file"].startswith(_TORCH_ROOT)]
+    frames = [m for m in _FRAME.finditer(trace_text) if not m["file"].startswith(_NOT_THE_MODEL)]
     return f"{frames[-1]['file']}:{frames[-1]['line']}: {frames[-1]['code'].strip()}" if frames else ""
 
 

@@ -13,7 +13,7 @@ from .dump import dump_plan
 from .parse import MAX_FILE_BYTES, parse_plan
 from .plan import ShardingPlan
 
-__all__ = ["check_writable", "dump_plan", "parse_plan", "read_plan", "write_plan", "write_text"]
+__all__ = ["check_writable", "dump_plan", "parse_plan", "read_bytes", "read_plan", "write_plan", "write_text"]
 
 
 def read_plan(path: str | os.PathLike[str]) -> ShardingPlan:
@@ -22,12 +22,20 @@ def read_plan(path: str | os.PathLike[str]) -> ShardingPlan:
     Raises:
         PlanFileError: the file cannot be read, or :func:`parse_plan` refuses it.
     """
+    return parse_plan(read_bytes(path), source=os.fspath(path))
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """What stands in a plan file, and no more than one byte above what a plan file may have.
+
+    Raises:
+        PlanFileError: the file cannot be read.
+    """
     try:
         with open(path, "rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            return file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         raise PlanFileError(f"cannot read the plan {os.fspath(path)}: {_reason(error)}") from None
-    return parse_plan(data, source=os.fspath(path))
 
 
 def write_plan(plan: ShardingPlan, path: str | os.PathLike[str]) -> None:

@@ -1,4 +1,5 @@
-"""The subset of YAML a plan file is written in: mappings, lists and scalars; no anchors, aliases, tags or directives.
+"""The subset of YAML that plan files and constraints files are written in: mappings, lists and scalars; no anchors,
+aliases, tags or directives.
 
 Every scalar is read as text: the schema knows which are numbers, so that no name turns into one.
 """
@@ -68,14 +69,14 @@ def shorten(text: str, chars: int = 500) -> str:
     return text if len(text) <= chars else text[:chars] + "..."
 
 
-def compose(text: str, source: str) -> Node:
-    """The one document of a text.
+def compose(text: str, source: str, noun: str = "plan") -> Node:
+    """The one document of a text; ``noun`` is what errors say that the file should hold.
 
     Raises:
         PlanFileError: it is not YAML, has more or less than one document, uses what the subset leaves out, names a key
             twice, or is deeper or larger than the limits. The message names ``source`` and the line.
     """
-    return _Composer(text, source).document()
+    return _Composer(text, source, noun).document()
 
 
 def line_of(text: str, path: Path) -> int | None:
@@ -92,8 +93,9 @@ def line_of(text: str, path: Path) -> int | None:
 class _Composer:
     """Builds the document from PyYAML's events, which cost no recursion and no more memory than the text."""
 
-    def __init__(self, text: str, source: str) -> None:
+    def __init__(self, text: str, source: str, noun: str = "plan") -> None:
         self.source = source
+        self.noun = noun
         self.nodes = 0
         self.lines: dict[Path, int] | None = None
         self.events = self._events(text)
@@ -102,9 +104,9 @@ class _Composer:
         self._expect(yaml.StreamStartEvent)
         start = next(self.events)
         if isinstance(start, yaml.StreamEndEvent):
-            raise PlanFileError(f"{self.source} is empty; it should hold a plan")
+            raise PlanFileError(f"{self.source} is empty; it should hold a {self.noun}")
         if isinstance(start, yaml.DocumentStartEvent) and (start.version or start.tags):
-            self._refuse(start, "YAML directives (%...) are not allowed in a plan file; remove them")
+            self._refuse(start, f"YAML directives (%...) are not allowed in a {self.noun} file; remove them")
         node = self._node(next(self.events), ())
         self._expect(yaml.DocumentEndEvent)
         self._expect(yaml.StreamEndEvent)
@@ -118,7 +120,7 @@ class _Composer:
             mark = error.problem_mark or error.context_mark
             place = f", line {mark.line + 1}" if mark else ""
             said = ", ".join(part for part in (error.context, error.problem) if part)
-            advice = "if the file was cut short, make the plan again"
+            advice = f"if the file was cut short, make the {self.noun} again"
             if error.context == "while scanning an alias":
                 advice = "put a name that begins with * in quotes"
             raise PlanFileError(f"{self.source}{place} is not YAML: {said}; {advice}") from None
@@ -128,7 +130,7 @@ class _Composer:
     def _expect(self, kind: type[yaml.Event]) -> None:
         event = next(self.events)
         if not isinstance(event, kind):
-            self._refuse(event, "a second document starts here; a plan file has one")
+            self._refuse(event, f"a second document starts here; a {self.noun} file has one")
 
     def _refuse(self, event: yaml.Event, why: str) -> NoReturn:
         raise PlanFileError(f"{self.source}, line {_line(event)}: {shorten(why)}")
@@ -139,14 +141,14 @@ class _Composer:
         if not isinstance(event, yaml.ScalarEvent | yaml.MappingStartEvent | yaml.SequenceStartEvent):
             self._refuse(event, "a value is missing here")
         if event.anchor is not None:
-            self._refuse(event, f"the anchor &{event.anchor} is not allowed in a plan file; remove it")
+            self._refuse(event, f"the anchor &{event.anchor} is not allowed in a {self.noun} file; remove it")
         if event.tag is not None:
-            self._refuse(event, f"the tag {event.tag} is not allowed in a plan file; remove it")
+            self._refuse(event, f"the tag {event.tag} is not allowed in a {self.noun} file; remove it")
         self.nodes += 1
         if self.nodes > MAX_NODES:
-            self._refuse(event, f"the file has more than {MAX_NODES} values; it is no plan")
+            self._refuse(event, f"the file has more than {MAX_NODES} values; it is no {self.noun}")
         if len(path) > MAX_DEPTH:
-            self._refuse(event, f"the file is nested more than {MAX_DEPTH} deep; it is no plan")
+            self._refuse(event, f"the file is nested more than {MAX_DEPTH} deep; it is no {self.noun}")
         if self.lines is not None:
             self.lines.setdefault(path, _line(event))
         if isinstance(event, yaml.ScalarEvent):

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from ..capture import Node, Ref, TensorMeta
+from ..capture import CONSTRAIN, Node, Ref, TensorMeta
 from ..capture.attention import attention, attention_backward
 from ..layout import P_SUM, Layout, Placement, R, S, is_even, local_range
 from ..localize import FACTORIES, VIEWS
@@ -26,6 +26,9 @@ def own_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule] | None:
     """Our rules for an operator, or None where it is DTensor's business."""
     if node.op in _ATTENTION:
         return _attention_rules(node, inputs)
+    if node.op is CONSTRAIN:  # the same tensor
+        dims = range(len(inputs[0].shape))
+        return [Rule((P_SUM,), (P_SUM,)), *(Rule((S(d),), (S(d),)) for d in dims)]
     if node.op in FACTORIES:
         meta = node.outputs[0]
         assert meta is not None

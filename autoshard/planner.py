@@ -1,0 +1,127 @@
+"""One model on one mesh of one machine: formulated, solved and written as a plan, under whatever constraints."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cost_models import Profile
+from solver import Solution, Status, solve
+
+from .capture import CapturedGraph
+from .constraints import Constraint
+from .constraints_file import Constraints
+from .errors import ConstraintError, InfeasibleError
+from .formulation import Formulation, Objective, formulate
+from .interpretation import interpret
+from .mesh import Mesh
+from .plans import ShardingPlan
+
+BLAME_S = 20.0
+"""Seconds for finding out which constraints contradict each other."""
+
+ANY_PLAN = 1e9
+"""A gap at which the solver stops with the first assignment it finds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Planner:
+    """What stays the same from one plan of a model to the next.
+
+    ``model`` is the name that plans give it, ``call`` how it is called (:mod:`autoshard.calls`); the other options are
+    those of :func:`autoshard.plan`.
+    """
+
+    graph: CapturedGraph
+    mesh: Mesh
+    profile: Profile
+    model: str
+    call: str
+    objective: Objective = "step-time"
+    backend: str = "auto"
+    time_limit_s: float | None = None
+    tie_layers: bool = True
+
+    def formulate(self, constraints: Constraints) -> Formulation:
+        """The program under constraints.
+
+        Raises:
+            ConstraintError: one names nothing, or cannot hold, alone or beside another; the message says where it
+                stands.
+        """
+        with constraints.located():
+            return self._formulate(constraints.values)
+
+    def _formulate(self, constraints: Sequence[Constraint]) -> Formulation:
+        return formulate(
+            self.graph,
+            self.mesh,
+            self.profile,
+            objective=self.objective,
+            constraints=constraints,
+            tie_layers=self.tie_layers,
+        )
+
+    def solve(self, formulation: Formulation, start: Sequence[int] | None = None) -> Solution:
+        """The cheapest assignment; one that has choices.
+
+        Args:
+            start: a known assignment; what is found is never worse.
+
+        Warns:
+            UserWarning: it is not proven optimal.
+
+        Raises:
+            InfeasibleError: there is none, or none was found in the time given; the message names the constraints that
+                contradict each other.
+        """
+        solution = solve(formulation.problem, backend=self.backend, time_limit_s=self.time_limit_s, start=start)
+        if solution.choices is None:
+            raise InfeasibleError(self._no_plan(formulation, solution))
+        if solution.status is not Status.OPTIMAL:
+            warnings.warn(f"the plan is not proven optimal: its gap is {solution.gap:.2%}", stacklevel=3)
+        return solution
+
+    def write(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
+        """The plan of a solution."""
+        return interpret(formulation, solution, self.profile, self.model, self.call)
+
+    def _no_plan(self, formulation: Formulation, solution: Solution) -> str:
+        texts = [constraint.text for constraint in formulation.constraints]
+        under = f" under the constraints {', '.join(texts)}" if texts else ""
+        said = f"no plan{under}: {solution.status.value}"
+        if solution.status is Status.INFEASIBLE and texts:
+            blamed = self.contradiction(formulation.constraints)
+            if len(blamed) == 1:
+                return f"{said} The constraint {blamed[0].text!r} leaves none, whatever the others say."
+            if blamed:
+                named = " and ".join(repr(constraint.text) for constraint in blamed)
+                return f"{said} The constraints {named} contradict each other; without any one of them there is a plan."
+        return f"{said} {solution.report.explanation}".rstrip()
+
+    def contradiction(self, constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
+        """Of constraints under which there is no plan a minimal part under which there is none.
+
+        Empty where that is not found out in the time there is for it, or where no constraint is to blame.
+        """
+        deadline_s = time.monotonic() + BLAME_S
+        blamed = list(constraints)
+        if not self._has_plan(()):
+            return ()
+        for constraint in constraints:
+            fewer = [other for other in blamed if other is not constraint]
+            if time.monotonic() > deadline_s:
+                return ()
+            if not self._has_plan(fewer):
+                blamed = fewer
+        return tuple(blamed)
+
+    def _has_plan(self, constraints: Sequence[Constraint]) -> bool:
+        try:
+            problem = self._formulate(constraints).problem
+        except ConstraintError:
+            return False
+        solution = solve(problem, backend=self.backend, time_limit_s=BLAME_S, relative_gap=ANY_PLAN)
+        return solution.status is not Status.INFEASIBLE

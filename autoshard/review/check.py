@@ -1,0 +1,189 @@
+"""Whether a plan is still good: does it fit model, mesh, profile and budget, and is it still the best?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from cost_models import Profile
+from solver import Solution
+
+from ..errors import ConstraintError
+from ..mesh import HybridMesh, Mesh
+from ..planner import Planner
+from ..plans import ShardingPlan
+from ..plans.units import format_bytes, format_seconds
+from .model_changes import CONNECTIONS, model_changes
+from .session import Priced, constraints_of, optimizer_of, planner_of, priced, with_memory
+
+Part = Literal["model", "mesh", "hardware", "decisions", "memory", "optimality"]
+
+MOST_SHOWN = 20
+"""Changes of the model that a finding lists."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one part; ``details`` are further lines."""
+
+    part: Part
+    fits: bool
+    said: str
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Review:
+    """What a check found.
+
+    Costs are integer nanoseconds: ``recorded_ns`` as the file says, ``now_ns`` of the same decisions under the profile
+    of today, ``best_ns`` the best that was found today and ``bound_ns`` what no plan costs less than; None where the
+    plan does not fit well enough to be priced.
+    """
+
+    findings: tuple[Finding, ...]
+    recorded_ns: int
+    now_ns: int | None = None
+    best_ns: int | None = None
+    bound_ns: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing is wrong."""
+        return all(finding.fits for finding in self.findings)
+
+    @property
+    def distance(self) -> float | None:
+        """How much longer the step takes than with the best plan found: 0.01 is one percent."""
+        if self.now_ns is None or self.best_ns is None:
+            return None
+        return (self.now_ns - self.best_ns) / max(1, self.best_ns)
+
+
+def check(
+    plan: ShardingPlan,
+    model: nn.Module,
+    args: Any = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    mesh: Mesh | HybridMesh | str | None = None,
+    hardware: str | Profile | None = None,
+    memory_bytes: int | None = None,
+    within: float = 0.01,
+    backend: str = "auto",
+    time_limit_s: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Review:
+    """Checks a plan against a model as it is now.
+
+    Args:
+        model, args, kwargs: as for :func:`autoshard.plan`.
+        mesh: the mesh of the job, where it should be compared with the plan's; its order of ranks decides prices.
+        hardware: the profile to price with, by default the one that the plan names, as it is now.
+        memory_bytes: the budget of one rank, by default the one that the plan was made under.
+        within: how far from the best plan it may be, as a share of the best plan's cost.
+
+    Raises:
+        CaptureError, ProfileError, MeshError, ConstraintError: the model, profile, mesh or the plan's constraints
+            cannot be read.
+        InfeasibleError: under the plan's constraints there is no plan any more.
+    """
+    planner = planner_of(
+        plan,
+        model,
+        args,
+        kwargs,
+        mesh=None if mesh is None or Mesh.of(mesh) != plan.mesh else mesh,
+        hardware=hardware,
+        backend=backend,
+        time_limit_s=time_limit_s,
+        progress=progress,
+    )
+    report = progress or (lambda stage: None)
+    findings = [_model(plan, planner), _mesh(plan, mesh), _hardware(plan, planner)]
+    if not (findings[0].fits and findings[1].fits):
+        return Review(tuple(findings), plan.solver.cost_ns)
+    report("pricing the plan again")
+    formulation = planner.formulate(constraints_of(plan))
+    try:
+        now = priced(plan, planner, formulation)
+    except ConstraintError as error:
+        findings.append(Finding("decisions", False, str(error)))
+        return Review(tuple(findings), plan.solver.cost_ns)
+    findings += _decisions(plan, now, planner)
+    findings.append(_memory(plan, now, planner, memory_bytes))
+    report("solving from the plan on")
+    best = planner.solve(formulation, start=now.choices)
+    findings.append(_optimality(now, best, within))
+    assert best.cost is not None and now.solution.cost is not None
+    return Review(
+        tuple(findings), plan.solver.cost_ns, now.solution.cost, min(best.cost, now.solution.cost), best.bound
+    )
+
+
+def _model(plan: ShardingPlan, planner: Planner) -> Finding:
+    if plan.fingerprint == planner.graph.fingerprint:
+        return Finding("model", True, "the one that the plan was made for")
+    changes = [str(change) for change in model_changes(plan, planner.graph)] or [CONNECTIONS]
+    left = len(changes) - MOST_SHOWN
+    details = (*changes[:MOST_SHOWN], *([f"and {left} more"] if left > 0 else []))
+    return Finding("model", False, "another than the plan was made for; make the plan again", details)
+
+
+def _mesh(plan: ShardingPlan, mesh: Mesh | HybridMesh | str | None) -> Finding:
+    if mesh is None or Mesh.of(mesh) == plan.mesh:
+        return Finding("mesh", True, str(plan.mesh))
+    return Finding("mesh", False, f"{Mesh.of(mesh)}, but the plan is for {plan.mesh}; make the plan again")
+
+
+def _hardware(plan: ShardingPlan, planner: Planner) -> Finding:
+    """A profile that has changed is no fault: what matters is what the plan costs under it."""
+    profile = planner.profile
+    if profile.fingerprint == plan.hardware_fingerprint:
+        return Finding("hardware", True, f"{profile.name}, as when the plan was made")
+    if profile.name == plan.hardware:
+        return Finding("hardware", True, f"{profile.name} has changed since: priced again")
+    return Finding("hardware", True, f"priced again for {profile.name}; the plan was made for {plan.hardware}")
+
+
+def _decisions(plan: ShardingPlan, now: Priced, planner: Planner) -> Iterator[Finding]:
+    """The redistributions of the file against those that its layouts need; another profile may choose other ways."""
+    if planner.profile.fingerprint == plan.hardware_fingerprint and now.plan.redistributions != plan.redistributions:
+        yield Finding(
+            "decisions",
+            False,
+            "the redistributions in the file are not those that its layouts need; it was edited by hand or written by "
+            "another version: `autoshard replan` writes them anew",
+        )
+
+
+def _memory(plan: ShardingPlan, now: Priced, planner: Planner, budget: int | None) -> Finding:
+    budget = plan.memory.budget_bytes if budget is None and plan.memory is not None else budget
+    optimizer = optimizer_of(plan)
+    measured = with_memory(planner, now.plan, optimizer).memory
+    assert measured is not None
+    peak = measured.peak.size_bytes
+    said = f"{format_bytes(peak)} on the fullest rank, with {optimizer}"
+    if budget is None:
+        return Finding("memory", True, f"{said}; there is no budget")
+    if peak <= budget:
+        return Finding("memory", True, f"{said}, within the budget of {format_bytes(budget)}")
+    return Finding("memory", False, f"{said}: {peak - budget} bytes over the budget of {format_bytes(budget)}")
+
+
+def _optimality(now: Priced, best: Solution, within: float) -> Finding:
+    cost = now.solution.cost
+    assert cost is not None and best.cost is not None
+    better = cost - best.cost
+    price = format_seconds(cost / 1e9)
+    if better <= 0:
+        proven = best.bound is not None and best.bound >= cost
+        return Finding(
+            "optimality", True, f"{price}: " + ("optimal" if proven else f"none better found, gap {best.gap:.2%}")
+        )
+    share = better / max(1, best.cost)
+    said = f"{price}: {share:.2%} more than the {format_seconds(best.cost / 1e9)} of the best plan now"
+    return Finding("optimality", share <= within, f"{said}, {'within' if share <= within else 'over'} {within:.2%}")

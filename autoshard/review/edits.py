@@ -1,0 +1,218 @@
+"""What was changed by hand in a plan file.
+
+A file says more than its decisions: it records which redistributions the original decisions needed, for whom, and how
+long each operator took. Whoever edits a layout leaves these as they were. The original is therefore the assignment
+that agrees with all that is recorded and differs from the decisions in the file in as few places as possible: a small
+problem for the same solver. Where the record does not settle it, the original file must be given.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from solver import INFEASIBLE, Edge, Node, Problem, solve
+
+from ..errors import PlanMismatchError
+from ..formulation import Formulation
+from ..layout import Layout, format_layout
+from ..planner import Planner
+from ..plans import Redistribution, ShardingPlan
+from ..plans.folding import count_repeats, fold, format_pattern
+from ..strategies import Strategy
+from .decisions import Decisions, choices_of, decision_text, decisions_made, decisions_of, names_of
+from .session import solution_of
+
+GIVE_THE_ORIGINAL = (
+    "give the file as it was before the edit as original (for example `git show HEAD:plan.yaml > old.yaml`, then "
+    "--original old.yaml)"
+)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Decisions that were changed alike by hand: what they were, what the file says now, and what holds it.
+
+    ``pattern`` names them for people, ``names`` are all of them; ``texts`` are constraints, as in
+    :mod:`autoshard.constraints`.
+    """
+
+    pattern: str
+    names: tuple[str, ...]
+    before: str
+    after: str
+    texts: tuple[str, ...]
+
+
+def find_edits(
+    plan: ShardingPlan, planner: Planner, formulation: Formulation, original: ShardingPlan | None
+) -> tuple[Edit, ...]:
+    """The edits of a file.
+
+    Args:
+        plan: as the file says now.
+        formulation: under the constraints of the file, priced by the profile that it was made with.
+        original: the plan before the edit, where it is at hand.
+
+    Raises:
+        PlanMismatchError: the original cannot be told from the record, or the one given is for another model or mesh.
+    """
+    found = decisions_of(plan, formulation)
+    if original is not None:
+        if (original.fingerprint, original.mesh) != (plan.fingerprint, plan.mesh):
+            raise PlanMismatchError("the original is a plan for another model or mesh than the edited file")
+        before = decisions_of(original, formulation)
+    else:
+        before = _reconstructed(plan, planner, formulation, found)
+    changed = [
+        (name, (old, new)) for name, old, new in zip(names_of(formulation), before, found) if old and new and old != new
+    ]
+    return tuple(_edits(changed, formulation))
+
+
+def _reconstructed(plan: ShardingPlan, planner: Planner, formulation: Formulation, found: Decisions) -> Decisions:
+    if planner.profile.fingerprint != plan.hardware_fingerprint:
+        raise PlanMismatchError(
+            f"the profile {planner.profile.name} is not the one that the plan was priced with, so what was edited "
+            f"cannot be told from the times in the file; {GIVE_THE_ORIGINAL}"
+        )
+    problem = _Record(plan, formulation).problem(choices_of(found, formulation))
+    choices = solve(problem, backend=planner.backend, time_limit_s=planner.time_limit_s).choices
+    if choices is not None:
+        solution = solution_of(formulation, choices)
+        if solution is not None and _record(planner.write(formulation, solution)) == _record(plan):
+            return decisions_made(formulation, choices)
+    raise PlanMismatchError(
+        "what was edited cannot be told from the file: its redistributions and times fit no decisions near those that "
+        f"it lists. Redistributions follow from the layouts and are not edited; {GIVE_THE_ORIGINAL}"
+    )
+
+
+def _record(plan: ShardingPlan) -> object:
+    """What a file says beside its decisions, but for sums that are rounded."""
+    return [_moved(entry) for entry in plan.redistributions], plan.execution
+
+
+def _moved(entry: Redistribution) -> object:
+    return entry.tensor, entry.phase, entry.path, entry.consumers, entry.kept
+
+
+class _Record:
+    """Problems whose solutions agree with a plan's redistributions and times."""
+
+    def __init__(self, plan: ShardingPlan, formulation: Formulation) -> None:
+        self._formulation, self._graph = formulation, formulation.graph
+        self._ns = {entry.name: entry.predicted_ns for entry in plan.execution}
+        self._moves: dict[tuple[str, str], set[tuple[Layout, Layout]]] = defaultdict(set)
+        for entry in plan.redistributions:
+            self._moves[entry.tensor, entry.phase].add((entry.path[0], entry.path[-1]))
+        self._penalty = len(formulation.strategies) + 1
+        self._times: dict[int, np.ndarray] = {}
+
+    def problem(self, found: Sequence[int | None]) -> Problem:
+        """Every disagreement with the record costs more than all decisions together; a decision that is not the file's
+        costs 1.
+        """
+        given = self._formulation.problem
+        nodes = tuple(Node(node.name, self._node_costs(i, node.costs, found[i])) for i, node in enumerate(given.nodes))
+        edges = [*self._edges(), *(self._unpriced(edge) for edge in given.edges[self._demanded() :])]
+        return replace(
+            given, nodes=nodes, edges=tuple(edges), groups=(), ties=(), usage_limit=None, usage_price=None, budgets=()
+        )
+
+    def _node_costs(self, node: int, costs: np.ndarray, found: int | None) -> np.ndarray:
+        strategies = self._formulation.strategies[node]
+        differs = np.zeros(len(strategies), dtype=np.int64)
+        if found is not None:
+            differs = (np.arange(len(strategies)) != found).astype(np.int64)
+        if node < len(self._graph.nodes) and self._graph.nodes[node].name in self._ns:
+            differs = differs + self._penalty * (self._time_ns(node) != self._ns[self._graph.nodes[node].name])
+        return np.where(costs >= INFEASIBLE, INFEASIBLE, differs).astype(np.int64)
+
+    def _time_ns(self, node: int) -> np.ndarray:
+        """The times of an operator as a plan writes them; equal operators have one tuple of strategies."""
+        strategies = self._formulation.strategies[node]
+        if id(strategies) not in self._times:
+            seconds = self._formulation.prices.compute_s(self._graph.nodes[node], strategies)
+            self._times[id(strategies)] = np.rint(seconds * 1e9).astype(np.int64)
+        return self._times[id(strategies)]
+
+    def _demanded(self) -> int:
+        return sum(len(demand.consumers) for demand in self._formulation.demands)
+
+    def _edges(self) -> Iterator[Edge]:
+        """Those of the formulation, which come demand by demand: a move that is not recorded is a disagreement."""
+        edges = iter(self._formulation.problem.edges)
+        for demand in self._formulation.demands:
+            moves = self._moves[self._graph.tensor_name(demand.ref), demand.phase]
+            for consumer, position in demand.consumers:
+                edge = next(edges)
+                have = _by_class(
+                    edge.rows, [s.outputs[demand.ref.output] for s in self._formulation.strategies[edge.u]]
+                )
+                readers = self._formulation.strategies[consumer]
+                want = _by_class(edge.cols, [s.outputs[0] if position < 0 else s.inputs[position] for s in readers])
+                costs = [
+                    [0 if a == b or a is None or b is None or (a, b) in moves else self._penalty for b in want]
+                    for a in have
+                ]
+                full = np.full(edge.costs.shape, 0, dtype=np.int64)
+                full[: len(have), : len(want)] = costs
+                yield Edge(edge.u, edge.v, edge.rows, edge.cols, np.where(edge.costs >= INFEASIBLE, INFEASIBLE, full))
+
+    @staticmethod
+    def _unpriced(edge: Edge) -> Edge:
+        return Edge(edge.u, edge.v, edge.rows, edge.cols, np.where(edge.costs >= INFEASIBLE, INFEASIBLE, 0))
+
+
+def _by_class(classes: np.ndarray, layouts: Sequence[Layout | None]) -> list[Layout | None]:
+    """The layout of every class of strategies, up to the last that some strategy has."""
+    found: list[Layout | None] = [None] * (int(classes.max()) + 1)
+    for number, layout in zip(classes, layouts):
+        found[number] = layout
+    return found
+
+
+def _edits(changed: list[tuple[str, tuple[Strategy, Strategy]]], formulation: Formulation) -> Iterator[Edit]:
+    """Changes that are alike together, each with its constraints."""
+    known = [name for name in names_of(formulation) if name]
+    repeats = count_repeats(known)
+    for line in fold(changed):
+        before, after = line.value
+        names, pattern = tuple(line.pattern.names()), format_pattern(line.pattern, repeats)
+        said = _constraint(before, after, formulation)
+        matched = {name for name in known if fnmatchcase(name, pattern)}
+        globs = (pattern,) if matched == set(names) else tuple(map(glob.escape, names))
+        yield Edit(
+            pattern,
+            names,
+            decision_text(before, formulation),
+            decision_text(after, formulation),
+            tuple(f"{one}={said}" for one in globs),
+        )
+
+
+def _constraint(before: Strategy, after: Strategy, formulation: Formulation) -> str:
+    """What holds the layouts that were changed, and leaves the others of the line free."""
+    first = after.outputs[0] if after.outputs else None
+    if before.inputs == after.inputs and before.outputs[1:] == after.outputs[1:] and first is not None:
+        return format_layout(first, formulation.mesh)
+    inputs, outputs = (
+        ", ".join(_held(old, new, formulation) for old, new in zip(olds, news))
+        for olds, news in ((before.inputs, after.inputs), (before.outputs, after.outputs))
+    )
+    return f"{inputs} -> {outputs}"
+
+
+def _held(old: Layout | None, new: Layout | None, formulation: Formulation) -> str:
+    return "*" if new is None or old == new else format_layout(new, formulation.mesh)
+
+
+def edited_names(edits: Iterable[Edit]) -> frozenset[str]:
+    """The names of all decisions that were changed by hand."""
+    return frozenset(name for edit in edits for name in edit.names)

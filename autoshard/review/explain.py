@@ -1,0 +1,205 @@
+"""Why is this placement so, and what if it were otherwise: the what-if is solved, and compared with the plan."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from cost_models import Profile
+
+from ..constraints import Pin, nearest
+from ..constraints_file import Constraints, gather_constraints
+from ..errors import ConstraintError, InfeasibleError, LayoutError
+from ..formulation import Formulation
+from ..layout import Layout, check_fits, format_layout, has_empty_shard, is_even
+from ..mesh import HybridMesh, Mesh
+from ..planner import Planner
+from ..plans import ShardingPlan
+from .decisions import choices_of, decisions_made, names_of
+from .nearest import nearest as nearest_optimum
+from .session import Priced, check_model, constraints_of, optimizer_of, planner_of, priced, with_memory
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A question about a placement, and its answer.
+
+    Attributes:
+        why: the pattern that was asked about; it names ``names``.
+        present: the distinct layouts that they have in the plan.
+        asked: the layout that was asked about, None for any other than the present.
+        found: the distinct layouts that they have in the alternative.
+        repriced: whether the prices are of another profile than the plan was made with.
+        plan: the plan, as it is priced now.
+        alternative: the best plan with the other placement, of several the one that differs least; None for none.
+        reason: why there is none.
+        order: every tensor that can be redistributed, in the order of the step.
+    """
+
+    why: str
+    names: tuple[str, ...]
+    present: tuple[str, ...]
+    asked: str | None
+    found: tuple[str, ...]
+    repriced: bool
+    plan: ShardingPlan
+    alternative: ShardingPlan | None
+    reason: str
+    order: tuple[str, ...]
+
+
+def explain(
+    plan: ShardingPlan,
+    model: nn.Module,
+    args: Any = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    why: str,
+    instead: str | None = None,
+    mesh: Mesh | HybridMesh | str | None = None,
+    hardware: str | Profile | None = None,
+    backend: str = "auto",
+    time_limit_s: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Explanation:
+    """Solves the plan's problem once more with another placement.
+
+    Args:
+        model, args, kwargs: as for :func:`autoshard.plan`; the model that the plan was made for.
+        why: the name of a parameter, input, operator or output, or a glob pattern for several.
+        instead: the layout to have instead (a partition spec, or the layouts that an operator takes and gives, too); by
+            default any other than the present.
+        mesh: the plan's mesh, where its ranks have an order of their own.
+        hardware: the profile to price with, by default the one that the plan names, as it is now.
+
+    Raises:
+        ConstraintError: ``why`` names nothing, or what is asked about is what the plan does.
+        PlanMismatchError: the plan is for another model.
+        LayoutError: ``instead`` cannot be read.
+    """
+    report = progress or (lambda stage: None)
+    planner = planner_of(
+        plan,
+        model,
+        args,
+        kwargs,
+        mesh=mesh,
+        hardware=hardware,
+        backend=backend,
+        time_limit_s=time_limit_s,
+        progress=progress,
+    )
+    check_model(plan, planner)
+    report("pricing the plan again")
+    constraints = constraints_of(plan)
+    now = priced(plan, planner, planner.formulate(constraints))
+    question = _Question(planner, now, why, instead)
+    report("solving what would be otherwise")
+    return question.answer(constraints, plan)
+
+
+class _Question:
+    """The names that are asked about, and their layouts."""
+
+    def __init__(self, planner: Planner, now: Priced, why: str, instead: str | None) -> None:
+        self._planner, self._now, self._why = planner, now, why
+        self._instead = None if instead is None else " ".join(instead.split())
+        known = names_of(now.formulation)
+        self._nodes = [i for i, name in enumerate(known) if name and fnmatchcase(name, why)]
+        if not self._nodes:
+            listed = [name for name in known if name]
+            raise ConstraintError(f"{why!r} names no parameter, input, operator or output{nearest(why, listed)}")
+        self._names = tuple(known[i] for i in self._nodes)
+        self._present = self._layouts(now.formulation, now.choices)
+
+    def answer(self, constraints: Constraints, plan: ShardingPlan) -> Explanation:
+        """Solves the what-if."""
+        alternative, reason = None, ""
+        found: tuple[str, ...] = ()
+        asked = gather_constraints(self._texts(), self._planner.mesh)
+        try:
+            formulation = self._planner.formulate(_both(constraints, asked))
+            solution = self._planner.solve(formulation)
+            wanted = choices_of(decisions_made(self._now.formulation, self._now.choices), formulation)
+            solution = nearest_optimum(self._planner, formulation.problem, solution, wanted)
+            assert solution.choices is not None
+            alternative = with_memory(self._planner, self._planner.write(formulation, solution), optimizer_of(plan))
+            found = self._distinct(self._layouts(formulation, solution.choices))
+        except (ConstraintError, InfeasibleError) as error:
+            reason = self._reason(asked, error)
+        return Explanation(
+            why=self._why,
+            names=self._names,
+            present=self._distinct(self._present),
+            asked=self._instead,
+            found=found,
+            repriced=self._planner.profile.fingerprint != plan.hardware_fingerprint,
+            plan=with_memory(self._planner, self._now.plan, optimizer_of(plan)),
+            alternative=alternative,
+            reason=reason,
+            order=tuple(node.name for node in self._planner.graph.nodes),
+        )
+
+    def _layouts(self, formulation: Formulation, choices: Sequence[int]) -> list[Layout | None]:
+        return [formulation.strategies[i][choices[i]].outputs[0] for i in self._nodes]
+
+    def _distinct(self, layouts: Sequence[Layout | None]) -> tuple[str, ...]:
+        mesh = self._planner.mesh
+        return tuple(dict.fromkeys("-" if layout is None else format_layout(layout, mesh) for layout in layouts))
+
+    def _texts(self) -> list[str]:
+        """The constraint that makes it otherwise."""
+        if self._instead is not None:
+            pin = gather_constraints(f"{self._why}={self._instead}", self._planner.mesh).values[0]
+            if isinstance(pin, Pin) and all(layout == pin.layout for layout in self._present):
+                raise ConstraintError(f"{self._why} is {self._instead} in the plan; ask about another layout")
+            return [pin.text]
+        mesh, present = self._planner.mesh, dict.fromkeys(self._present)
+        if len(present) == 1 and None not in present:
+            return [f"{self._why}!={format_layout(layout, mesh)}" for layout in present if layout is not None]
+        pairs = zip(self._names, self._present)
+        return [f"{glob.escape(name)}!={format_layout(layout, mesh)}" for name, layout in pairs if layout is not None]
+
+    def _reason(self, asked: Constraints, error: Exception) -> str:
+        """The shape's own reason where the layout does not suit it, else what the formulation or the solver said."""
+        wanted = asked.values[0]
+        if isinstance(wanted, Pin):
+            for node, name in zip(self._nodes, self._names):
+                said = self._unfit(node, name, wanted.layout)
+                if said:
+                    return said
+        return str(error)
+
+    def _unfit(self, node: int, name: str, layout: Layout) -> str:
+        shape, mesh, text = self._shape(node), self._planner.mesh, format_layout(layout, self._planner.mesh)
+        try:
+            check_fits(layout, shape, mesh)
+        except LayoutError as error:
+            return f"{name}: {error}"
+        if has_empty_shard(shape, layout, mesh):
+            return f"{name} has the shape {list(shape)}: cut as {text}, some rank would hold nothing of it"
+        graph = self._planner.graph
+        held = node >= len(graph.nodes) or graph.nodes[node].kind != "operator"
+        twice = any(len(layout.axes_of(dim)) > 1 for dim in range(len(shape)))
+        if held and twice and not is_even(shape, layout, mesh):
+            return (
+                f"{name} has the shape {list(shape)}: {text} cuts a dim over two axes unevenly, which what enters or "
+                "leaves the step cannot have"
+            )
+        return ""
+
+    def _shape(self, node: int) -> tuple[int, ...]:
+        formulation, graph = self._now.formulation, self._planner.graph
+        if node >= len(graph.nodes):
+            return graph.meta(formulation.results[node - len(graph.nodes)][1]).shape
+        meta = graph.nodes[node].outputs[0]
+        return () if meta is None else meta.shape
+
+
+def _both(first: Constraints, second: Constraints) -> Constraints:
+    return Constraints((*first.values, *second.values), {**first.places, **second.places})

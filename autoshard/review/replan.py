@@ -1,0 +1,130 @@
+"""A plan whose file was edited by hand, made whole again: the edits are kept, the rest is decided anew around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from cost_models import Profile
+
+from ..constraints import Constraint, Pin, StrategyPin, patterns_of
+from ..constraints_file import Constraints, gather_constraints
+from ..mesh import HybridMesh, Mesh
+from ..plans import ShardingPlan
+from ..plans.places import line_of_decision
+from .decisions import choices_of, decisions_made, decisions_of, names_of
+from .edits import Edit, edited_names, find_edits
+from .nearest import nearest
+from .session import check_model, constraints_of, planner_of
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """A plan made of an edited one.
+
+    Attributes:
+        edits: what was changed by hand, kept as pins.
+        replaced: pins of the old plan that the edits take the place of.
+        plan: the new plan.
+        others: how many decisions beside the edited ones are not as they were.
+    """
+
+    edits: tuple[Edit, ...]
+    replaced: tuple[str, ...]
+    plan: ShardingPlan
+    others: int
+
+
+def replan(
+    plan: ShardingPlan,
+    model: nn.Module,
+    args: Any = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    text: str = "",
+    source: str = "the plan file",
+    original: ShardingPlan | None = None,
+    mesh: Mesh | HybridMesh | str | None = None,
+    hardware: str | Profile | None = None,
+    backend: str = "auto",
+    time_limit_s: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Replanned:
+    """Keeps what was changed by hand in a plan and decides the rest again, with the fewest other changes.
+
+    Of the cheapest plans that keep the edits, the one that differs least from the file.
+
+    Args:
+        plan: as the edited file says; its redistributions need not fit its layouts any more.
+        model, args, kwargs: as for :func:`autoshard.plan`; the model that the plan was made for.
+        text, source: the file and its name, so that an error can say in which line an edit stands.
+        original: the plan before the edit; by default it is told from what the file records
+            (:mod:`autoshard.review.edits`).
+        mesh: the plan's mesh, where its ranks have an order of their own.
+        hardware: the profile to price with, by default the one that the plan names, as it is now.
+
+    Raises:
+        PlanMismatchError: the plan is for another model, or what was edited cannot be told.
+        ConstraintError: an edit is a layout that its tensor or operator cannot have, or contradicts a pin.
+        InfeasibleError: no plan keeps the edits; the message names those that contradict each other.
+    """
+    report = progress or (lambda stage: None)
+    planner = planner_of(
+        plan,
+        model,
+        args,
+        kwargs,
+        mesh=mesh,
+        hardware=hardware,
+        backend=backend,
+        time_limit_s=time_limit_s,
+        progress=progress,
+    )
+    check_model(plan, planner)
+    report("finding what was edited")
+    old = constraints_of(plan)
+    before = planner.formulate(old)
+    edits = find_edits(plan, planner, before, original)
+    kept, replaced = _kept(old, edits, names_of(before))
+    constraints = _with_edits(kept, edits, plan, text, source)
+    report("planning around the edits")
+    formulation = planner.formulate(constraints)
+    wanted = choices_of(decisions_of(plan, formulation), formulation)
+    with constraints.located():
+        solution = planner.solve(formulation)
+    solution = nearest(planner, formulation.problem, solution, wanted)
+    assert solution.choices is not None
+    made = decisions_made(formulation, solution.choices)
+    edited, names = edited_names(edits), names_of(formulation)
+    others = sum(
+        listed is not None and listed != found and name not in edited
+        for name, listed, found in zip(names, decisions_of(plan, formulation), made)
+    )
+    return Replanned(edits, replaced, planner.write(formulation, solution), others)
+
+
+def _kept(old: Constraints, edits: Iterable[Edit], names: tuple[str, ...]) -> tuple[Constraints, tuple[str, ...]]:
+    """The constraints without pins that hold nothing but what was edited: the later word counts."""
+    edited = edited_names(edits)
+
+    def is_replaced(constraint: Constraint) -> bool:
+        held = {name for name in names for pattern in patterns_of(constraint) if fnmatchcase(name, pattern)}
+        return isinstance(constraint, Pin | StrategyPin) and held <= edited
+
+    kept = tuple(constraint for constraint in old.values if not is_replaced(constraint))
+    return replace(old, values=kept), tuple(c.text for c in old.values if c not in kept)
+
+
+def _with_edits(kept: Constraints, edits: Iterable[Edit], plan: ShardingPlan, text: str, source: str) -> Constraints:
+    """The constraints and the edits as pins, with the lines where the edits stand."""
+    values, places = list(kept.values), dict(kept.places)
+    for edit in edits:
+        line = line_of_decision(text, edit.names[0]) if text else None
+        for constraint in gather_constraints(edit.texts, plan.mesh).values:
+            values.append(constraint)
+            places[constraint.text] = f"{source}, line {line}" if line else source
+    return Constraints(tuple(values), places)

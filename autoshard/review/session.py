@@ -1,0 +1,174 @@
+"""A plan beside the model that it is for, ready to be priced, solved and asked about."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from cost_models import Profile, ProfileError, load_profile, optimizer_policy
+from solver import Solution, SolveReport, Status, evaluate, solve
+
+from ..api import call_text
+from ..calls import as_arguments
+from ..capture import capture
+from ..constraints_file import Constraints, gather_constraints
+from ..errors import ConstraintError, PlanMismatchError
+from ..formulation import Formulation
+from ..mesh import HybridMesh, Mesh
+from ..planner import Planner
+from ..plans import ShardingPlan
+from ..timeline import outcome, timeline_of
+from .decisions import Decisions, choices_of, decision_text, decisions_of, names_of
+
+Progress = Callable[[str], None]
+
+DEFAULT_OPTIMIZER = "adamw"
+"""Whose state is counted for a plan that was made before plans knew of memory."""
+
+
+def planner_of(
+    plan: ShardingPlan,
+    model: nn.Module,
+    args: Any = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    mesh: Mesh | HybridMesh | str | Mapping[str, int] | None = None,
+    hardware: str | Profile | None = None,
+    backend: str = "auto",
+    time_limit_s: float | None = None,
+    progress: Progress | None = None,
+) -> Planner:
+    """A planner for a model as it is now, with the options that a plan was made with.
+
+    Args:
+        mesh: by default the plan's.
+        hardware: a profile, its name or file; by default the preset that the plan names.
+        backend, time_limit_s: as for :func:`autoshard.plan`.
+
+    Raises:
+        CaptureError, ProfileError: the model cannot be captured, the profile not be read.
+    """
+    args = as_arguments(args)
+    (progress or _silent)("capturing the training step")
+    profile = hardware if isinstance(hardware, Profile) else _profile(plan, hardware)
+    return Planner(
+        capture(model, args, kwargs),
+        plan.mesh if mesh is None else Mesh.of(mesh),
+        profile,
+        model=plan.model,
+        call=call_text(model, args, kwargs or {}),
+        objective=plan.objective,  # type: ignore[arg-type]
+        backend=backend,
+        time_limit_s=time_limit_s,
+    )
+
+
+def _silent(stage: str) -> None:
+    """The progress that nobody watches."""
+
+
+def _profile(plan: ShardingPlan, hardware: str | None) -> Profile:
+    if hardware is not None:
+        return load_profile(hardware)
+    try:
+        return load_profile(plan.hardware)
+    except ProfileError as error:
+        if os.path.exists(plan.hardware):
+            raise
+        raise ProfileError(
+            f"the plan was priced with the profile {plan.hardware!r}, which is no preset; give its file as hardware "
+            f"({error})"
+        ) from None
+
+
+def constraints_of(plan: ShardingPlan) -> Constraints:
+    """The constraints that a plan was made under."""
+    return gather_constraints(plan.pins, plan.mesh)
+
+
+def check_model(plan: ShardingPlan, planner: Planner) -> None:
+    """Checks that a planner has the graph that a plan was made for.
+
+    Raises:
+        PlanMismatchError: it has another.
+    """
+    if plan.fingerprint != planner.graph.fingerprint:
+        raise PlanMismatchError(
+            "the plan was made for another model, or for other shapes; `autoshard check` says what is different, and "
+            "`autoshard plan` makes a plan for what the model is now"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Priced:
+    """A plan's own decisions in a formulation: its choices, and the plan as it is priced now."""
+
+    formulation: Formulation
+    decisions: Decisions
+    solution: Solution
+    plan: ShardingPlan
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """The choice of every solver node."""
+        assert self.solution.choices is not None
+        return self.solution.choices
+
+
+def priced(plan: ShardingPlan, planner: Planner, formulation: Formulation) -> Priced:
+    """Prices a plan's decisions in a formulation of its graph; what the plan does not list is chosen best.
+
+    Raises:
+        ConstraintError: a decision is one that its tensor or operator cannot have, or that the constraints forbid.
+    """
+    decisions = decisions_of(plan, formulation)
+    choices = choices_of(decisions, formulation)
+    for name, decision, choice in zip(names_of(formulation), decisions, choices):
+        if decision is not None and choice is None:
+            raise ConstraintError(
+                f"the plan gives {name} {decision_text(decision, formulation)}, which it cannot have under the plan's "
+                "constraints and the verified rules; if the file was edited by hand, make a plan of it with "
+                "`autoshard replan`"
+            )
+    known = {node: choice for node, choice in enumerate(choices) if choice is not None}
+    solution = _completed(formulation, known)
+    if solution is None:
+        raise ConstraintError(
+            "the plan's decisions do not fit together: no way leads from one layout to another that it wants; if the "
+            "file was edited by hand, `autoshard replan` makes a plan of it"
+        )
+    return Priced(formulation, decisions, solution, planner.write(formulation, solution))
+
+
+def _completed(formulation: Formulation, known: dict[int, int]) -> Solution | None:
+    """The solution of known choices, the others chosen best."""
+    problem = replace(formulation.problem, ties=())
+    choices: tuple[int, ...] | None = tuple(known.get(node, 0) for node in range(len(problem.nodes)))
+    if len(known) < len(problem.nodes):
+        choices = solve(replace(problem, fixed=dict(problem.fixed) | known)).choices
+    return None if choices is None else solution_of(formulation, choices)
+
+
+def with_memory(planner: Planner, plan: ShardingPlan, optimizer: str) -> ShardingPlan:
+    """A plan that says what it needs in memory, under an optimizer's policy."""
+    return replace(plan, memory=outcome(timeline_of(planner.graph, plan, optimizer_policy(optimizer)), optimizer))
+
+
+def optimizer_of(plan: ShardingPlan) -> str:
+    """The optimizer whose state a plan counts."""
+    return DEFAULT_OPTIMIZER if plan.memory is None else plan.memory.optimizer
+
+
+def solution_of(formulation: Formulation, choices: tuple[int, ...]) -> Solution | None:
+    """Known choices as a solution that claims nothing of its bound; None where they do not fit together.
+
+    Identical layers may differ: that they be decided once is no part of the price.
+    """
+    judged = evaluate(replace(formulation.problem, ties=()), choices)
+    if not judged.feasible:
+        return None
+    return Solution(Status.FEASIBLE, choices, judged.cost, judged.cost, 0.0, SolveReport("none", 0.0, (), ()))
