@@ -146,7 +146,7 @@ def contest(factory: str, mesh: str, hardware: str, memory: str, *options: str) 
     """What ``autoshard compare`` says in JSON, or its error where no plan fits (exit code 2 or 3)."""
     command = [sys.executable, "-m", "autoshard", "compare", f"{__file__}:{factory}", "--mesh", mesh]
     command += ["--hardware", hardware, "--memory", memory, "--format", "json", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, env=_environment())
+    done = _run(command)
     if done.returncode in (2, 3):
         return done.stderr.strip().removeprefix("error: ")
     if done.returncode:
@@ -155,8 +155,9 @@ def contest(factory: str, mesh: str, hardware: str, memory: str, *options: str) 
     return found
 
 
-def _environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
 
 
 def predicted(names: list[str], console: Console) -> bool:
@@ -205,9 +206,7 @@ def measured(console: Console, rounds: int) -> bool:
         shaped = [sys.executable, str(two_hosts), "--rate", RATE, "--"]
         profile = Path(folder) / "two-hosts.yaml"
         calibrate = [*shaped, "-m", "autoshard", "calibrate", "--mesh", "dp=2,tp=2", "-o", str(profile)]
-        done = subprocess.run(
-            calibrate, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, env=_environment()
-        )
+        done = _run(calibrate)
         if done.returncode == UNABLE:
             console.print(f"two hosts: not run, {done.stderr.strip()}")
             return fine
@@ -226,7 +225,7 @@ def _race(title: str, mesh: str, hardware: str, folder: Path, shaped: list[str],
         return False
     launcher = shaped or [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     command = [*launcher, __file__, "--run", str(folder), "--rounds", str(rounds)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, env=_environment())
+    done = _run(command)
     if not (folder / "times.json").exists():
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     times: dict[str, list[float]] = json.loads((folder / "times.json").read_text())
