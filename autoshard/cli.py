@@ -92,6 +92,19 @@ def plan(
     time_limit: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Stop the solver after this long.")
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="What a rank may hold, for example 80GiB; or profile: what the profile says."
+        ),
+    ] = None,
+    memory_soft: Annotated[
+        float | None,
+        typer.Option(metavar="PRICE", help="Trade: a GiB above --memory costs this many ms of step time."),
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option(metavar="POLICY", help="Whose state counts: adamw, sgd, sgd-momentum, adamw-8bit, ...")
+    ] = "adamw",
 ) -> None:
     """Plan the sharding of a model and write the plan file."""
     with _mistakes_explained():
@@ -99,7 +112,7 @@ def plan(
         if time_limit is not None and not (math.isfinite(time_limit) and time_limit > 0):
             raise typer.BadParameter(f"{time_limit} is not a time; give seconds above 0", param_hint="--time-limit")
         check_writable(output)  # now, not after an hour of solving
-        _check_names(parsed_mesh, hardware, backend)
+        _check_names(parsed_mesh, hardware, backend, optimizer)
         with _warnings_explained(), _progress() as progress:
             progress("loading the model")
             module, args, kwargs = load_factory(model)
@@ -115,6 +128,9 @@ def plan(
                 pins=tuple(pin or ()),
                 backend=backend,
                 time_limit_s=time_limit,
+                memory=memory,
+                memory_soft=memory_soft,
+                optimizer=optimizer,
                 name=model,
                 progress=progress,
             )
@@ -157,16 +173,17 @@ def _fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def _check_names(mesh: Mesh, hardware: str, backend: str) -> None:
-    """Refuses an unknown profile or backend, or a profile that does not fit the mesh, before the long work starts."""
-    from cost_models import ProfileError, load_profile
-    from solver import BackendUnavailable, ProblemError
+def _check_names(mesh: Mesh, hardware: str, backend: str, optimizer: str) -> None:
+    """Refuses unknown names, and a profile that does not fit the mesh, before the long work starts."""
+    from cost_models import load_profile, optimizer_policy
+    from solver import BackendUnavailable
     from solver.backends import load_backend
 
     try:
         load_profile(hardware).topology(mesh.axes, mesh.shape)
         load_backend(backend)
-    except (ProfileError, ProblemError, BackendUnavailable) as error:
+        optimizer_policy(optimizer)
+    except (ValueError, BackendUnavailable) as error:
         _fail(str(error), EXIT_MISTAKE)
 
 

@@ -30,6 +30,8 @@ STAGES = MODEL | {
     "autoshard.interpretation",
     "autoshard.lowering",
     "autoshard.timeline",
+    "autoshard.memory",
+    "autoshard.fitting",
     "autoshard.apply",
 }
 OTHERS = frozenset({"solver", "cost_models", "autoshard.measure"})
@@ -76,6 +78,18 @@ TABLE = {
         | {"autoshard.plans", "autoshard.calls"}
         | {"autoshard.capture", "autoshard.redistribution", "autoshard.localize"},
         frozenset({"torch"}),
+    ),
+    "autoshard.memory": Row(
+        VOCABULARY
+        | {"autoshard.capture", "autoshard.strategies", "autoshard.redistribution", "autoshard.pricing"}
+        | {"autoshard.formulation", "cost_models", "solver"},
+        frozenset({"numpy"}),
+    ),
+    "autoshard.fitting": Row(
+        VOCABULARY
+        | {"autoshard.plans", "autoshard.formulation", "autoshard.memory", "autoshard.timeline"}
+        | {"cost_models", "solver"},
+        frozenset({"numpy"}),
     ),
     "autoshard.timeline": Row(
         VOCABULARY | {"autoshard.plans", "autoshard.capture", "autoshard.lowering", "cost_models"},
