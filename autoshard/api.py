@@ -1,9 +1,10 @@
-"""The pipeline, read top to bottom: capture, enumerate, price, formulate, solve, interpret, and lower."""
+"""The pipeline, read top to bottom: capture, enumerate, price, formulate, solve until it fits, interpret, and lower."""
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,20 +13,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_flatten
 
 import cost_models
-from solver import Status, solve
+from solver import Solution
 
 from .apply import parallelize
 from .calls import as_arguments, describe_call
 from .capture import capture, input_names
 from .constraints import parse_constraint
-from .errors import InfeasibleError
-from .formulation import OBJECTIVES, Objective, formulate
+from .errors import BudgetError, InfeasibleError
+from .fitting import MemoryLimit, SolverOptions, fit
+from .formulation import OBJECTIVES, Formulation, Objective, formulate
 from .interpretation import interpret
 from .lowering import from_first_rank, mesh_of
 from .mesh import Mesh
 from .plans import ShardingPlan, dump_plan, parse_plan
+from .plans.units import parse_bytes
 
 __all__ = ["auto_parallelize", "plan"]
+
+MOST_RELAXED = 5
+"""Constraints that are left out one by one to find the one that keeps a plan from fitting."""
 
 
 def plan(
@@ -41,6 +47,9 @@ def plan(
     backend: str = "auto",
     time_limit_s: float | None = None,
     tie_layers: bool = True,
+    optimizer: str = "adamw",
+    memory: str | int | None = None,
+    memory_soft: float | None = None,
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ShardingPlan:
@@ -61,6 +70,10 @@ def plan(
         backend: a name of ``solver.BACKENDS``, or ``auto``.
         time_limit_s: wall-clock seconds for the solver; the best plan found is returned.
         tie_layers: decide identical layers once.
+        optimizer: whose state counts in memory: a name of ``cost_models.OPTIMIZERS``.
+        memory: what a rank may hold: ``"80GiB"``, bytes, or ``"profile"`` for what the hardware profile says; None for
+            no limit. See ``docs/memory.md`` for what is counted.
+        memory_soft: makes the limit soft: one GiB above it costs as much as this many milliseconds of step time.
         name: what the plan calls the model; its class by default.
         progress: called with the name of each stage as it starts.
 
@@ -71,6 +84,8 @@ def plan(
         CaptureError: the model is not one static graph.
         ConstraintError: a constraint names nothing or cannot hold.
         InfeasibleError: no assignment satisfies the pins, or none was found in the time given.
+        BudgetError: the budget cannot be read, or no plan fits it; the message says which budget would work.
+        ValueError: an unknown objective or optimizer policy.
         MeshError, LayoutError, ProfileError, BackendUnavailable: the argument of that name.
     """
     args = as_arguments(args)
@@ -79,6 +94,7 @@ def plan(
         raise ValueError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
     mesh = Mesh.of(mesh)
     profile = hardware if isinstance(hardware, cost_models.Profile) else cost_models.load_profile(hardware)
+    limit = memory_limit(optimizer, memory, memory_soft, profile)
     texts = (*_texts(pins), *_texts(constraints))
     parsed = [parse_constraint(text, mesh) for text in texts]
     report("capturing the training step")
@@ -86,14 +102,51 @@ def plan(
     report("enumerating and pricing strategies")
     formulation = formulate(graph, mesh, profile, objective=objective, constraints=parsed, tie_layers=tie_layers)
     report("solving")
-    solution = solve(formulation.problem, backend=backend, time_limit_s=time_limit_s)
-    if solution.choices is None:
+    text, model_name = call_text(model, args, kwargs or {}), name or type(model).__name__
+
+    def write(program: Formulation, solution: Solution) -> ShardingPlan:
+        return interpret(program, solution, profile, model_name, text)
+
+    def relaxed() -> Iterator[tuple[str, Formulation]]:
+        for k, constraint in enumerate(texts[:MOST_RELAXED]):
+            others = [*parsed[:k], *parsed[k + 1 :]]
+            program = formulate(graph, mesh, profile, objective=objective, constraints=others, tie_layers=tie_layers)
+            yield constraint, program
+
+    try:
+        made = fit(formulation, limit, SolverOptions(backend, time_limit_s), write, relaxed)
+    except InfeasibleError as error:
         under = f" under the constraints {', '.join(texts)}" if texts else ""
-        raise InfeasibleError(f"no plan{under}: {solution.status.value} {solution.report.explanation}".rstrip())
-    if solution.status is not Status.OPTIMAL:
-        warnings.warn(f"the plan is not proven optimal: its gap is {solution.gap:.2%}", stacklevel=2)
-    report("writing the plan")
-    return interpret(formulation, solution, profile, name or type(model).__name__, call_text(model, args, kwargs or {}))
+        raise InfeasibleError(f"no plan{under}: {error}") from None
+    if made.solver.status != "optimal":
+        warnings.warn(f"the plan is not proven optimal: its gap is {made.solver.gap:.2%}", stacklevel=2)
+    return made
+
+
+def memory_limit(
+    optimizer: str, memory: str | int | None, soft_ms_per_gib: float | None, profile: cost_models.Profile
+) -> MemoryLimit:
+    """The limit that a user means.
+
+    Raises:
+        BudgetError: the budget is no size, not above zero, or missing where it is to be soft; or the price is no number
+            from 0 up.
+        ValueError: an unknown optimizer policy.
+    """
+    cost_models.optimizer_policy(optimizer)
+    try:
+        budget = int(profile.memory_bytes) if memory == "profile" else memory
+        budget = parse_bytes(budget) if isinstance(budget, str) else budget
+    except ValueError as error:
+        raise BudgetError(str(error)) from None
+    if budget is not None and budget <= 0:
+        raise BudgetError(f"the memory budget is {memory}; give a size above zero, for example 80GiB")
+    if soft_ms_per_gib is not None:
+        if budget is None:
+            raise BudgetError("a soft memory limit needs a budget; give one, for example 80GiB")
+        if not (0 <= soft_ms_per_gib < math.inf):
+            raise BudgetError(f"{soft_ms_per_gib} is no price; give milliseconds per GiB above the budget, from 0 up")
+    return MemoryLimit(optimizer, budget, soft_ms_per_gib)
 
 
 def auto_parallelize(
@@ -114,7 +167,8 @@ def auto_parallelize(
         mesh: the DeviceMesh of the job, with axis names.
         example_inputs, example_kwargs: example arguments with the *global* shapes of a step.
         hardware: as for :func:`plan`; by default ``cpu-gloo`` on CPU and ``dgx-h100`` on CUDA.
-        options: objective, constraints, pins, backend, time_limit_s, tie_layers, name, progress: as for :func:`plan`.
+        options: objective, constraints, pins, backend, time_limit_s, tie_layers, optimizer, memory, memory_soft, name,
+            progress: as for :func:`plan`.
 
     Returns:
         The module to train; ``module.plan`` is its plan.

@@ -59,6 +59,10 @@ _CONSTRAINT = typer.Option(
 )
 _BACKEND = typer.Option(metavar="NAME", help="The solver: auto, highs, scip, cp-sat, cbc, pulp-highs.")
 _TIME_LIMIT = typer.Option(metavar="SECONDS", help="Stop the solver after this long.")
+_MEMORY = typer.Option(
+    metavar="SIZE", help="What a rank may hold, for example 80GiB; or profile: what the profile says."
+)
+_OPTIMIZER = typer.Option(metavar="POLICY", help="Whose state counts: adamw, sgd, sgd-momentum, adamw-8bit, ...")
 
 
 def main() -> None:
@@ -103,6 +107,12 @@ def plan(
     ] = None,
     backend: Annotated[str, _BACKEND] = "auto",
     time_limit: Annotated[float | None, _TIME_LIMIT] = None,
+    memory: Annotated[str | None, _MEMORY] = None,
+    memory_soft: Annotated[
+        float | None,
+        typer.Option(metavar="PRICE", help="Trade: a GiB above --memory costs this many ms of step time."),
+    ] = None,
+    optimizer: Annotated[str, _OPTIMIZER] = "adamw",
 ) -> None:
     """Plan the sharding of a model and write the plan file."""
     with _mistakes_explained():
@@ -112,7 +122,7 @@ def plan(
             constraints.extend(baseline_of(baseline, parsed_mesh).constraints(parsed_mesh))
         _check_time_limit(time_limit)
         check_writable(output)  # now, not after an hour of solving
-        _check_names(parsed_mesh, hardware, backend)
+        _check_names(parsed_mesh, hardware, backend, optimizer)
         with _warnings_explained(), _progress() as progress:
             progress("loading the model")
             module, args, kwargs = load_factory(model)
@@ -129,6 +139,9 @@ def plan(
                 pins=tuple(pin or ()),
                 backend=backend,
                 time_limit_s=time_limit,
+                memory=memory,
+                memory_soft=memory_soft,
+                optimizer=optimizer,
                 name=model,
                 progress=progress,
             )
@@ -159,6 +172,8 @@ def compare(
     constraint: Annotated[list[str] | None, _CONSTRAINT] = None,
     backend: Annotated[str, _BACKEND] = "auto",
     time_limit: Annotated[float | None, _TIME_LIMIT] = None,
+    memory: Annotated[str | None, _MEMORY] = None,
+    optimizer: Annotated[str, _OPTIMIZER] = "adamw",
     plans: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Write every plan there, as NAME.yaml; made where it is missing."),
@@ -169,7 +184,7 @@ def compare(
     with _mistakes_explained():
         parsed_mesh = Mesh.parse(mesh)
         _check_time_limit(time_limit)
-        _check_names(parsed_mesh, hardware, backend)
+        _check_names(parsed_mesh, hardware, backend, optimizer)
         with _warnings_explained(), _progress() as progress:
             progress("loading the model")
             module, args, kwargs = load_factory(model)
@@ -184,6 +199,8 @@ def compare(
                 constraints=tuple(constraint or ()),
                 backend=backend,
                 time_limit_s=time_limit,
+                memory=memory,
+                optimizer=optimizer,
                 name=model,
                 progress=progress,
             )
@@ -230,16 +247,17 @@ def _fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def _check_names(mesh: Mesh, hardware: str, backend: str) -> None:
-    """Refuses an unknown profile or backend, or a profile that does not fit the mesh, before the long work starts."""
-    from cost_models import ProfileError, load_profile
-    from solver import BackendUnavailable, ProblemError
+def _check_names(mesh: Mesh, hardware: str, backend: str, optimizer: str) -> None:
+    """Refuses unknown names, and a profile that does not fit the mesh, before the long work starts."""
+    from cost_models import load_profile, optimizer_policy
+    from solver import BackendUnavailable
     from solver.backends import load_backend
 
     try:
         load_profile(hardware).topology(mesh.axes, mesh.shape)
         load_backend(backend)
-    except (ProfileError, ProblemError, BackendUnavailable) as error:
+        optimizer_policy(optimizer)
+    except (ValueError, BackendUnavailable) as error:
         _fail(str(error), EXIT_MISTAKE)
 
 

@@ -243,6 +243,19 @@ def _demands(
     )
 
 
+def distinct_layouts(
+    strategies: Sequence[Strategy], position: int | None, output: int
+) -> tuple[tuple[Layout, ...], np.ndarray]:
+    """The distinct layouts of a result (position None) or of what a consumer wants, and each strategy's index."""
+    if position is None or position == HELD:
+        layouts = [strategy.outputs[output] for strategy in strategies]
+    else:
+        layouts = [strategy.inputs[position] for strategy in strategies]
+    index: dict[Layout, int] = {}
+    indices = [index.setdefault(layout, len(index)) for layout in layouts]  # type: ignore[arg-type]
+    return tuple(index), np.array(indices, dtype=np.int64)
+
+
 class _Terms:
     """Costs of nodes and edges as integer arrays, each made once and shared."""
 
@@ -283,17 +296,9 @@ class _Terms:
         ]
 
     def _choices(self, node: int, position: int | None, output: int) -> tuple[tuple[Layout, ...], np.ndarray]:
-        """The distinct layouts of a result (position None) or of what a consumer wants, and each strategy's index."""
-        strategies = self._strategies[node]
-        key = (id(strategies), position, output)
+        key = (id(self._strategies[node]), position, output)
         if key not in self._columns:
-            if position is None or position == HELD:
-                layouts = [strategy.outputs[output] for strategy in strategies]
-            else:
-                layouts = [strategy.inputs[position] for strategy in strategies]
-            index: dict[Layout, int] = {}
-            indices = [index.setdefault(layout, len(index)) for layout in layouts]  # type: ignore[arg-type]
-            self._columns[key] = tuple(index), np.array(indices, dtype=np.int64)
+            self._columns[key] = distinct_layouts(self._strategies[node], position, output)
         return self._columns[key]
 
     def _column_indices(self, node: int, position: int, columns: tuple[Layout, ...]) -> np.ndarray:

@@ -75,6 +75,9 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
                 "pins": (),
                 "backend": "auto",
                 "time_limit_s": None,
+                "memory": None,
+                "memory_soft": None,
+                "optimizer": "adamw",
                 "name": "model.py:model",
             },
         )

@@ -33,6 +33,8 @@ STAGES = MODEL | {
     "autoshard.interpretation",
     "autoshard.lowering",
     "autoshard.timeline",
+    "autoshard.memory",
+    "autoshard.fitting",
     "autoshard.apply",
 }
 OTHERS = frozenset({"solver", "cost_models", "autoshard.measure"})
@@ -93,6 +95,18 @@ TABLE = {
         | {"autoshard.capture", "autoshard.redistribution", "autoshard.localize"},
         frozenset({"torch"}),
     ),
+    "autoshard.memory": Row(
+        VOCABULARY
+        | {"autoshard.capture", "autoshard.strategies", "autoshard.redistribution", "autoshard.pricing"}
+        | {"autoshard.formulation", "cost_models", "solver"},
+        frozenset({"numpy"}),
+    ),
+    "autoshard.fitting": Row(
+        VOCABULARY
+        | {"autoshard.plans", "autoshard.formulation", "autoshard.memory", "autoshard.timeline"}
+        | {"cost_models", "solver"},
+        frozenset({"numpy"}),
+    ),
     "autoshard.timeline": Row(
         VOCABULARY | {"autoshard.plans", "autoshard.capture", "autoshard.lowering", "cost_models"},
         frozenset({"torch"}),
@@ -106,7 +120,8 @@ TABLE = {
     "autoshard.comparison": Row(
         VOCABULARY
         | {"autoshard.api", "autoshard.baselines", "autoshard.calls", "autoshard.capture", "autoshard.constraints"}
-        | {"autoshard.formulation", "autoshard.interpretation", "autoshard.plans", "cost_models", "solver"},
+        | {"autoshard.fitting", "autoshard.formulation", "autoshard.interpretation", "autoshard.plans"}
+        | {"cost_models", "solver"},
         frozenset({"torch"}),
     ),
     "autoshard.measure": Row(frozenset({"autoshard.mesh", "cost_models"}), frozenset({"torch"})),

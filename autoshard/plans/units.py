@@ -2,6 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from fractions import Fraction
+
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {
+    f"{letter}{binary}B": base**power
+    for power, letter in enumerate("KMGT", 1)
+    for binary, base in (("i", 1024), ("", 1000))
+}
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Za-z]*)", re.ASCII)
+
+
+def parse_bytes(text: str) -> int:
+    """``80GiB``, ``80 GB`` (1000s), ``512MiB``, or a number of bytes; parts of a byte are dropped.
+
+    Raises:
+        ValueError: it is none of these; the message lists the units.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    units = {name.lower(): size for name, size in _UNITS.items()}
+    if match is None or match[2].lower() not in units:
+        raise ValueError(
+            f"cannot read the size {text!r}; write a number and a unit ({', '.join(filter(None, _UNITS))}), "
+            "for example 80GiB"
+        )
+    return int(Fraction(match[1]) * units[match[2].lower()])
+
 
 def format_bytes(size_bytes: int) -> str:
     """``1.5 MiB``; whole numbers of bytes below one KiB."""
