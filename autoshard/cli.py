@@ -85,6 +85,10 @@ _CONSTRAINT = typer.Option(
 )
 _BACKEND = typer.Option(metavar="NAME", help="The solver: auto, highs, scip, cp-sat, cbc, pulp-highs.")
 _TIME_LIMIT = typer.Option(metavar="SECONDS", help="Stop the solver after this long.")
+_MEMORY = typer.Option(
+    metavar="SIZE", help="What a rank may hold, for example 80GiB; or profile: what the profile says."
+)
+_OPTIMIZER = typer.Option(metavar="POLICY", help="Whose state counts: adamw, sgd, sgd-momentum, adamw-8bit, ...")
 
 
 def main() -> None:
@@ -130,19 +134,12 @@ def plan(
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="A scheme people use by hand: ddp, fsdp, hsdp, ddp+tp, ...")
     ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="What a rank may hold, for example 80GiB; or profile: what the profile says."
-        ),
-    ] = None,
+    memory: Annotated[str | None, _MEMORY] = None,
     memory_soft: Annotated[
         float | None,
         typer.Option(metavar="PRICE", help="Trade: a GiB above --memory costs this many ms of step time."),
     ] = None,
-    optimizer: Annotated[
-        str, typer.Option(metavar="POLICY", help="Whose state counts: adamw, sgd, sgd-momentum, adamw-8bit, ...")
-    ] = "adamw",
+    optimizer: Annotated[str, _OPTIMIZER] = "adamw",
     backend: Annotated[str, _BACKEND] = "auto",
     time_limit: Annotated[float | None, _TIME_LIMIT] = None,
 ) -> None:
@@ -340,6 +337,8 @@ def compare(
     constraint: Annotated[list[str] | None, _CONSTRAINT] = None,
     backend: Annotated[str, _BACKEND] = "auto",
     time_limit: Annotated[float | None, _TIME_LIMIT] = None,
+    memory: Annotated[str | None, _MEMORY] = None,
+    optimizer: Annotated[str, _OPTIMIZER] = "adamw",
     plans: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Write every plan there, as NAME.yaml; made where it is missing."),
@@ -350,7 +349,7 @@ def compare(
     with _mistakes_explained():
         parsed_mesh = Mesh.parse(mesh)
         _check_time_limit(time_limit)
-        _check_names(parsed_mesh, hardware, backend)
+        _check_names(parsed_mesh, hardware, backend, optimizer)
         with _warnings_explained(), _progress() as progress:
             progress("loading the model")
             module, args, kwargs = load_factory(model)
@@ -365,6 +364,8 @@ def compare(
                 constraints=tuple(constraint or ()),
                 backend=backend,
                 time_limit_s=time_limit,
+                memory=memory,
+                optimizer=optimizer,
                 name=model,
                 progress=progress,
             )

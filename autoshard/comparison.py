@@ -7,23 +7,25 @@ it costs the same or less, so the optimum is never worse, even where the solver'
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 import cost_models
-from solver import Solution, solve
+from solver import Solution
 
-from .api import call_text
+from .api import call_text, memory_limit
 from .baselines import Baseline, baselines
 from .calls import as_arguments
 from .capture import CapturedGraph, capture
 from .constraints import parse_constraint
-from .errors import ConstraintError, InfeasibleError
+from .errors import BudgetError, ConstraintError, InfeasibleError
+from .fitting import MemoryLimit, SolverOptions, fit
 from .formulation import Formulation, formulate
 from .interpretation import interpret
 from .mesh import Mesh
-from .plans import Contender, Contest, ShardingPlan
+from .plans import Contender, Contest, ShardingPlan, SolverOutcome
 
 OPTIMUM = "optimum"
 
@@ -38,28 +40,32 @@ def compare(
     constraints: Sequence[str] = (),
     backend: str = "auto",
     time_limit_s: float | None = None,
+    optimizer: str = "adamw",
+    memory: str | int | None = None,
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Contest:
     """Plans a model freely and under every baseline of the mesh.
 
     Args:
-        model, args, kwargs, mesh, hardware, backend, name, progress: as for :func:`autoshard.plan`.
+        model, args, kwargs, mesh, hardware, backend, optimizer, memory, name, progress: as for :func:`autoshard.plan`.
         constraints: further ones, for the optimum and the baselines alike.
         time_limit_s: for the solver, for each contender.
 
     Raises:
-        InfeasibleError: there is no plan at all.
+        InfeasibleError, BudgetError: there is no plan at all.
         What :func:`autoshard.plan` raises for its arguments.
     """
     args = as_arguments(args)
     report = progress or (lambda stage: None)
     mesh = Mesh.of(mesh)
     profile = hardware if isinstance(hardware, cost_models.Profile) else cost_models.load_profile(hardware)
+    limit = memory_limit(optimizer, memory, None, profile)
     report("capturing the training step")
     graph = capture(model, args, kwargs)
     call = call_text(model, args, kwargs or {})
-    race = _Race(graph, mesh, profile, tuple(constraints), backend, time_limit_s, name or type(model).__name__, call)
+    rules = _Rules(tuple(constraints), limit, backend, time_limit_s, name or type(model).__name__, call)
+    race = _Race(graph, mesh, profile, rules)
     found = []
     for baseline in baselines(mesh):
         report(f"planning {baseline.name}")
@@ -70,52 +76,69 @@ def compare(
     return Contest(optimum, tuple(ranked))
 
 
+@dataclass(frozen=True)
+class _Rules:
+    """What holds for all contenders."""
+
+    constraints: tuple[str, ...]
+    limit: MemoryLimit
+    backend: str
+    time_limit_s: float | None
+    name: str
+    call: str
+
+
 class _Race:
     """Plans of one graph under different constraints."""
 
-    def __init__(
-        self,
-        graph: CapturedGraph,
-        mesh: Mesh,
-        profile: cost_models.Profile,
-        constraints: tuple[str, ...],
-        backend: str,
-        time_limit_s: float | None,
-        name: str,
-        call: str,
-    ) -> None:
-        self._graph, self._mesh, self._profile, self._constraints = graph, mesh, profile, constraints
-        self._backend, self._time_limit_s, self._name, self._call = backend, time_limit_s, name, call
-        self._best: tuple[int, Formulation, Solution] | None = None
+    def __init__(self, graph: CapturedGraph, mesh: Mesh, profile: cost_models.Profile, rules: _Rules) -> None:
+        self._graph, self._mesh, self._profile, self._rules = graph, mesh, profile, rules
+        self._best: tuple[ShardingPlan, Formulation, Solution] | None = None
 
     def run(self, baseline: Baseline) -> Contender:
         """The plan of a baseline, or why there is none."""
         try:
-            formulation = self._formulate((*self._constraints, *baseline.constraints(self._mesh)))
-            plan, solution = self._solve(formulation, None)
-        except (ConstraintError, InfeasibleError) as error:
+            found = self._fitted((*self._rules.constraints, *baseline.constraints(self._mesh)), None)
+        except (ConstraintError, InfeasibleError, BudgetError) as error:
             return Contender(baseline.name, baseline.title, None, str(error))
-        assert solution.cost is not None
-        if self._best is None or solution.cost < self._best[0]:
-            self._best = (solution.cost, formulation, solution)
-        return Contender(baseline.name, baseline.title, plan)
+        if self._best is None or found[0].solver.cost_ns < self._best[0].solver.cost_ns:
+            self._best = found
+        return Contender(baseline.name, baseline.title, found[0])
 
     def free(self) -> Contender:
-        """The optimum, from the best baseline so far on."""
-        formulation = self._formulate(self._constraints)
-        start = None if self._best is None else _same_choices(*self._best[1:], formulation)
-        plan, _ = self._solve(formulation, start)
+        """The optimum, from the best baseline on."""
+        plan, *_ = self._fitted(self._rules.constraints, self._best)
+        if self._best is not None and self._best[0].solver.cost_ns < plan.solver.cost_ns:
+            plan = _adopted(self._best[0], plan)
         return Contender(OPTIMUM, "least predicted time", plan)
 
-    def _formulate(self, constraints: tuple[str, ...]) -> Formulation:
-        parsed = [parse_constraint(text, self._mesh) for text in constraints]
-        return formulate(self._graph, self._mesh, self._profile, constraints=parsed)
+    def _fitted(
+        self, texts: tuple[str, ...], start: tuple[ShardingPlan, Formulation, Solution] | None
+    ) -> tuple[ShardingPlan, Formulation, Solution]:
+        """A plan that fits, its program without memory, and the solution of that program."""
+        parsed = [parse_constraint(text, self._mesh) for text in texts]
+        formulation = formulate(self._graph, self._mesh, self._profile, constraints=parsed)
+        solutions: list[Solution] = []
 
-    def _solve(self, formulation: Formulation, start: tuple[int, ...] | None) -> tuple[ShardingPlan, Solution]:
-        solution = solve(formulation.problem, backend=self._backend, time_limit_s=self._time_limit_s, start=start)
-        if solution.choices is None:
-            raise InfeasibleError(f"no plan: {solution.status.value} {solution.report.explanation}".rstrip())
-        return interpret(formulation, solution, self._profile, self._name, self._call), solution
+        def write(program: Formulation, solution: Solution) -> ShardingPlan:
+            solutions.append(solution)
+            return interpret(program, solution, self._profile, self._rules.name, self._rules.call)
+
+        choices = None if start is None else _same_choices(*start[1:], formulation)
+        options = SolverOptions(self._rules.backend, self._rules.time_limit_s, choices, explains=False)
+        plan = fit(formulation, self._rules.limit, options, write)
+        return plan, formulation, solutions[0]
+
+
+def _adopted(best: ShardingPlan, optimum: ShardingPlan) -> ShardingPlan:
+    """A baseline's plan as the answer of the program without its constraints, with that program's bound.
+
+    Under a budget the search for the optimum is no proof: what it finds may cost more than what a baseline found.
+    """
+    cost, bound = best.solver.cost_ns, min(optimum.solver.bound_ns, best.solver.cost_ns)
+    status = "optimal" if bound == cost else "feasible"
+    solver = SolverOutcome(status, cost, bound, (cost - bound) / max(1, abs(cost)))
+    return replace(best, solver=solver, pins=optimum.pins)
 
 
 def _same_choices(made: Formulation, solution: Solution, free: Formulation) -> tuple[int, ...]:

@@ -73,12 +73,17 @@ class MemoryLimit:
 class SolverOptions:
     """How the program is solved; ``time_limit_s`` is for all attempts together.
 
+    ``start`` is a known assignment of the program without memory. ``explains`` says whether an error of the budget
+    looks for what would free the most, which takes as long as a plan.
+
     Raises:
         ValueError: the time limit is no time.
     """
 
     backend: str = "auto"
     time_limit_s: float | None = None
+    start: tuple[int, ...] | None = None
+    explains: bool = True
 
     def __post_init__(self) -> None:
         if self.time_limit_s is not None and not self.time_limit_s > 0:
@@ -105,7 +110,7 @@ def fit(
             moment, and what would free the most.
     """
     search = _Search(limit, options, write)
-    free = search.solved(formulation, formulation.problem)
+    free = search.solved(formulation, formulation.problem, start=options.start)
     if free is None:
         raise InfeasibleError(f"{search.last.status.value} {search.last.report.explanation}".rstrip())
     budget = limit.budget_bytes
@@ -216,6 +221,11 @@ class _Search:
         asked = f"no plan fits {format_bytes(budget)} per rank ({budget} bytes)"
         found = self.leanest
         assert found is not None
+        needed = (
+            f"{asked}: the smallest budget found to work is {format_bytes(found.peak_bytes)} ({found.peak_bytes} bytes)"
+        )
+        if not self._options.explains:
+            return needed
         memory = self._memory(found)
         largest = ", ".join(
             f"{tenant.name} ({tenant.kind}{f', {tenant.count} tensors' if tenant.count > 1 else ''}) "
@@ -223,9 +233,8 @@ class _Search:
             for tenant in memory.tenants[:LARGEST_SHOWN]
         )
         return (
-            f"{asked}: the smallest budget found to work is {format_bytes(found.peak_bytes)} ({found.peak_bytes} bytes)"
-            f"; its fullest moment is in the {memory.peak.phase} at {memory.peak.operator}, where the largest are "
-            f"{largest}; {self._frees_most(found, free, relaxed)}"
+            f"{needed}; its fullest moment is in the {memory.peak.phase} at {memory.peak.operator}, where the largest "
+            f"are {largest}; {self._frees_most(found, free, relaxed)}"
         )
 
     def _frees_most(self, found: _Found, free: _Found, relaxed: Iterable[Relaxed]) -> str:

@@ -231,7 +231,8 @@ class _Program:
 
     def _keepers(self, demand: Demand) -> list[tuple[int, int]]:
         """The readers in the forward whose copy of a parameter its only reader in the backward may find again."""
-        alone = demand.phase == "backward" and len(demand.consumers) == 1 and self._base.keep_copies
+        may_keep = self._base.keep_copies and not demand.remade
+        alone = demand.phase == "backward" and len(demand.consumers) == 1 and may_keep
         if not alone or self._kind(demand.ref.node) != "parameter" or demand.ref not in self._forward:
             return []
         readers = self._forward[demand.ref].consumers
@@ -276,7 +277,8 @@ class _Program:
         source = self._strategies[demand.ref.node]
         kept_for = tuple(id(self._strategies[keeper]) for keeper, _ in keepers)
         meta = self._graph.meta(demand.ref)
-        key = (id(source), demand.ref.output, id(self._strategies[reader]), pair.position, meta, kept_for)
+        choices = (id(source), demand.ref.output, id(self._strategies[reader]), pair.position)
+        key = (*choices, meta, kept_for, demand.banned)
         if key not in self._known_ways:
             self._known_ways[key] = self._new_ways(pair, keepers)
         return self._known_ways[key]
@@ -294,7 +296,7 @@ class _Program:
                 if price >= INFEASIBLE:
                     continue
                 copy = 0 if have == want else self._bytes(meta, want)
-                path = self._base.prices.path(meta, have, want)
+                path = self._base.prices.path(meta, have, want, demand.banned)
                 transient = transient_bytes(path, meta.shape, meta.dtype.itemsize, self._base.mesh)
                 ways[h, price if keepers else 0, transient, copy, -1].add(w)
                 for k, (keeper, position) in enumerate(keepers):

@@ -137,7 +137,8 @@ TABLE = {
     "autoshard.comparison": Row(
         VOCABULARY
         | {"autoshard.api", "autoshard.baselines", "autoshard.calls", "autoshard.capture", "autoshard.constraints"}
-        | {"autoshard.formulation", "autoshard.interpretation", "autoshard.plans", "cost_models", "solver"},
+        | {"autoshard.fitting", "autoshard.formulation", "autoshard.interpretation", "autoshard.plans"}
+        | {"cost_models", "solver"},
         frozenset({"torch"}),
     ),
     "autoshard.review": Row(

@@ -63,5 +63,5 @@ def _cells(contender: Contender, optimum: ShardingPlan) -> list[str]:
 
 
 def memory_bytes(plan: ShardingPlan) -> int:
-    """Bytes on the rank that needs most."""
-    return summarize(plan).parameter_bytes_per_rank
+    """The peak of a step on the rank with the largest shards; of a plan of old, its parameters alone."""
+    return summarize(plan).parameter_bytes_per_rank if plan.memory is None else plan.memory.peak.size_bytes

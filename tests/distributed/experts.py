@@ -161,6 +161,9 @@ APPLY: dict[str, Any] = {
 }
 
 
+SCALAR_BYTES = 8
+
+
 @dataclass(frozen=True)
 class Reason:
     """Bytes that a plan moves more than torch (fewer, if negative), and why."""
@@ -184,7 +187,7 @@ def reasons(plan: ShardingPlan, scheme: str) -> list[Reason]:
     found = []
     for redistribution in plan.redistributions:
         for collective in redistribution.collectives:
-            if collective.kind == "all_reduce" and redistribution.tensor.startswith("/sum"):
+            if collective.size_bytes <= SCALAR_BYTES:
                 why = "the loss is the mean of the whole batch; torch's is that of a rank's rows"
                 found.append(Reason("all_reduce", collective.axis, collective.size_bytes, why))
             if scheme == "sp" and collective.kind == "all_reduce" and "_norm/" in redistribution.tensor:
@@ -194,6 +197,11 @@ def reasons(plan: ShardingPlan, scheme: str) -> list[Reason]:
                 why = "gradients of norms are reduced over tp once they are cut over dp; torch reduces them before"
                 less = collective.size_bytes * (plan.mesh.shape[0] - 1)
                 found.append(Reason("all_reduce", collective.axis, -less, why))
+    if scheme.endswith("sp"):
+        axis = plan.mesh.axes[-1]
+        stream = max(c.size_bytes for _, c in plan.collectives() if (c.kind, c.axis) == ("reduce_scatter", axis))
+        why = "torch cuts the gradient that enters the last layer and gathers it again; the plan reads it whole"
+        found.append(Reason("all_gather", axis, -stream, why))
     for axis, part in zip(plan.mesh.axes, _parts(scheme, plan.mesh)):
         if part == "fsdp":
             found += _fsdp_reasons(plan, axis)
