@@ -204,7 +204,7 @@ class _Candidates:
         self._limited: dict[object, tuple[Strategy, ...]] = {}
 
     def of_all(self, results: tuple[tuple[str, Ref], ...]) -> tuple[tuple[Strategy, ...], ...]:
-        names = [node.name for node in self._graph.nodes] + [name for name, _ in results]
+        names = [pin_name(node) for node in self._graph.nodes] + [name for name, _ in results]
         candidates = [self._enumerator.strategies(node) for node in self._graph.nodes]
         mutated = {ref for _, ref in self._graph.mutations}
         candidates += [self._enumerator.held(self._graph.meta(ref), cut=ref not in mutated) for _, ref in results]

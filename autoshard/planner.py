@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from cost_models import Profile
 from solver import Solution, Status, solve
 
-from .capture import CapturedGraph
+from .capture import CapturedGraph, annotated
 from .constraints import Constraint
 from .constraints_file import Constraints
 from .errors import ConstraintError, InfeasibleError
@@ -142,7 +142,9 @@ class Planner:
             if blamed:
                 named = " and ".join(repr(constraint.text) for constraint in blamed)
                 return f"{said} The constraints {named} contradict each other; without any one of them there is a plan."
-        return f"no plan{under}: {reason}"
+        marks = [f"{text!r} at {node.source}" for _, node, text in annotated(self.graph)]
+        also = f" The annotations in the model count too: {'; '.join(marks)}." if marks else ""
+        return f"no plan{under}: {reason}{also}"
 
     def contradiction(self, constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
         """Of constraints under which there is no plan a minimal part under which there is none.

@@ -9,14 +9,11 @@ problem for the same solver. Where the record does not settle it, the original f
 from __future__ import annotations
 
 import glob
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-import numpy as np
-
-from solver import INFEASIBLE, Edge, Node, Problem, solve
+from solver import solve
 
 from ..errors import PlanMismatchError
 from ..formulation import Formulation
@@ -26,6 +23,7 @@ from ..plans import Redistribution, ShardingPlan
 from ..plans.folding import count_repeats, fold, format_pattern
 from ..strategies import Strategy
 from .decisions import Decisions, choices_of, decision_text, decisions_made, decisions_of, names_of
+from .record import Record
 from .session import solution_of
 
 GIVE_THE_ORIGINAL = (
@@ -81,7 +79,7 @@ def _reconstructed(plan: ShardingPlan, planner: Planner, formulation: Formulatio
             f"the profile {planner.profile.name} is not the one that the plan was priced with, so what was edited "
             f"cannot be told from the times in the file; {GIVE_THE_ORIGINAL}"
         )
-    problem = _Record(plan, formulation).problem(choices_of(found, formulation))
+    problem = Record(plan, formulation).problem(choices_of(found, formulation))
     choices = solve(problem, backend=planner.backend, time_limit_s=planner.time_limit_s).choices
     if choices is not None:
         solution = solution_of(formulation, choices)
@@ -100,82 +98,6 @@ def _record(plan: ShardingPlan) -> object:
 
 def _moved(entry: Redistribution) -> object:
     return entry.tensor, entry.phase, entry.path, entry.consumers, entry.kept
-
-
-class _Record:
-    """Problems whose solutions agree with a plan's redistributions and times."""
-
-    def __init__(self, plan: ShardingPlan, formulation: Formulation) -> None:
-        self._formulation, self._graph = formulation, formulation.graph
-        self._ns = {entry.name: entry.predicted_ns for entry in plan.execution}
-        self._moves: dict[tuple[str, str], set[tuple[Layout, Layout]]] = defaultdict(set)
-        for entry in plan.redistributions:
-            self._moves[entry.tensor, entry.phase].add((entry.path[0], entry.path[-1]))
-        self._penalty = len(formulation.strategies) + 1
-        self._times: dict[int, np.ndarray] = {}
-
-    def problem(self, found: Sequence[int | None]) -> Problem:
-        """Every disagreement with the record costs more than all decisions together; a decision that is not the file's
-        costs 1.
-        """
-        given = self._formulation.problem
-        nodes = tuple(Node(node.name, self._node_costs(i, node.costs, found[i])) for i, node in enumerate(given.nodes))
-        edges = [*self._edges(), *(self._unpriced(edge) for edge in given.edges[self._demanded() :])]
-        return replace(
-            given, nodes=nodes, edges=tuple(edges), groups=(), ties=(), usage_limit=None, usage_price=None, budgets=()
-        )
-
-    def _node_costs(self, node: int, costs: np.ndarray, found: int | None) -> np.ndarray:
-        strategies = self._formulation.strategies[node]
-        differs = np.zeros(len(strategies), dtype=np.int64)
-        if found is not None:
-            differs = (np.arange(len(strategies)) != found).astype(np.int64)
-        if node < len(self._graph.nodes) and self._graph.nodes[node].name in self._ns:
-            differs = differs + self._penalty * (self._time_ns(node) != self._ns[self._graph.nodes[node].name])
-        return np.where(costs >= INFEASIBLE, INFEASIBLE, differs).astype(np.int64)
-
-    def _time_ns(self, node: int) -> np.ndarray:
-        """The times of an operator as a plan writes them; equal operators have one tuple of strategies."""
-        strategies = self._formulation.strategies[node]
-        if id(strategies) not in self._times:
-            seconds = self._formulation.prices.compute_s(self._graph.nodes[node], strategies)
-            self._times[id(strategies)] = np.rint(seconds * 1e9).astype(np.int64)
-        return self._times[id(strategies)]
-
-    def _demanded(self) -> int:
-        return sum(len(demand.consumers) for demand in self._formulation.demands)
-
-    def _edges(self) -> Iterator[Edge]:
-        """Those of the formulation, which come demand by demand: a move that is not recorded is a disagreement."""
-        edges = iter(self._formulation.problem.edges)
-        for demand in self._formulation.demands:
-            moves = self._moves[self._graph.tensor_name(demand.ref), demand.phase]
-            for consumer, position in demand.consumers:
-                edge = next(edges)
-                have = _by_class(
-                    edge.rows, [s.outputs[demand.ref.output] for s in self._formulation.strategies[edge.u]]
-                )
-                readers = self._formulation.strategies[consumer]
-                want = _by_class(edge.cols, [s.outputs[0] if position < 0 else s.inputs[position] for s in readers])
-                costs = [
-                    [0 if a == b or a is None or b is None or (a, b) in moves else self._penalty for b in want]
-                    for a in have
-                ]
-                full = np.full(edge.costs.shape, 0, dtype=np.int64)
-                full[: len(have), : len(want)] = costs
-                yield Edge(edge.u, edge.v, edge.rows, edge.cols, np.where(edge.costs >= INFEASIBLE, INFEASIBLE, full))
-
-    @staticmethod
-    def _unpriced(edge: Edge) -> Edge:
-        return Edge(edge.u, edge.v, edge.rows, edge.cols, np.where(edge.costs >= INFEASIBLE, INFEASIBLE, 0))
-
-
-def _by_class(classes: np.ndarray, layouts: Sequence[Layout | None]) -> list[Layout | None]:
-    """The layout of every class of strategies, up to the last that some strategy has."""
-    found: list[Layout | None] = [None] * (int(classes.max()) + 1)
-    for number, layout in zip(classes, layouts):
-        found[number] = layout
-    return found
 
 
 def _edits(changed: list[tuple[str, tuple[Strategy, Strategy]]], formulation: Formulation) -> Iterator[Edit]:

@@ -15,11 +15,12 @@ from cost_models import Profile
 from ..constraints import Pin, nearest
 from ..constraints_file import Constraints, gather_constraints
 from ..errors import ConstraintError, InfeasibleError, LayoutError
-from ..formulation import Formulation
+from ..formulation import MOST_SHOWN, Formulation
 from ..layout import Layout, check_fits, format_layout, has_empty_shard, is_even
 from ..mesh import HybridMesh, Mesh
 from ..planner import Planner
 from ..plans import ShardingPlan
+from ..strategies import Enumerator
 from .decisions import choices_of, decisions_made, names_of
 from .nearest import nearest as nearest_optimum
 from .session import Priced, check_model, constraints_of, optimizer_of, planner_of, priced, with_memory
@@ -186,6 +187,12 @@ class _Question:
         graph = self._planner.graph
         held = node >= len(graph.nodes) or graph.nodes[node].kind != "operator"
         twice = any(len(layout.axes_of(dim)) > 1 for dim in range(len(shape)))
+        if not held:
+            strategies = Enumerator(graph, mesh).strategies(graph.nodes[node])
+            offered = dict.fromkeys(s.outputs[0] for s in strategies if s.outputs[0] is not None)
+            if layout not in offered:
+                listed = "; ".join(format_layout(other, mesh) for other in list(offered)[:MOST_SHOWN])
+                return f"no rule of {graph.nodes[node].op} gives {name} the layout {text}; it can have {listed}"
         if held and twice and not is_even(shape, layout, mesh):
             return (
                 f"{name} has the shape {list(shape)}: {text} cuts a dim over two axes unevenly, which what enters or "

@@ -1,0 +1,132 @@
+"""Why a placement is as it is: golden answers, and laws of the what-if."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from autoshard.api import plan
+from autoshard.errors import ConstraintError, LayoutError, PlanMismatchError
+from autoshard.layout import format_layout
+from autoshard.plans import dump_plan, parse_plan
+from autoshard.plans.diff import diff_plans
+from autoshard.review import Explanation, explain
+from autoshard.review.explain_text import explanation_json, explanation_text
+
+from ..models import mlp
+from ..plans_of import profile_of
+from .subjects import GOLDEN, QUESTIONS, example, golden, plan_of
+
+PINNED = ("x=dp:S(0)",)
+
+
+def asked(why: str, instead: str | None = None, name: str = "mlp", pins: tuple[str, ...] = PINNED) -> Explanation:
+    plan = plan_of(name, constraints=pins)
+    return explain(plan, *example(name), why=why, instead=instead, hardware=profile_of("slow"))
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_the_answer_is_the_golden_text(name: str) -> None:
+    """Written by ``python -m tests.review.subjects``."""
+    assert golden(name) == (GOLDEN / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("why", ["up.weight", "up.bias", "output.0", "/relu", "down/addmm", "down/bwd.mm"])
+def test_the_alternative_is_a_plan_with_another_placement_that_costs_no_less(why: str) -> None:
+    found = asked(why)
+    assert found.alternative is not None and found.reason == ""
+    assert not set(found.found) & set(found.present)
+    assert found.alternative.solver.cost_ns >= found.plan.solver.cost_ns
+    assert found.alternative.solver.status == "optimal"
+    assert parse_plan(dump_plan(found.alternative)) == found.alternative
+
+
+def test_asking_for_what_the_solver_found_otherwise_gives_the_same_alternative() -> None:
+    free = asked("up.weight")
+    assert free.alternative is not None
+    same = asked("up.weight", free.found[0])
+    assert same.alternative is not None
+    assert same.alternative.solver.cost_ns == free.alternative.solver.cost_ns
+    assert replace(same.alternative, pins=()) == replace(free.alternative, pins=())
+
+
+def test_the_plan_is_priced_as_it_was_made() -> None:
+    found = asked("up.weight")
+    plan = plan_of("mlp", constraints=PINNED)
+    assert found.plan.solver.cost_ns == plan.solver.cost_ns and not found.repriced
+    assert found.plan.redistributions == plan.redistributions and found.plan.operators == plan.operators
+
+
+def test_only_what_must_change_changes() -> None:
+    """Of equally good plans the nearest: a bias that nobody else depends on changes alone."""
+    found = asked("up.bias")
+    assert found.alternative is not None
+    diff = diff_plans(found.plan, found.alternative)
+    assert [change.patterns for change in diff.placements] == [("up.bias",)] and diff.operators == ()
+
+
+def test_one_layer_can_be_asked_about_alone() -> None:
+    """Identical layers are decided once, but not with the one that is pinned."""
+    present = asked("layers.1.attention.wq.weight", name="llama of 3", pins=())
+    assert present.alternative is not None
+    layouts = {e.name: format_layout(e.layout, present.plan.mesh) for e in present.alternative.parameters}
+    others = [layouts[f"layers.{i}.attention.wq.weight"] for i in (0, 2)]
+    assert [layouts["layers.1.attention.wq.weight"]] == list(present.found) and others == list(present.present) * 2
+
+
+def test_other_prices_are_said_to_be_others() -> None:
+    found = explain(
+        plan_of("mlp", constraints=PINNED), *example("mlp"), why="up.weight", hardware=profile_of("cpu-gloo")
+    )
+    assert found.repriced and "priced with the profile of today" in explanation_text(found)
+
+
+@pytest.mark.parametrize(
+    ("why", "instead", "said"),
+    [
+        (
+            "/relu",
+            "dp:P(sum)",
+            r"no rule of aten.relu.default gives /relu the layout dp:P\(sum\) tp:R; it can",
+        ),
+        ("up.weight", "(dp,)", r"the partition spec of 'up.weight=\(dp,\)' has 1 entries"),
+        ("up.weight", "dp:S(2)", r"up.weight: dp:S\(2\) cuts dim 2 of a tensor of shape \[12, 8\]"),
+        ("x", "dp:R", r"contradicts the pin 'x=dp:S\(0\)'"),
+        ("down.bias", "dp:S(0) tp:S(1)", r"cuts dim 1 of a tensor of shape \[8\]"),
+        ("down/addmm", "dp:S(0) -> dp:S(0)", r"down/addmm can have .* -> "),
+    ],
+)
+def test_what_is_impossible_is_so_for_a_reason(why: str, instead: str, said: str) -> None:
+    found = asked(why, instead)
+    assert found.alternative is None and re.search(said, found.reason)
+    assert explanation_json(found)["possible"] is False
+
+
+def test_a_cut_that_leaves_a_rank_without_elements_is_told_by_the_shape() -> None:
+    model, args = mlp(batch=6, hidden=2)
+    made = plan(model, args, mesh="dp=4", hardware=profile_of("slow"))
+    found = explain(made, model, args, why="up.bias", instead="dp:S(0)", hardware=profile_of("slow"))
+    assert "up.bias has the shape [2]: cut as dp:S(0), some rank would hold nothing of it" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("why", "instead", "error", "said"),
+    [
+        ("up.weigth", None, ConstraintError, "the nearest name is up.weight"),
+        ("up.weight", "pp:R", LayoutError, "no such axis"),
+        ("up.weight", "dp:Q", LayoutError, "cannot read"),
+        ("x", "dp:S(0) tp:R", ConstraintError, "ask about another layout"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_a_mistake(
+    why: str, instead: str | None, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        asked(why, instead)
+
+
+def test_a_plan_for_another_model_is_refused() -> None:
+    with pytest.raises(PlanMismatchError, match="autoshard check"):
+        explain(plan_of("mlp", constraints=PINNED), *mlp(hidden=16), why="x", hardware=profile_of("slow"))
