@@ -25,22 +25,27 @@ def plan() -> ShardingPlan:
 
 
 def _detour(plan: ShardingPlan, says_so: bool) -> ShardingPlan:
-    """The plan with the gather of the relu's columns led over a cut of its rows instead."""
-    index, relu = next(
+    """The plan with the gather of an input's rows led over a cut of its columns instead."""
+    shapes = {entry.name: entry.shape for entry in plan.inputs}
+    index, moved = next(
         (i, r)
         for i, r in enumerate(plan.redistributions)
-        if r.tensor.endswith("relu") and r.phase == "forward" and (r.path[-2][1], r.path[-1][1]) == (S(1), R)
+        if r.tensor in shapes and r.path == (Layout((S(0), R)), Layout((R, R))) and not r.kept
     )
-    path = (*relu.path[:-1], relu.path[-2].replace(1, S(0)), relu.path[-1])
-    collectives = relu.collectives
+    path = (moved.path[0], Layout((S(1), R)), moved.path[1])
+    collectives = moved.collectives
     if says_so:
         pairs = zip(steps_along(path), path)
-        sent = [(step, size_bytes(step, before, (7, 13), 4, plan.mesh)) for step, before in pairs if step.communicates]
+        sent = [
+            (step, size_bytes(step, before, shapes[moved.tensor], 4, plan.mesh))
+            for step, before in pairs
+            if step.communicates
+        ]
         collectives = tuple(
             Collective(step.kind, plan.mesh.axes[step.axis], size, 1e-6)  # type: ignore[arg-type]
             for step, size in sent
         )
-    changed = replace(relu, path=path, collectives=collectives)
+    changed = replace(moved, path=path, collectives=collectives)
     return replace(plan, redistributions=(*plan.redistributions[:index], changed, *plan.redistributions[index + 1 :]))
 
 

@@ -102,7 +102,7 @@ def test_the_review_loop_runs_in_an_environment_that_has_only_what_it_needs(fold
     done = within("-m", "autoshard", "plan", "model.py:model", "--mesh", "dp=2", "-o", "new.yaml")
     assert (done.returncode, done.stderr) == (
         2,
-        "error: planning needs numpy, which is not installed; pip install autoshard\n",
+        "error: this needs numpy, which is not installed; pip install autoshard\n",
     )
 
 
