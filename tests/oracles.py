@@ -78,7 +78,9 @@ def _addends(whole: Tensor, parts: int, generator: torch.Generator) -> list[Tens
     if whole.dtype is torch.bool:
         raise TypeError("booleans have no partial sums")
     noise = torch.randn((parts - 1, *whole.shape), generator=generator, dtype=torch.float64)
-    scale = 4 * max(float(whole.abs().max()), 1.0) if whole.numel() else 1.0
+    largest = float(whole.abs().max()) if whole.numel() else 0.0
+    # of the size of the values, so that what cancels takes no digits from them
+    scale = 4 * (largest or 1.0) if whole.dtype.is_floating_point else 4 * max(largest, 1.0)
     addends = list((noise * scale).to(whole.dtype))
     return [*addends, whole - sum(addends)]
 
