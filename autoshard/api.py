@@ -1,7 +1,8 @@
-"""The pipeline, read top to bottom: capture, enumerate, price, formulate, solve, interpret, and lower."""
+"""The pipeline, read top to bottom: capture, enumerate, price, formulate, solve until it fits, interpret, and lower."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,11 +18,14 @@ from .apply import parallelize
 from .calls import as_arguments, describe_call
 from .capture import capture, input_names
 from .constraints_file import Given, gather_constraints
+from .errors import BudgetError
+from .fitting import MemoryLimit
 from .formulation import OBJECTIVES, Objective
 from .lowering import from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
 from .planner import Planner
 from .plans import ShardingPlan, dump_plan, parse_plan
+from .plans.units import parse_bytes
 
 __all__ = ["auto_parallelize", "plan"]
 
@@ -39,6 +43,9 @@ def plan(
     backend: str = "auto",
     time_limit_s: float | None = None,
     tie_layers: bool = True,
+    optimizer: str = "adamw",
+    memory: str | int | None = None,
+    memory_soft: float | None = None,
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ShardingPlan:
@@ -61,6 +68,10 @@ def plan(
         backend: a name of ``solver.BACKENDS``, or ``auto``.
         time_limit_s: wall-clock seconds for the solver; the best plan found is returned.
         tie_layers: decide identical layers once.
+        optimizer: whose state counts in memory: a name of ``cost_models.OPTIMIZERS``.
+        memory: what a rank may hold: ``"80GiB"``, bytes, or ``"profile"`` for what the hardware profile says; None for
+            no limit. See ``docs/memory.md`` for what is counted.
+        memory_soft: makes the limit soft: one GiB above it costs as much as this many milliseconds of step time.
         name: what the plan calls the model; its class by default.
         progress: called with the name of each stage as it starts.
 
@@ -71,6 +82,8 @@ def plan(
         CaptureError: the model is not one static graph.
         ConstraintError: a constraint names nothing or cannot hold.
         InfeasibleError: no assignment satisfies the pins, or none was found in the time given.
+        BudgetError: the budget cannot be read, or no plan fits it; the message says which budget would work.
+        ValueError: an unknown objective or optimizer policy.
         MeshError, LayoutError, ProfileError, BackendUnavailable: the argument of that name.
     """
     args = as_arguments(args)
@@ -80,6 +93,7 @@ def plan(
     mesh = Mesh.of(mesh)
     profile = hardware if isinstance(hardware, cost_models.Profile) else cost_models.load_profile(hardware)
     gathered = gather_constraints((*_listed(pins), *_listed(constraints)), mesh)
+    limit = memory_limit(optimizer, memory, memory_soft, profile)
     report("capturing the training step")
     planner = Planner(
         capture(model, args, kwargs),
@@ -91,14 +105,35 @@ def plan(
         backend=backend,
         time_limit_s=time_limit_s,
         tie_layers=tie_layers,
+        limit=limit,
     )
-    report("enumerating and pricing strategies")
-    formulation = planner.formulate(gathered)
-    report("solving")
-    with gathered.located():
-        solution = planner.solve(formulation)
-    report("writing the plan")
-    return planner.write(formulation, solution)
+    return planner.plan(gathered, report)
+
+
+def memory_limit(
+    optimizer: str, memory: str | int | None, soft_ms_per_gib: float | None, profile: cost_models.Profile
+) -> MemoryLimit:
+    """The limit that a user means.
+
+    Raises:
+        BudgetError: the budget is no size, not above zero, or missing where it is to be soft; or the price is no number
+            from 0 up.
+        ValueError: an unknown optimizer policy.
+    """
+    cost_models.optimizer_policy(optimizer)
+    try:
+        budget = int(profile.memory_bytes) if memory == "profile" else memory
+        budget = parse_bytes(budget) if isinstance(budget, str) else budget
+    except ValueError as error:
+        raise BudgetError(str(error)) from None
+    if budget is not None and budget <= 0:
+        raise BudgetError(f"the memory budget is {memory}; give a size above zero, for example 80GiB")
+    if soft_ms_per_gib is not None:
+        if budget is None:
+            raise BudgetError("a soft memory limit needs a budget; give one, for example 80GiB")
+        if not (0 <= soft_ms_per_gib < math.inf):
+            raise BudgetError(f"{soft_ms_per_gib} is no price; give milliseconds per GiB above the budget, from 0 up")
+    return MemoryLimit(optimizer, budget, soft_ms_per_gib)
 
 
 def auto_parallelize(
@@ -119,7 +154,8 @@ def auto_parallelize(
         mesh: the DeviceMesh of the job, with axis names.
         example_inputs, example_kwargs: example arguments with the *global* shapes of a step.
         hardware: as for :func:`plan`; by default ``cpu-gloo`` on CPU and ``dgx-h100`` on CUDA.
-        options: objective, constraints, pins, backend, time_limit_s, tie_layers, name, progress: as for :func:`plan`.
+        options: objective, constraints, pins, backend, time_limit_s, tie_layers, optimizer, memory, memory_soft, name,
+            progress: as for :func:`plan`.
 
     Returns:
         The module to train; ``module.plan`` is its plan.

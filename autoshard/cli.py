@@ -32,13 +32,11 @@ from .plans.file import write_text
 from .plans.show import console_for, headline, show_text
 from .plans.show_contest import show_contest
 from .plans.trace import trace_json
-from .terminal import EXIT_DIFFERENT, EXIT_MISTAKE
+from .terminal import EXIT_DIFFERENT, EXIT_DISAGREES, EXIT_MISTAKE
 from .terminal import fail as _fail
 from .terminal import mistakes_explained as _mistakes_explained
 from .terminal import progress_shown as _progress
 from .terminal import warnings_explained as _warnings_explained
-
-EXIT_DISAGREES = 4
 
 app = typer.Typer(
     help="Automatic sharding of PyTorch models.",
@@ -132,6 +130,19 @@ def plan(
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="A scheme people use by hand: ddp, fsdp, hsdp, ddp+tp, ...")
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="What a rank may hold, for example 80GiB; or profile: what the profile says."
+        ),
+    ] = None,
+    memory_soft: Annotated[
+        float | None,
+        typer.Option(metavar="PRICE", help="Trade: a GiB above --memory costs this many ms of step time."),
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option(metavar="POLICY", help="Whose state counts: adamw, sgd, sgd-momentum, adamw-8bit, ...")
+    ] = "adamw",
     backend: Annotated[str, _BACKEND] = "auto",
     time_limit: Annotated[float | None, _TIME_LIMIT] = None,
 ) -> None:
@@ -143,7 +154,7 @@ def plan(
             given.extend(baseline_of(baseline, parsed_mesh).constraints(parsed_mesh))
         _check_time_limit(time_limit)
         check_writable(output)  # now, not after an hour of solving
-        _check_names(parsed_mesh, hardware, backend)
+        _check_names(parsed_mesh, hardware, backend, optimizer)
         with _warnings_explained(), _progress() as progress:
             progress("loading the model")
             module, args, kwargs = load_factory(model)
@@ -160,6 +171,9 @@ def plan(
                 pins=tuple(pin or ()),
                 backend=backend,
                 time_limit_s=time_limit,
+                memory=memory,
+                memory_soft=memory_soft,
+                optimizer=optimizer,
                 name=model,
                 progress=progress,
             )
@@ -377,14 +391,15 @@ def _check_time_limit(time_limit: float | None) -> None:
         raise typer.BadParameter(f"{time_limit} is not a time; give seconds above 0", param_hint="--time-limit")
 
 
-def _check_names(mesh: Mesh, hardware: str, backend: str) -> None:
-    """Refuses an unknown profile or backend, or a profile that does not fit the mesh, before the long work starts."""
-    from cost_models import ProfileError, load_profile
-    from solver import BackendUnavailable, ProblemError
+def _check_names(mesh: Mesh, hardware: str, backend: str, optimizer: str = "none") -> None:
+    """Refuses unknown names, and a profile that does not fit the mesh, before the long work starts."""
+    from cost_models import load_profile, optimizer_policy
+    from solver import BackendUnavailable
     from solver.backends import load_backend
 
     try:
         load_profile(hardware).topology(mesh.axes, mesh.shape)
         load_backend(backend)
-    except (ProfileError, ProblemError, BackendUnavailable) as error:
+        optimizer_policy(optimizer)
+    except (ValueError, BackendUnavailable) as error:
         _fail(str(error), EXIT_MISTAKE)

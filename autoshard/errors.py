@@ -7,6 +7,7 @@
     ├── StrategyWarning       (a warning) an operator without a rule is replicated
     ├── ConstraintError       a pin that names nothing, or that no plan can satisfy
     ├── InfeasibleError       no assignment satisfies the constraints
+    ├── BudgetError           a memory budget that cannot be read, or that no plan fits
     ├── PlanFileError         a plan file that cannot be read or written
     ├── PlanMismatchError     a good plan, but for another model, shape or mesh
     ├── CalibrationError      a calibration run that cannot start, or that broke off
@@ -39,6 +40,10 @@ class ConstraintError(AutoshardError, ValueError):
 
 class InfeasibleError(AutoshardError):
     """No assignment satisfies the constraints."""
+
+
+class BudgetError(AutoshardError, ValueError):
+    """A memory budget that cannot be read, or one that no plan under the constraints fits."""
 
 
 class PlanFileError(AutoshardError, ValueError):

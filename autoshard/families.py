@@ -148,6 +148,8 @@ class _One:
             return  # the limit is one for all axes that shard
         for i, _ in self._graph.of_kind("parameter"):
             self._to.limit(i, CutMost(self._sharding, False, self._text))
+        for i in self._roles.origins:
+            self._to.remake(Ref(i))
         for i in self._roles.kept:
             self._to.limit(i, CutMost(self._sharding, True, self._text))
 

@@ -2,8 +2,10 @@
 
 One solver node for every graph node, plus one for every result that leaves the graph. An edge for every tensor
 argument: rows are the layouts the producer can give the tensor, columns those its consumers in one phase want of it.
-Consumers of one tensor in one phase form a group: each distinct layout is paid once. Identical layers are tied. Costs
-are integer nanoseconds, rounded here and nowhere else.
+Consumers of one tensor form a group: each distinct layout is paid once, as the backward may read the copies that the
+forward made. Identical layers are tied. Costs are integer nanoseconds, rounded here and nowhere else.
+
+Under a memory budget :mod:`autoshard.memory` adds what every choice holds in memory and when.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -44,13 +47,24 @@ HELD = -1
 class Demand:
     """A tensor and those who want it in one phase: (solver node, position among its tensor arguments, or HELD).
 
-    ``banned`` are the collectives that constraints keep from moving it.
+    ``banned`` are the steps that constraints keep from moving it; where it is ``remade``, they have the backward make
+    copies of its own.
     """
 
     ref: Ref
     phase: str
     consumers: tuple[tuple[int, int], ...]
     banned: Banned = frozenset()
+    remade: bool = False
+
+
+@dataclass(frozen=True)
+class CopyChoice:
+    """A solver node that decides whether the backward reads a tensor's copy, strategy by strategy."""
+
+    ref: Ref
+    node: int
+    keeps: tuple[bool, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +72,8 @@ class Formulation:
     """A problem, and what is needed to read its solution.
 
     ``strategies[i]`` are those of solver node ``i``. Solver nodes up to the number of graph nodes are the graph's; the
-    others hold the ``results``: tensors that leave the graph and have no tangent, by name.
+    others hold the ``results``: tensors that leave the graph and have no tangent, by name. A problem with a memory
+    budget has further nodes; those that decide about copies are the ``copy_choices``.
     """
 
     graph: CapturedGraph
@@ -69,7 +84,21 @@ class Formulation:
     results: tuple[tuple[str, Ref], ...]
     strategies: tuple[tuple[Strategy, ...], ...]
     demands: tuple[Demand, ...]
+    keep_copies: bool
     problem: Problem
+    copy_choices: tuple[CopyChoice, ...] = ()
+
+    @cached_property
+    def remade(self) -> frozenset[Ref]:
+        """Tensors of which the backward must make copies of its own."""
+        return frozenset(demand.ref for demand in self.demands if demand.remade)
+
+    def keeps(self, ref: Ref, choices: Sequence[int]) -> bool:
+        """Whether the backward reads a tensor's copies that the forward made, rather than make them again."""
+        if ref in self.remade:
+            return False
+        decided = (choice.keeps[choices[choice.node]] for choice in self.copy_choices if choice.ref == ref)
+        return next(decided, self.keep_copies)
 
 
 def formulate(
@@ -80,6 +109,7 @@ def formulate(
     objective: Objective = "step-time",
     constraints: Sequence[Constraint] = (),
     tie_layers: bool = True,
+    keep_copies: bool = True,
 ) -> Formulation:
     """Builds the integer program of a graph on a mesh of a machine.
 
@@ -88,6 +118,8 @@ def formulate(
             under which full replication is free: it is meant for use with pins.
         constraints: what is decided already.
         tie_layers: decide identical layers once.
+        keep_copies: let the backward read copies that the forward made, which is free where memory is; otherwise it
+            makes its own.
 
     Raises:
         ConstraintError: a constraint names nothing, or leaves its tensor or operator no layout that it can have.
@@ -101,16 +133,22 @@ def formulate(
     terms = _Terms(graph, prices, strategies, objective)
     nodes = tuple(SolverNode(terms.name(i, results), terms.node_costs(i)) for i in range(len(strategies)))
     edges: list[Edge] = []
-    groups: list[Group] = []
+    sharing: dict[object, list[Demand]] = defaultdict(list)
+    members: dict[object, list[int]] = defaultdict(list)
     for demand in demands:
-        added = terms.edges(demand)
-        if len(added) > 1:
-            groups.append(Group(tuple(range(len(edges), len(edges) + len(added)))))
+        sharing[demand.ref if keep_copies and not demand.remade else demand].append(demand)
+    for demand in demands:
+        key = demand.ref if keep_copies and not demand.remade else demand
+        added = terms.edges(demand, sharing[key])
+        members[key].extend(range(len(edges), len(edges) + len(added)))
         edges.extend(added)
+    groups = tuple(Group(tuple(found)) for found in members.values() if len(found) > 1)
     edges.extend(_equal_layouts(graph, mesh, constraints, results, strategies))
     ties = _ties(graph, strategies) if tie_layers else ()
-    problem = Problem(nodes, tuple(edges), tuple(groups), ties, name="sharding")
-    return Formulation(graph, mesh, prices, objective, tuple(constraints), results, strategies, demands, problem)
+    problem = Problem(nodes, tuple(edges), groups, ties, name="sharding")
+    return Formulation(
+        graph, mesh, prices, objective, tuple(constraints), results, strategies, demands, keep_copies, problem
+    )
 
 
 def output_name(index: int) -> str:
@@ -249,7 +287,8 @@ def _demands(
     for k, (_, ref) in enumerate(results):
         wanted[ref, "forward"].append((len(graph.nodes) + k, HELD))
     return tuple(
-        Demand(ref, phase, tuple(consumers), restrictions.banned(ref)) for (ref, phase), consumers in wanted.items()
+        Demand(ref, phase, tuple(consumers), restrictions.banned(ref), restrictions.remade(ref))
+        for (ref, phase), consumers in wanted.items()
     )
 
 
@@ -273,6 +312,19 @@ def _equal_layouts(
                 )
             costs = [[0 if row == column else INFEASIBLE for column in columns] for row in rows]
             yield Edge.dense(members[0], other, np.array(costs, dtype=np.int64))
+
+
+def distinct_layouts(
+    strategies: Sequence[Strategy], position: int | None, output: int
+) -> tuple[tuple[Layout, ...], np.ndarray]:
+    """The distinct layouts of a result (position None) or of what a consumer wants, and each strategy's index."""
+    if position is None or position == HELD:
+        layouts = [strategy.outputs[output] for strategy in strategies]
+    else:
+        layouts = [strategy.inputs[position] for strategy in strategies]
+    index: dict[Layout, int] = {}
+    indices = [index.setdefault(layout, len(index)) for layout in layouts]  # type: ignore[arg-type]
+    return tuple(index), np.array(indices, dtype=np.int64)
 
 
 class _Terms:
@@ -299,11 +351,13 @@ class _Terms:
             self._cache[key] = _nanoseconds(seconds)
         return self._cache[key]
 
-    def edges(self, demand: Demand) -> list[Edge]:
-        """One edge per consumer, on one matrix with a column for every layout that some consumer may want."""
+    def edges(self, demand: Demand, sharing: Sequence[Demand]) -> list[Edge]:
+        """One edge per consumer, on one matrix with a column for every layout that some consumer may want among the
+        demands that share what is made.
+        """
         before, rows = self._choices(demand.ref.node, None, demand.ref.output)
         after: dict[Layout, None] = {}
-        for node, position in demand.consumers:
+        for node, position in (consumer for each in sharing for consumer in each.consumers):
             after.update(dict.fromkeys(self._choices(node, position, 0)[0]))
         columns = tuple(after)
         costs = self._matrix(self._graph.meta(demand.ref), before, columns, demand.banned)
@@ -313,17 +367,9 @@ class _Terms:
         ]
 
     def _choices(self, node: int, position: int | None, output: int) -> tuple[tuple[Layout, ...], np.ndarray]:
-        """The distinct layouts of a result (position None) or of what a consumer wants, and each strategy's index."""
-        strategies = self._strategies[node]
-        key = (id(strategies), position, output)
+        key = (id(self._strategies[node]), position, output)
         if key not in self._columns:
-            if position is None or position == HELD:
-                layouts = [strategy.outputs[output] for strategy in strategies]
-            else:
-                layouts = [strategy.inputs[position] for strategy in strategies]
-            index: dict[Layout, int] = {}
-            indices = [index.setdefault(layout, len(index)) for layout in layouts]  # type: ignore[arg-type]
-            self._columns[key] = tuple(index), np.array(indices, dtype=np.int64)
+            self._columns[key] = distinct_layouts(self._strategies[node], position, output)
         return self._columns[key]
 
     def _column_indices(self, node: int, position: int, columns: tuple[Layout, ...]) -> np.ndarray:

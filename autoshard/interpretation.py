@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 from cost_models import Profile
 from solver import Solution
 
-from .capture import Node, TensorMeta
+from .capture import Node, Ref, TensorMeta
 from .formulation import HELD, Demand, Formulation, output_name
 from .layout import Layout, replicated
 from .plans import Collective, Execution, OperatorEntry, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
@@ -57,6 +58,7 @@ class _Reader:
     def __init__(self, formulation: Formulation, choices: tuple[int, ...]) -> None:
         self._formulation = formulation
         self._graph = formulation.graph
+        self._choices = choices
         self._chosen: list[Strategy] = [
             strategies[choice] for strategies, choice in zip(formulation.strategies, choices)
         ]
@@ -102,14 +104,20 @@ class _Reader:
 
     def redistributions(self) -> Iterator[tuple[Redistribution, float]]:
         """Each with its seconds, in graph order; a layout wanted by several in one phase comes once."""
-        for demand in self._formulation.demands:
+        made: dict[Ref, set[Layout]] = {}
+        for demand in sorted(self._formulation.demands, key=lambda demand: demand.phase, reverse=True):
             before = self._chosen[demand.ref.node].outputs[demand.ref.output]
             assert before is not None
             wanted: dict[Layout, list[str]] = defaultdict(list)
             for node, layout in self._wanted(demand):
                 wanted[layout].append(self._consumer_name(node))
-            for after in sorted(layout for layout in wanted if layout != before):
-                yield self._redistribution(demand, before, after, tuple(wanted[after]))
+            wanted.pop(before, None)
+            kept = made.get(demand.ref, set()) if self._formulation.keeps(demand.ref, self._choices) else set()
+            for after in sorted(wanted):
+                found = self._redistribution(demand, before, after, tuple(wanted[after]))
+                yield (replace(found[0], collectives=(), kept=True), 0.0) if after in kept else found
+            if demand.phase == "forward":
+                made[demand.ref] = set(wanted)
 
     def _wanted(self, demand: Demand) -> Iterator[tuple[int, Layout]]:
         for node, position in demand.consumers:

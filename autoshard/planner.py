@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from cost_models import Profile
 from solver import Solution, Status, solve
@@ -14,6 +14,7 @@ from .capture import CapturedGraph, annotated
 from .constraints import Constraint
 from .constraints_file import Constraints
 from .errors import ConstraintError, InfeasibleError
+from .fitting import MemoryLimit, SolverOptions, fit
 from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
 from .mesh import Mesh
@@ -21,6 +22,12 @@ from .plans import ShardingPlan
 
 BLAME_S = 20.0
 """Seconds for finding out which constraints contradict each other."""
+
+MOST_RELAXED = 5
+"""How many constraints are left out in turn to see what each of them costs in memory."""
+
+UNPROVEN = 1e-6
+"""The gap from which on a plan counts as not proven."""
 
 ANY_PLAN = 1e9
 """A gap at which the solver stops with the first assignment it finds."""
@@ -43,6 +50,40 @@ class Planner:
     backend: str = "auto"
     time_limit_s: float | None = None
     tie_layers: bool = True
+    limit: MemoryLimit = field(default_factory=MemoryLimit)
+
+    def plan(self, constraints: Constraints, report: Callable[[str], None] = lambda stage: None) -> ShardingPlan:
+        """The cheapest plan that fits the memory there is, with what it needs of it.
+
+        Args:
+            report: called with the name of each stage as it starts.
+
+        Warns:
+            UserWarning: it is not proven optimal.
+
+        Raises:
+            ConstraintError: a constraint names nothing, or cannot hold.
+            InfeasibleError: the constraints leave no plan, or none was found in the time given.
+            BudgetError: they do, but none that fits.
+        """
+        report("enumerating and pricing strategies")
+        formulation = self.formulate(constraints)
+        report("solving")
+        with constraints.located():
+            return self._fitting(formulation)
+
+    def _fitting(self, formulation: Formulation) -> ShardingPlan:
+        options = SolverOptions(self.backend, self.time_limit_s)
+        try:
+            made = fit(formulation, self.limit, options, self.write, lambda: self._relaxed(formulation.constraints))
+        except InfeasibleError as error:
+            raise InfeasibleError(self._no_plan(formulation, str(error))) from None
+        _warn_of_gap(made.solver.status, made.solver.gap)
+        return made
+
+    def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
+        for k, constraint in enumerate(constraints[:MOST_RELAXED]):
+            yield constraint.text, self._formulate([*constraints[:k], *constraints[k + 1 :]])
 
     def formulate(self, constraints: Constraints) -> Formulation:
         """The program under constraints.
@@ -79,20 +120,22 @@ class Planner:
         """
         solution = solve(formulation.problem, backend=self.backend, time_limit_s=self.time_limit_s, start=start)
         if solution.choices is None:
-            raise InfeasibleError(self._no_plan(formulation, solution))
-        if solution.status is not Status.OPTIMAL:
-            warnings.warn(f"the plan is not proven optimal: its gap is {solution.gap:.2%}", stacklevel=3)
+            said = f"{solution.status.value} {solution.report.explanation}".rstrip()
+            raise InfeasibleError(self._no_plan(formulation, said))
+        _warn_of_gap(solution.status.name.lower(), solution.gap)
         return solution
 
     def write(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
         """The plan of a solution."""
         return interpret(formulation, solution, self.profile, self.model, self.call)
 
-    def _no_plan(self, formulation: Formulation, solution: Solution) -> str:
+    def _no_plan(self, formulation: Formulation, reason: str) -> str:
+        """What the solver said of a program without an answer, and the constraints that are to blame."""
         texts = [constraint.text for constraint in formulation.constraints]
         under = f" under the constraints {', '.join(texts)}" if texts else ""
-        said = f"no plan{under}: {solution.status.value}"
-        if solution.status is Status.INFEASIBLE and texts:
+        infeasible = Status.INFEASIBLE.value
+        said = f"no plan{under}: {infeasible}"
+        if reason.startswith(infeasible) and texts:
             blamed = self.contradiction(formulation.constraints)
             if len(blamed) == 1:
                 return f"{said} The constraint {blamed[0].text!r} leaves none, whatever the others say."
@@ -101,7 +144,7 @@ class Planner:
                 return f"{said} The constraints {named} contradict each other; without any one of them there is a plan."
         marks = [f"{text!r} at {node.source}" for _, node, text in annotated(self.graph)]
         also = f" The annotations in the model count too: {'; '.join(marks)}." if marks else ""
-        return f"{said} {solution.report.explanation}".rstrip() + also
+        return f"no plan{under}: {reason}" + also
 
     def contradiction(self, constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
         """Of constraints under which there is no plan a minimal part under which there is none.
@@ -127,3 +170,9 @@ class Planner:
             return False
         solution = solve(problem, backend=self.backend, time_limit_s=BLAME_S, relative_gap=ANY_PLAN)
         return solution.status is not Status.INFEASIBLE
+
+
+def _warn_of_gap(status: str, gap: float) -> None:
+    """Warns of a plan that is not proven optimal, but for what double precision leaves open."""
+    if status != "optimal" and gap > UNPROVEN:
+        warnings.warn(f"the plan is not proven optimal: its gap is {gap:.2%}", stacklevel=5)

@@ -93,19 +93,41 @@ def copied_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: i
     """Bytes that the local copies of ``run_step`` read and write, on the rank that copies most.
 
     Blocks of dim 0 lie in a row, so they are sent, and arrive, as they are; blocks of another dim are packed before and
-    joined after. Uneven shards are padded before and cut after.
+    joined after. Uneven shards are padded before and cut after. A slice is copied, so that the whole can go.
     """
     after = before.replace(step.axis, R if step.target < 0 else S(step.target))
-    held, goal = largest_local_shape(shape, before, mesh), largest_local_shape(shape, after, mesh)
     size = size_bytes(step, before, shape, itemsize, mesh)
-    kept = itemsize * int(np.prod(goal, dtype=np.int64))
+    kept = itemsize * int(np.prod(largest_local_shape(shape, after, mesh), dtype=np.int64))
     if step.kind == "slice":
-        return 0 if int(np.prod(held[: step.target], dtype=np.int64)) == 1 else 2 * kept
+        return 2 * kept
     even = is_even(shape, before, mesh) and is_even(shape, after, mesh)
     packs = step.kind in ("reduce_scatter", "all_to_all") and (step.target > 0 or not even)
     joins = step.kind in ("all_gather", "all_to_all") and (step.source > 0 or not even)
     pads = 0 if even else 2 * size + 2 * kept
     return 2 * size * (packs + joins) + pads
+
+
+def transient_bytes(path: Sequence[Layout], shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
+    """The most that a redistribution holds at a time beside the tensor it starts from: copies, the buffers of a
+    collective, the result. Exact for :func:`run_step` where every shard is even; padding of others is left out.
+    """
+    most, given = 0, 0
+    for step, before, after in zip(steps_along(path), path, path[1:]):
+        made = itemsize * int(np.prod(largest_local_shape(shape, after, mesh), dtype=np.int64))
+        taken = itemsize * int(np.prod(largest_local_shape(shape, before, mesh), dtype=np.int64))
+        match step.kind:
+            case "all_gather" if step.source > 0:
+                most = max(most, given + made, 2 * made)
+            case "reduce_scatter" if step.target > 0:
+                most = max(most, given + taken, taken + made)
+            case "all_to_all":
+                stacked = given if step.target == 0 else taken
+                joined = made if step.source > 0 else 0
+                most = max(most, given + (stacked if step.target else 0), stacked + made, made + joined)
+            case _:
+                most = max(most, given + made)
+        given = made
+    return most
 
 
 def layouts_of(shape: tuple[int, ...], mesh: Mesh, reduces: tuple[str, ...] = ("sum",)) -> tuple[Layout, ...]:
@@ -169,7 +191,7 @@ def cheapest_paths(
 class Emitter(Protocol):
     """What executes a step: operators on local tensors, and collectives along a mesh axis on their first dim."""
 
-    def call(self, op: Any, *args: Any) -> Any:
+    def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies a torch operator."""
 
     def all_gather(self, x: Any, axis: int) -> Any:
@@ -213,7 +235,9 @@ def run_step(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard)
     local, goal = shard.local(before), shard.local(after)
     if step.kind == "slice":
         start, stop = block(local[step.target], parts, mine)
-        return emit.call(aten.contiguous.default, emit.call(aten.slice.Tensor, x, step.target, start, stop))
+        # a block of dim 0 would be contiguous, but a view that keeps the whole in memory
+        piece = emit.call(aten.slice.Tensor, x, step.target, start, stop)
+        return emit.call(aten.clone.default, piece, memory_format=torch.contiguous_format)
     padded = shard.largest(before)
     if step.kind == "all_reduce":
         x = emit.call(aten.contiguous.default, _pad(emit, x, local, padded))

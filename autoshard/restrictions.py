@@ -138,6 +138,7 @@ class Restrictions:
         self._limits: dict[int, list[Limit]] = {}
         self._bans: list[Callable[[Ref], Banned]] = []
         self._banned: dict[Ref, Banned] = {}
+        self._remade: set[Ref] = set()
 
     def limits(self, index: int) -> tuple[Limit, ...]:
         """The limits of the layout with this number."""
@@ -149,9 +150,17 @@ class Restrictions:
             self._banned[ref] = frozenset().union(*(ban(ref) for ban in self._bans))
         return self._banned[ref]
 
+    def remade(self, ref: Ref) -> bool:
+        """Whether the backward makes its own copies of a tensor, rather than keep those of the forward."""
+        return ref in self._remade
+
     def limit(self, index: int, limit: Limit) -> None:
         """Adds a limit."""
         self._limits.setdefault(index, []).append(limit)
+
+    def remake(self, ref: Ref) -> None:
+        """Has the backward make its own copies of a tensor."""
+        self._remade.add(ref)
 
     def ban(self, banned: Callable[[Ref], Banned]) -> None:
         """Adds collectives that are banned, by tensor."""

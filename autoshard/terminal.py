@@ -13,11 +13,11 @@ from rich.console import Console
 
 from .errors import AutoshardError, InfeasibleError
 
-"""The commands' exit codes; 0 is done."""
-
+# Exit codes; 0 is done.
 EXIT_DIFFERENT = 1
 EXIT_MISTAKE = 2
 EXIT_INFEASIBLE = 3
+EXIT_DISAGREES = 4
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def mistakes_explained() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name == "jinja2":
             fail("a report needs jinja2, which is not installed; pip install 'autoshard[report]'", EXIT_MISTAKE)
-        if error.name not in ("torch", "ortools", "pulp"):
+        if error.name not in ("torch", "numpy", "ortools", "pulp"):
             raise
         fail(f"this needs {error.name}, which is not installed; pip install autoshard", EXIT_MISTAKE)
 

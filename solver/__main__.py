@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import threading
 import time
@@ -128,6 +129,7 @@ def _fail(message: str, code: int = BAD_INPUT) -> int:
 
 if __name__ == "__main__":
     code = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # impatience comes too late now, and would change the exit code
     with suppress(BrokenPipeError):
         sys.stdout.flush()
     if threading.active_count() > 1:

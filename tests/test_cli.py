@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from autoshard.cli import Objective, app
 from autoshard.errors import CaptureError, InfeasibleError
 from autoshard.mesh import Mesh
-from autoshard.plans import read_plan, summary_json, write_plan
+from autoshard.plans import Contender, Contest, contest_json, read_plan, summary_json, write_plan
 
 from .plans.synthetic import sharded_plan, transformer_plan
 
@@ -75,6 +75,9 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
                 "pins": (),
                 "backend": "auto",
                 "time_limit_s": None,
+                "memory": None,
+                "memory_soft": None,
+                "optimizer": "adamw",
                 "name": "model.py:model",
             },
         )
@@ -180,6 +183,59 @@ def test_a_warning_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     fake_api(monkeypatch, plan)
     result = invoke("plan", "model.py:model", "--mesh", "dp=2", "-o", "new.yaml")
     assert (result.exit_code, result.stderr) == (0, "warning: aten.odd is replicated\n")
+
+
+def test_plan_takes_constraints_and_a_baseline(calls: list[tuple[Any, ...]]) -> None:
+    options = ["--constraint", "forbid all_gather over tp of activations", "--baseline", "fsdp+tp"]
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2,tp=2", "-o", "new.yaml", *options)
+    assert result.exit_code == 0
+    expected = ("forbid all_gather over tp of activations", "family dp=fsdp", "family tp=tp")
+    assert calls[0][2]["constraints"] == expected
+
+
+def test_an_unknown_baseline_is_a_mistake(calls: list[tuple[Any, ...]]) -> None:
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2", "-o", "new.yaml", "--baseline", "hsdp")
+    assert (result.exit_code, result.stdout, calls) == (2, "", [])
+    assert "on the mesh dp=2 there are ddp, fsdp, tp, sp, ep" in result.stderr
+
+
+def fake_comparison(monkeypatch: pytest.MonkeyPatch, contest: Contest) -> list[dict[str, Any]]:
+    seen: list[dict[str, Any]] = []
+
+    def compare(module: object, args: object, kwargs: object, **options: Any) -> Contest:
+        options.pop("progress")("planning")
+        seen.append(options)
+        return contest
+
+    fake = types.ModuleType("autoshard.comparison")
+    fake.compare = compare  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "autoshard.comparison", fake)
+    return seen
+
+
+CONTEST = Contest(
+    Contender("optimum", "least predicted time", PLAN),
+    (Contender("ddp", "data parallel", PLAN), Contender("ep", "expert parallel", None, "it has no experts")),
+)
+
+
+def test_compare_prints_a_table_or_json_and_writes_the_plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = fake_comparison(monkeypatch, CONTEST)
+    arguments = ["compare", "model.py:model", "--mesh", "dp=2,tp=2", "--hardware", "cpu-gloo"]
+    table = invoke(*arguments, "--plans", "plans/all")
+    assert table.exit_code == 0, table.stderr
+    assert "it has no experts" in table.stdout and "data parallel" in table.stdout
+    assert sorted(path.name for path in Path("plans/all").iterdir()) == ["ddp.yaml", "optimum.yaml"]
+    assert read_plan("plans/all/ddp.yaml") == PLAN
+    found = json.loads(invoke(*arguments, "--format", "json", "--time-limit", "3").stdout)
+    assert found == json.loads(json.dumps(contest_json(CONTEST)))
+    assert (seen[0]["mesh"], seen[0]["hardware"], seen[1]["time_limit_s"]) == (Mesh.parse("dp=2,tp=2"), "cpu-gloo", 3.0)
+
+
+def test_compare_refuses_a_folder_that_is_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_comparison(monkeypatch, CONTEST)
+    result = invoke("compare", "model.py:model", "--mesh", "dp=2,tp=2", "--plans", "model.py")
+    assert result.exit_code == 2 and "cannot make the folder model.py" in result.stderr
 
 
 def test_the_objectives_are_those_of_the_formulation() -> None:

@@ -22,7 +22,7 @@ def test_the_optimum_costs_no_more_than_any_baseline(model: str, mesh: str, hard
     optimum = contest.optimum.plan
     assert optimum is not None and optimum.solver.status == "optimal"
     with_plan = [c.plan for c in contest.baselines if c.plan]
-    assert len(with_plan) >= 3
+    assert len(with_plan) >= 2
     costs = [plan.solver.cost_ns for plan in with_plan]
     assert costs == sorted(costs) and optimum.solver.cost_ns <= costs[0]
     assert contest.ratio is not None and contest.ratio <= 1 + 1e-6

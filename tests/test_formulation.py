@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -88,12 +90,24 @@ def test_a_layout_that_two_consumers_want_is_paid_once() -> None:
     assert costs == [costs[0]] * 3
 
 
-def test_consumers_of_one_tensor_in_one_phase_form_a_group() -> None:
-    formulation = formulated(graph_of("llama"), "dp=2", "cpu-gloo")
-    several = [demand for demand in formulation.demands if len(demand.consumers) > 1]
-    assert len(formulation.problem.groups) == len(several) > 0
+@pytest.mark.parametrize("keep_copies", [True, False])
+def test_consumers_of_one_tensor_form_a_group_across_phases_where_copies_are_kept(keep_copies: bool) -> None:
+    formulation = formulated(graph_of("llama"), "dp=2", "cpu-gloo", keep_copies=keep_copies)
+    consumers: Counter[object] = Counter()
+    for demand in formulation.demands:
+        consumers[demand.ref if keep_copies else (demand.ref, demand.phase)] += len(demand.consumers)
+    assert len(formulation.problem.groups) == sum(count > 1 for count in consumers.values()) > 0
     assert len(formulation.problem.edges) == sum(len(demand.consumers) for demand in formulation.demands)
     assert len({(demand.ref, demand.phase) for demand in formulation.demands}) == len(formulation.demands)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "moe"])
+def test_copies_that_are_kept_never_cost_more_than_copies_made_again(name: str) -> None:
+    """The backward may always make its own: those plans are among those where it need not."""
+    pins = ("tokens=dp:S(0)",) if name != "moe" else ("x=dp:S(0)",)
+    kept, again = (formulated(graph_of(name), "dp=2,tp=2", "slow", pins, keep_copies=keep) for keep in (True, False))
+    costs = solve(kept.problem).cost, solve(again.problem).cost
+    assert None not in costs and costs[0] <= costs[1]
 
 
 def test_every_gradient_is_wanted_by_its_parameter_and_every_result_by_its_tangent() -> None:

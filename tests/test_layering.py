@@ -34,6 +34,8 @@ STAGES = MODEL | {
     "autoshard.interpretation",
     "autoshard.lowering",
     "autoshard.timeline",
+    "autoshard.memory",
+    "autoshard.fitting",
     "autoshard.apply",
     "autoshard.planner",
 }
@@ -101,14 +103,26 @@ TABLE = {
     ),
     "autoshard.planner": Row(
         VOCABULARY
-        | {"autoshard.capture", "autoshard.constraints", "autoshard.constraints_file", "autoshard.formulation"}
-        | {"autoshard.interpretation", "autoshard.plans", "cost_models", "solver"},
+        | {"autoshard.capture", "autoshard.constraints", "autoshard.constraints_file", "autoshard.fitting"}
+        | {"autoshard.formulation", "autoshard.interpretation", "autoshard.plans", "cost_models", "solver"},
     ),
     "autoshard.lowering": Row(
         VOCABULARY
         | {"autoshard.plans", "autoshard.calls"}
         | {"autoshard.capture", "autoshard.redistribution", "autoshard.localize"},
         frozenset({"torch"}),
+    ),
+    "autoshard.memory": Row(
+        VOCABULARY
+        | {"autoshard.capture", "autoshard.strategies", "autoshard.redistribution", "autoshard.pricing"}
+        | {"autoshard.formulation", "cost_models", "solver"},
+        frozenset({"numpy"}),
+    ),
+    "autoshard.fitting": Row(
+        VOCABULARY
+        | {"autoshard.plans", "autoshard.formulation", "autoshard.memory", "autoshard.timeline"}
+        | {"cost_models", "solver"},
+        frozenset({"numpy"}),
     ),
     "autoshard.timeline": Row(
         VOCABULARY | {"autoshard.plans", "autoshard.capture", "autoshard.lowering", "cost_models"},

@@ -217,7 +217,7 @@ def test_copied_bytes_of_each_step_by_hand() -> None:
         (p, r): 0,
         (s0, s1): 2 * half,  # columns are packed, rows arrive in order
         (s1, s0): 2 * half,
-        (r, s0): 0,  # rows lie in a row
+        (r, s0): 2 * half,  # copied, so that the whole can go
         (r, s1): 2 * half,
     }
 
@@ -231,9 +231,10 @@ class Copies:
     def __getattr__(self, name: str):
         return getattr(self._emit, name)
 
-    def call(self, op, *args):
-        result = self._emit.call(op, *args)
-        if op in (torch.ops.aten.cat.default, torch.ops.aten.constant_pad_nd.default):
+    def call(self, op, *args, **kwargs):
+        result = self._emit.call(op, *args, **kwargs)
+        aten = torch.ops.aten
+        if op in (aten.cat.default, aten.constant_pad_nd.default, aten.clone.default):
             self.copied += 2 * result.nbytes
         elif op is torch.ops.aten.contiguous.default and not args[0].is_contiguous():
             self.copied += 2 * result.nbytes

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..layout import format_layout
 from ..mesh import Mesh
+from .diff_words import parameter_words, style_words
 from .folding import Line, Repeats, count_repeats, fold, format_pattern
 from .followers import follows
 from .notation import format_path, format_strategy
-from .plan import OperatorEntry, Redistribution, ShardingPlan, TensorEntry
-from .styles import SUMMED, ParameterStyle, Styles, size_bytes
+from .plan import OperatorEntry, Redistribution, ShardingPlan
 from .summary import PlanSummary, summarize
 from .units import format_bytes
 
@@ -105,7 +105,7 @@ def diff_plans(old: ShardingPlan, new: ShardingPlan) -> PlanDiff:
     moves = tuple(_moves(old, new, repeats))
     return PlanDiff(
         same=old == new,
-        words=(*_styles(old, new), *_words(old, new, repeats)),
+        words=(*style_words(old, new), *parameter_words(old, new, repeats)),
         facts=facts,
         numbers=tuple(_numbers(before, after)),
         placements=placements,
@@ -235,58 +235,6 @@ def _moves(old: ShardingPlan, new: ShardingPlan, repeats: Repeats) -> list[Move]
 
 def _steps(entry: Redistribution) -> str:
     return "kept" if entry.kept else ", ".join(f"{c.kind} {c.axis} {c.size_bytes}" for c in entry.collectives)
-
-
-def _styles(old: ShardingPlan, new: ShardingPlan) -> Iterator[str]:
-    """What changed along each axis that both plans have."""
-    for axis in (axis for axis in new.mesh.axes if axis in old.mesh.axes):
-        was, now = Styles(old).words(axis), Styles(new).words(axis)
-        if was != now:
-            yield f"{axis}: {was} -> {now}, by bytes of parameters"
-
-
-def _words(old: ShardingPlan, new: ShardingPlan, repeats: Repeats) -> Iterator[str]:
-    """A sentence for every way in which parameters changed along an axis."""
-    styles = Styles(old), Styles(new)
-    before = {entry.name: entry for entry in old.parameters}
-    for axis in (axis for axis in new.mesh.axes if axis in old.mesh.axes):
-        changed: dict[tuple[ParameterStyle, ParameterStyle], list[TensorEntry]] = defaultdict(list)
-        for entry in new.parameters:
-            if entry.name in before:
-                pair = styles[0].of(before[entry.name], axis), styles[1].of(entry, axis)
-                if pair[0] != pair[1]:
-                    changed[pair].append(entry)
-        for (was, now), entries in changed.items():
-            yield f"{_subject(entries, repeats)}: {_said(was, now, axis)}"
-
-
-def _subject(entries: Iterable[TensorEntry], repeats: Repeats) -> str:
-    entries = list(entries)
-    patterns = [format_pattern(line.pattern, repeats) for line in fold([(entry.name, None) for entry in entries])]
-    named = ", ".join(patterns[:3]) + (f" and {len(patterns) - 3} more patterns" if patterns[3:] else "")
-    size = format_bytes(sum(map(size_bytes, entries)))
-    return f"{len(entries)} parameters ({size}: {named})" if len(entries) > 1 else named
-
-
-def _said(was: ParameterStyle, now: ParameterStyle, axis: str) -> str:
-    """``now cut over dp (dim 0): gathered before use, gradients reduce-scattered instead of all-reduced``."""
-    said = {
-        ("whole", "gathered"): f"now cut over {axis} (dim {now.dim}) and gathered before use",
-        ("cut", "gathered"): f"now gathered over {axis} before use",
-        ("whole", "cut"): f"now cut over {axis} (dim {now.dim}) and used cut",
-        ("gathered", "cut"): f"no longer gathered over {axis}, but used cut",
-        ("gathered", "whole"): f"now whole along {axis}, no longer gathered",
-        ("cut", "whole"): f"now whole along {axis}",
-    }.get((was.use, now.use), "")
-    if was.use == now.use and was.dim != now.dim:
-        said = f"cut over {axis} in dim {now.dim} instead of {was.dim}"
-    gradients = ""
-    if was.summed != now.summed:
-        before, after = (SUMMED[style.summed] if style.summed else "" for style in (was, now))
-        gradients = f"gradients {after} instead of {before}" if before and after else ""
-        gradients = gradients or f"gradients {f'now {after}' if after else f'no longer {before}'} over {axis}"
-    name = f" ({was.name} -> {now.name})" if was.name != now.name else ""
-    return "; ".join(part for part in (said, gradients) if part) + name
 
 
 def _other(

@@ -6,14 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
 
 from ..errors import PlanFileError
 from ..layout import format_layout
 from ..mesh import Mesh
 from .execution import Block, Loop, check_execution, fold_execution, format_loop, format_ns
-from .folding import Line, Pattern, Repeats, count_repeats, fold, fold_in_order, format_pattern, starred
+from .folded import FoldedPlan, fold_plan
+from .folding import Line, Repeats, format_pattern
 from .followers import follows, group_followers, split_role
 from .memory import MemoryOutcome, MemoryPoint, MemoryTenant
 from .notation import (
@@ -25,8 +24,8 @@ from .notation import (
     format_path,
     format_strategy,
 )
-from .plan import OperatorEntry, Phase, Redistribution, ShardingPlan, TensorEntry
-from .relative import fold_unframed, frame_of, relative_patterns, written_for
+from .plan import PHASES, OperatorEntry, Redistribution, ShardingPlan, TensorEntry
+from .relative import written_for
 from .schema import FORMAT_VERSION
 from .yaml_text import number, quote, quote_key
 
@@ -45,70 +44,6 @@ _NOTATION = """\
 
 POINTS_PER_LINE = 8
 """Moments of the memory's timeline on one line of the file."""
-
-_PHASES: tuple[Phase, ...] = ("forward", "backward")
-
-
-@dataclass(frozen=True)
-class FoldedPlan:
-    """A plan's entries as lines: what the file holds, and what tables for people show.
-
-    The value of a line is an entry whose own name is left empty; its consumers are written relative to the tensor
-    (:mod:`autoshard.plans.relative`). ``repeats`` names the paths written with ``*``.
-    """
-
-    repeats: Repeats
-    parameters: list[Line[TensorEntry]]
-    buffers: list[Line[TensorEntry]]
-    inputs: list[Line[TensorEntry]]
-    outputs: list[Line[TensorEntry]]
-    forward: list[Line[OperatorEntry]]
-    backward: list[Line[OperatorEntry]]
-    redistributions: list[Line[Redistribution]]
-
-    @property
-    def operators(self) -> list[Line[OperatorEntry]]:
-        """Those of both phases."""
-        return [*self.forward, *self.backward]
-
-
-def fold_plan(plan: ShardingPlan) -> FoldedPlan:
-    """Folds identical layers."""
-    tensors = (plan.parameters, plan.buffers, plan.inputs, plan.outputs)
-    names = [entry.name for entries in (*tensors, plan.operators) for entry in entries]
-    moved = [name for entry in plan.redistributions for name in (entry.tensor, *entry.consumers)]
-    seen = count_repeats([*names, *moved])
-
-    parameters, buffers = (fold(_nameless(entries)) for entries in tensors[:2])
-    inputs, outputs = (fold_in_order(_nameless(entries)) for entries in tensors[2:])
-    forward, backward = (
-        fold([(e.name, replace(e, name="")) for e in plan.operators if e.phase == phase]) for phase in _PHASES
-    )
-    redistributions = [
-        line
-        for phase in _PHASES
-        for line in fold([(e.tensor, _tensorless(e, seen)) for e in plan.redistributions if e.phase == phase])
-    ]
-    consumers = [fold_unframed(entry.consumers, frame_of(entry.tensor)) for entry in plan.redistributions]
-    used = {
-        prefix
-        for pattern in _patterns(parameters, buffers, inputs, outputs, forward, backward, redistributions, *consumers)
-        for prefix in starred(pattern, seen)
-    }
-    repeats = {prefix: seen[prefix] for prefix in sorted(used)}
-    return FoldedPlan(repeats, parameters, buffers, inputs, outputs, forward, backward, redistributions)
-
-
-def _nameless(entries: Iterable[TensorEntry]) -> list[tuple[str, TensorEntry]]:
-    return [(entry.name, replace(entry, name="")) for entry in entries]
-
-
-def _tensorless(entry: Redistribution, repeats: Repeats) -> Redistribution:
-    return replace(entry, tensor="", consumers=relative_patterns(entry.consumers, frame_of(entry.tensor), repeats))
-
-
-def _patterns(*sections: Iterable[Line[Any]]) -> Iterator[Pattern]:
-    return (line.pattern for section in sections for line in section)
 
 
 def dump_plan(plan: ShardingPlan) -> str:
@@ -201,7 +136,7 @@ def _render(plan: ShardingPlan, folded: FoldedPlan) -> Iterator[str]:
     yield ""
     execution = [
         list(_block(fold_execution([(e.name, e.predicted_ns) for e in plan.execution if e.phase == phase])))
-        for phase in _PHASES
+        for phase in PHASES
     ]
     yield from _by_phase("execution", execution, empty="[]")
     yield ""
@@ -270,7 +205,7 @@ def _section(title: str, lines: list[str], empty: str = "{}") -> Iterator[str]:
 
 def _by_phase(title: str, lines: Iterable[list[str]], empty: str = "{}") -> Iterator[str]:
     yield f"{title}:"
-    for phase, section in zip(_PHASES, lines):
+    for phase, section in zip(PHASES, lines):
         yield from (f"  {line}" for line in _section(phase, section, empty))
 
 

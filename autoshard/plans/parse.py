@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ..errors import PlanFileError
 from ..layout import Layout, parse_layout
 from ..mesh import Mesh
+from .defects import error_at, explain
 from .execution import Block, Loop, Run, check_execution, count_executed, parse_loop, unfold_execution
 from .folding import parse_pattern
 from .followers import follows
@@ -28,43 +29,22 @@ from .plan import Execution, OperatorEntry, Phase, Redistribution, ShardingPlan,
 from .relative import Frame, absolute_name, frame_of
 from .schema import (
     FORMAT_VERSION,
-    ExecutionSection,
     FollowerLine,
-    FollowersSection,
-    HardwareSection,
     LoopLine,
     MemorySection,
-    OperatorsSection,
     PlanDocument,
     PointLine,
     RedistributionLine,
-    ResultSection,
     RunLine,
     TensorLine,
-    TotalsSection,
 )
-from .yaml_text import Node, Path, compose, line_of, shorten
+from .yaml_text import Node, compose, shorten
 
 MAX_FILE_BYTES = 64 << 20
 MAX_ENTRIES = 1_000_000
 """Entries after unfolding; 126 layers of 300 operators are 38,000."""
 MAX_NAME_CHARS = 1 << 28
 """Characters of all names after unfolding."""
-
-
-_EXPECTED = {
-    "tuple_type": "expected a list, for example [256, 64], or [] for none",
-    "dict_type": "expected one line per name, or {} for none",
-    "model_type": "expected a mapping, for example {name: value}",
-    "model_attributes_type": "expected a mapping, for example {name: value}",
-    "string_type": "expected a text",
-    "int_parsing": "expected a whole number",
-    "int_type": "expected a whole number",
-    "float_parsing": "expected a number",
-    "decimal_parsing": "expected a number of milliseconds",
-    "too_short": "expected at least one entry",
-    "float_type": "expected a number",
-}
 
 
 def parse_plan(text: str | bytes, source: str = "the plan file") -> ShardingPlan:
@@ -82,7 +62,7 @@ def parse_plan(text: str | bytes, source: str = "the plan file") -> ShardingPlan
     try:
         plan_document = PlanDocument.model_validate(current)
     except ValidationError as error:
-        raise _explain(error, decoded, document, source) from None
+        raise explain(error, decoded, source) from None
     return _Reader(plan_document, decoded, source).plan()
 
 
@@ -112,50 +92,7 @@ def _in_current_format(document: Node, text: str, source: str) -> Node:
     try:
         return migrate(document, known[version])
     except UnknownSection as error:
-        raise _error(source, text, (error.section,), error) from None
-
-
-def _explain(error: ValidationError, text: str, document: Node, source: str) -> PlanFileError:
-    """The first defect pydantic found, as a sentence with its place; a misspelt key goes before the missing one."""
-    defects = error.errors(include_url=False)
-    first = next((defect for defect in defects if defect["type"] == "extra_forbidden"), defects[0])
-    path: Path = tuple(part for part in first["loc"] if part not in ("[key]", "[run]", "[loop]"))
-    if first["type"] == "missing":
-        said = f"{path[-1]!r} is missing; if the file was cut short, make the plan again"
-        path = path[:-1]
-    elif first["type"] == "extra_forbidden":
-        said = f"{path[-1]!r} is not known here; expected {_known(path[:-1])}"
-    else:
-        found = first["input"]
-        shown = (
-            shorten(repr(found)) if isinstance(found, str) else f"a {'list' if isinstance(found, list) else 'mapping'}"
-        )
-        message = first["msg"]
-        said = f"found {shown}; {_EXPECTED.get(first['type'], message[:1].lower() + message[1:])}"
-    return _error(source, text, path, said)
-
-
-def _known(path: Path) -> str:
-    """The keys a section may have."""
-    sections: dict[str | int, type[BaseModel]] = {
-        "hardware": HardwareSection,
-        "result": ResultSection,
-        "operators": OperatorsSection,
-        "totals": TotalsSection,
-        "redistributions": RedistributionLine,
-        "memory": MemorySection,
-        "followers": FollowersSection if len(path) == 1 else FollowerLine,
-        "execution": ExecutionSection,
-    }
-    model = sections.get(path[0], TensorLine) if path else PlanDocument
-    return ", ".join(field.alias or name for name, field in model.model_fields.items())
-
-
-def _error(source: str, text: str, path: Path, said: object) -> PlanFileError:
-    line = line_of(text, path)
-    place = f"{source}, line {line}" if line else source
-    where = ", ".join(f"entry {part + 1}" if isinstance(part, int) else part for part in path)
-    return PlanFileError(f"{place}: {where + ': ' if where else ''}{shorten(str(said))}")
+        raise error_at(source, text, (error.section,), error) from None
 
 
 def _point(line: PointLine) -> MemoryPoint:
@@ -222,7 +159,7 @@ class _Reader:
         except PlanFileError:
             raise
         except ValueError as error:
-            raise _error(self.source, self.text, path, error) from None
+            raise error_at(self.source, self.text, path, error) from None
 
     def _tensors(self, section: str, lines: Mapping[str, TensorLine]) -> Iterator[TensorEntry]:
         seen: set[str] = set()

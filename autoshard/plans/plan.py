@@ -17,6 +17,7 @@ from .memory import MemoryOutcome
 from .order import natural_key
 
 Phase = Literal["forward", "backward"]
+PHASES: tuple[Phase, ...] = ("forward", "backward")
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
 

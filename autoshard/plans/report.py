@@ -15,12 +15,13 @@ from importlib import resources
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from .diff import diff_plans
-from .dump import fold_plan
+from .folded import fold_plan
 from .folding import format_pattern
 from .followers import follows
+from .module_tree import module_tree
 from .notation import format_strategy
 from .plan import ShardingPlan
-from .report_values import Part, cost_split, layer_maps, memory_chart, module_tree, palette
+from .report_values import Part, cost_split, layer_maps, memory_chart, palette
 from .styles import Styles
 from .summary import CollectiveTotal, summarize
 from .units import format_bytes, format_seconds

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..layout import format_layout
 from ..mesh import Mesh
-from .dump import FoldedPlan, fold_plan
+from .folded import FoldedPlan, fold_plan
 from .folding import Line, Repeats, format_pattern
 from .followers import follows
 from .memory import MemoryOutcome

@@ -24,8 +24,8 @@ class EagerEmitter:
     def __init__(self, mesh: DeviceMesh) -> None:
         self._groups = [mesh.get_group(axis) for axis in range(mesh.ndim)]
 
-    def call(self, op: Any, *args: Any) -> Any:
-        return op(*args)
+    def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
 
     def all_gather(self, x: Tensor, axis: int) -> Tensor:
         return self._collective(_c10d.all_gather_into_tensor, axis, x, self._groups[axis].size())

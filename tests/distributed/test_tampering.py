@@ -29,14 +29,17 @@ def _detour(plan: ShardingPlan, says_so: bool) -> ShardingPlan:
     index, relu = next(
         (i, r)
         for i, r in enumerate(plan.redistributions)
-        if r.tensor.endswith("relu") and [c.kind for c in r.collectives] == ["all_gather"] and r.phase == "forward"
+        if r.tensor.endswith("relu") and r.phase == "forward" and (r.path[-2][1], r.path[-1][1]) == (S(1), R)
     )
-    path = (relu.path[0], relu.path[0].replace(1, S(0)), relu.path[-1])
+    path = (*relu.path[:-1], relu.path[-2].replace(1, S(0)), relu.path[-1])
     collectives = relu.collectives
     if says_so:
         pairs = zip(steps_along(path), path)
-        sizes = [(step.kind, size_bytes(step, before, (7, 13), 4, plan.mesh)) for step, before in pairs]
-        collectives = tuple(Collective(kind, "tp", size, 1e-6) for kind, size in sizes)  # type: ignore[arg-type]
+        sent = [(step, size_bytes(step, before, (7, 13), 4, plan.mesh)) for step, before in pairs if step.communicates]
+        collectives = tuple(
+            Collective(step.kind, plan.mesh.axes[step.axis], size, 1e-6)  # type: ignore[arg-type]
+            for step, size in sent
+        )
     changed = replace(relu, path=path, collectives=collectives)
     return replace(plan, redistributions=(*plan.redistributions[:index], changed, *plan.redistributions[index + 1 :]))
 

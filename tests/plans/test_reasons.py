@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autoshard.plans import Redistribution, ShardingPlan
-from autoshard.plans.dump import fold_plan
+from autoshard.plans.folded import fold_plan
 from autoshard.plans.notation import parse_path
 from autoshard.plans.reasons import Reasons
 

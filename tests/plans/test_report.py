@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 
 from autoshard.layout import parse_layout
 from autoshard.plans import ShardingPlan, read_plan, summarize
-from autoshard.plans.dump import fold_plan
+from autoshard.plans.folded import fold_plan
+from autoshard.plans.module_tree import module_tree
 from autoshard.plans.report import report_html
-from autoshard.plans.report_values import cost_split, layer_maps, memory_chart, module_tree, palette
+from autoshard.plans.report_values import cost_split, layer_maps, memory_chart, palette
 
 from . import browser
 from .synthetic import MESH, plans, sharded_plan, transformer_plan

@@ -1,0 +1,327 @@
+"""A plan that fits: the program proposes, the timeline decides.
+
+The program of :mod:`autoshard.memory` estimates; the timeline of a plan is exact. So the optimum without a budget is
+taken if it fits. Otherwise memory gets a price: with ``p`` nanoseconds for every byte at the fullest moments the
+program is as easy to solve as without a budget, and its answer holds less the higher ``p`` is. Of a fixed ladder of
+prices the lowest whose answer fits is taken. From there the program is solved once more under the budget, which
+improves the answer and bounds it, for a limited time. A plan over its budget is never returned.
+
+Source of the price: the Lagrangian relaxation of the memory rows, Held, Wolfe and Crowder 1974, as in
+``solver/backends/decomposition``; here each problem is solved by branch and cut, so its answer is one that can be used.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cost_models import OPTIMIZERS, OptimizerPolicy, optimizer_policy
+from solver import INFEASIBLE, Load, Problem, Solution, Status, evaluate, solve
+from solver import Node as SolverNode
+
+from .errors import BudgetError, InfeasibleError
+from .formulation import Formulation
+from .memory import with_memory
+from .plans import MemoryOutcome, ShardingPlan, SolverOutcome
+from .plans.units import format_bytes
+from .timeline import Timeline, outcome, timeline_of
+
+LADDER = tuple(2.0**k for k in range(-6, 10))
+"""Prices of the whole free peak that are tried, as multiples of the free plan's cost."""
+FULLEST = 3
+"""Moments that share a price at most."""
+PRICED_GAP = 2e-3
+"""How exactly a program with prices is solved."""
+PRICED_S = 30.0
+POLISH_S = 30.0
+"""The longest solve with a price, and the last one under the budget where no time limit is given."""
+LARGEST_SHOWN = 5
+FINE = 100
+"""The least nanoseconds that a unit of a soft limit costs: rounding its price changes it by a half of a percent."""
+
+Write = Callable[[Formulation, Solution], ShardingPlan]
+Relaxed = tuple[str, Formulation]
+"""The program without one constraint, and what that constraint is called."""
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """What a rank may hold, and whose state counts.
+
+    Attributes:
+        optimizer: the name of a policy (:mod:`cost_models.memory`).
+        budget_bytes: None for no limit.
+        soft_ms_per_gib: makes the limit soft: one GiB above it costs as much as this many milliseconds of step time.
+    """
+
+    optimizer: str = "adamw"
+    budget_bytes: int | None = None
+    soft_ms_per_gib: float | None = None
+
+    @property
+    def policy(self) -> OptimizerPolicy:
+        """The policy of the optimizer."""
+        return optimizer_policy(self.optimizer)
+
+
+@dataclass(frozen=True)
+class SolverOptions:
+    """How the program is solved; ``time_limit_s`` is for all attempts together.
+
+    Raises:
+        ValueError: the time limit is no time.
+    """
+
+    backend: str = "auto"
+    time_limit_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.time_limit_s is not None and not self.time_limit_s > 0:
+            raise ValueError(f"time_limit_s is {self.time_limit_s}: expected a positive number of seconds, or None")
+
+
+def fit(
+    formulation: Formulation,
+    limit: MemoryLimit,
+    options: SolverOptions,
+    write: Write,
+    relaxed: Callable[[], Iterable[Relaxed]] = tuple,
+) -> ShardingPlan:
+    """The cheapest plan found that fits, with its memory.
+
+    Args:
+        formulation: the program without memory.
+        write: writes a solution as a plan.
+        relaxed: the program without each of its constraints, asked for where nothing fits.
+
+    Raises:
+        InfeasibleError: the constraints leave no plan, or none was found in the time given.
+        BudgetError: they do, but none that fits; the message says which budget would, who holds memory at the fullest
+            moment, and what would free the most.
+    """
+    search = _Search(limit, options, write)
+    free = search.solved(formulation, formulation.problem)
+    if free is None:
+        raise InfeasibleError(f"{search.last.status.value} {search.last.report.explanation}".rstrip())
+    budget = limit.budget_bytes
+    if budget is None or free.peak_bytes <= budget:
+        return search.stated(free, free.solution)
+    program = with_memory(formulation, limit.policy, budget)
+    if limit.soft_ms_per_gib is not None:
+        traded = search.solved(program, _soft(program.problem, budget, limit.soft_ms_per_gib))
+        return search.stated(traded or free, (traded or free).solution)
+    found = search.within(program, budget, free)
+    if found is None:
+        raise BudgetError(search.explanation(budget, free, relaxed()))
+    return search.stated(found, search.proof or free.solution)
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """An answer of the solver, as a plan with its exact course."""
+
+    solution: Solution
+    plan: ShardingPlan
+    timeline: Timeline
+    formulation: Formulation
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.timeline.peak.size_bytes
+
+    @property
+    def cost_ns(self) -> int:
+        """What it costs apart from memory."""
+        assert self.solution.choices is not None
+        free = replace(self.formulation.problem, usage_limit=None, usage_price=None)
+        return evaluate(free, self.solution.choices).cost
+
+
+class _Search:
+    def __init__(self, limit: MemoryLimit, options: SolverOptions, write: Write) -> None:
+        self._limit, self._options, self._write = limit, options, write
+        self._started_s = time.monotonic()
+        self.last: Solution
+        self.proof: Solution | None = None
+        self.leanest: _Found | None = None
+
+    def solved(self, formulation: Formulation, problem: Problem, **options: Any) -> _Found | None:
+        """The solver's answer, None where it has none; ``last`` is what it said."""
+        limits_s = [limit for limit in (options.pop("time_limit_s", None), self._left_s()) if limit is not None]
+        options["time_limit_s"] = min(limits_s, default=None)
+        self.last = solve(problem, backend=self._options.backend, **options)
+        return None if self.last.choices is None else self._found(formulation, self.last)
+
+    def _left_s(self) -> float | None:
+        limit_s = self._options.time_limit_s
+        return None if limit_s is None else max(1.0, limit_s - (time.monotonic() - self._started_s))
+
+    def _found(self, formulation: Formulation, solution: Solution) -> _Found:
+        plan = self._write(formulation, solution)
+        return _Found(solution, plan, timeline_of(formulation.graph, plan, self._limit.policy), formulation)
+
+    def within(self, program: Formulation, budget: int, free: _Found) -> _Found | None:
+        """The cheapest answer found that fits."""
+        ladder = _Ladder(self, program, free)
+        self.leanest = ladder.leanest()
+        if self.leanest.peak_bytes > budget:
+            return None
+        low, high = -1, len(LADDER) - 1  # the first does not fit, the second does
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if ladder.answer(middle).peak_bytes <= budget else (middle, high)
+        fitting = [found for found in ladder.answers() if found.peak_bytes <= budget]
+        return self._polished(program, budget, min(fitting, key=lambda found: (found.cost_ns, found.peak_bytes)))
+
+    def _polished(self, program: Formulation, budget: int, best: _Found) -> _Found:
+        """Solved under the budget, as the program counts the best answer so far, until that no longer helps."""
+        until_s = time.monotonic() + POLISH_S
+        limit = -1
+        while (wider := budget - best.peak_bytes + self._estimated(program, best)) > limit:
+            limit = wider
+            left_s = None if self._options.time_limit_s else max(1.0, until_s - time.monotonic())
+            problem = replace(program.problem, usage_limit=limit)
+            better = self.solved(program, problem, start=best.solution.choices, time_limit_s=left_s)
+            self.proof = self.last
+            if better is None or better.peak_bytes > budget or better.cost_ns >= best.cost_ns:
+                break
+            best = better
+        return best
+
+    @staticmethod
+    def _estimated(program: Formulation, found: _Found) -> int:
+        """The peak of an answer as the program counts it."""
+        assert found.solution.choices is not None
+        return evaluate(program.problem, found.solution.choices).peak_usage
+
+    def stated(self, found: _Found, proof: Solution) -> ShardingPlan:
+        """The plan with its memory; ``proof`` is the answer under the budget, with a bound for all that fit it."""
+        cost = proof.cost if found.solution is proof and proof.cost is not None else found.cost_ns
+        bound = min(cost, proof.bound if proof.bound is not None else 0)
+        is_optimal = cost == proof.cost and proof.status is Status.OPTIMAL
+        solver = SolverOutcome("optimal" if is_optimal else "feasible", cost, bound, (cost - bound) / max(1, abs(cost)))
+        return replace(found.plan, solver=solver, memory=self._memory(found))
+
+    def _memory(self, found: _Found) -> MemoryOutcome:
+        limit = self._limit
+        return outcome(found.timeline, limit.optimizer, limit.budget_bytes, limit.soft_ms_per_gib)
+
+    def explanation(self, budget: int, free: _Found, relaxed: Iterable[Relaxed]) -> str:
+        """Why nothing fits, and what would."""
+        asked = f"no plan fits {format_bytes(budget)} per rank ({budget} bytes)"
+        found = self.leanest
+        assert found is not None
+        memory = self._memory(found)
+        largest = ", ".join(
+            f"{tenant.name} ({tenant.kind}{f', {tenant.count} tensors' if tenant.count > 1 else ''}) "
+            f"{format_bytes(tenant.size_bytes)}"
+            for tenant in memory.tenants[:LARGEST_SHOWN]
+        )
+        return (
+            f"{asked}: the smallest budget found to work is {format_bytes(found.peak_bytes)} ({found.peak_bytes} bytes)"
+            f"; its fullest moment is in the {memory.peak.phase} at {memory.peak.operator}, where the largest are "
+            f"{largest}; {self._frees_most(found, free, relaxed)}"
+        )
+
+    def _frees_most(self, found: _Found, free: _Found, relaxed: Iterable[Relaxed]) -> str:
+        """The optimizer's policy or the constraint without which the smallest peak is least."""
+        freed: list[tuple[int, str]] = []
+        for name in OPTIMIZERS:
+            if name not in ("none", self._limit.optimizer):
+                peak = timeline_of(found.formulation.graph, found.plan, optimizer_policy(name)).peak
+                freed.append((found.peak_bytes - peak.size_bytes, f"the optimizer policy {name}"))
+        for name, formulation in relaxed:
+            program = with_memory(formulation, self._limit.policy, found.peak_bytes)
+            other = self.solved(formulation, formulation.problem)
+            if other is not None:
+                other = _Ladder(self, program, other).leanest()
+                freed.append((found.peak_bytes - other.peak_bytes, f"a plan without the constraint {name!r}"))
+        most, what = max(freed, default=(0, ""))
+        if most <= 0:
+            return (
+                "no other optimizer policy and no constraint left out frees anything: use more ranks or a smaller batch"
+            )
+        return f"{what} would free the most, {format_bytes(most)}"
+
+
+class _Ladder:
+    """Answers of the program with prices on memory, one for each rung; none depends on the budget or on another."""
+
+    def __init__(self, search: _Search, program: Formulation, free: _Found) -> None:
+        self._search, self._program, self._free = search, program, free
+        self._known: dict[int, _Found] = {}
+        self._price = free.cost_ns / max(1, free.peak_bytes)
+        self._steps = [self._peak_step(free)]
+
+    def answers(self) -> list[_Found]:
+        """Those known so far, by rising price."""
+        return [found for _, found in sorted(self._known.items())]
+
+    def leanest(self) -> _Found:
+        """The answer of the least peak at the highest price, and with it the moments that carry prices: the fullest one
+        of the free answer, then that of each answer that the price of the moments so far gives.
+        """
+        top = len(LADDER) - 1
+        if top not in self._known:
+            candidates = []
+            while len(self._steps) <= FULLEST:
+                found = self._solved(top)
+                candidates.append(found)
+                step = self._peak_step(found)
+                if step in self._steps or len(self._steps) == FULLEST:
+                    break
+                self._steps.append(step)
+            self._known[top] = min(candidates, key=lambda found: (found.peak_bytes, found.cost_ns))
+        return self._known[top]
+
+    def answer(self, rung: int) -> _Found:
+        """The answer at the price of a rung."""
+        if rung not in self._known:
+            self._known[rung] = self._solved(rung)
+        return self._known[rung]
+
+    def _solved(self, rung: int) -> _Found:
+        price = LADDER[rung] * self._price / len(self._steps)
+        problem = _priced(self._program.problem, dict.fromkeys(self._steps, price))
+        found = self._search.solved(self._program, problem, relative_gap=PRICED_GAP, time_limit_s=PRICED_S)
+        return self._free if found is None else found  # none in the time given
+
+    def _peak_step(self, found: _Found) -> int:
+        """The fullest step of an answer, as the program counts."""
+        assert found.solution.choices is not None
+        choices = found.solution.choices
+        if len(choices) < len(self._program.problem.nodes):  # the free answer knows nothing of copies
+            nodes = self._program.problem.nodes[: len(choices)]
+            return evaluate(Problem(nodes, ()), choices).peak_step or 0
+        return evaluate(self._program.problem, choices).peak_step or 0
+
+
+def _priced(problem: Problem, prices: dict[int, float]) -> Problem:
+    """The problem without a limit, in which every byte that lives at a step costs nanoseconds."""
+
+    def cost(node: SolverNode) -> np.ndarray:
+        total = np.zeros(len(node.costs))
+        for (first, last), used in node.loads:
+            total += sum(price for step, price in prices.items() if first <= step < last) * used
+        return np.where(node.costs >= INFEASIBLE, INFEASIBLE, node.costs + np.rint(total).astype(np.int64))
+
+    nodes = tuple(SolverNode(node.name, cost(node)) if node.loads else node for node in problem.nodes)
+    return replace(problem, nodes=nodes, usage_limit=None, usage_price=None)
+
+
+def _soft(problem: Problem, budget: int, ms_per_gib: float) -> Problem:
+    """The problem with a price on the bytes above the budget, in units large enough for an integer price."""
+    ns_per_byte = ms_per_gib * 1e6 / 2**30
+    unit = 1 if ns_per_byte == 0 else 2 ** max(0, math.ceil(math.log2(FINE / ns_per_byte)))
+    nodes = tuple(
+        SolverNode(
+            node.name, node.costs, further_loads=tuple(Load(interval, used // unit) for interval, used in node.loads)
+        )
+        for node in problem.nodes
+    )
+    return replace(problem, nodes=nodes, usage_limit=budget // unit, usage_price=round(ns_per_byte * unit))

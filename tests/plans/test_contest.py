@@ -1,0 +1,78 @@
+"""Plans beside each other: where they differ, and the table of a contest."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+from autoshard.layout import parse_layout
+from autoshard.plans import Contender, Contest, ShardingPlan, contest_json, first_difference, summary_json
+from autoshard.plans.show import console_for
+from autoshard.plans.show_contest import show_contest, verdict
+
+from .synthetic import transformer_plan
+
+PLAN = transformer_plan(2)
+
+
+def _with(plan: ShardingPlan, section: str, index: int, text: str) -> ShardingPlan:
+    entries = list(getattr(plan, section))
+    entries[index] = replace(entries[index], layout=parse_layout(text, plan.mesh))
+    return replace(plan, **{section: tuple(entries)})
+
+
+def test_a_plan_does_not_differ_from_itself() -> None:
+    assert first_difference(PLAN, PLAN) is None
+    assert first_difference(PLAN, replace(PLAN, compute_s=PLAN.compute_s * 2)) is None
+
+
+def test_parameters_are_compared_before_inputs_and_inputs_before_operators() -> None:
+    other = PLAN
+    for section in ("operators", "inputs", "parameters"):
+        if section == "operators":
+            first = other.operators[0]
+            other = replace(other, operators=(replace(first, inputs=()), *other.operators[1:]))
+        else:
+            whole = "dp:R tp:R"
+            index = next(i for i, e in enumerate(getattr(PLAN, section)) if not e.layout.is_replicated)
+            other = _with(other, section, index, whole)
+        found = first_difference(PLAN, other)
+        assert found is not None and (found.section, found.differing) == (section, 1)
+        assert found.total == len(getattr(PLAN, section)) and found.ours != found.theirs
+        assert str(found).endswith(f"1 of {found.total} {section}")
+
+
+def test_the_ratio_is_that_of_the_fastest_baseline() -> None:
+    slow = replace(PLAN, compute_s=PLAN.step_s * 4 - PLAN.communication_s)
+    contest = Contest(
+        Contender("optimum", "", PLAN), (Contender("a", "first", slow), Contender("b", "second", None, "because"))
+    )
+    assert contest.best == contest.baselines[0] and contest.ratio == 0.25
+    assert "75.0% less than the best baseline, a: first" in verdict(contest)
+    alone = replace(contest, baselines=contest.baselines[1:])
+    assert alone.best is None and alone.ratio is None and "alone" in verdict(alone)
+
+
+def test_the_table_has_a_line_for_each_contender_and_a_reason_where_there_is_no_plan() -> None:
+    index = next(i for i, e in enumerate(PLAN.parameters) if not e.layout.is_replicated)
+    other = _with(PLAN, "parameters", index, "dp:R tp:R")
+    contest = Contest(
+        Contender("optimum", "", PLAN),
+        (Contender("ddp", "data [bold]", other), Contender("ep", "", None, "no experts")),
+    )
+    stream = io.StringIO()
+    show_contest(contest, console_for(stream))
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[0] for line in lines[2:5]] == ["optimum", "ddp", "ep"]
+    assert PLAN.parameters[index].name in lines[3] and "no experts" in lines[4]
+    assert "data [bold]" in lines[-1]
+
+
+def test_the_json_holds_the_summaries() -> None:
+    contest = Contest(Contender("optimum", "o", PLAN), (Contender("ep", "e", None, "no experts"),))
+    found = contest_json(contest)
+    assert found["contenders"] == [
+        {"name": "optimum", "title": "o", "plan": summary_json(PLAN), "reason": "", "first_difference": None},
+        {"name": "ep", "title": "e", "plan": None, "reason": "no experts"},
+    ]
+    assert (found["autoshard_contest"], found["ratio"], found["best"]) == (1, None, None)
