@@ -43,7 +43,7 @@ def plan(
     backend: str = "auto",
     time_limit_s: float | None = None,
     tie_layers: bool = True,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     memory: str | int | None = None,
     memory_soft: float | None = None,
     name: str | None = None,
@@ -68,7 +68,8 @@ def plan(
         backend: a name of ``solver.BACKENDS``, or ``auto``.
         time_limit_s: wall-clock seconds for the solver; the best plan found is returned.
         tie_layers: decide identical layers once.
-        optimizer: whose state counts in memory: a name of ``cost_models.OPTIMIZERS``.
+        optimizer: whose state counts in memory: a name of ``cost_models.OPTIMIZERS``; ``adamw`` by default. What is
+            given here of the optimizer and of memory comes before what constraints files say.
         memory: what a rank may hold: ``"80GiB"``, bytes, or ``"profile"`` for what the hardware profile says; None for
             no limit. See ``docs/memory.md`` for what is counted.
         memory_soft: makes the limit soft: one GiB above it costs as much as this many milliseconds of step time.
@@ -93,7 +94,10 @@ def plan(
     mesh = Mesh.of(mesh)
     profile = hardware if isinstance(hardware, cost_models.Profile) else cost_models.load_profile(hardware)
     gathered = gather_constraints((*_listed(pins), *_listed(constraints)), mesh)
-    limit = memory_limit(optimizer, memory, memory_soft, profile)
+    said = gathered.budgets
+    soft = float(said["memory_soft"]) if memory_soft is None and "memory_soft" in said else memory_soft
+    optimizer = optimizer or said.get("optimizer", "adamw")
+    limit = memory_limit(optimizer, said.get("memory") if memory is None else memory, soft, profile)
     report("capturing the training step")
     planner = Planner(
         capture(model, args, kwargs),
@@ -116,12 +120,11 @@ def memory_limit(
     """The limit that a user means.
 
     Raises:
-        BudgetError: the budget is no size, not above zero, or missing where it is to be soft; or the price is no number
-            from 0 up.
-        ValueError: an unknown optimizer policy.
+        BudgetError: the budget is no size, not above zero, or missing where it is to be soft; the price is no number
+            from 0 up; or the optimizer policy is unknown.
     """
-    cost_models.optimizer_policy(optimizer)
     try:
+        cost_models.optimizer_policy(optimizer)
         budget = int(profile.memory_bytes) if memory == "profile" else memory
         budget = parse_bytes(budget) if isinstance(budget, str) else budget
     except ValueError as error:

@@ -139,7 +139,10 @@ def plan(
         float | None,
         typer.Option(metavar="PRICE", help="Trade: a GiB above --memory costs this many ms of step time."),
     ] = None,
-    optimizer: Annotated[str, _OPTIMIZER] = "adamw",
+    optimizer: Annotated[
+        str | None,
+        typer.Option(metavar="POLICY", help="Whose state counts: adamw (the default), sgd, sgd-momentum, ..."),
+    ] = None,
     backend: Annotated[str, _BACKEND] = "auto",
     time_limit: Annotated[float | None, _TIME_LIMIT] = None,
 ) -> None:
@@ -151,7 +154,7 @@ def plan(
             given.extend(baseline_of(baseline, parsed_mesh).constraints(parsed_mesh))
         _check_time_limit(time_limit)
         check_writable(output)  # now, not after an hour of solving
-        _check_names(parsed_mesh, hardware, backend, optimizer)
+        _check_names(parsed_mesh, hardware, backend, optimizer or "none")
         with _warnings_explained(), _progress() as progress:
             progress("loading the model")
             module, args, kwargs = load_factory(model)

@@ -14,6 +14,7 @@ A file is YAML of the same safe subset as a plan (no anchors, aliases or tags; e
     forbid_collectives: ["all_gather over tp of activations"]
     alike: [[embed.weight, head.weight]]
     constraints: ["forbid layers.0.* dp:S"]  # any text form of autoshard.constraints
+    memory: 60GiB                            # and memory_soft, optimizer: as for autoshard.plan
 
 ``docs/constraints.md`` explains it to people.
 """
@@ -46,10 +47,14 @@ Beside the text forms of :mod:`autoshard.constraints` there is ``baseline NAME``
 
 @dataclass(frozen=True)
 class Constraints:
-    """Constraints in the order given, and where those from files stand (``file.yaml, line 3``), by their text."""
+    """Constraints in the order given, and where those from files stand (``file.yaml, line 3``), by their text.
+
+    ``budgets`` are what files say of ``memory``, ``memory_soft`` and ``optimizer``, as :func:`autoshard.plan` takes it.
+    """
 
     values: tuple[Constraint, ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)
+    budgets: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -77,14 +82,20 @@ def gather_constraints(given: Given | Sequence[Given], mesh: Mesh) -> Constraint
     """
     found: dict[str, Constraint] = {}
     places: dict[str, str] = {}
+    budgets: dict[str, str] = {}
     for item in [given] if isinstance(given, str | os.PathLike) else given:
         if _is_file(item):
-            for constraint, place in _read(os.fspath(item), mesh):
+            path = os.fspath(item)
+            document, text = _document(path, mesh)
+            for constraint, place in _constraints(document, text, path, mesh):
                 found.setdefault(constraint.text, constraint)
                 places.setdefault(constraint.text, place)
+            for key, value in document.budgets.items():
+                if budgets.setdefault(key, value) != value:
+                    raise ConstraintError(f"{path} says {key}: {value}, another file says {budgets[key]}; give one")
         else:
             found.update((constraint.text, constraint) for constraint in _parse(str(item), mesh))
-    return Constraints(tuple(found.values()), places)
+    return Constraints(tuple(found.values()), places, budgets)
 
 
 def _parse(text: str, mesh: Mesh) -> tuple[Constraint, ...]:
@@ -100,8 +111,8 @@ def _is_file(item: Given) -> bool:
     return not isinstance(item, str) or item.endswith((".yaml", ".yml"))
 
 
-def _read(path: str, mesh: Mesh) -> Iterator[tuple[Constraint, str]]:
-    """The constraints of a file with their places."""
+def _document(path: str, mesh: Mesh) -> tuple[_Document, str]:
+    """A file as checked values, and as text."""
     text = _text(path)
     try:
         document = _Document.model_validate(compose(text, path, "constraints"))
@@ -110,6 +121,11 @@ def _read(path: str, mesh: Mesh) -> Iterator[tuple[Constraint, str]]:
     except ValidationError as error:
         raise _explained(error, text, path) from None
     _check_mesh(document, mesh, text, path)
+    return document, text
+
+
+def _constraints(document: _Document, text: str, path: str, mesh: Mesh) -> Iterator[tuple[Constraint, str]]:
+    """The constraints of a file with their places."""
     for where, entry in document.entries():
         line = line_of(text, where)
         place = f"{path}, line {line}" if line else path
@@ -154,6 +170,15 @@ class _Document(BaseModel):
     forbid_collectives: tuple[str, ...] = ()
     alike: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] = ()
     constraints: tuple[str, ...] = ()
+    memory: str | None = None
+    memory_soft: Annotated[str | None, Field(pattern=r"^\d+(\.\d+)?$")] = None
+    optimizer: str | None = None
+
+    @property
+    def budgets(self) -> dict[str, str]:
+        """What is said of memory."""
+        given = {"memory": self.memory, "memory_soft": self.memory_soft, "optimizer": self.optimizer}
+        return {key: value for key, value in given.items() if value is not None}
 
     def entries(self) -> Iterator[tuple[Path, str | tuple[str, ...]]]:
         """Every entry with its place: a text form, or several."""
@@ -236,6 +261,9 @@ _EXPECTED = {
     "families": "{AXIS: SCHEME}, or the name of a baseline",
     "constraints": "a list of texts",
     "mesh": "axes and sizes, for example dp=2,tp=2",
+    "memory": "a size, for example 60GiB",
+    "memory_soft": "milliseconds per GiB above the budget, from 0 up",
+    "optimizer": "the name of a policy, for example adamw",
 }
 
 

@@ -77,7 +77,7 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
                 "time_limit_s": None,
                 "memory": None,
                 "memory_soft": None,
-                "optimizer": "adamw",
+                "optimizer": None,
                 "name": "model.py:model",
             },
         )

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from autoshard.api import plan
 from autoshard.constraints import Alike, Exclusion, Pin, PlacementRule, StrategyPin, parse_constraint
 from autoshard.constraints_file import gather_constraints
-from autoshard.errors import AutoshardError, ConstraintError, InfeasibleError, LayoutError, MeshError
+from autoshard.errors import AutoshardError, BudgetError, ConstraintError, InfeasibleError, LayoutError, MeshError
 from autoshard.layout import parse_layout
 from autoshard.mesh import Mesh
 
-from .models import graph_of
-from .plans_of import formulated, planned
+from .models import graph_of, mlp
+from .plans_of import formulated, planned, profile_of
 
 MESH = Mesh.parse("dp=2,tp=2")
 
@@ -77,6 +79,30 @@ def test_the_new_text_forms_are_read_as_what_they_say() -> None:
     assert parse_constraint("alike a b.*", MESH) == Alike(("a", "b.*"), "alike a b.*")
     text = "a/mm=*, tp:S(1) -> *, -"
     assert parse_constraint(text, MESH) == StrategyPin("a/mm", (None, held), (None, None), text)
+
+
+def test_a_file_may_say_what_a_rank_may_hold(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("autoshard_constraints: 1\nmemory: 2 KiB\noptimizer: sgd\n")
+    assert gather_constraints(path, MESH).budgets == {"memory": "2 KiB", "optimizer": "sgd"}
+    model, args = mlp()
+    options: dict[str, Any] = {"mesh": "dp=2,tp=2", "hardware": profile_of("slow"), "constraints": [path]}
+    memory = plan(model, args, **options).memory
+    assert memory is not None and (memory.budget_bytes, memory.optimizer) == (2048, "sgd")
+    own = plan(model, args, **options, memory="1MiB", optimizer="adamw").memory
+    assert own is not None and (own.budget_bytes, own.optimizer) == (1 << 20, "adamw")
+    other = tmp_path / "d.yaml"
+    other.write_text("autoshard_constraints: 1\nmemory: 3KiB\n")
+    with pytest.raises(ConstraintError, match=r"d.yaml says memory: 3KiB, another file says 2 KiB"):
+        gather_constraints([path, other], MESH)
+    for line, error in (
+        ("memory: much", BudgetError),
+        ("optimizer: adm", BudgetError),
+        ("memory_soft: x", ConstraintError),
+    ):
+        path.write_text(f"autoshard_constraints: 1\n{line}\n")
+        with pytest.raises(error):
+            plan(model, args, **options)
 
 
 def test_a_baseline_is_the_family_of_every_axis(tmp_path: Path) -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import nn
 
 from cost_models import Profile
-from solver import Solution
 
-from ..errors import ConstraintError
+from ..constraints_file import Constraints
+from ..errors import BudgetError, ConstraintError
+from ..formulation import Formulation
 from ..mesh import HybridMesh, Mesh
 from ..planner import Planner
-from ..plans import ShardingPlan
+from ..plans import ShardingPlan, SolverOutcome
 from ..plans.units import format_bytes, format_seconds
 from .model_changes import CONNECTIONS, model_changes
-from .session import Priced, constraints_of, optimizer_of, planner_of, priced, with_memory
+from .session import Priced, constraints_of, fits, planner_of, priced, with_memory
 
 Part = Literal["model", "mesh", "hardware", "decisions", "memory", "optimality"]
 
@@ -89,7 +90,6 @@ def check(
     Raises:
         CaptureError, ProfileError, MeshError, ConstraintError: the model, profile, mesh or the plan's constraints
             cannot be read.
-        InfeasibleError: under the plan's constraints there is no plan any more.
     """
     planner = planner_of(
         plan,
@@ -102,25 +102,32 @@ def check(
         time_limit_s=time_limit_s,
         progress=progress,
     )
+    if memory_bytes is not None:
+        planner = replace(planner, limit=replace(planner.limit, budget_bytes=memory_bytes, soft_ms_per_gib=None))
     report = progress or (lambda stage: None)
     findings = [_model(plan, planner), _mesh(plan, mesh), _hardware(plan, planner)]
     if not (findings[0].fits and findings[1].fits):
         return Review(tuple(findings), plan.solver.cost_ns)
     report("pricing the plan again")
-    formulation = planner.formulate(constraints_of(plan))
+    constraints = constraints_of(plan)
+    formulation = planner.formulate(constraints)
     try:
         now = priced(plan, planner, formulation)
     except ConstraintError as error:
         findings.append(Finding("decisions", False, str(error)))
         return Review(tuple(findings), plan.solver.cost_ns)
     findings += _decisions(plan, now, planner)
-    findings.append(_memory(plan, now, planner, memory_bytes))
+    findings.append(_memory(now, planner))
     report("solving from the plan on")
-    best = planner.solve(formulation, start=now.choices)
+    assert now.solution.cost is not None
+    try:
+        best = _best(planner, formulation, now, constraints)
+    except BudgetError as error:
+        findings.append(Finding("optimality", False, str(error)))
+        return Review(tuple(findings), plan.solver.cost_ns, now.solution.cost)
     findings.append(_optimality(now, best, within))
-    assert best.cost is not None and now.solution.cost is not None
     return Review(
-        tuple(findings), plan.solver.cost_ns, now.solution.cost, min(best.cost, now.solution.cost), best.bound
+        tuple(findings), plan.solver.cost_ns, now.solution.cost, min(best.cost_ns, now.solution.cost), best.bound_ns
     )
 
 
@@ -160,30 +167,39 @@ def _decisions(plan: ShardingPlan, now: Priced, planner: Planner) -> Iterator[Fi
         )
 
 
-def _memory(plan: ShardingPlan, now: Priced, planner: Planner, budget: int | None) -> Finding:
-    budget = plan.memory.budget_bytes if budget is None and plan.memory is not None else budget
-    optimizer = optimizer_of(plan)
-    measured = with_memory(planner, now.plan, optimizer).memory
-    assert measured is not None
-    peak = measured.peak.size_bytes
-    said = f"{format_bytes(peak)} on the fullest rank, with {optimizer}"
-    if budget is None:
+def _memory(now: Priced, planner: Planner) -> Finding:
+    memory = with_memory(planner, now.plan).memory
+    assert memory is not None
+    said = f"{format_bytes(memory.peak.size_bytes)} on the fullest rank, with {memory.optimizer}"
+    if memory.budget_bytes is None:
         return Finding("memory", True, f"{said}; there is no budget")
-    if peak <= budget:
-        return Finding("memory", True, f"{said}, within the budget of {format_bytes(budget)}")
-    return Finding("memory", False, f"{said}: {peak - budget} bytes over the budget of {format_bytes(budget)}")
+    over, budget = memory.peak.size_bytes - memory.budget_bytes, format_bytes(memory.budget_bytes)
+    if over <= 0:
+        return Finding("memory", True, f"{said}, within the budget of {budget}")
+    soft = memory.soft_ms_per_gib is not None
+    return Finding("memory", soft, f"{said}: {over} bytes over the {'soft ' * soft}budget of {budget}")
 
 
-def _optimality(now: Priced, best: Solution, within: float) -> Finding:
+def _best(planner: Planner, formulation: Formulation, now: Priced, constraints: Constraints) -> SolverOutcome:
+    """The best plan now: the optimum from the plan on or, where that does not fit the budget, the best found that does.
+
+    Raises:
+        BudgetError: none fits the budget.
+    """
+    solution = planner.solve(formulation, start=now.choices)
+    assert solution.cost is not None and solution.bound is not None
+    optimum = with_memory(planner, planner.write(formulation, solution))
+    return optimum.solver if fits(optimum) else planner.plan(constraints).solver
+
+
+def _optimality(now: Priced, best: SolverOutcome, within: float) -> Finding:
     cost = now.solution.cost
-    assert cost is not None and best.cost is not None
-    better = cost - best.cost
+    assert cost is not None
+    better = cost - best.cost_ns
     price = format_seconds(cost / 1e9)
     if better <= 0:
-        proven = best.bound is not None and best.bound >= cost
-        return Finding(
-            "optimality", True, f"{price}: " + ("optimal" if proven else f"none better found, gap {best.gap:.2%}")
-        )
-    share = better / max(1, best.cost)
-    said = f"{price}: {share:.2%} more than the {format_seconds(best.cost / 1e9)} of the best plan now"
+        gap = (cost - best.bound_ns) / max(1, cost)
+        return Finding("optimality", True, f"{price}: {'optimal' if gap <= 0 else f'none better found, gap {gap:.2%}'}")
+    share = better / max(1, best.cost_ns)
+    said = f"{price}: {share:.2%} more than the {format_seconds(best.cost_ns / 1e9)} of the best plan now"
     return Finding("optimality", share <= within, f"{said}, {'within' if share <= within else 'over'} {within:.2%}")

@@ -24,7 +24,7 @@ from ..plans.folding import count_repeats, fold, format_pattern
 from ..strategies import Strategy
 from .decisions import Decisions, choices_of, decision_text, decisions_made, decisions_of, names_of
 from .record import Record
-from .session import solution_of
+from .session import as_copied, solution_of
 
 GIVE_THE_ORIGINAL = (
     "give the file as it was before the edit as original (for example `git show HEAD:plan.yaml > old.yaml`, then "
@@ -83,7 +83,7 @@ def _reconstructed(plan: ShardingPlan, planner: Planner, formulation: Formulatio
     choices = solve(problem, backend=planner.backend, time_limit_s=planner.time_limit_s).choices
     if choices is not None:
         solution = solution_of(formulation, choices)
-        if solution is not None and _record(planner.write(formulation, solution)) == _record(plan):
+        if solution is not None and _record(planner.write(as_copied(plan, formulation), solution)) == _record(plan):
             return decisions_made(formulation, choices)
     raise PlanMismatchError(
         "what was edited cannot be told from the file: its redistributions and times fit no decisions near those that "

@@ -14,16 +14,15 @@ from cost_models import Profile
 
 from ..constraints import Pin, nearest
 from ..constraints_file import Constraints, gather_constraints
-from ..errors import ConstraintError, InfeasibleError, LayoutError
-from ..formulation import MOST_SHOWN, Formulation
+from ..errors import BudgetError, ConstraintError, InfeasibleError, LayoutError
+from ..formulation import MOST_SHOWN
 from ..layout import Layout, check_fits, format_layout, has_empty_shard, is_even
 from ..mesh import HybridMesh, Mesh
 from ..planner import Planner
 from ..plans import ShardingPlan
 from ..strategies import Enumerator
-from .decisions import choices_of, decisions_made, names_of
-from .nearest import nearest as nearest_optimum
-from .session import Priced, check_model, constraints_of, optimizer_of, planner_of, priced, with_memory
+from .decisions import Decisions, decisions_made, decisions_of, names_of
+from .session import Priced, best_plan, check_model, constraints_of, planner_of, priced, with_memory
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class _Question:
             listed = [name for name in known if name]
             raise ConstraintError(f"{why!r} names no parameter, input, operator or output{nearest(why, listed)}")
         self._names = tuple(known[i] for i in self._nodes)
-        self._present = self._layouts(now.formulation, now.choices)
+        self._present = self._layouts(decisions_made(now.formulation, now.choices))
 
     def answer(self, constraints: Constraints, plan: ShardingPlan) -> Explanation:
         """Solves the what-if."""
@@ -124,14 +123,9 @@ class _Question:
         found: tuple[str, ...] = ()
         asked = gather_constraints(self._texts(), self._planner.mesh)
         try:
-            formulation = self._planner.formulate(_both(constraints, asked))
-            solution = self._planner.solve(formulation)
-            wanted = choices_of(decisions_made(self._now.formulation, self._now.choices), formulation)
-            solution = nearest_optimum(self._planner, formulation.problem, solution, wanted)
-            assert solution.choices is not None
-            alternative = with_memory(self._planner, self._planner.write(formulation, solution), optimizer_of(plan))
-            found = self._distinct(self._layouts(formulation, solution.choices))
-        except (ConstraintError, InfeasibleError) as error:
+            alternative = best_plan(self._planner, _both(constraints, asked), self._now.decisions)
+            found = self._distinct(self._layouts(decisions_of(alternative, self._now.formulation)))
+        except (ConstraintError, InfeasibleError, BudgetError) as error:
             reason = self._reason(asked, error)
         return Explanation(
             why=self._why,
@@ -140,14 +134,15 @@ class _Question:
             asked=self._instead,
             found=found,
             repriced=self._planner.profile.fingerprint != plan.hardware_fingerprint,
-            plan=with_memory(self._planner, self._now.plan, optimizer_of(plan)),
+            plan=with_memory(self._planner, self._now.plan),
             alternative=alternative,
             reason=reason,
             order=tuple(node.name for node in self._planner.graph.nodes),
         )
 
-    def _layouts(self, formulation: Formulation, choices: Sequence[int]) -> list[Layout | None]:
-        return [formulation.strategies[i][choices[i]].outputs[0] for i in self._nodes]
+    def _layouts(self, decisions: Decisions) -> list[Layout | None]:
+        listed = (decisions[i] for i in self._nodes)
+        return [None if decision is None else decision.outputs[0] for decision in listed]
 
     def _distinct(self, layouts: Sequence[Layout | None]) -> tuple[str, ...]:
         mesh = self._planner.mesh

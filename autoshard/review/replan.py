@@ -16,10 +16,9 @@ from ..constraints_file import Constraints, gather_constraints
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
 from ..plans.places import line_of_decision
-from .decisions import choices_of, decisions_made, decisions_of, names_of
+from .decisions import decisions_of, names_of
 from .edits import Edit, edited_names, find_edits
-from .nearest import nearest
-from .session import check_model, constraints_of, planner_of
+from .session import best_plan, check_model, constraints_of, planner_of
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,7 @@ def replan(
         PlanMismatchError: the plan is for another model, or what was edited cannot be told.
         ConstraintError: an edit is a layout that its tensor or operator cannot have, or contradicts a pin.
         InfeasibleError: no plan keeps the edits; the message names those that contradict each other.
+        BudgetError: no plan that keeps the edits fits the plan's memory budget.
     """
     report = progress or (lambda stage: None)
     planner = planner_of(
@@ -92,19 +92,14 @@ def replan(
     kept, replaced = _kept(old, edits, names_of(before))
     constraints = _with_edits(kept, edits, plan, text, source)
     report("planning around the edits")
-    formulation = planner.formulate(constraints)
-    wanted = choices_of(decisions_of(plan, formulation), formulation)
-    with constraints.located():
-        solution = planner.solve(formulation)
-    solution = nearest(planner, formulation.problem, solution, wanted)
-    assert solution.choices is not None
-    made = decisions_made(formulation, solution.choices)
-    edited, names = edited_names(edits), names_of(formulation)
+    wanted = decisions_of(plan, before)
+    made = best_plan(planner, constraints, wanted)
+    edited = edited_names(edits)
     others = sum(
         listed is not None and listed != found and name not in edited
-        for name, listed, found in zip(names, decisions_of(plan, formulation), made)
+        for name, listed, found in zip(names_of(before), wanted, decisions_of(made, before))
     )
-    return Replanned(edits, replaced, planner.write(formulation, solution), others)
+    return Replanned(edits, replaced, made, others)
 
 
 def _kept(old: Constraints, edits: Iterable[Edit], names: tuple[str, ...]) -> tuple[Constraints, tuple[str, ...]]:

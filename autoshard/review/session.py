@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from cost_models import Profile, ProfileError, load_profile, optimizer_policy
+from cost_models import Profile, ProfileError, load_profile
 from solver import Solution, SolveReport, Status, evaluate, solve
 
 from ..api import call_text
@@ -17,17 +17,16 @@ from ..calls import as_arguments
 from ..capture import capture
 from ..constraints_file import Constraints, gather_constraints
 from ..errors import ConstraintError, PlanMismatchError
-from ..formulation import Formulation
+from ..fitting import MemoryLimit
+from ..formulation import CopyChoice, Formulation
 from ..mesh import HybridMesh, Mesh
 from ..planner import Planner
-from ..plans import ShardingPlan
+from ..plans import Redistribution, ShardingPlan
 from ..timeline import outcome, timeline_of
 from .decisions import Decisions, choices_of, decision_text, decisions_of, names_of
+from .nearest import nearest
 
 Progress = Callable[[str], None]
-
-DEFAULT_OPTIMIZER = "adamw"
-"""Whose state is counted for a plan that was made before plans knew of memory."""
 
 
 def planner_of(
@@ -64,6 +63,7 @@ def planner_of(
         objective=plan.objective,  # type: ignore[arg-type]
         backend=backend,
         time_limit_s=time_limit_s,
+        limit=limit_of(plan),
     )
 
 
@@ -136,12 +136,59 @@ def priced(plan: ShardingPlan, planner: Planner, formulation: Formulation) -> Pr
             )
     known = {node: choice for node, choice in enumerate(choices) if choice is not None}
     solution = _completed(formulation, known)
-    if solution is None:
+    if solution is None or solution.cost is None:
         raise ConstraintError(
             "the plan's decisions do not fit together: no way leads from one layout to another that it wants; if the "
             "file was edited by hand, `autoshard replan` makes a plan of it"
         )
-    return Priced(formulation, decisions, solution, planner.write(formulation, solution))
+    made = as_copied(plan, formulation)
+    again_ns = sum(_again_ns(entry, formulation) for entry in _made_again(plan))
+    solution = replace(solution, cost=solution.cost + again_ns, bound=solution.cost + again_ns)
+    return Priced(formulation, decisions, solution, planner.write(made, solution))
+
+
+def as_copied(plan: ShardingPlan, formulation: Formulation) -> Formulation:
+    """The formulation in which the backward makes those copies again that it makes again in a plan, to save memory."""
+    refs = {
+        formulation.graph.tensor_name(demand.ref): demand.ref for demand in formulation.demands if not demand.remade
+    }
+    again = dict.fromkeys(refs[entry.tensor] for entry in _made_again(plan) if entry.tensor in refs)
+    never = (False,) * len(formulation.strategies[0])
+    return replace(formulation, copy_choices=tuple(CopyChoice(ref, 0, never) for ref in again))
+
+
+def _made_again(plan: ShardingPlan) -> list[Redistribution]:
+    """Redistributions that the backward runs although the forward made the same copy."""
+    moved = {(e.tensor, e.path[0], e.path[-1]) for e in plan.redistributions if e.phase == "forward"}
+    backward = (e for e in plan.redistributions if e.phase == "backward" and not e.kept)
+    return [entry for entry in backward if (entry.tensor, entry.path[0], entry.path[-1]) in moved]
+
+
+def _again_ns(entry: Redistribution, formulation: Formulation) -> int:
+    """What a copy costs that is made again, where the formulation counts it once for both phases."""
+    for demand in formulation.demands:
+        if formulation.graph.tensor_name(demand.ref) == entry.tensor and demand.phase == entry.phase:
+            if demand.remade:
+                return 0
+            meta, have, want = formulation.graph.meta(demand.ref), (entry.path[0],), (entry.path[-1],)
+            return round(float(formulation.prices.matrix_s(meta, have, want, demand.banned)[0, 0]) * 1e9)
+    return 0
+
+
+def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> ShardingPlan:
+    """The cheapest plan under constraints and the planner's memory limit, of several the one nearest to decisions.
+
+    Where the budget binds, the plan is the one that fitting finds (:mod:`autoshard.fitting`), whatever it changes.
+
+    Raises:
+        ConstraintError, InfeasibleError, BudgetError: there is none.
+    """
+    formulation = planner.formulate(constraints)
+    with constraints.located():
+        solution = planner.solve(formulation)
+    solution = nearest(planner, formulation.problem, solution, choices_of(wanted, formulation))
+    plan = with_memory(planner, planner.write(formulation, solution))
+    return plan if fits(plan) else planner.plan(constraints)
 
 
 def _completed(formulation: Formulation, known: dict[int, int]) -> Solution | None:
@@ -153,14 +200,25 @@ def _completed(formulation: Formulation, known: dict[int, int]) -> Solution | No
     return None if choices is None else solution_of(formulation, choices)
 
 
-def with_memory(planner: Planner, plan: ShardingPlan, optimizer: str) -> ShardingPlan:
-    """A plan that says what it needs in memory, under an optimizer's policy."""
-    return replace(plan, memory=outcome(timeline_of(planner.graph, plan, optimizer_policy(optimizer)), optimizer))
+def limit_of(plan: ShardingPlan) -> MemoryLimit:
+    """The memory limit that a plan was made under."""
+    memory = plan.memory
+    return (
+        MemoryLimit() if memory is None else MemoryLimit(memory.optimizer, memory.budget_bytes, memory.soft_ms_per_gib)
+    )
 
 
-def optimizer_of(plan: ShardingPlan) -> str:
-    """The optimizer whose state a plan counts."""
-    return DEFAULT_OPTIMIZER if plan.memory is None else plan.memory.optimizer
+def with_memory(planner: Planner, plan: ShardingPlan) -> ShardingPlan:
+    """A plan that says what it needs in memory, under the planner's limit."""
+    limit = planner.limit
+    timeline = timeline_of(planner.graph, plan, limit.policy)
+    return replace(plan, memory=outcome(timeline, limit.optimizer, limit.budget_bytes, limit.soft_ms_per_gib))
+
+
+def fits(plan: ShardingPlan) -> bool:
+    """Whether a plan that knows its memory is within its budget."""
+    memory = plan.memory
+    return memory is None or memory.budget_bytes is None or memory.peak.size_bytes <= memory.budget_bytes
 
 
 def solution_of(formulation: Formulation, choices: tuple[int, ...]) -> Solution | None:

@@ -61,8 +61,23 @@ def test_a_budget_is_compared_with_the_peak() -> None:
     made = plan_of("mlp", constraints=PINNED)
     (memory,) = [f for f in checked(made).findings if f.part == "memory"]
     assert memory.fits and "there is no budget" in memory.said
-    assert failing(checked(made, memory_bytes=100)) == ["memory"]
+    assert failing(checked(made, memory_bytes=1500)) == ["memory"]
     assert checked(made, memory_bytes=1 << 20).fits
+
+
+def test_a_plan_made_under_a_budget_is_good_under_it() -> None:
+    """Whatever it copies again in the backward to save memory is priced as such."""
+    free = plan_of("mlp of 8")
+    assert free.memory is not None
+    peak = free.memory.peak.size_bytes
+    model, args = example("mlp of 8")
+    tight = plan(model, args, mesh="dp=2,tp=2", hardware=profile_of("slow"), memory=peak - peak // 20)
+    found = checked(tight, "mlp of 8")
+    assert found.now_ns == tight.solver.cost_ns and failing(found) == []
+    assert failing(checked(free, "mlp of 8", memory_bytes=peak - 1)) == ["memory"]
+    hopeless = checked(free, "mlp of 8", memory_bytes=10)
+    assert failing(hopeless) == ["memory", "optimality"] and hopeless.best_ns is None
+    assert "the smallest budget found to work is" in hopeless.findings[-1].said
 
 
 def test_a_mesh_that_differs_is_told_and_nothing_is_priced() -> None:
