@@ -108,15 +108,20 @@ def fit(
         raise InfeasibleError(f"{search.last.status.value} {search.last.report.explanation}".rstrip())
     budget = limit.budget_bytes
     if budget is None or free.peak_bytes <= budget:
-        return search.stated(free, free.solution)
-    program = with_memory(formulation, limit.policy, budget)
+        return search.stated(free, free.solution, free.solution)
+    programs = tuple(with_memory(formulation, limit.policy, budget, keep_activations=keep) for keep in (True, False))
     if limit.soft_ms_per_gib is not None:
-        traded = search.solved(program, _soft(program.problem, budget, limit.soft_ms_per_gib))
-        return search.stated(traded or free, (traded or free).solution)
-    found = search.within(program, budget, free)
+        price = limit.soft_ms_per_gib
+        traded = (search.solved(program, _soft(program.problem, budget, price)) for program in programs)
+        least = min(
+            (found for found in (free, *traded) if found is not None),
+            key=lambda found: found.cost_ns + _penalty_ns(found.peak_bytes, budget, price),
+        )
+        return search.stated(least, free.solution, free.solution)
+    found = search.within(programs, budget, free)
     if found is None:
         raise BudgetError(search.explanation(budget, free, relaxed()))
-    return search.stated(found, search.proof or free.solution)
+    return search.stated(found, search.proof or free.solution, free.solution)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,18 +168,28 @@ class _Search:
         plan = self._write(formulation, solution)
         return _Found(solution, plan, timeline_of(formulation.graph, plan, self._limit.policy), formulation)
 
-    def within(self, program: Formulation, budget: int, free: _Found) -> _Found | None:
+    def within(self, programs: Iterable[Formulation], budget: int, free: _Found) -> _Found | None:
         """The cheapest answer found that fits."""
-        ladder = _Ladder(self, program, free)
-        self.leanest = ladder.leanest()
-        if self.leanest.peak_bytes > budget:
-            return None
-        low, high = -1, len(LADDER) - 1  # the first does not fit, the second does
+        best: _Found | None = None
+        for program in programs:
+            found = self._on_ladder(_Ladder(self, program, free), budget)
+            if found is not None and (best is None or found.cost_ns < best.cost_ns):
+                best = found
+        return None if best is None else self._polished(best.formulation, budget, best)
+
+    def _on_ladder(self, ladder: _Ladder, budget: int) -> _Found | None:
+        leanest = ladder.leanest()
+        if self.leanest is None or leanest.peak_bytes < self.leanest.peak_bytes:
+            self.leanest = leanest
+        low, high = (
+            -1,
+            len(LADDER) - 1 if leanest.peak_bytes <= budget else 0,
+        )  # the first does not fit, the second does
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if ladder.answer(middle).peak_bytes <= budget else (middle, high)
         fitting = [found for found in ladder.answers() if found.peak_bytes <= budget]
-        return self._polished(program, budget, min(fitting, key=lambda found: (found.cost_ns, found.peak_bytes)))
+        return min(fitting, key=lambda found: (found.cost_ns, found.peak_bytes), default=None)
 
     def _polished(self, program: Formulation, budget: int, best: _Found) -> _Found:
         """Solved under the budget, as the program counts the best answer so far, until that no longer helps."""
@@ -197,10 +212,12 @@ class _Search:
         assert found.solution.choices is not None
         return evaluate(program.problem, found.solution.choices).peak_usage
 
-    def stated(self, found: _Found, proof: Solution) -> ShardingPlan:
-        """The plan with its memory; ``proof`` is the answer under the budget, with a bound for all that fit it."""
+    def stated(self, found: _Found, proof: Solution, free: Solution) -> ShardingPlan:
+        """The plan with its memory; ``proof`` is the last answer under the budget, ``free`` the one without: the better
+        of their bounds is the plan's.
+        """
         cost = proof.cost if found.solution is proof and proof.cost is not None else found.cost_ns
-        bound = min(cost, proof.bound if proof.bound is not None else 0)
+        bound = min(cost, max(proof.bound or 0, free.bound or 0))
         is_optimal = cost == proof.cost and proof.status is Status.OPTIMAL
         solver = SolverOutcome("optimal" if is_optimal else "feasible", cost, bound, (cost - bound) / max(1, abs(cost)))
         return replace(found.plan, solver=solver, memory=self._memory(found))
@@ -238,7 +255,7 @@ class _Search:
                 peak = timeline_of(found.formulation.graph, found.plan, optimizer_policy(name)).peak
                 freed.append((found.peak_bytes - peak.size_bytes, f"the optimizer policy {name}"))
         for name, formulation in relaxed:
-            program = with_memory(formulation, self._limit.policy, found.peak_bytes)
+            program = with_memory(formulation, self._limit.policy, found.peak_bytes, keep_activations=False)
             other = self.solved(formulation, formulation.problem)
             if other is not None:
                 other = _Ladder(self, program, other).leanest()
@@ -314,6 +331,10 @@ def _priced(problem: Problem, prices: dict[int, float]) -> Problem:
 
     nodes = tuple(SolverNode(node.name, cost(node)) if node.loads else node for node in problem.nodes)
     return replace(problem, nodes=nodes, usage_limit=None, usage_price=None)
+
+
+def _penalty_ns(peak_bytes: int, budget: int, ms_per_gib: float) -> float:
+    return max(0, peak_bytes - budget) * ms_per_gib * 1e6 / 2**30
 
 
 def _soft(problem: Problem, budget: int, ms_per_gib: float) -> Problem:

@@ -18,7 +18,8 @@ parameter
 
 Views share the storage of what they view, so a storage is read by whoever reads a view of it. Where a parameter is
 wanted in another layout in both phases, the program decides whether the backward keeps the forward's copy (free, but
-alive in between) or makes its own (:class:`~autoshard.formulation.CopyChoice`).
+alive in between) or makes its own (:class:`~autoshard.formulation.CopyChoice`). For activations all copies are kept, or
+none: two programs.
 
 This is an estimate: it knows the layout in which a tensor is made and the one in which it is read, but for activations
 not both at once. :mod:`autoshard.timeline` knows everything once the choices are made, and decides whether a plan fits
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -55,9 +56,17 @@ MOST_KEEPERS = 2
 Interval = tuple[int, int]
 
 
-def with_memory(formulation: Formulation, policy: OptimizerPolicy, budget_bytes: int) -> Formulation:
-    """The same program with what its choices hold in memory; the limit itself is ``problem.usage_limit``."""
-    return _Program(formulation, policy, budget_bytes).formulation()
+def with_memory(
+    formulation: Formulation, policy: OptimizerPolicy, budget_bytes: int, *, keep_activations: bool = True
+) -> Formulation:
+    """The same program with what its choices hold in memory; the limit itself is ``problem.usage_limit``.
+
+    Args:
+        formulation: one that keeps copies.
+        keep_activations: the backward reads the copies of activations that the forward made; otherwise it makes its own
+            from what was made, which is smaller where the copy was gathered.
+    """
+    return _Program(formulation, policy, budget_bytes, keep_activations).formulation()
 
 
 class _Moments:
@@ -84,7 +93,10 @@ class _Moments:
 
 
 class _Program:
-    def __init__(self, formulation: Formulation, policy: OptimizerPolicy, budget_bytes: int) -> None:
+    def __init__(
+        self, formulation: Formulation, policy: OptimizerPolicy, budget_bytes: int, keep_activations: bool
+    ) -> None:
+        self._keep_activations = keep_activations
         self._base = formulation
         self._graph, self._strategies = formulation.graph, formulation.strategies
         self._policy = policy
@@ -126,7 +138,7 @@ class _Program:
         nodes = [self._loaded(node, self._loads[i]) for i, node in enumerate(problem.nodes)] + self._nodes
         kept = [k for k in range(len(problem.edges)) if k not in self._replaced]
         number = {old: new for new, old in enumerate(kept)}
-        groups = (tuple(number[edge] for edge in group.edges if edge in number) for group in problem.groups)
+        groups = (tuple(number[edge] for edge in group if edge in number) for group in self._groups())
         ties = (*problem.ties, *(tuple(alike) for alike in self._added.values() if len(alike) > 1))
         changed = replace(
             problem,
@@ -135,7 +147,22 @@ class _Program:
             groups=tuple(Group(edges) for edges in groups if len(edges) > 1),
             ties=ties,
         )
-        return replace(self._base, problem=changed, copy_choices=tuple(self._choices))
+        return replace(
+            self._base,
+            problem=changed,
+            keep_copies=self._base.keep_copies and self._keep_activations,
+            copy_choices=tuple(self._choices),
+        )
+
+    def _groups(self) -> Iterator[tuple[int, ...]]:
+        """The edges that pay a layout together: those of a tensor, or those of a tensor in one phase."""
+        if self._keep_activations:
+            yield from (group.edges for group in self._base.problem.groups)
+            return
+        members: dict[tuple[Ref, str], list[int]] = defaultdict(list)
+        for (ref, phase, _, _), edge in self._edge_of.items():
+            members[ref, phase].append(edge)
+        yield from (tuple(edges) for edges in members.values())
 
     @staticmethod
     def _loaded(node: SolverNode, loads: Sequence[Load]) -> SolverNode:
@@ -205,11 +232,15 @@ class _Program:
         for node in results:
             self._load(node, (moments.delivers(maker) + 1, moments.end), self._sizes(node, HELD, storage))
         since: int | None = None
+        phase = self._graph.nodes[maker].phase
         for reader, position, ref in readers:
-            runs = moments.runs(reader)
+            runs, crosses = moments.runs(reader), self._graph.nodes[reader].phase != phase
             first = runs if since is None or results else since
+            if crosses and not self._keep_activations and since is not None and not results:
+                self._load(ref.node, (since, moments.moves(reader) + 1), self._sizes(ref.node, None, ref))
+                first = runs
             self._load(reader, (first, runs + 1), self._sizes(reader, position, ref))
-            since = runs + 1
+            since, phase = runs + 1, self._graph.nodes[reader].phase
 
     # Copies of parameters, and gradients on their way
 
@@ -231,8 +262,7 @@ class _Program:
 
     def _keepers(self, demand: Demand) -> list[tuple[int, int]]:
         """The readers in the forward whose copy of a parameter its only reader in the backward may find again."""
-        may_keep = self._base.keep_copies and not demand.remade
-        alone = demand.phase == "backward" and len(demand.consumers) == 1 and may_keep
+        alone = demand.phase == "backward" and len(demand.consumers) == 1 and not demand.remade
         if not alone or self._kind(demand.ref.node) != "parameter" or demand.ref not in self._forward:
             return []
         readers = self._forward[demand.ref].consumers

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from autoshard.cli import Objective, app
-from autoshard.errors import CaptureError, InfeasibleError
+from autoshard.errors import BudgetError, CaptureError, InfeasibleError
 from autoshard.mesh import Mesh
 from autoshard.plans import Contender, Contest, contest_json, read_plan, summary_json, write_plan
 
@@ -86,6 +86,7 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
 
 def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
     options = "--hardware cpu-gloo --objective communication-time --backend highs --time-limit 2.5".split()
+    options += "--memory 80GiB --memory-soft 2.5 --optimizer sgd".split()
     pins = ["--pin", "tokens=dp:S(0) tp:R", "--pin", "*.wq.weight=tp:S(0)"]
     result = invoke("plan", "model.py:model", "--mesh", "a=3", "--output", "new.yaml", *options, *pins)
     assert result.exit_code == 0
@@ -93,6 +94,7 @@ def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
     assert given["pins"] == ("tokens=dp:S(0) tp:R", "*.wq.weight=tp:S(0)")
     assert (given["hardware"], given["objective"]) == ("cpu-gloo", "communication-time")
     assert (given["backend"], given["time_limit_s"]) == ("highs", 2.5)
+    assert (given["memory"], given["memory_soft"], given["optimizer"]) == ("80GiB", 2.5, "sgd")
 
 
 def test_plan_writes_the_file_and_says_what_it_is_worth(calls: list[tuple[Any, ...]]) -> None:
@@ -118,6 +120,7 @@ MISTAKES = {
     "backend": (["--backend", "none"], "unknown backend 'none'"),
     "objective": (["--objective", "none"], "communication-time"),
     "time limit": (["--time-limit", "0"], "give seconds above 0"),
+    "optimizer": (["--optimizer", "adam"], "unknown optimizer policy 'adam'; choose one of adamw, sgd"),
     "time limit nan": (["--time-limit", "nan"], "give seconds above 0"),
 }
 
@@ -138,8 +141,12 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(calls: list[tuple[Any, ...
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(InfeasibleError("no plan fits"), 3), (CaptureError("model.py:2 branches on data"), 2)],
-    ids=["infeasible", "capture"],
+    [
+        (InfeasibleError("no plan fits"), 3),
+        (BudgetError("no plan fits 1 GiB"), 2),
+        (CaptureError("model.py:2 branches on data"), 2),
+    ],
+    ids=["infeasible", "budget", "capture"],
 )
 def test_an_error_of_the_library_is_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int

@@ -8,9 +8,11 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 import torch
+from torch import fx
 
 from autoshard.errors import LayoutError
-from autoshard.layout import P_SUM, Layout, P, R, S, has_empty_shard, local_shape, parse_layout
+from autoshard.layout import P_SUM, Layout, P, R, S, has_empty_shard, largest_local_shape, local_shape, parse_layout
+from autoshard.lowering.emitter import GraphEmitter
 from autoshard.mesh import Mesh
 from autoshard.redistribution import (
     Shard,
@@ -21,6 +23,7 @@ from autoshard.redistribution import (
     size_bytes,
     step_between,
     steps_along,
+    transient_bytes,
 )
 
 from .oracles import LockStep, close, shards_of, whole_of
@@ -227,3 +230,37 @@ def test_a_dear_axis_is_avoided_by_gathering_over_the_cheap_one_first() -> None:
     before, after = parse_layout("slow:P(sum) fast:P(sum)", mesh), parse_layout("slow:R fast:R", mesh)
     kinds = [(step.kind, step.axis) for step in steps_along(paths.path(before, after))]
     assert kinds == [("reduce_scatter", 1), ("all_reduce", 0), ("all_gather", 1)]
+
+
+@pytest.mark.parametrize("grid", ["dp=4", "dp=2,tp=2"])
+def test_transient_bytes_are_those_alive_while_the_steps_run(grid: str) -> None:
+    """Steps written on the meta device, and the storages that live beside the source at each."""
+    mesh, shape = Mesh.parse(grid), (8, 16, 4)
+    layouts = layouts_of(shape, mesh)
+    paths = cheapest_paths(layouts, shape, 4, mesh, lambda step, size, copied: 1.0 + size + copied)
+    for before in layouts:
+        for after in layouts:
+            if before != after and np.isfinite(paths.seconds[layouts.index(before), layouts.index(after)]):
+                path = paths.path(before, after)
+                emitter = GraphEmitter(mesh, tuple(mesh.axes))
+                source = torch.empty(largest_local_shape(shape, before, mesh), device="meta")
+                value = emitter.placeholder("x", source, "x")
+                for a, b in pairwise(path):
+                    value = run_step(emitter, value, a, b, Shard(shape, mesh, (0,) * mesh.ndim))
+                assert transient_bytes(path, shape, 4, mesh) == _most_alive(emitter.graph, value), path
+
+
+def _most_alive(graph: fx.Graph, result: fx.Node) -> int:
+    """Bytes beside the input at the fullest node; every storage dies after its last use, the result's never."""
+    nodes = list(graph.nodes)
+    storage = {node: node.meta["val"].untyped_storage() for node in nodes}
+    last: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for k, node in enumerate(nodes):
+        first.setdefault(storage[node]._cdata, k)
+        for each in (node, *node.all_input_nodes):
+            last[storage[each]._cdata] = k
+    last[storage[result]._cdata] = len(nodes)
+    sizes = {storage[node]._cdata: storage[node].nbytes() for node in nodes}
+    sizes.pop(storage[nodes[0]]._cdata)
+    return max(sum(size for key, size in sizes.items() if first[key] <= k <= last[key]) for k in range(len(nodes)))

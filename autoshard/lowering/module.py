@@ -177,7 +177,7 @@ class _Step(torch.autograd.Function):
     """The local program as one differentiable operation on the shards.
 
     What only the backward needs is held by nobody else and let go of as the backward is done with it. Arguments that
-    are saved belong to the caller, and torch watches that nobody changes them in between.
+    are saved belong to the caller.
     """
 
     @staticmethod

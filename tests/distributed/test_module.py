@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from copy import deepcopy
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import autoshard
+from autoshard.lowering.adapter import StorageWatch
 from autoshard.lowering.placements import placements_of
 
 from . import cases
@@ -139,3 +142,59 @@ def test_one_call_gives_every_rank_the_same_plan_and_the_values_of_the_first():
     results = run_ranks(4, _values_of_the_first_rank, timeout_s=120.0)
     assert len({text for text, _ in results}) == 1
     assert all(same for _, same in results)
+
+
+def _backward_twice(plan_text: str) -> tuple[str, float]:
+    """What a second backward says, and the largest difference between gradients of a retained graph and twice one's."""
+    plan, parallel, _, mesh = both(CASE, plan_text)
+    batch = autoshard.shard_inputs(plan, mesh, *cases.batch(CASE, 0))
+    loss = parallel(*batch)
+    loss.backward()
+    once = [full(parameter.grad) for parameter in parallel.parameters()]
+    said = ""
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        said = str(error)
+    parallel.zero_grad()
+    loss = parallel(*batch)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    twice = [full(parameter.grad) for parameter in parallel.parameters()]
+    return said, max(relative(b, 2 * a) for a, b in zip(once, twice))
+
+
+def test_a_second_backward_needs_a_retained_graph_as_in_torch(plan_text: str):
+    for said, difference in run_ranks(4, _backward_twice, plan_text):
+        assert "backward" in said and "retain_graph=True" in said
+        assert difference <= LIMIT
+
+
+def _alive_after_a_step(plan_text: str) -> tuple[int, int]:
+    """Bytes that a step leaves behind once its loss is gone, and once its backward has run."""
+    plan, parallel, _, mesh = both(CASE, plan_text)
+    batch = autoshard.shard_inputs(plan, mesh, *cases.batch(CASE, 0))
+    left = []
+    for goes_backward in (False, True):
+        gc.collect()
+        gc.disable()
+        try:
+            with StorageWatch([*parallel.parameters(), *batch]) as watch:
+                before = watch.used_bytes
+                loss = parallel(*batch)
+                if goes_backward:
+                    loss.backward()
+                    parallel.zero_grad()
+                else:
+                    del loss
+                time.sleep(0.1)  # gloo's threads let go of their buffers
+                left.append(watch.used_bytes - before)
+        finally:
+            gc.enable()
+    return left[0], left[1]
+
+
+def test_a_step_leaves_nothing_behind_without_waiting_for_the_garbage_collector(plan_text: str):
+    for dropped, done in run_ranks(4, _alive_after_a_step, plan_text):
+        assert dropped == 0
+        assert done <= 64  # the loss, still in use
