@@ -262,8 +262,7 @@ class _Program:
 
     def _keepers(self, demand: Demand) -> list[tuple[int, int]]:
         """The readers in the forward whose copy of a parameter its only reader in the backward may find again."""
-        may_keep = self._base.keep_copies and not demand.remade
-        alone = demand.phase == "backward" and len(demand.consumers) == 1 and may_keep
+        alone = demand.phase == "backward" and len(demand.consumers) == 1 and not demand.remade
         if not alone or self._kind(demand.ref.node) != "parameter" or demand.ref not in self._forward:
             return []
         readers = self._forward[demand.ref].consumers
