@@ -155,7 +155,9 @@ def baseline_plan(
 def slow_network() -> cost_models.Profile:
     """A machine on whose links every byte counts, however small the tensor."""
     profile = cost_models.load_profile("dgx-h100")
-    return replace(profile, intra_host=replace(profile.intra_host, bandwidth_bytes_per_s=1e7))
+    assert isinstance(profile.network, cost_models.Hosts)
+    link = replace(profile.network.intra_host, bandwidth_bytes_per_s=1e7, alternatives=())
+    return replace(profile, network=replace(profile.network, intra_host=link))
 
 
 def random_plan(case: str, axes: str, seed: int) -> ShardingPlan:
