@@ -114,7 +114,8 @@ def plan(
         under = f" under the pins {', '.join(pins)}" if pins else ""
         raise InfeasibleError(f"no plan{under}: {error}") from None
     if made.solver.status != "optimal":
-        warnings.warn(f"the plan is not proven optimal: its gap is {made.solver.gap:.2%}", stacklevel=2)
+        against = " to the optimum without a budget" if limit.budget_bytes is not None else ""
+        warnings.warn(f"the plan is not proven optimal: its gap{against} is {made.solver.gap:.2%}", stacklevel=2)
     return made
 
 

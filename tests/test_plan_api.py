@@ -68,7 +68,7 @@ def test_a_mesh_may_be_a_text_a_mapping_or_a_value() -> None:
 )
 def test_a_bad_option_is_a_clear_error_before_anything_is_solved(options, error, text, monkeypatch) -> None:
     if "backend" not in options and "time_limit_s" not in options:
-        monkeypatch.setattr("autoshard.api.solve", lambda *_, **__: pytest.fail("solved"))
+        monkeypatch.setattr("autoshard.fitting.solve", lambda *_, **__: pytest.fail("solved"))
     with pytest.raises(error, match=text):
         _plan(**options)
 
@@ -106,7 +106,7 @@ def test_no_plan_in_the_time_given_is_an_error_that_says_so(monkeypatch: pytest.
     def too_slow(problem: Problem, **options) -> Solution:
         return Solution(Status.TIME_LIMIT, None, None, None, float("inf"), solve(problem, **options).report)
 
-    monkeypatch.setattr("autoshard.api.solve", too_slow)
+    monkeypatch.setattr("autoshard.fitting.solve", too_slow)
     with pytest.raises(InfeasibleError, match=r"no plan: Time limit"):
         _plan()
 
@@ -117,7 +117,7 @@ def test_a_plan_that_is_not_proven_optimal_warns_with_its_gap(monkeypatch: pytes
         assert found.cost is not None
         return Solution(Status.FEASIBLE, found.choices, found.cost, found.cost // 2, 0.5, found.report)
 
-    monkeypatch.setattr("autoshard.api.solve", unproven)
+    monkeypatch.setattr("autoshard.fitting.solve", unproven)
     with pytest.warns(UserWarning, match="not proven optimal.*50"):
         assert _plan().solver.status == "feasible"
 
@@ -154,7 +154,7 @@ def test_a_meta_model_is_planned_for_512_ranks_without_a_process_group() -> None
 def test_progress_names_the_stages_in_order() -> None:
     stages: list[str] = []
     _plan(progress=stages.append)
-    assert [stage.split()[0] for stage in stages] == ["capturing", "enumerating", "solving", "writing"]
+    assert [stage.split()[0] for stage in stages] == ["capturing", "enumerating", "solving"]
 
 
 def test_objectives_rank_plans_as_they_say() -> None:
