@@ -3,8 +3,8 @@
 The program of :mod:`autoshard.memory` estimates; the timeline of a plan is exact. So the optimum without a budget is
 taken if it fits. Otherwise memory gets a price: with ``p`` nanoseconds for every byte at the fullest moments the
 program is as easy to solve as without a budget, and its answer holds less the higher ``p`` is. Of a fixed ladder of
-prices the lowest whose answer fits is taken. From there the program is solved once more under the budget, which
-improves the answer and bounds it, for a limited time. A plan over its budget is never returned.
+prices the lowest whose answer fits is taken. From there the program is solved under the budget for a limited time,
+which improves the answer. A plan over its budget is never returned.
 
 Source of the price: the Lagrangian relaxation of the memory rows, Held, Wolfe and Crowder 1974, as in
 ``solver/backends/decomposition``; here each problem is solved by branch and cut, so its answer is one that can be used.
@@ -115,7 +115,7 @@ def fit(
         raise InfeasibleError(f"{search.last.status.value} {search.last.report.explanation}".rstrip())
     budget = limit.budget_bytes
     if budget is None or free.peak_bytes <= budget:
-        return search.stated(free, free.solution, free.solution)
+        return search.stated(free, free.solution)
     programs = tuple(with_memory(formulation, limit.policy, budget, keep_activations=keep) for keep in (True, False))
     if limit.soft_ms_per_gib is not None:
         price = limit.soft_ms_per_gib
@@ -124,11 +124,11 @@ def fit(
             (found for found in (free, *traded) if found is not None),
             key=lambda found: found.cost_ns + _penalty_ns(found.peak_bytes, budget, price),
         )
-        return search.stated(least, free.solution, free.solution)
+        return search.stated(least, free.solution)
     found = search.within(programs, budget, free)
     if found is None:
-        raise BudgetError(search.explanation(budget, free, relaxed()))
-    return search.stated(found, search.proof or free.solution, free.solution)
+        raise BudgetError(search.explanation(budget, relaxed()))
+    return search.stated(found, free.solution)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +157,6 @@ class _Search:
         self._limit, self._options, self._write = limit, options, write
         self._started_s = time.monotonic()
         self.last: Solution
-        self.proof: Solution | None = None
         self.leanest: _Found | None = None
 
     def solved(self, formulation: Formulation, problem: Problem, **options: Any) -> _Found | None:
@@ -169,7 +168,9 @@ class _Search:
 
     def _left_s(self) -> float | None:
         limit_s = self._options.time_limit_s
-        return None if limit_s is None else max(1.0, limit_s - (time.monotonic() - self._started_s))
+        if limit_s is None or not limit_s > 0:  # which the solver refuses
+            return limit_s
+        return max(1.0, limit_s - (time.monotonic() - self._started_s))
 
     def _found(self, formulation: Formulation, solution: Solution) -> _Found:
         plan = self._write(formulation, solution)
@@ -188,11 +189,8 @@ class _Search:
         leanest = ladder.leanest()
         if self.leanest is None or leanest.peak_bytes < self.leanest.peak_bytes:
             self.leanest = leanest
-        low, high = (
-            -1,
-            len(LADDER) - 1 if leanest.peak_bytes <= budget else 0,
-        )  # the first does not fit, the second does
-        while high - low > 1:
+        low, high = -1, len(LADDER) - 1 if leanest.peak_bytes <= budget else 0
+        while high - low > 1:  # low does not fit, high does
             middle = (low + high) // 2
             low, high = (low, middle) if ladder.answer(middle).peak_bytes <= budget else (middle, high)
         fitting = [found for found in ladder.answers() if found.peak_bytes <= budget]
@@ -207,7 +205,6 @@ class _Search:
             left_s = None if self._options.time_limit_s else max(1.0, until_s - time.monotonic())
             problem = replace(program.problem, usage_limit=limit)
             better = self.solved(program, problem, start=best.solution.choices, time_limit_s=left_s)
-            self.proof = self.last
             if better is None or better.peak_bytes > budget or better.cost_ns >= best.cost_ns:
                 break
             best = better
@@ -219,21 +216,20 @@ class _Search:
         assert found.solution.choices is not None
         return evaluate(program.problem, found.solution.choices).peak_usage
 
-    def stated(self, found: _Found, proof: Solution, free: Solution) -> ShardingPlan:
-        """The plan with its memory; ``proof`` is the last answer under the budget, ``free`` the one without: the better
-        of their bounds is the plan's.
+    def stated(self, found: _Found, free: Solution) -> ShardingPlan:
+        """The plan with its memory. Its bound is that of the plans without a budget, which holds for all plans: the
+        program's own, under the budget, holds only as far as it estimates memory rightly.
         """
-        cost = proof.cost if found.solution is proof and proof.cost is not None else found.cost_ns
-        bound = min(cost, max(proof.bound or 0, free.bound or 0))
-        is_optimal = cost == proof.cost and proof.status is Status.OPTIMAL
-        solver = SolverOutcome("optimal" if is_optimal else "feasible", cost, bound, (cost - bound) / max(1, abs(cost)))
+        cost, bound = found.cost_ns, min(found.cost_ns, free.bound or 0)
+        status = Status.OPTIMAL if cost == bound else Status.FEASIBLE
+        solver = SolverOutcome(status.name.lower(), cost, bound, (cost - bound) / max(1, abs(cost)))
         return replace(found.plan, solver=solver, memory=self._memory(found))
 
     def _memory(self, found: _Found) -> MemoryOutcome:
         limit = self._limit
         return outcome(found.timeline, limit.optimizer, limit.budget_bytes, limit.soft_ms_per_gib)
 
-    def explanation(self, budget: int, free: _Found, relaxed: Iterable[Relaxed]) -> str:
+    def explanation(self, budget: int, relaxed: Iterable[Relaxed]) -> str:
         """Why nothing fits, and what would."""
         asked = f"no plan fits {format_bytes(budget)} per rank ({budget} bytes)"
         found = self.leanest
@@ -251,10 +247,10 @@ class _Search:
         )
         return (
             f"{needed}; its fullest moment is in the {memory.peak.phase} at {memory.peak.operator}, where the largest "
-            f"are {largest}; {self._frees_most(found, free, relaxed)}"
+            f"are {largest}; {self._frees_most(found, relaxed)}"
         )
 
-    def _frees_most(self, found: _Found, free: _Found, relaxed: Iterable[Relaxed]) -> str:
+    def _frees_most(self, found: _Found, relaxed: Iterable[Relaxed]) -> str:
         """The optimizer's policy or the constraint without which the smallest peak is least."""
         freed: list[tuple[int, str]] = []
         for name in OPTIMIZERS:

@@ -78,7 +78,8 @@ class Planner:
             made = fit(formulation, self.limit, options, self.write, lambda: self._relaxed(formulation.constraints))
         except InfeasibleError as error:
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
-        _warn_of_gap(made.solver.status, made.solver.gap)
+        against = "" if self.limit.budget_bytes is None else " to the optimum without a budget"
+        _warn_of_gap(made.solver.status, made.solver.gap, against)
         return made
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
@@ -172,7 +173,7 @@ class Planner:
         return solution.status is not Status.INFEASIBLE
 
 
-def _warn_of_gap(status: str, gap: float) -> None:
+def _warn_of_gap(status: str, gap: float, against: str = "") -> None:
     """Warns of a plan that is not proven optimal, but for what double precision leaves open."""
     if status != "optimal" and gap > UNPROVEN:
-        warnings.warn(f"the plan is not proven optimal: its gap is {gap:.2%}", stacklevel=5)
+        warnings.warn(f"the plan is not proven optimal: its gap{against} is {gap:.2%}", stacklevel=5)
