@@ -23,7 +23,7 @@ from .fitting import MemoryLimit
 from .formulation import OBJECTIVES, Objective
 from .lowering import from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
-from .planner import Planner
+from .planner import Planner, warn_if_unproven
 from .plans import ShardingPlan, dump_plan, parse_plan
 from .plans.units import parse_bytes
 
@@ -79,6 +79,9 @@ def plan(
     Returns:
         The plan, with its status, bound and gap.
 
+    Warns:
+        UserWarning: it is not proven optimal.
+
     Raises:
         CaptureError: the model is not one static graph.
         ConstraintError: a constraint names nothing or cannot hold.
@@ -111,7 +114,9 @@ def plan(
         tie_layers=tie_layers,
         limit=limit,
     )
-    return planner.plan(gathered, report)
+    made = planner.plan(gathered, report)
+    warn_if_unproven(made)
+    return made
 
 
 def memory_limit(

@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 import typer
 
 from .factory import load_factory
-from .plans import check_writable, read_plan, summarize, write_plan
+from .plans import ShardingPlan, check_writable, read_plan, summarize, write_plan
 from .plans.file import parse_plan, read_bytes
 from .plans.show import headline
 from .plans.units import parse_bytes
@@ -28,7 +28,10 @@ class Format(StrEnum):
 
 
 _Plan = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")]
-_Model = Annotated[str, typer.Argument(metavar="FILE.py:FACTORY", help="The model, as for plan.")]
+_Model = Annotated[
+    str | None,
+    typer.Argument(metavar="[FILE.py:FACTORY]", help="The model, as for plan; by default as the plan names it."),
+]
 _Hardware = Annotated[
     str | None, typer.Option(metavar="NAME|FILE", help="The profile to price with; by default the one in the plan.")
 ]
@@ -39,7 +42,7 @@ _Format = Annotated[Format, typer.Option("--format", help="Text for people, or J
 
 def check(
     path: _Plan,
-    model: _Model,
+    model: _Model = None,
     mesh: Annotated[str | None, typer.Option(help="The mesh of the job, to be compared with the plan's.")] = None,
     hardware: _Hardware = None,
     memory: Annotated[
@@ -58,7 +61,8 @@ def check(
     """
     with mistakes_explained(), _profiles_explained(), warnings_explained(), progress_shown() as progress:
         share, budget = _share(within), None if memory is None else _bytes(memory)
-        plan, loaded = read_plan(path), _loaded(model, progress)
+        plan = read_plan(path)
+        loaded = _loaded(plan, model, progress)
         from .review.check import check as review  # needs torch and a solver
         from .review.texts import review_json, review_text
 
@@ -80,10 +84,10 @@ def check(
 
 def explain(
     path: _Plan,
-    model: _Model,
     why: Annotated[
         str, typer.Option(metavar="NAME", help="A parameter, input, operator or output; a glob for several.")
     ],
+    model: _Model = None,
     instead: Annotated[
         str | None, typer.Option("--not", metavar="LAYOUT", help="Why not this? By default any other layout.")
     ] = None,
@@ -102,7 +106,8 @@ def explain(
     with mistakes_explained(), _profiles_explained(), warnings_explained(), progress_shown() as progress:
         if output is not None:
             check_writable(output)
-        plan, loaded = read_plan(path), _loaded(model, progress)
+        plan = read_plan(path)
+        loaded = _loaded(plan, model, progress)
         from .review.explain import explain as ask  # as above
         from .review.explain_text import explanation_json, explanation_text
 
@@ -118,8 +123,10 @@ def explain(
 
 def replan(
     path: _Plan,
-    model: _Model,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The plan file to write.")],
+    model: _Model = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The plan file to write; by default the edited one.")
+    ] = None,
     original: Annotated[
         Path | None, typer.Option(metavar="PLAN", help="The file before it was edited, where it cannot be told.")
     ] = None,
@@ -132,12 +139,13 @@ def replan(
 
     Exit code: 0 done, 2 a mistake, 3 no plan keeps the edits; the output is then left as it was.
     """
+    output = output or path
     with mistakes_explained(), _profiles_explained():
         check_writable(output)
         with warnings_explained(), progress_shown() as progress:
             text = read_bytes(path)
             plan, before = parse_plan(text, str(path)), None if original is None else read_plan(original)
-            loaded = _loaded(model, progress)
+            loaded = _loaded(plan, model, progress)
             from .review.replan import replan as make  # as above
             from .review.texts import replanned_json, replanned_text
 
@@ -158,9 +166,19 @@ def replan(
         typer.echo(line)
 
 
-def _loaded(model: str, progress: Callable[[str], None]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def _loaded(
+    plan: ShardingPlan, model: str | None, progress: Callable[[str], None]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     progress("loading the model")
-    return load_factory(model)
+    return load_factory(_named_by(plan) if model is None else model)
+
+
+def _named_by(plan: ShardingPlan) -> str:
+    """The model that a plan names. What it runs is code, so a plan may only name what lies in the current folder."""
+    path = PurePath(plan.model.rpartition(":")[0])
+    if path.suffix != ".py" or path.is_absolute() or ".." in path.parts:
+        fail(f"the plan names its model {plan.model!r}, no file below this folder; give FILE.py:FACTORY", EXIT_MISTAKE)
+    return plan.model
 
 
 def _options(

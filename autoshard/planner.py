@@ -58,9 +58,6 @@ class Planner:
         Args:
             report: called with the name of each stage as it starts.
 
-        Warns:
-            UserWarning: it is not proven optimal.
-
         Raises:
             ConstraintError: a constraint names nothing, or cannot hold.
             InfeasibleError: the constraints leave no plan, or none was found in the time given.
@@ -75,12 +72,9 @@ class Planner:
     def _fitting(self, formulation: Formulation) -> ShardingPlan:
         options = SolverOptions(self.backend, self.time_limit_s)
         try:
-            made = fit(formulation, self.limit, options, self.write, lambda: self._relaxed(formulation.constraints))
+            return fit(formulation, self.limit, options, self.write, lambda: self._relaxed(formulation.constraints))
         except InfeasibleError as error:
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
-        against = "" if self.limit.budget_bytes is None else " to the optimum without a budget"
-        _warn_of_gap(made.solver.status, made.solver.gap, against)
-        return made
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
         for k, constraint in enumerate(constraints[:MOST_RELAXED]):
@@ -112,9 +106,6 @@ class Planner:
         Args:
             start: a known assignment; what is found is never worse.
 
-        Warns:
-            UserWarning: it is not proven optimal.
-
         Raises:
             InfeasibleError: there is none, or none was found in the time given; the message names the constraints that
                 contradict each other.
@@ -123,7 +114,6 @@ class Planner:
         if solution.choices is None:
             said = f"{solution.status.value} {solution.report.explanation}".rstrip()
             raise InfeasibleError(self._no_plan(formulation, said))
-        _warn_of_gap(solution.status.name.lower(), solution.gap)
         return solution
 
     def write(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
@@ -173,7 +163,13 @@ class Planner:
         return solution.status is not Status.INFEASIBLE
 
 
-def _warn_of_gap(status: str, gap: float, against: str = "") -> None:
-    """Warns of a plan that is not proven optimal, but for what double precision leaves open."""
-    if status != "optimal" and gap > UNPROVEN:
-        warnings.warn(f"the plan is not proven optimal: its gap{against} is {gap:.2%}", stacklevel=5)
+def warn_if_unproven(plan: ShardingPlan) -> None:
+    """Warns of a plan that is not proven optimal, but for what double precision leaves open.
+
+    Under a budget the bound is that of all plans, with and without memory to spare (:mod:`autoshard.fitting`).
+    """
+    solver, memory = plan.solver, plan.memory
+    if solver.status != "optimal" and solver.gap > UNPROVEN:
+        budgeted = memory is not None and memory.budget_bytes is not None
+        against = " to the optimum without a budget" if budgeted else ""
+        warnings.warn(f"the plan is not proven optimal: its gap{against} is {solver.gap:.2%}", stacklevel=3)

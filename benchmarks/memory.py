@@ -51,7 +51,8 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model of the distributed tests, a mesh, an optimizer policy, and where its plan comes from.
+    """A model of the distributed tests, a mesh, an optimizer policy, and where its plan comes from: a baseline by its
+    name, layouts that shard for certain, random ones, or the optimum.
 
     ``share`` is the budget as a share of what the plan without one holds; None for no budget.
     """
@@ -74,6 +75,11 @@ CASES = (
     Case("conv", "dp=4", "sgd-momentum", "random"),
     Case("mlp", "dp=2,tp=2", "adamw", "optimum", 0.6),
     Case("gpt2 small", "dp=4", "adamw", "optimum", 0.7),
+    Case("demo", "dp=4", "adamw", "ddp"),
+    Case("demo", "dp=4", "adamw", "fsdp"),
+    Case("demo", "dp=2,tp=2", "adamw", "fsdp+tp"),
+    Case("demo", "dp=2,tp=2", "adamw", "optimum"),
+    Case("demo", "dp=2,tp=2", "adamw", "optimum", 0.8),
 )
 
 
@@ -93,6 +99,8 @@ def plan_of(case: Case) -> autoshard.ShardingPlan:
         return cases.sharded_plan(case.model, case.mesh)
     if case.source == "random":
         return cases.random_plan(case.model, case.mesh, seed=0)
+    if case.source != "optimum":
+        return cases.baseline_plan(case.model, case.mesh, case.source)
     model, args = cases.make(case.model)
     options: dict[str, Any] = {"mesh": case.mesh, "hardware": "cpu-gloo", "optimizer": case.optimizer}
     free = autoshard.plan(model, args, **options)

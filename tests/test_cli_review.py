@@ -188,7 +188,21 @@ def test_a_replan_that_fails_says_where_and_leaves_every_file_alone(folder: Path
     assert {path.name: path.read_bytes() for path in folder.glob("*.yaml")} == before
 
 
+def test_by_default_the_model_is_the_one_that_the_plan_names_and_the_edited_file_is_rewritten(folder: Path) -> None:
+    options = ("--mesh", "dp=2,tp=2", *HARDWARE, "--constraints", "c.yaml")
+    made = invoke("plan", "model.py:small", *options, "-o", "plan.yaml")
+    assert made.exit_code == 0 and invoke("check", "plan.yaml", *HARDWARE).exit_code == 0
+    asked = ("--why", "up.bias", *HARDWARE)
+    told = invoke("explain", "plan.yaml", "model.py:small", *asked).stdout
+    assert told.startswith("up.bias is") and invoke("explain", "plan.yaml", *asked).stdout == told
+    edit("up.bias", "dp:R tp:R")
+    assert invoke("replan", "plan.yaml", "model.py:small", "-o", "new.yaml", *HARDWARE).exit_code == 0
+    assert "wrote plan.yaml\n" in invoke("replan", "plan.yaml", *HARDWARE).stdout
+    assert Path("plan.yaml").read_bytes() == Path("new.yaml").read_bytes()
+
+
 MISTAKES = {
+    "no model": (["check", "plan.yaml", *HARDWARE], "no file below this folder; give FILE.py:FACTORY"),
     "no such plan": (["check", "none.yaml", "model.py:small"], "cannot read the plan none.yaml"),
     "profile is no preset": (["check", "plan.yaml", "model.py:small"], "'slow', which is no preset; give its file"),
     "within": (["check", "plan.yaml", "model.py:small", "--within", "x"], "cannot read 'x' for --within"),

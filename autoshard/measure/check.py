@@ -67,12 +67,15 @@ def check(job: Job, profile: Profile, progress: Progress, effort: Effort = CHECK
 
 
 def _some(points: Sequence[Point]) -> list[Point]:
-    """Every kind of collective and the commonest kernels, at sizes that steps are made of."""
+    """Every kind of collective and the commonest kernels, at sizes that steps are made of.
+
+    Of a kind of kernel all are measured: a profile has one curve for them, which lies between them.
+    """
     collectives = [p for p in points if isinstance(p, CollectivePoint)]
     kernels = [p for p in points if isinstance(p, KernelPoint) and p.dtype == "float32"]
     return [
         # on axes whose sizes do not divide these, or with small buffers, all of them
         *([p for p in collectives if p.size_bytes in SIZES_BYTES] or collectives),
         *(p for p in kernels if p.name == "mm" and p.shape[0] in WIDTHS),
-        *(p for p in kernels if p.name in ("add", "cat") and not p.held_out),
+        *(p for p in kernels if p.kind in ("pointwise", "copy") and not p.held_out),
     ]

@@ -14,6 +14,7 @@ from cost_models import Profile
 from ..constraints import Constraint, Pin, StrategyPin, patterns_of
 from ..constraints_file import Constraints, gather_constraints
 from ..mesh import HybridMesh, Mesh
+from ..planner import warn_if_unproven
 from ..plans import ShardingPlan
 from ..plans.places import line_of_decision
 from .decisions import decisions_of, names_of
@@ -66,6 +67,9 @@ def replan(
         mesh: the plan's mesh, where its ranks have an order of their own.
         hardware: the profile to price with, by default the one that the plan names, as it is now.
 
+    Warns:
+        UserWarning: the new plan is not proven optimal.
+
     Raises:
         PlanMismatchError: the plan is for another model, or what was edited cannot be told.
         ConstraintError: an edit is a layout that its tensor or operator cannot have, or contradicts a pin.
@@ -94,6 +98,7 @@ def replan(
     report("planning around the edits")
     wanted = decisions_of(plan, before)
     made = best_plan(planner, constraints, wanted)
+    warn_if_unproven(made)
     edited = edited_names(edits)
     others = sum(
         listed is not None and listed != found and name not in edited

@@ -19,7 +19,7 @@ from autoshard.formulation import formulate
 from autoshard.interpretation import interpret
 from autoshard.mesh import Mesh
 from autoshard.plans import ShardingPlan
-from examples import moe, vit
+from examples import llama, moe, vit
 from solver import INFEASIBLE, solve
 
 from .. import models
@@ -65,6 +65,7 @@ CASES: dict[str, Callable[[], Example]] = {
     "gpt2 small": lambda: models.gpt2(batch=5, n_layers=1),
     "moe": models.moe,
     "conv": models.conv,
+    "demo": lambda: _filled(llama.demo, 256),
     "vit": lambda: _filled(vit.tiny, 10),
     "routed": lambda: _filled(moe.tiny, 256),
 }

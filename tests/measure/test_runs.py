@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from autoshard.measure.schedule import KINDS
 from autoshard.mesh import Mesh
 from cost_models import MeasuredMesh, load_profile
 from cost_models.fit import Compared
-from cost_models.samples import CollectivePoint, KernelPoint, Sample, SamplesError, SamplesFile, read_samples
+from cost_models.samples import CollectivePoint, KernelPoint, Point, Sample, SamplesError, SamplesFile, read_samples
 
 from ..distributed.harness import caught, run_ranks
 
@@ -200,6 +201,25 @@ def test_a_profile_of_another_mesh_cannot_be_checked(tmp_path: Path) -> None:
     run_ranks(4, _calibrate, str(tmp_path))
     results = run_ranks(4, _check, str(tmp_path / "p.yaml"), "dp=4", 1.0)
     assert all("it was measured on the mesh dp=2,tp=2" in said for said in results)
+
+
+def _kernels_checked(path: str) -> Any:
+    """By kind, the kernels that a check measures, and those that a calibration measures."""
+    job = Job.on(MESH, "cpu")
+    found = check(job, load_profile(path), quiet, TINY)
+    checked = {one.point for series in found or () for one in series.compared}
+    return _kernels_of(checked), _kernels_of(points_of(job, TINY))
+
+
+def _kernels_of(points: Iterable[Point]) -> dict[str, set[str]]:
+    kernels = [p for p in points if isinstance(p, KernelPoint) and p.dtype == "float32"]
+    return {kind: {p.name for p in kernels if p.kind == kind} for kind in {p.kind for p in kernels}}
+
+
+def test_of_a_kind_of_kernel_a_check_measures_all_because_one_curve_lies_between_them(tmp_path: Path) -> None:
+    run_ranks(4, _calibrate, str(tmp_path))
+    checked, measured = run_ranks(4, _kernels_checked, str(tmp_path / "p.yaml"))[0]
+    assert checked.items() <= measured.items() and len(checked["pointwise"]) > 1
 
 
 def _series(ratios: list[float]) -> Series:
