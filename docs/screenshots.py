@@ -33,7 +33,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         options = ["-o", str(page), "--baseline", "llama3_8b.yaml"]
-        command = [sys.executable, "-m", "autoshard", "report", "llama3_8b-sharded.yaml", *options]
+        command = [sys.executable, "-m", "autoshard", "report", "llama3_8b-tight.yaml", *options]
         subprocess.run(command, cwd=PLANS, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
         for name, (part, height) in PICTURES.items():
             picture = IMAGES / name

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.console import Console
@@ -14,8 +14,12 @@ from .diff import Change, CollectiveChange, Move, Number, PlanDiff
 from .units import format_bytes, format_seconds
 
 SAME = "The plans are the same."
-MOST_ROWS = 8
-"""Rows of one table; the rest is counted, so that a comment stays a page."""
+PAGE_LINES = 60
+"""Lines of Markdown that a comment has, at most."""
+TABLE_LINES = 5
+"""Those of a table without its rows: title, heads, and the blank lines between."""
+LEAST_ROWS, MOST_ROWS = 3, 8
+"""Rows of one table; the rest is counted."""
 MOST_PATTERNS = 4
 MOST_WORDS = 8
 
@@ -28,7 +32,6 @@ class _Table:
     columns: tuple[str, ...]
     names: frozenset[str]
     rows: tuple[tuple[str, ...], ...]
-    left_out: str = ""
 
     def is_left(self, column: str) -> bool:
         """Whether a column is no number."""
@@ -48,8 +51,6 @@ def diff_markdown(diff: PlanDiff, old: str, new: str) -> str:
         for row in table.rows:
             cells = [_code(cell) if name in table.names else cell for name, cell in zip(table.columns, row)]
             lines.append(f"| {' | '.join(cells)} |")
-        if table.left_out:
-            lines += ["", table.left_out]
     return "\n".join(lines) + "\n"
 
 
@@ -65,8 +66,6 @@ def print_diff(diff: PlanDiff, console: Console) -> None:
         if table.title:
             console.print(Text(table.title, style="bold"))
         console.print(_rich(table))
-        if table.left_out:
-            console.print(Text(table.left_out))
 
 
 def _rich(table: _Table) -> Table:
@@ -89,30 +88,31 @@ def _words(diff: PlanDiff) -> Iterator[str]:
 
 
 def _tables(diff: PlanDiff) -> Iterator[_Table]:
-    numbers = tuple(_number(number) for number in diff.numbers)
-    yield _Table("", ("per rank", "before", "after", "change"), frozenset(), numbers)
-    for title, noun, changes in (
-        ("Placements that changed", "placements", diff.placements),
-        ("Operators that changed", "strategies", diff.operators),
-    ):
-        if changes:
-            rows = tuple(_change(change) for change in changes[:MOST_ROWS])
-            names = frozenset(("what", "before", "after"))
-            yield _Table(title, ("what", "count", "before", "after"), names, rows, _left_out(changes, noun))
-    if diff.collectives:
-        rows = tuple(_collective(change) for change in diff.collectives)
-        columns: tuple[str, ...] = ("collective", "before", "after", "bytes before", "bytes after", "time")
-        yield _Table("Collectives of one rank in a step", columns, frozenset(("collective",)), rows)
-    if diff.moves:
-        rows = tuple(_move(move) for move in diff.moves[:MOST_ROWS])
-        columns = ("change", "tensor", "path", "count", "time")
-        title, names = "Redistributions added and removed, the dearest first", frozenset(columns[:3])
-        yield _Table(title, columns, names, rows, _left_out(diff.moves, "redistributions"))
+    """The numbers, then lists of what changed, cut so that all of it is a page."""
+    numbers = _Table("", ("per rank", "before", "after", "change"), frozenset(), tuple(map(_number, diff.numbers)))
+    yield numbers
+    lists = [table for table in _lists(diff) if table.rows]
+    above = len(list(_words(diff))) + len(numbers.rows) + TABLE_LINES  # the page's own title instead of the table's
+    most = (PAGE_LINES - above) // max(1, len(lists)) - TABLE_LINES
+    most = min(max(most, LEAST_ROWS), MOST_ROWS)
+    for table in lists:
+        count = len(table.rows)
+        cut = f" ({most} of {count}; --format json lists all)" if count > most else ""
+        yield replace(table, title=table.title + cut, rows=table.rows[:most])
 
 
-def _left_out(rows: Sequence[object], noun: str) -> str:
-    left = len(rows) - MOST_ROWS
-    return f"and {left} more {noun}; `--format json` lists all" if left > 0 else ""
+def _lists(diff: PlanDiff) -> Iterator[_Table]:
+    columns: tuple[str, ...] = ("what", "count", "before", "after")
+    names = frozenset(("what", "before", "after"))
+    yield _Table("Placements that changed", columns, names, tuple(map(_change, diff.placements)))
+    yield _Table("Operators that changed", columns, names, tuple(map(_change, diff.operators)))
+    columns = ("collective", "before", "after", "bytes before", "bytes after", "time")
+    collectives = sorted(diff.collectives, key=lambda change: -abs(change.after_s - change.before_s))
+    title = "Collectives of one rank in a step, the most changed first"
+    yield _Table(title, columns, frozenset(columns[:1]), tuple(map(_collective, collectives)))
+    columns = ("change", "tensor", "path", "count", "time")
+    title = "Redistributions added and removed, the dearest first"
+    yield _Table(title, columns, frozenset(columns[:3]), tuple(map(_move, diff.moves)))
 
 
 def _number(number: Number) -> tuple[str, ...]:

@@ -43,8 +43,8 @@ def test_the_schema_is_a_schema() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [GOOD, dump_plan(sharded_plan(3)), *((FOLDER / f"llama3_8b{name}.yaml").read_text() for name in ("", "-sharded"))],
-    ids=["transformer", "sharded", "llama", "llama sharded"],
+    [GOOD, dump_plan(sharded_plan(3)), *((FOLDER / f"llama3_8b{name}.yaml").read_text() for name in ("", "-tight"))],
+    ids=["transformer", "sharded", "llama", "llama tight"],
 )
 def test_what_is_written_fits(text: str) -> None:
     assert mistakes(text) == []

@@ -131,14 +131,14 @@ def test_a_plan_of_format_1_has_a_report_too() -> None:
 
 
 def test_the_parts_of_the_cost_add_up_to_the_step() -> None:
-    for name in ("llama3_8b.yaml", "llama3_8b-sharded.yaml"):
+    for name in ("llama3_8b.yaml", "llama3_8b-tight.yaml"):
         plan = read_plan(FOLDER / name)
         half_a_ns_each = 0.5e-9 * len(plan.operators)
         assert sum(part.seconds for part in cost_split(plan)) == pytest.approx(plan.step_s, abs=half_a_ns_each)
 
 
 def test_the_tree_holds_every_second_of_the_plan_once() -> None:
-    plan = read_plan(FOLDER / "llama3_8b-sharded.yaml")
+    plan = read_plan(FOLDER / "llama3_8b-tight.yaml")
     root = module_tree(plan, fold_plan(plan))
     nodes = [root]
     for node in nodes:
@@ -191,7 +191,7 @@ def test_the_course_of_memory_reaches_its_peak_below_the_budget() -> None:
 def llama_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
     baseline = read_plan(FOLDER / "llama3_8b.yaml")
-    path.write_text(report_html(read_plan(FOLDER / "llama3_8b-sharded.yaml"), [("llama3_8b.yaml", baseline)]))
+    path.write_text(report_html(read_plan(FOLDER / "llama3_8b-tight.yaml"), [("llama3_8b.yaml", baseline)]))
     return path
 
 
@@ -217,7 +217,7 @@ def test_a_browser_shows_the_plans_numbers_and_says_nothing(tmp_path: Path, plan
 def test_a_browser_shows_the_numbers_of_a_large_plan(llama_page: Path) -> None:
     opened = browser.open_page(llama_page)
     assert opened.console == []
-    assert Page(opened.dom).numbers == expected_numbers(read_plan(FOLDER / "llama3_8b-sharded.yaml"))
+    assert Page(opened.dom).numbers == expected_numbers(read_plan(FOLDER / "llama3_8b-tight.yaml"))
 
 
 @needs_chromium

@@ -20,7 +20,7 @@ from .write_golden import FOLDER
 PLANS = {
     "transformer": transformer_plan(4),
     "sharded": sharded_plan(4),
-    "llama": read_plan(FOLDER / "llama3_8b-sharded.yaml"),
+    "llama": read_plan(FOLDER / "llama3_8b-tight.yaml"),
 }
 plans = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 

@@ -46,7 +46,7 @@ def compared(old: ShardingPlan, new: ShardingPlan) -> str:
 
 def llama_markdown() -> str:
     """The comment on a pull request that replaces one plan of Llama-3-8B by another (``write_llama.py``)."""
-    names = "llama3_8b.yaml", "llama3_8b-sharded.yaml"
+    names = "llama3_8b.yaml", "llama3_8b-tight.yaml"
     return diff_markdown(diff_plans(*(read_plan(FOLDER / name) for name in names)), *names)
 
 
