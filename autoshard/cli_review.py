@@ -30,7 +30,7 @@ class Format(StrEnum):
 _Plan = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")]
 _Model = Annotated[
     str | None,
-    typer.Argument(metavar="[FILE.py:FACTORY]", help="The model, as for plan; by default as the plan names it."),
+    typer.Argument(metavar="FILE.py:FACTORY", help="The model, as for plan; by default as the plan names it."),
 ]
 _Hardware = Annotated[
     str | None, typer.Option(metavar="NAME|FILE", help="The profile to price with; by default the one in the plan.")
