@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from cost_models import Profile
 from solver import Solution
+from solver.solution import relative_gap
 
 from .capture import Node, Ref, TensorMeta
 from .formulation import HELD, Demand, Formulation, output_name
@@ -21,12 +22,13 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
     """Writes a solution as a plan.
 
     Args:
-        solution: one that has choices.
+        solution: one that has choices. Where the solver ended without a bound, that is zero: no price is negative.
         profile: the one the formulation was priced with.
         model: the name of the model, for people.
         call: how the model is called, as :func:`autoshard.calls.describe_call` writes it.
     """
-    assert solution.choices is not None and solution.cost is not None and solution.bound is not None
+    assert solution.choices is not None and solution.cost is not None
+    bound = solution.bound or 0
     reader = _Reader(formulation, solution.choices)
     graph = formulation.graph
     communication = list(reader.redistributions())
@@ -39,7 +41,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         hardware_fingerprint=profile.fingerprint,
         objective=formulation.objective,
         pins=tuple(constraint.text for constraint in formulation.constraints),
-        solver=SolverOutcome(solution.status.name.lower(), solution.cost, solution.bound, solution.gap),
+        solver=SolverOutcome(solution.status.name.lower(), solution.cost, bound, relative_gap(solution.cost, bound)),
         compute_s=reader.compute_s(),
         communication_s=math.fsum(seconds for _, seconds in communication),
         parameters=(*reader.entries("parameter"), *reader.unused()),

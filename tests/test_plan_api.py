@@ -122,6 +122,17 @@ def test_a_plan_that_is_not_proven_optimal_warns_with_its_gap(monkeypatch: pytes
         assert _plan().solver.status == "feasible"
 
 
+def test_a_solver_that_ends_without_a_bound_leaves_zero_as_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unbounded(problem: Problem, **options) -> Solution:
+        found = solve(problem, **options)
+        return Solution(Status.FEASIBLE, found.choices, found.cost, None, float("inf"), found.report)
+
+    monkeypatch.setattr("autoshard.fitting.solve", unbounded)
+    with pytest.warns(UserWarning, match="not proven optimal.*100.00%"):
+        made = _plan().solver
+    assert (made.status, made.bound_ns, made.gap) == ("feasible", 0, 1.0) and made.cost_ns > 0
+
+
 def test_a_model_that_cannot_be_captured_is_a_capture_error() -> None:
     class Prints(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -187,7 +187,6 @@ def _best(planner: Planner, formulation: Formulation, now: Priced, constraints: 
         BudgetError: none fits the budget.
     """
     solution = planner.solve(formulation, start=now.choices)
-    assert solution.cost is not None and solution.bound is not None
     optimum = with_memory(planner, planner.write(formulation, solution))
     return optimum.solver if fits(optimum) else planner.plan(constraints).solver
 

@@ -113,7 +113,7 @@ def times(draw: st.DrawFn) -> Machine:
     return lambda point: math.exp(logs[point])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(times())
 def test_whatever_was_measured_the_laws_of_prices_hold(machine: Machine) -> None:
     profile = fitted(measured(machine))

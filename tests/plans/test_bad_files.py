@@ -202,7 +202,7 @@ def _mutations() -> st.SearchStrategy[bytes]:
 PLACE = r"plan\.yaml(, line \d+\b| is not UTF-8 text| is not YAML: | is no autoshard plan| says 'autoshard_plan)"
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(_mutations())
 def test_a_mutated_file_is_a_plan_or_a_clear_error(data: bytes) -> None:
     try:
@@ -214,7 +214,7 @@ def test_a_mutated_file_is_a_plan_or_a_clear_error(data: bytes) -> None:
     assert parse_plan(dump_plan(plan)) == plan
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(_mutations())
 def test_a_mutated_file_is_a_plan_or_a_clear_error_without_libyaml(data: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -228,7 +228,7 @@ def test_any_bytes_are_refused_clearly(data: bytes | str) -> None:
     error_of(data)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_swapped_lines_are_a_plan_or_a_clear_error(data: st.DataObject) -> None:
     lines = GOOD.splitlines(keepends=True)

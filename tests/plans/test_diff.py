@@ -31,7 +31,7 @@ def printed(diff: PlanDiff) -> str:
     return stream.getvalue()
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), plans())
 def test_a_difference_is_found_exactly_where_there_is_one(old: ShardingPlan, new: ShardingPlan) -> None:
     assert diff_plans(old, old).same
@@ -44,7 +44,7 @@ def test_a_difference_is_found_exactly_where_there_is_one(old: ShardingPlan, new
     assert printed(diff) and diff_markdown(diff, "old", "new")
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), st.randoms(use_true_random=False))
 def test_the_changes_of_placements_are_those_of_the_entries(plan: ShardingPlan, shuffler: random.Random) -> None:
     """Applied to the old layouts, the listed changes give the new ones: none is missing, none is made up."""

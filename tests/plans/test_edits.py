@@ -53,7 +53,7 @@ def edits(draw: st.DrawFn) -> Edit:
     return Edit(line + 1, "".join([*LINES[:line], changed, *LINES[line + 1 :]]))
 
 
-@settings(deadline=None, max_examples=600)
+@settings(max_examples=600)
 @given(edits())
 def test_an_edited_file_loads_as_what_it_says_or_is_refused_with_its_line(edit: Edit) -> None:
     try:

@@ -21,14 +21,14 @@ from .test_report import HOSTILE
 MESH = Mesh.parse("a=2,b=2,c=2")
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_every_plan_exports_valid_python(plan: ShardingPlan) -> None:
     for source in (parallelize_module_source(plan), partition_spec_source(plan)):
         ast.parse(source)
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_every_name_finds_its_own_partition_spec(plan: ShardingPlan) -> None:
     entries = (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs)

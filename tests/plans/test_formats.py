@@ -36,7 +36,7 @@ def test_a_file_that_format_1_wrote_is_read() -> None:
     assert read_plan(OLD) == replace(then, compute_s=0.00119, communication_s=4.4567e-05)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_what_format_1_could_say_is_read_as_it_was(plan: ShardingPlan) -> None:
     then = replace(without_the_news_of_format_2(plan), operators=())

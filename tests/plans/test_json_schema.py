@@ -50,7 +50,7 @@ def test_what_is_written_fits(text: str) -> None:
     assert mistakes(text) == []
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_every_plan_that_is_written_fits(plan: ShardingPlan) -> None:
     assert mistakes(dump_plan(plan)) == []

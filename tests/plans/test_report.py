@@ -97,7 +97,7 @@ def test_the_numbers_on_the_page_are_those_of_the_plan() -> None:
     assert Page(report_html(PLAN)).numbers == expected_numbers(PLAN)
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_every_plan_has_a_report_with_its_numbers(plan: ShardingPlan) -> None:
     numbers, expected = Page(report_html(plan)).numbers, expected_numbers(plan)

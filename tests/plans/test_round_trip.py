@@ -21,13 +21,13 @@ GOLDEN = Path(__file__).with_name("golden")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "plan_file.md"
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_parsing_the_dump_gives_the_plan(plan: ShardingPlan) -> None:
     assert parse_plan(dump_plan(plan)) == plan
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_the_pure_python_reader_reads_the_same(plan: ShardingPlan) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -35,7 +35,7 @@ def test_the_pure_python_reader_reads_the_same(plan: ShardingPlan) -> None:
         assert parse_plan(dump_plan(plan)) == plan
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), st.randoms(use_true_random=False))
 def test_the_order_of_entries_does_not_change_the_bytes(plan: ShardingPlan, shuffler: random.Random) -> None:
     shuffled = {

@@ -76,7 +76,7 @@ def test_names_with_brackets_are_no_markup() -> None:
     assert "[red]x[/red]" in shown(replace(plan, parameters=(odd,), model="[bold]m"))
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_every_plan_can_be_shown(plan: ShardingPlan) -> None:
     shown(plan)

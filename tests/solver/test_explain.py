@@ -110,7 +110,7 @@ def feasible(problem: Problem) -> bool:
     return not exhaustive(problem).infeasible
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**9))
 def test_the_smallest_usage_limit_is_that_of_brute_force(seed: int) -> None:
     problem = unlimited(seed)
@@ -130,7 +130,7 @@ def test_the_smallest_usage_limit_is_that_of_brute_force(seed: int) -> None:
     assert found is not None and (least, int(found[1])) in peaks
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**9), pins=st.lists(st.integers(0, 3), min_size=6, max_size=6))
 def test_the_named_fixed_choices_are_a_minimal_contradiction(seed: int, pins: list[int]) -> None:
     free = replace(unlimited(seed), fixed={})

@@ -80,7 +80,7 @@ def test_costs_above_the_infinite_one_are_infinite() -> None:
     assert parse_problem(with_("1000000000000000000", "2000000000000000000")).edges[0].costs.max() == INFEASIBLE
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 10**9))
 def test_writing_and_reading_gives_the_same_problem(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     plain = random_problem(seed)

@@ -34,7 +34,7 @@ def resolved(problem: Problem, name: str) -> Problem | None:
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(seed=SEEDS)
 def test_one_reduction_keeps_the_least_cost_and_lifts_to_it(name: str, seed: int) -> None:
     problem = resolved(random_problem(seed), name)
@@ -52,7 +52,7 @@ def test_one_reduction_keeps_the_least_cost_and_lifts_to_it(name: str, seed: int
         assert judged.feasible and judged.cost == best.bound
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(seed=SEEDS)
 def test_the_chain_keeps_the_least_cost_and_lifts_to_it(seed: int) -> None:
     problem = random_problem(seed)
@@ -96,7 +96,7 @@ def test_a_strategy_that_leaves_too_little_for_the_others_is_dropped() -> None:
     assert isinstance(REDUCTIONS["drop oversized strategies"](Problem(nodes, (), usage_limit=5)), Contradiction)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=SEEDS)
 def test_lowering_gives_an_assignment_of_the_reduced_problem(seed: int) -> None:
     problem = random_problem(seed)

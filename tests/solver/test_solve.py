@@ -74,7 +74,7 @@ def test_every_backend_sees_that_a_triangle_has_no_two_colouring(backend: str) -
 
 
 @pytest.mark.parametrize("backend", [name for name in AVAILABLE if name not in ("exhaustive", "decomposition")])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**9))
 def test_backends_agree_with_trying_everything(backend: str, seed: int) -> None:
     problem = random_problem(seed)
@@ -84,7 +84,7 @@ def test_backends_agree_with_trying_everything(backend: str, seed: int) -> None:
     assert best.infeasible or solution.status is Status.OPTIMAL
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**9))
 def test_decomposition_finds_an_answer_between_its_bound_and_the_optimum(seed: int) -> None:
     problem = random_problem(seed)

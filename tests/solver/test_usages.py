@@ -63,7 +63,7 @@ def test_intervals_far_in_the_future_are_only_names_of_steps() -> None:
     assert solve(replace(four([7, 1], 14), nodes=nodes)).cost == solve(four([7, 1], 14)).cost
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(seed=st.integers(0, 10**9))
 def test_cutting_keeps_the_answers_of_ordinary_problems(seed: int) -> None:
     problem = random_problem(seed)
