@@ -222,7 +222,6 @@ def test_a_mutated_file_is_a_plan_or_a_clear_error_without_libyaml(data: bytes) 
         test_a_mutated_file_is_a_plan_or_a_clear_error.hypothesis.inner_test(data)  # type: ignore[attr-defined]
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200) | st.text(max_size=200))
 def test_any_bytes_are_refused_clearly(data: bytes | str) -> None:
     error_of(data)
