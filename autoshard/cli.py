@@ -10,8 +10,9 @@ import json
 import math
 import os
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -93,7 +94,16 @@ _OPTIMIZER = typer.Option(metavar="POLICY", help="Whose state counts: adamw, sgd
 
 def main() -> None:
     """The console script ``autoshard``."""
-    app(prog_name="autoshard")
+    try:
+        app(prog_name="autoshard")
+    except SystemExit as end:
+        if threading.active_count() > 1 and isinstance(end.code, int):
+            # A solver's thread is still in native code that knows no interruption: nobody wants to wait for it.
+            with suppress(BrokenPipeError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(end.code)
+        raise
 
 
 def _print_version(wanted: bool) -> None:

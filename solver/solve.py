@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from .backends import Answer, Backend, Request, load_backend
-from .backends.backend import POLL_S
+from .backends.backend import POLL_S, start_thread
 from .backends.bounds import RESOLUTION
 from .backends.decomposition.ascent import first_answer
 from .coarse import cost_unit, in_units
@@ -142,7 +142,7 @@ def _stoppable(backend: Backend, problem: Problem, request: Request) -> Answer:
         finally:
             done.set()
 
-    threading.Thread(target=work, daemon=True).start()
+    start_thread(work)
     _wait(done, request)
     stop.set()
     _wait(done, Request(time.monotonic() + GRACE_S))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from typing import Protocol
 from ..problem import Problem
 
 POLL_S = 0.05
+EXIT_S = 60.0
+THREAD_NAME = "solver"
 
 
 class BackendUnavailable(ImportError):
@@ -73,11 +76,30 @@ class Request:
                 if self.stop.is_set():
                     return interrupt()
 
-        threading.Thread(target=watch, daemon=True).start()
+        start_thread(watch)
         try:
             yield
         finally:
             over.set()
+
+
+def start_thread(work: Callable[[], None]) -> threading.Thread:
+    """Runs the work on a daemon thread, for which the end of the interpreter waits up to EXIT_S seconds.
+
+    Native code that knows no interruption may still run when the answer is given, and an interpreter that ends around
+    it aborts.
+    """
+    thread = threading.Thread(target=work, name=THREAD_NAME, daemon=True)
+    thread.start()
+    return thread
+
+
+@atexit.register
+def _wait_for_threads() -> None:
+    until_s = time.monotonic() + EXIT_S
+    for thread in threading.enumerate():
+        if thread.name == THREAD_NAME:
+            thread.join(max(0.0, until_s - time.monotonic()))
 
 
 class Backend(Protocol):

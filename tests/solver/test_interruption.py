@@ -138,3 +138,13 @@ def test_ctrl_c_ends_the_command_after_it_showed_an_answer(tmp_path: Path) -> No
     os.close(terminal)
     assert process.returncode == 0
     assert json.loads(output.read_text())["status"] == "feasible"
+
+
+def test_an_interpreter_that_ends_waits_for_a_search_in_native_code() -> None:
+    """Which it would abort in, with exit code 134."""
+    program = (
+        "import time\nfrom solver.backends.backend import start_thread\n"
+        "start_thread(lambda: (time.sleep(1.0), print('done')))\nprint('ending')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ending\ndone\n", "")

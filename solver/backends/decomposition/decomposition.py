@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from ...problem import Problem
-from ..backend import POLL_S, Answer, Request
+from ..backend import POLL_S, Answer, Request, start_thread
 from ..lazy import run_lazily
 from ..mathopt import MathOpt
 from .ascent import Ascent, compacted
@@ -110,9 +110,7 @@ def _thread(shared: Shared, work: Callable[[], None]) -> threading.Thread:
         except BaseException as error:
             shared.fail(error)
 
-    thread = threading.Thread(target=guarded, daemon=True)
-    thread.start()
-    return thread
+    return start_thread(guarded)
 
 
 def _wait(shared: Shared, stop: threading.Event, search: threading.Thread, exact: threading.Thread | None) -> None:
