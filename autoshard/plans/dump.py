@@ -186,7 +186,7 @@ def _timeline(points: Iterable[MemoryPoint]) -> Iterator[str]:
             lines.append((point.phase, {}))
         lines[-1][1][point.operator] = point.size_bytes
     for phase, line in lines:
-        yield f"- {phase}: {{{', '.join(f'{quote_key(name)}: {size}' for name, size in line.items())}}}"
+        yield f"- {phase}: {{{', '.join(f'{quote_flow_key(name)}: {size}' for name, size in line.items())}}}"
 
 
 def _point(point: MemoryPoint) -> str:
@@ -242,7 +242,7 @@ def _block(block: Block) -> Iterator[str]:
             yield f"- {quote_key(format_loop(part))}:"
             yield from (f"  {line}" for line in _block(part.body))
         else:
-            roles = ", ".join(f"{quote_key(role)}: {format_ns(ns)}" for role, ns in part.roles)
+            roles = ", ".join(f"{quote_flow_key(role)}: {format_ns(ns)}" for role, ns in part.roles)
             yield f"- {quote_key(part.module)}: {{{roles}}}"
 
 

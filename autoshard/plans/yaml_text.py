@@ -48,6 +48,16 @@ def quote_key(text: str) -> str:
     return key
 
 
+def quote_flow_key(text: str) -> str:
+    """A scalar for a key between braces, where commas and braces mean something.
+
+    Raises:
+        PlanFileError: the key is longer than YAML allows.
+    """
+    key = quote_key(text)
+    return _quoted(text) if key == text and set("{},") & set(text) else key
+
+
 def _quoted(text: str) -> str:
     """In double quotes, or in single quotes where that saves escapes."""
     if _SURROGATE.search(text):
