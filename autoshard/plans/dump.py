@@ -27,7 +27,7 @@ from .notation import (
 from .plan import PHASES, OperatorEntry, Redistribution, ShardingPlan, TensorEntry
 from .relative import written_for
 from .schema import FORMAT_VERSION
-from .yaml_text import number, quote, quote_key
+from .yaml_text import number, quote, quote_flow_key, quote_key
 
 _NOTATION = """\
 # Sharding plan of autoshard: which rank holds which part of each tensor, and what is communicated. docs/plan_file.md
