@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from autoshard.errors import PlanFileError
 from autoshard.layout import Layout, R, S
 from autoshard.plans import Collective, Redistribution, ShardingPlan, dump_plan, parse_plan
+from autoshard.plans.memory import MemoryPoint
 from autoshard.plans.notation import format_collective, parse_collective
 
 from .synthetic import plans, seconds, transformer_plan
@@ -33,6 +34,16 @@ def test_the_pure_python_reader_reads_the_same(plan: ShardingPlan) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(yaml, "CSafeLoader", raising=False)
         assert parse_plan(dump_plan(plan)) == plan
+
+
+@pytest.mark.parametrize("name", ["A,", "a,b", "a,,b", "a{0,1}", "{a", "a}", "a{", "plain/role.1"])
+@pytest.mark.parametrize("reader", [yaml.SafeLoader, getattr(yaml, "CSafeLoader", yaml.SafeLoader)])
+def test_a_name_with_commas_or_braces_is_read_back_between_braces(name: str, reader: type) -> None:
+    plan = transformer_plan(2)
+    assert plan.memory is not None
+    plan = replace(plan, memory=replace(plan.memory, timeline=(MemoryPoint("forward", name, 7),)))
+    assert parse_plan(dump_plan(plan)) == plan
+    assert yaml.load(dump_plan(plan), reader)["memory"]["timeline"] == [{"forward": {name: 7}}]
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
