@@ -1,12 +1,15 @@
 """Capture: the training step of a module as one immutable joint forward and backward graph."""
 
 from .annotation import CONSTRAIN, annotated, constrain
-from .capture import capture, input_names
+from .arguments import Call, CallSignature, differences, input_names
+from .capture import capture
 from .graph import CapturedGraph, Node, Ref, TensorMeta, is_random, map_refs, refs_in
 from .repeats import is_contraction, layers, tied_nodes
 
 __all__ = [
     "CONSTRAIN",
+    "Call",
+    "CallSignature",
     "CapturedGraph",
     "Node",
     "Ref",
@@ -14,6 +17,7 @@ __all__ = [
     "annotated",
     "capture",
     "constrain",
+    "differences",
     "input_names",
     "is_contraction",
     "is_random",

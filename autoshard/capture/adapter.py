@@ -1,4 +1,4 @@
-"""The private torch APIs that capture needs, all in this file (torch 2.11 to 2.13).
+"""The private torch APIs that capture needs, but for dynamo's, which are in ``dynamo.py`` (torch 2.11 to 2.13).
 
 ``trace`` turns a model on fake tensors into one joint forward and backward FX graph. Source of the recipe: torch's own
 ``aot_export_joint_with_descriptors`` (torch/_functorch/aot_autograd.py).
@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,15 +14,26 @@ from typing import Any
 import torch
 from torch import nn
 from torch._decomp import get_decompositions
-from torch._dynamo.functional_export import _dynamo_graph_capture_for_export
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export._trace import _restore_state_dict
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
+from ..errors import CaptureError
 from .annotation import marking
+from .dynamo import Dynamo, Guards, forward_graph
+from .effects import (
+    Leaves,
+    refuse_other_arguments,
+    refuse_other_modes,
+    refuse_side_effects,
+    refuse_stray_tensors,
+    replaced_buffers,
+)
+from .observed import Observed
 
 aten = torch.ops.aten
+
+_MODEL = "model."  # what Observed calls the model that it holds
 
 # Losses divide by the number of targets. As sums and counts of the whole batch they add up exactly when it is cut.
 _DECOMPOSED = [
@@ -47,59 +57,106 @@ _DECOMPOSED = [
 class Trace:
     """The joint graph, with a descriptor ``(kind, detail)`` for each placeholder and each output.
 
-    Kinds of placeholder: parameter (FQN), buffer (FQN), input (position), tangent (position).
-    Kinds of output: output (position), gradient (FQN), mutation (FQN), none.
+    Kinds of placeholder: parameter (FQN), buffer (FQN), input (position), tangent (position), state tangent (FQN).
+    Kinds of output: output (position), gradient (FQN), mutation (FQN of a buffer, which is written in place),
+    replacement (FQN of a buffer, which stands for another tensor afterwards), parameter mutation (FQN), input mutation
+    (position), none.
+
+    ``guards`` are the conditions on Python state under which the model does what the graph does; ``reads_modes`` says
+    that the model's own code asks whether gradients are computed.
     """
 
     graph: torch.fx.Graph
     placeholders: tuple[tuple[str, Any], ...]
     outputs: tuple[tuple[str, Any], ...]
     out_spec: TreeSpec
+    guards: Guards
+    reads_modes: bool
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
     """Captures one joint graph of a model. Its parameters, and the tensors in args and kwargs, may be on any device.
 
     The model is left as it was; no memory is allocated for its tensors.
+
+    Raises:
+        CaptureError: the forward does something that no graph can hold.
     """
-    mode = FakeTensorMode()
-    convert = _Faker(mode)
-    with convert.fake_module(model), marking(), ExitStack() as stack:
-        fake_args, fake_kwargs = tree_map(convert, (args, kwargs))
-        module = _dynamo_graph_capture_for_export(model)(*fake_args, **fake_kwargs)
-        _restore_state_dict(model, module)
+    faker = _Faker(FakeTensorMode())
+    with faker.fake_module(model), marking(), _same_modes(), ExitStack() as stack:
+        fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
+        module, found = _forward(model, fake_args, fake_kwargs)
+        leaves = Leaves.of(module, module.graph._codegen.pytree_info.out_spec)  # type: ignore[attr-defined]
+        replaced = dict(replaced_buffers(module, leaves, tuple(found.assigned)))
         decompositions: Any = get_decompositions(_DECOMPOSED)
         joint = aot_export_joint_with_descriptors(
             stack, module, fake_args, fake_kwargs or None, decompositions=decompositions
         )
     graph = joint.graph_module.graph
     placeholders = tuple(_placeholder(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder")
-    output = graph.output_node()
-    outputs = tuple(_output(desc) for desc in tree_flatten(output.meta["desc"])[0])
-    return Trace(graph, placeholders, outputs, joint.out_spec)
+    first = len(leaves.result) + len(leaves.before)
+    kinds = {first + k: ("replacement", name) for k, name in replaced.items()}
+    kinds |= {k: ("output", k) for k in range(len(leaves.result))}
+    outputs = tuple(_output(desc, kinds) for desc in tree_flatten(graph.output_node().meta["desc"])[0])
+    assert found.guards is not None, "dynamo gave an answer"
+    return Trace(graph, placeholders, outputs, joint.out_spec.children()[0], found.guards, found.reads_modes)
 
 
-def model_stack(error: Exception) -> str:
-    """The frames of the model in which dynamo met an error, as a traceback prints them; empty for other errors."""
-    return "".join(traceback.format_list(getattr(error, "real_stack", None) or []))
+def _forward(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.fx.GraphModule, Dynamo]:
+    """The operators of a forward that changes nothing but buffers."""
+    module, found = forward_graph(Observed(model), args, kwargs)
+    refuse_side_effects(found.side_effects)
+    if found.assigned:
+        module, found = forward_graph(Observed(model, tuple(found.assigned)), args, kwargs)
+    names = [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))]
+    refuse_stray_tensors(module, frozenset(f"{_MODEL}{name}" for name in names))
+    leaves = Leaves.of(module, module.graph._codegen.pytree_info.out_spec)  # type: ignore[attr-defined]
+    refuse_other_arguments(module, leaves, args, kwargs)
+    refuse_other_modes(leaves)
+    return module, found
+
+
+@contextmanager
+def _same_modes() -> Iterator[None]:
+    """Keeps the modes of torch that a traced forward may set.
+
+    Raises:
+        CaptureError: it sets the default dtype.
+    """
+    dtype = torch.get_default_dtype()
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        yield
+    if torch.get_default_dtype() != dtype:
+        torch.set_default_dtype(dtype)
+        raise CaptureError("the forward sets torch's default dtype; set it outside, or give each tensor its dtype")
 
 
 class _Faker:
-    """Turns tensors into fake CPU tensors of the same shape, one for each distinct tensor, so that ties stay ties."""
+    """Turns tensors into fake CPU tensors of the same shape: one for each distinct parameter or buffer, so that ties
+    stay ties, and one for each argument, even where two arguments are one tensor: they need not be in another call.
+    """
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         self._memo: dict[int, torch.Tensor] = {}
 
-    def __call__(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
+    def argument(self, value: Any) -> Any:
+        """A fake for a tensor; any other leaf as it is."""
+        return self._fake(value) if isinstance(value, torch.Tensor) else value
+
+    def _fake(self, value: torch.Tensor) -> torch.Tensor:
+        with self._mode:
+            return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
+
+    def _held(self, value: torch.Tensor | None) -> torch.Tensor | None:
+        if value is None:
+            return None
         if id(value) not in self._memo:
-            with self._mode:
-                fake = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
-                if isinstance(value, nn.Parameter):
-                    fake = nn.Parameter(fake, requires_grad=value.requires_grad)
-            self._memo[id(value)] = fake
+            fake = self._fake(value)
+            is_parameter = isinstance(value, nn.Parameter)
+            self._memo[id(value)] = nn.Parameter(fake, requires_grad=value.requires_grad) if is_parameter else fake
         return self._memo[id(value)]
 
     @contextmanager
@@ -110,7 +167,7 @@ class _Faker:
         try:
             for table in tables:
                 for key, tensor in list(table.items()):
-                    table[key] = self(tensor)
+                    table[key] = self._held(tensor)
             yield
         finally:
             for table, real in zip(tables, kept):
@@ -120,25 +177,28 @@ class _Faker:
 def _placeholder(desc: Any) -> tuple[str, Any]:
     match type(desc).__name__:
         case "ParamAOTInput":
-            return "parameter", desc.target
+            return "parameter", desc.target.removeprefix(_MODEL)
         case "BufferAOTInput":
-            return "buffer", desc.target
+            return "buffer", desc.target.removeprefix(_MODEL)
         case "PlainAOTInput":
             return "input", desc.idx
         case "TangentAOTInput":
-            return "tangent", desc.output.idx
+            if type(desc.output).__name__ == "PlainAOTOutput":
+                return "tangent", desc.output.idx
+            return "state tangent", _output(desc.output, {})[1]
     raise NotImplementedError(f"the captured graph has an input of a kind autoshard does not know: {desc}")
 
 
-def _output(desc: Any) -> tuple[str, Any]:
+def _output(desc: Any, kinds: dict[int, tuple[str, Any]]) -> tuple[str, Any]:
     match type(desc).__name__:
         case "PlainAOTOutput":
-            return "output", desc.idx
+            return kinds.get(desc.idx, ("none", None))
         case "GradAOTOutput":
-            inner = desc.grad_of
-            return ("gradient", inner.target) if type(inner).__name__ == "ParamAOTInput" else ("none", None)
+            kind, detail = _placeholder(desc.grad_of)
+            return ("gradient", detail) if kind == "parameter" else ("none", None)
         case "InputMutationAOTOutput":
-            return "mutation", desc.mutated_input.target
+            kind, detail = _placeholder(desc.mutated_input)
+            return ("mutation" if kind == "buffer" else f"{kind} mutation"), detail
         case "NoneType":
             return "none", None
     raise NotImplementedError(f"the captured graph has a result of a kind autoshard does not know: {desc}")

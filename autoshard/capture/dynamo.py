@@ -1,0 +1,224 @@
+"""The private APIs of torch's dynamo that capture needs, all in this file (torch 2.11 to 2.13).
+
+Dynamo runs a model's Python symbolically. Besides the graph it knows what else the forward does to Python objects
+(*side effects*) and which Python values it read on the way (*guards*). Both would be lost with the graph alone: a side
+effect would never happen, and a value that changes later would be ignored.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch._dynamo import functional_export
+from torch._dynamo.convert_frame import get_traced_fn
+from torch._dynamo.guards import CheckFunctionManager
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+from torch._guards import Guard, GuardsSet
+from torch.export._trace import _restore_state_dict
+from torch.utils._ordered_set import OrderedSet
+
+from .arguments import same_constant
+from .lines import is_models_file, line_in
+
+_MODEL = "L['self']._modules['_export_root']._modules['model']"
+_BUFFERS = re.compile(re.escape(_MODEL) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
+# Guards on what a call may change: tensors and modes. The rest is Python state, which stays as it is.
+_OF_A_CALL = frozenset(
+    {
+        "AUTOGRAD_SAVED_TENSORS_HOOKS",
+        "DEFAULT_DEVICE",
+        "DETERMINISTIC_ALGORITHMS",
+        "GLOBAL_STATE",
+        "GRAD_MODE",
+        "SHAPE_ENV",
+        "TENSOR_MATCH",
+        "TORCH_FUNCTION_STATE",
+    }
+)
+_MODES = frozenset({"is_grad_enabled", "is_inference_mode_enabled", "is_inference", "requires_grad", "is_leaf"})
+
+
+@dataclass(frozen=True)
+class SideEffect:
+    """A Python object that the forward changes: its name, and the line that changes it (empty where unknown)."""
+
+    name: str
+    line: str
+
+
+class Guards:
+    """The conditions on Python state under which the captured graph is what the model does."""
+
+    def __init__(self, manager: Any, scope: dict[str, Any], lines: dict[str, str]) -> None:
+        self._manager = manager
+        self._scope = scope
+        self._lines = lines
+
+    def broken(self) -> tuple[str, str] | None:
+        """The first condition that no longer holds, such as ``model.k == 3.0``, and the line that relies on it; None if
+        all hold.
+        """
+        if self._manager.check(self._scope):
+            return None
+        parts = self._manager.check_verbose(self._scope).verbose_code_parts
+        code = str(parts[0]).partition("  # ")[0].strip() if parts else "the state of the model"
+        return readable(code), self._lines.get(code, "")
+
+
+@dataclass
+class Dynamo:
+    """What dynamo found in a forward besides its graph.
+
+    ``assigned`` are the FQNs of buffers that the forward replaces; ``side_effects`` the other objects it changes;
+    ``reads_modes`` says that the model's own code asks whether gradients are computed.
+    """
+
+    assigned: list[str] = field(default_factory=list)
+    side_effects: list[SideEffect] = field(default_factory=list)
+    guards: Guards | None = None
+    reads_modes: bool = False
+
+
+def forward_graph(
+    observed: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.fx.GraphModule, Dynamo]:
+    """The torch operators that a module calls, its parameters and buffers under their FQNs; and what else it does."""
+    found = Dynamo()
+    with ExitStack() as stack:
+        stack.enter_context(_side_effects_into(found))
+        stack.enter_context(_reads_into(found))
+        graph = functional_export._dynamo_graph_capture_for_export(observed)(*args, **kwargs)
+    _restore_state_dict(observed, graph)
+    return graph, found
+
+
+def model_stack(error: Exception) -> str:
+    """The frames of the model in which dynamo met an error, as a traceback prints them; empty for other errors."""
+    return "".join(traceback.format_list(getattr(error, "real_stack", None) or []))
+
+
+def readable(source: str) -> str:
+    """Dynamo's name for an object as a reader writes it: ``model.layers.0.k``."""
+    source = source.replace(_MODEL, "model")
+    source = re.sub(r"G\['__import_(\w+)'\]", lambda m: m[1].replace("_dot_", "."), source)
+    source = re.sub(r"\._modules\['([^']*)'\]|\._buffers\['([^']*)'\]|\._parameters\['([^']*)'\]", _dotted, source)
+    return re.sub(r"[GL]\['([^']*)'\]", r"\1", source)
+
+
+def _dotted(match: re.Match[str]) -> str:
+    return "." + next(group for group in match.groups() if group is not None)
+
+
+@contextmanager
+def _side_effects_into(found: Dynamo) -> Iterator[None]:
+    """Dynamo writes code that repeats side effects after the graph has run; just before, it has them all in a list."""
+    write_code = SideEffects.codegen_update_mutated
+
+    def and_record(self: SideEffects, *args: Any, **kwargs: Any) -> Any:
+        found.assigned, found.side_effects = [], []  # code is written twice
+        for variable in self._get_modified_vars():
+            if isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
+                _record(self, variable, found)
+        return write_code(self, *args, **kwargs)
+
+    with patch.object(SideEffects, "codegen_update_mutated", and_record):
+        yield
+
+
+def _record(effects: SideEffects, variable: Any, found: Dynamo) -> None:
+    source = variable.source.name if isinstance(variable.source.name, str) else variable.source.name()
+    stacks = [
+        *effects.mutation_user_stacks.get(variable, []),
+        *effects.mutation_user_stacks.get(getattr(variable, "_base_vt", None), []),
+    ]
+    line = line_in("".join(traceback.format_list(stacks[-1]))) if stacks else ""
+    buffers = _BUFFERS.fullmatch(source)
+    if buffers is not None and _keys(variable.items) == _keys(variable.original_items):
+        path = readable("model" + buffers["path"]).removeprefix("model").removeprefix(".")
+        found.assigned += [f"{path}.{key}".removeprefix(".") for key in _replaced(variable)]
+    else:
+        found.side_effects += [SideEffect(readable(source) + name, line) for name in _changed(effects, variable)]
+
+
+def _keys(items: dict[Any, Any]) -> set[Any]:
+    return {getattr(key, "vt", key).as_python_constant() for key in items}
+
+
+def _replaced(variable: Any) -> list[str]:
+    """The keys of a dict whose values are others than they were."""
+    items = variable.items.items()
+    new = [key for key, value in items if variable.is_new_item(variable.original_items.get(key.vt), value)]
+    return [key.vt.as_python_constant() for key in new]
+
+
+def _changed(effects: SideEffects, variable: Any) -> list[str]:
+    """The attributes of an object that are not as they were, each behind a dot; one empty name for other objects."""
+    attributes = effects.store_attr_mutations.get(variable)
+    if not attributes:
+        return [""]
+    before = getattr(variable, "value", None)
+    return [
+        f".{name}"
+        for name, value in attributes.items()
+        if not (
+            value.is_python_constant()
+            and hasattr(before, name)
+            and same_constant(value.as_python_constant(), getattr(before, name))
+        )
+    ]
+
+
+@contextmanager
+def _reads_into(found: Dynamo) -> Iterator[None]:
+    """Takes the guards and the code that was run out of dynamo's answer as it comes in."""
+    capture = functional_export.fullgraph_capture
+
+    def and_record(module: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = capture(module, *args, **kwargs)
+        output = answer.graph_capture_output
+        found.guards = _guards(output.output_graph, module)
+        found.reads_modes = any(_names(code) & _MODES for code in output.traced_code)
+        return answer
+
+    with patch.object(functional_export, "fullgraph_capture", and_record):
+        yield
+
+
+def _guards(graph: Any, module: nn.Module) -> Guards:
+    kept = [guard for guard in graph.guards if _is_state(guard)]
+    everything, graph._guards = graph._guards, GuardsSet(OrderedSet(kept))
+    try:
+        with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+            manager = CheckFunctionManager(get_traced_fn(module)[0].__code__, graph).guard_manager
+    finally:
+        graph._guards = everything
+    lines = {
+        code: line_in("".join(traceback.format_list(guard.user_stack)))
+        for guard in kept
+        if guard.user_stack
+        for code in guard.code_list or ()
+    }
+    return Guards(manager, {"self": module}, lines)
+
+
+def _is_state(guard: Guard) -> bool:
+    arguments = "L['flat_args']" in guard.name or "L['self'].in_spec" in guard.name
+    return guard.create_fn_name() not in _OF_A_CALL and not arguments
+
+
+def _names(code: CodeType) -> frozenset[str]:
+    """The names that the model's own code uses, inner functions included."""
+    if not is_models_file(code.co_filename):
+        return frozenset()
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return frozenset(code.co_names).union(*inner)
