@@ -2,7 +2,7 @@
 
 from .annotation import CONSTRAIN, annotated, constrain
 from .capture import capture, input_names
-from .graph import CapturedGraph, Node, Ref, TensorMeta, is_random, map_refs, refs_in
+from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, map_refs, refs_in
 from .repeats import is_contraction, layers, tied_nodes
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "CapturedGraph",
     "Node",
     "Ref",
+    "SameTensor",
     "TensorMeta",
     "annotated",
     "capture",

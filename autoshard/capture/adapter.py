@@ -22,6 +22,8 @@ from torch.export._trace import _restore_state_dict
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from .annotation import marking
+from .graph import SameTensor
+from .results import separate_results
 
 aten = torch.ops.aten
 
@@ -48,12 +50,14 @@ class Trace:
     """The joint graph, with a descriptor ``(kind, detail)`` for each placeholder and each output.
 
     Kinds of placeholder: parameter (FQN), buffer (FQN), input (position), tangent (position).
-    Kinds of output: output (position), gradient (FQN), mutation (FQN), none.
+    Kinds of output: output (position), gradient (FQN), mutation (FQN), none. ``same`` are the results that are no new
+    tensors, by position; an input among them is named by its own position.
     """
 
     graph: torch.fx.Graph
     placeholders: tuple[tuple[str, Any], ...]
     outputs: tuple[tuple[str, Any], ...]
+    same: dict[int, SameTensor]
     out_spec: TreeSpec
 
 
@@ -68,6 +72,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
         fake_args, fake_kwargs = tree_map(convert, (args, kwargs))
         module = _dynamo_graph_capture_for_export(model)(*fake_args, **fake_kwargs)
         _restore_state_dict(model, module)
+        same = separate_results(module, *_tensors_of(model, module.graph))
         decompositions: Any = get_decompositions(_DECOMPOSED)
         joint = aot_export_joint_with_descriptors(
             stack, module, fake_args, fake_kwargs or None, decompositions=decompositions
@@ -76,7 +81,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     placeholders = tuple(_placeholder(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder")
     output = graph.output_node()
     outputs = tuple(_output(desc) for desc in tree_flatten(output.meta["desc"])[0])
-    return Trace(graph, placeholders, outputs, joint.out_spec)
+    return Trace(graph, placeholders, outputs, same, joint.out_spec)
 
 
 def model_stack(error: Exception) -> str:
@@ -115,6 +120,24 @@ class _Faker:
         finally:
             for table, real in zip(tables, kept):
                 table.update(real)
+
+
+def _tensors_of(
+    model: nn.Module, graph: torch.fx.Graph
+) -> tuple[dict[torch.fx.Node, SameTensor], dict[torch.fx.Node, torch.Tensor]]:
+    """The parameters, buffers and inputs among the nodes of dynamo's graph, and what dynamo saw each node give."""
+    seen = {node: node.meta.get("example_value") for node in graph.nodes}
+    values = {node: value for node, value in seen.items() if isinstance(value, torch.Tensor)}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    leaves = {}
+    for position, node in enumerate(node for node in graph.nodes if node.op == "placeholder"):
+        if node in values:
+            leaves[node] = SameTensor("input", str(position))
+    for node in values:
+        if node.op == "get_attr" and node.target in parameters | buffers:
+            leaves[node] = SameTensor("parameter" if node.target in parameters else "buffer", str(node.target))
+    return leaves, values
 
 
 def _placeholder(desc: Any) -> tuple[str, Any]:
