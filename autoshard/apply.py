@@ -58,7 +58,7 @@ def parallelize(
     verify(program, plan, rank.groups)
     constants = _constants(model, args, kwargs or {})
     shard_parameters(model, plan, mesh)
-    return ParallelModule(model, plan, mesh, program, constants, graph.out_spec, shared_seed(program, mesh))
+    return ParallelModule(model, plan, mesh, program, constants, graph, shared_seed(program, mesh))
 
 
 def check_strategies(plan: ShardingPlan, graph: CapturedGraph) -> None:

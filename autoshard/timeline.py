@@ -22,13 +22,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 from cost_models import OptimizerPolicy
 
 from .capture import CapturedGraph
 from .layout import is_even, local_shape
-from .lowering import LocalProgram, Rank, lower
+from .lowering import LocalProgram, Rank, lower, storages
 from .mesh import Mesh
 from .plans import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, ShardingPlan, TenantKind, TensorEntry
 from .plans.memory import MAX_POINTS, MAX_TENANTS
@@ -217,7 +216,7 @@ class _Simulation:
         for key in _keys(returned):
             self._storages[key].last = max(self._storages[key].last, last)
         for node in given:  # tangents: autograd holds them to the end of the backward
-            for key, size in _sizes(node).items():
+            for key, size in storages(node).items():
                 self._storages.setdefault(key, _Lifetime(node.meta["label"].tensor, "temporary", size, first, last))
         return returned
 
@@ -227,7 +226,7 @@ class _Simulation:
         for key in _keys(node.all_input_nodes):
             if key in self._storages:
                 self._storages[key].last = moment
-        for key, size in _sizes(node).items():
+        for key, size in storages(node).items():
             kind: TenantKind = "temporary" if label.is_copy else "activation"
             self._storages.setdefault(key, _Lifetime(label.tensor, kind, size, moment, moment))
 
@@ -274,11 +273,5 @@ class _Simulation:
         return Timeline(points, tuple(sorted(alive, key=lambda t: (-t.size_bytes, t.name))), self._static)
 
 
-def _sizes(node: fx.Node) -> dict[int, int]:
-    """The storages of a value with their bytes."""
-    tensors = (leaf for leaf in tree_leaves(node.meta["val"]) if isinstance(leaf, torch.Tensor))
-    return {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
-
-
 def _keys(values: Iterable[Any]) -> set[int]:
-    return {key for value in values if isinstance(value, fx.Node) for key in _sizes(value)}
+    return {key for value in values if isinstance(value, fx.Node) for key in storages(value)}

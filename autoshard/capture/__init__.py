@@ -3,7 +3,7 @@
 from .annotation import CONSTRAIN, annotated, constrain
 from .arguments import Call, CallSignature, differences, input_names
 from .capture import capture
-from .graph import CapturedGraph, Node, Ref, TensorMeta, is_random, map_refs, refs_in
+from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, map_refs, refs_in
 from .repeats import is_contraction, layers, tied_nodes
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "CapturedGraph",
     "Node",
     "Ref",
+    "SameTensor",
     "TensorMeta",
     "annotated",
     "capture",

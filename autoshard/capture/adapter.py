@@ -20,20 +20,12 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from ..errors import CaptureError
 from .annotation import marking
-from .dynamo import Dynamo, Guards, forward_graph
-from .effects import (
-    Leaves,
-    refuse_other_arguments,
-    refuse_other_modes,
-    refuse_side_effects,
-    refuse_stray_tensors,
-    replaced_buffers,
-)
-from .observed import Observed
+from .dynamo import Guards
+from .forward import forward_of
+from .graph import SameTensor
+from .observed import MODEL
 
 aten = torch.ops.aten
-
-_MODEL = "model."  # what Observed calls the model that it holds
 
 # Losses divide by the number of targets. As sums and counts of the whole batch they add up exactly when it is cut.
 _DECOMPOSED = [
@@ -62,6 +54,7 @@ class Trace:
     replacement (FQN of a buffer, which stands for another tensor afterwards), parameter mutation (FQN), input mutation
     (position), none.
 
+    ``same`` are the results that are no new tensors, by position; an input among them is named by its own position.
     ``guards`` are the conditions on Python state under which the model does what the graph does; ``reads_modes`` says
     that the model's own code asks whether gradients are computed.
     """
@@ -69,6 +62,7 @@ class Trace:
     graph: torch.fx.Graph
     placeholders: tuple[tuple[str, Any], ...]
     outputs: tuple[tuple[str, Any], ...]
+    same: dict[int, SameTensor]
     out_spec: TreeSpec
     guards: Guards
     reads_modes: bool
@@ -85,37 +79,19 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     faker = _Faker(FakeTensorMode())
     with faker.fake_module(model), marking(), _same_modes(), ExitStack() as stack:
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
-        module, found = _forward(model, fake_args, fake_kwargs)
-        leaves = Leaves.of(module, module.graph._codegen.pytree_info.out_spec)  # type: ignore[attr-defined]
-        replaced = dict(replaced_buffers(module, leaves, tuple(found.assigned)))
+        forward = forward_of(model, fake_args, fake_kwargs)
         decompositions: Any = get_decompositions(_DECOMPOSED)
         joint = aot_export_joint_with_descriptors(
-            stack, module, fake_args, fake_kwargs or None, decompositions=decompositions
+            stack, forward.module, fake_args, fake_kwargs or None, decompositions=decompositions
         )
     graph = joint.graph_module.graph
     placeholders = tuple(_placeholder(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder")
-    first = len(leaves.result) + len(leaves.before)
-    kinds = {first + k: ("replacement", name) for k, name in replaced.items()}
-    kinds |= {k: ("output", k) for k in range(len(leaves.result))}
+    kinds = {k: ("output", k) for k in range(forward.results)}
+    kinds |= {forward.results + k: ("replacement", name) for k, name in enumerate(forward.replaced)}
     outputs = tuple(_output(desc, kinds) for desc in tree_flatten(graph.output_node().meta["desc"])[0])
+    found = forward.found
     assert found.guards is not None, "dynamo gave an answer"
-    return Trace(graph, placeholders, outputs, joint.out_spec.children()[0], found.guards, found.reads_modes)
-
-
-def _forward(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[torch.fx.GraphModule, Dynamo]:
-    """The operators of a forward that changes nothing but buffers."""
-    module, found = forward_graph(Observed(model), args, kwargs)
-    refuse_side_effects(found.side_effects)
-    if found.assigned:
-        module, found = forward_graph(Observed(model, tuple(found.assigned)), args, kwargs)
-    names = [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))]
-    refuse_stray_tensors(module, frozenset(f"{_MODEL}{name}" for name in names))
-    leaves = Leaves.of(module, module.graph._codegen.pytree_info.out_spec)  # type: ignore[attr-defined]
-    refuse_other_arguments(module, leaves, args, kwargs)
-    refuse_other_modes(leaves)
-    return module, found
+    return Trace(graph, placeholders, outputs, forward.same, forward.out_spec, found.guards, found.reads_modes)
 
 
 @contextmanager
@@ -177,9 +153,9 @@ class _Faker:
 def _placeholder(desc: Any) -> tuple[str, Any]:
     match type(desc).__name__:
         case "ParamAOTInput":
-            return "parameter", desc.target.removeprefix(_MODEL)
+            return "parameter", desc.target.removeprefix(MODEL)
         case "BufferAOTInput":
-            return "buffer", desc.target.removeprefix(_MODEL)
+            return "buffer", desc.target.removeprefix(MODEL)
         case "PlainAOTInput":
             return "input", desc.idx
         case "TangentAOTInput":
@@ -192,7 +168,7 @@ def _placeholder(desc: Any) -> tuple[str, Any]:
 def _output(desc: Any, kinds: dict[int, tuple[str, Any]]) -> tuple[str, Any]:
     match type(desc).__name__:
         case "PlainAOTOutput":
-            return kinds.get(desc.idx, ("none", None))
+            return kinds[desc.idx]
         case "GradAOTOutput":
             kind, detail = _placeholder(desc.grad_of)
             return ("gradient", detail) if kind == "parameter" else ("none", None)

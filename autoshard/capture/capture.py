@@ -202,7 +202,7 @@ class _Builder:
             ref = self._refs[value] if isinstance(value, FxNode) else None
             if kind == "output":
                 outputs.append(ref)
-                constants.append(None if ref else value)
+                constants.append(None if ref else self._constant(detail, value))
             elif kind == "gradient" and ref:
                 gradients.append((detail, ref))
             elif kind in ("mutation", "replacement") and ref:
@@ -218,6 +218,13 @@ class _Builder:
             unused=self._unused(),
             out_spec=self._traced.out_spec,
         )
+
+    def _constant(self, position: int, value: Any) -> Any:
+        """What a result is that the graph does not make."""
+        same = self._traced.same.get(position)
+        if same is not None and same.kind == "input":
+            return replace(same, name=self._input_names[int(same.name)])
+        return same or value
 
     def _unused(self) -> tuple[tuple[str, TensorMeta], ...]:
         used = {node.name for node in self._nodes if node.kind == "parameter"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
@@ -26,6 +26,7 @@ from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutatio
 from torch._guards import Guard, GuardsSet
 from torch.export._trace import _restore_state_dict
 from torch.utils._ordered_set import OrderedSet
+from torch.utils._pytree import TreeSpec, tree_structure
 
 from .arguments import same_constant
 from .lines import is_models_file, line_in
@@ -91,15 +92,26 @@ class Dynamo:
 
 def forward_graph(
     observed: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[torch.fx.GraphModule, Dynamo]:
-    """The torch operators that a module calls, its parameters and buffers under their FQNs; and what else it does."""
+) -> tuple[torch.fx.GraphModule, Dynamo, TreeSpec]:
+    """The torch operators that a module calls, its parameters and buffers under their FQNs; what else it does; and the
+    structure of its result, whose leaves the graph returns.
+    """
     found = Dynamo()
     with ExitStack() as stack:
         stack.enter_context(_side_effects_into(found))
         stack.enter_context(_reads_into(found))
         graph = functional_export._dynamo_graph_capture_for_export(observed)(*args, **kwargs)
     _restore_state_dict(observed, graph)
-    return graph, found
+    return graph, found, graph.graph._codegen.pytree_info.out_spec
+
+
+def return_only(graph: torch.fx.GraphModule, out_spec: TreeSpec, result: Sequence[Any], others: Sequence[Any]) -> None:
+    """Rewrites a graph of :func:`forward_graph` so that it returns a result of the structure ``out_spec``, and a list."""
+    graph.graph.output_node().args = ((*result, *others),)
+    codegen: Any = graph.graph._codegen
+    both = TreeSpec(tuple, None, [out_spec, tree_structure(list(others))])
+    codegen.pytree_info = codegen.pytree_info._replace(out_spec=both)
+    graph.recompile()
 
 
 def model_stack(error: Exception) -> str:

@@ -6,7 +6,7 @@ forward makes to the world outside would happen once, while it is captured, or n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,14 +54,14 @@ def refuse_side_effects(effects: list[SideEffect]) -> None:
         )
 
 
-def refuse_stray_tensors(module: GraphModule, known: frozenset[str]) -> None:
+def refuse_stray_tensors(module: GraphModule, known: Collection[FxNode]) -> None:
     """Refuses tensors that a forward finds elsewhere than in its parameters, buffers and arguments.
 
     Raises:
         CaptureError: it reads one from a plain attribute, a list, a global variable or a closure.
     """
     for node in module.graph.nodes:
-        if node.op == "get_attr" and node.target not in known:
+        if node.op == "get_attr" and node not in known and _value(node) is not None:
             raise CaptureError(
                 f"the forward reads a tensor that is neither a parameter nor a buffer nor an argument"
                 f"{at(line_of(node))}; make it one: self.register_buffer(name, tensor) in __init__ "

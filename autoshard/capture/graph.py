@@ -61,11 +61,20 @@ class Node:
         return tuple(refs_in((self.args, self.kwargs)))
 
 
+@dataclass(frozen=True)
+class SameTensor:
+    """Stands for a result that is no new tensor: the parameter, buffer or input ``name``, or the result number ``name``."""
+
+    kind: Literal["parameter", "buffer", "input", "output"]
+    name: str
+
+
 @dataclass(frozen=True, eq=False)
 class CapturedGraph:
     """One training step (or inference step): nodes in execution order, forward before backward.
 
-    ``outputs`` are the leaves of the model's result (None for a leaf that is no tensor: its value is in ``constants``);
+    ``outputs`` are the leaves of the model's result, None for one that the graph does not make: then ``constants`` has
+    its value, or a :class:`SameTensor`;
     ``gradients`` maps the FQN of each trained parameter to its gradient; ``mutations`` maps the FQN of each buffer that
     the forward updates to its new value; ``aliases`` maps each further FQN of a tied parameter to the first one;
     ``unused`` are the parameters the step never reads. ``out_spec`` rebuilds the model's result from the leaves.

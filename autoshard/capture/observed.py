@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+MODEL = "model."  # what stands before the names of the model's tensors
+
 
 class Observed(nn.Module):
     """Calls a model. Whoever traces it learns which tensors the model put in the place of buffers, whether it changed

@@ -1,6 +1,7 @@
 """Lowering: a plan and a captured graph become the module that one rank runs. Needs no solver."""
 
 from .agree import bind, from_first_rank, shared_seed
+from .emitter import storages
 from .match import check_graph, check_mesh, mesh_of
 from .module import ParallelModule
 from .observe import CollectiveLog, MemoryLog, measure_collectives, measure_memory
@@ -25,5 +26,6 @@ __all__ = [
     "shard_inputs",
     "shard_parameters",
     "shared_seed",
+    "storages",
     "verify",
 ]

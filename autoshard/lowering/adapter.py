@@ -58,6 +58,13 @@ def broadcast_along(tensor: torch.Tensor, mesh: DeviceMesh, axis: int) -> None:
     dist.broadcast(tensor, dist.get_global_rank(group, 0), group)
 
 
+def maximum(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """The largest of the values of all ranks of the mesh, elementwise, on every rank: in place."""
+    for axis in range(mesh.ndim):
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, mesh.get_group(axis))
+    return tensor
+
+
 def device_of(mesh: DeviceMesh) -> torch.device:
     """The device of this rank."""
     if mesh.device_type == "cpu":
@@ -81,6 +88,21 @@ class BoxedCodeGen(fx.graph.CodeGen):
 def keeps_graph() -> bool:
     """Whether the backward that runs now was called with ``retain_graph=True``, so that another may follow."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def is_backward_running() -> bool:
+    """Whether this is called from within a backward: what checkpointing does to make activations once more."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether what is saved for a backward goes through hooks that the caller has set: checkpointing, offloading."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def is_transforming() -> bool:
+    """Whether a transform of torch.func runs: vmap, grad, jvp and what is built of them."""
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 @contextmanager

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import AutoshardError
-from .adapter import broadcast, device_of, group_names
+from .adapter import broadcast, device_of, group_names, maximum
 from .program import LocalProgram, Rank
 
 
@@ -39,6 +39,13 @@ def from_first_rank(mesh: DeviceMesh, make: Callable[[], str]) -> str:
     if received.startswith("!"):
         raise AutoshardError(f"the first rank of the mesh failed: {received[1:]}")
     return received[1:]
+
+
+def is_same_everywhere(numbers: Sequence[int], mesh: DeviceMesh) -> bool:
+    """Whether all ranks of a mesh have the same numbers; every rank learns it. They must be equally many."""
+    pairs = torch.tensor([(number, -number) for number in numbers], dtype=torch.int64, device=device_of(mesh))
+    largest, smallest = maximum(pairs, mesh).unbind(1)
+    return bool((largest == -smallest).all())
 
 
 def shared_seed(program: LocalProgram, mesh: DeviceMesh) -> int | None:
