@@ -8,13 +8,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_flatten
 
 from .calls import as_arguments, rebuild_call
-from .capture import CapturedGraph, capture, input_names
+from .capture import CapturedGraph, capture
 from .errors import PlanMismatchError, StrategyWarning, VerificationError
 from .layout import Layout, format_layout
-from .lowering import ParallelModule, bind, check_graph, check_mesh, lower, shard_parameters, shared_seed, verify
+from .lowering import (
+    Inputs,
+    ParallelModule,
+    bind,
+    check_graph,
+    check_mesh,
+    lower,
+    shard_parameters,
+    shared_seed,
+    verify,
+)
 from .plans import ShardingPlan
 from .strategies import Enumerator, Strategy
 
@@ -56,9 +65,9 @@ def parallelize(
     rank = bind(mesh)
     program = lower(graph, plan, rank)
     verify(program, plan, rank.groups)
-    constants = _constants(model, args, kwargs or {})
+    inputs = Inputs(model, plan, mesh, args, kwargs or {})
     shard_parameters(model, plan, mesh)
-    return ParallelModule(model, plan, mesh, program, constants, graph, shared_seed(program, mesh))
+    return ParallelModule(model, plan, mesh, program, inputs, graph, shared_seed(program, mesh))
 
 
 def check_strategies(plan: ShardingPlan, graph: CapturedGraph) -> None:
@@ -108,9 +117,3 @@ def _example(plan: ShardingPlan) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return torch.empty(entries[name].shape, dtype=getattr(torch, entries[name].dtype), device="meta")
 
     return rebuild_call(plan.call, tensor)
-
-
-def _constants(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    leaves, _ = tree_flatten((args, kwargs))
-    named = zip(input_names(model, args, kwargs), leaves)
-    return {name: leaf for name, leaf in named if not isinstance(leaf, torch.Tensor)}

@@ -1,5 +1,6 @@
 """Capture: the training step of a module as one immutable joint forward and backward graph."""
 
+from .adapter import global_hooks
 from .annotation import CONSTRAIN, annotated, constrain
 from .arguments import Call, CallSignature, differences, input_names
 from .capture import capture
@@ -19,6 +20,7 @@ __all__ = [
     "capture",
     "constrain",
     "differences",
+    "global_hooks",
     "input_names",
     "is_contraction",
     "is_random",

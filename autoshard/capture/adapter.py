@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch._decomp import get_decompositions
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from ..errors import CaptureError
@@ -86,7 +86,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
         )
     graph = joint.graph_module.graph
     placeholders = tuple(_placeholder(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder")
-    kinds = {k: ("output", k) for k in range(forward.results)}
+    kinds: dict[int, tuple[str, Any]] = {k: ("output", k) for k in range(forward.results)}
     kinds |= {forward.results + k: ("replacement", name) for k, name in enumerate(forward.replaced)}
     outputs = tuple(_output(desc, kinds) for desc in tree_flatten(graph.output_node().meta["desc"])[0])
     found = forward.found
@@ -107,6 +107,28 @@ def _same_modes() -> Iterator[None]:
     if torch.get_default_dtype() != dtype:
         torch.set_default_dtype(dtype)
         raise CaptureError("the forward sets torch's default dtype; set it outside, or give each tensor its dtype")
+
+
+def global_hooks() -> list[Any]:
+    """The hooks that torch calls for every module."""
+    kinds = ("forward_pre", "forward", "backward_pre", "backward")
+    return [hook for kind in kinds for hook in getattr(torch.nn.modules.module, f"_global_{kind}_hooks").values()]
+
+
+def module_backward_hooks(module: nn.Module) -> list[Any]:
+    """The hooks that the backward of a module calls."""
+    return [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+
+
+def gradient_hooks(tensor: torch.Tensor) -> list[Any]:
+    """The hooks that the gradient of a tensor goes through, or that are called once it has arrived."""
+    return [*(tensor._backward_hooks or {}).values(), *(tensor._post_accumulate_grad_hooks or {}).values()]
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a dense block of numbers, and no class of its own with another meaning."""
+    known = type(tensor) in (torch.Tensor, nn.Parameter) or isinstance(tensor, FakeTensor)
+    return known and tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
 class _Faker:

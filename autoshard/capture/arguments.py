@@ -1,7 +1,7 @@
 """The arguments of a call: a name for each leaf, and the call as ``forward`` receives it, defaults included.
 
-``model(x, scale=2.0)`` and ``model(scale=2.0, x=x)`` are the same call to ``forward(self, x, scale, flip=False)``: three
-leaves, named ``x``, ``scale`` and ``flip``.
+``model(x, scale=2.0)`` and ``model(scale=2.0, x=x)`` are the same call to ``forward(self, x, scale, flip=False)``: its
+leaves are named ``x``, ``scale`` and ``flip``.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class CallSignature:
     """How a model's ``forward`` is called."""
 
     def __init__(self, model: nn.Module) -> None:
-        # A decorated forward receives what its wrapper receives; its own parameters lend their names.
         self._received = inspect.signature(model.forward, follow_wrapped=False)
-        self._parameters = list(inspect.signature(model.forward).parameters.values())
+        # where a decorator receives *args, the parameters of what it decorates lend their names
+        self._parameters = tuple(inspect.signature(model.forward).parameters.values())
         self._taken = model._parameters.keys() | model._buffers.keys() | model._modules.keys() | _RESERVED
 
     def names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
@@ -89,12 +89,16 @@ class CallSignature:
         return first + re.sub(r"[\[\]'\"]+", ".", keystr(tuple(rest))).rstrip(".")
 
     def _positional(self, position: int) -> str:
-        for index, parameter in enumerate(self._parameters):
-            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-                return f"{parameter.name}.{position - index}"
-            if index == position:
-                return parameter.name
-        return f"args.{position}"
+        """The name of a positional argument: that of the parameter that receives it, or ``rest.0`` for ``*rest``."""
+        packed = f"args.{position}"
+        for parameters in (self._received.parameters.values(), self._parameters):
+            for index, parameter in enumerate(parameters):
+                if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                    packed = f"{parameter.name}.{position - index}"
+                    break
+                if index == position:
+                    return parameter.name
+        return packed
 
 
 def input_names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

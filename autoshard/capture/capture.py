@@ -20,6 +20,7 @@ from .attention import attention, attention_backward
 from .dynamo import model_stack
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 from .lines import at, line_in, line_of
+from .models import check_example, check_model
 
 aten = torch.ops.aten
 
@@ -45,9 +46,10 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | No
         CaptureError: the model has a graph break, an operator whose result shape depends on data, or dynamic shapes.
     """
     kwargs = dict(kwargs or {})
+    check_model(model)
     try:
         signature = CallSignature(model)
-        signature.bind(args, kwargs)
+        check_example(signature.bind(args, kwargs))
         traced = trace(model, args, kwargs)
     except CaptureError:
         raise
@@ -103,9 +105,20 @@ class _Builder:
                 )
             if kind in ("mutation", "replacement"):
                 written[detail].append(kind)
+            if kind == "replacement":
+                self._refuse_tied(detail, where)
         for name, kinds in written.items():
             if len(kinds) > 1:
                 raise CaptureError(f"the forward both writes into the buffer {name} and replaces it; do one of the two")
+
+    def _refuse_tied(self, name: str, where: str) -> None:
+        buffer = self._model.get_buffer(name)
+        for other, tensor in self._model.named_buffers(remove_duplicate=False):
+            if tensor is buffer and other != name:
+                raise CaptureError(
+                    f"the forward replaces the buffer {name}{where}, which is also {other} and would no longer be; "
+                    "write into it in place (copy_)"
+                )
 
     def _forward_nodes(self) -> set[FxNode]:
         results = self._traced.graph.output_node().args[0]
@@ -217,6 +230,9 @@ class _Builder:
             aliases=_aliases(self._model),
             unused=self._unused(),
             out_spec=self._traced.out_spec,
+            replaced=frozenset(name for kind, name in self._traced.outputs if kind == "replacement"),
+            guards=self._traced.guards,
+            reads_modes=self._traced.reads_modes,
         )
 
     def _constant(self, position: int, value: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -33,7 +33,7 @@ from .lines import is_models_file, line_in
 
 _MODEL = "L['self']._modules['_export_root']._modules['model']"
 _BUFFERS = re.compile(re.escape(_MODEL) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
-# Guards on what a call may change: tensors and modes. The rest is Python state, which stays as it is.
+# Guards on modes of torch, and on tensors.
 _OF_A_CALL = frozenset(
     {
         "AUTOGRAD_SAVED_TENSORS_HOOKS",
@@ -97,16 +97,19 @@ def forward_graph(
     structure of its result, whose leaves the graph returns.
     """
     found = Dynamo()
-    with ExitStack() as stack:
-        stack.enter_context(_side_effects_into(found))
-        stack.enter_context(_reads_into(found))
+    answers: list[tuple[nn.Module, Any]] = []
+    with _side_effects_into(found), _answers_into(answers):
         graph = functional_export._dynamo_graph_capture_for_export(observed)(*args, **kwargs)
+    ((module, answer),) = answers
+    found.guards = _guards(answer.output_graph, module)
+    found.reads_modes = any(_names(code) & _MODES for code in answer.traced_code)
     _restore_state_dict(observed, graph)
-    return graph, found, graph.graph._codegen.pytree_info.out_spec
+    codegen: Any = graph.graph._codegen
+    return graph, found, codegen.pytree_info.out_spec
 
 
 def return_only(graph: torch.fx.GraphModule, out_spec: TreeSpec, result: Sequence[Any], others: Sequence[Any]) -> None:
-    """Rewrites a graph of :func:`forward_graph` so that it returns a result of the structure ``out_spec``, and a list."""
+    """Makes a graph of :func:`forward_graph` return a result of the structure ``out_spec``, and a list of others."""
     graph.graph.output_node().args = ((*result, *others),)
     codegen: Any = graph.graph._codegen
     both = TreeSpec(tuple, None, [out_spec, tree_structure(list(others))])
@@ -168,9 +171,9 @@ def _keys(items: dict[Any, Any]) -> set[Any]:
 
 def _replaced(variable: Any) -> list[str]:
     """The keys of a dict whose values are others than they were."""
-    items = variable.items.items()
-    new = [key for key, value in items if variable.is_new_item(variable.original_items.get(key.vt), value)]
-    return [key.vt.as_python_constant() for key in new]
+    before: Any = variable.original_items
+    new = (key.vt for key, value in variable.items.items() if variable.is_new_item(before.get(key.vt), value))
+    return [key.as_python_constant() for key in new]
 
 
 def _changed(effects: SideEffects, variable: Any) -> list[str]:
@@ -191,15 +194,13 @@ def _changed(effects: SideEffects, variable: Any) -> list[str]:
 
 
 @contextmanager
-def _reads_into(found: Dynamo) -> Iterator[None]:
-    """Takes the guards and the code that was run out of dynamo's answer as it comes in."""
+def _answers_into(answers: list[tuple[nn.Module, Any]]) -> Iterator[None]:
+    """Appends the module that dynamo traced, and all that it says of it."""
     capture = functional_export.fullgraph_capture
 
-    def and_record(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def and_record(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         answer = capture(module, *args, **kwargs)
-        output = answer.graph_capture_output
-        found.guards = _guards(output.output_graph, module)
-        found.reads_modes = any(_names(code) & _MODES for code in output.traced_code)
+        answers.append((module, answer.graph_capture_output))
         return answer
 
     with patch.object(functional_export, "fullgraph_capture", and_record):
@@ -224,8 +225,11 @@ def _guards(graph: Any, module: nn.Module) -> Guards:
 
 
 def _is_state(guard: Guard) -> bool:
-    arguments = "L['flat_args']" in guard.name or "L['self'].in_spec" in guard.name
-    return guard.create_fn_name() not in _OF_A_CALL and not arguments
+    """Whether a guard, which dynamo has evaluated, is on what stays as it is from call to call: no tensor, no mode."""
+    value_type = guard.guarded_class_weakref and guard.guarded_class_weakref()
+    is_tensor = value_type is not None and issubclass(value_type, torch.Tensor)
+    is_argument = "L['flat_args']" in guard.name or "L['self'].in_spec" in guard.name
+    return not (guard.create_fn_name() in _OF_A_CALL or is_tensor or is_argument)
 
 
 def _names(code: CodeType) -> frozenset[str]:

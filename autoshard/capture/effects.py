@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -36,8 +37,9 @@ class Leaves:
     def of(cls, module: GraphModule, out_spec: Any) -> Leaves:
         """Reads them off the output of a graph whose result has the structure ``out_spec``."""
         leaves = iter(module.graph.output_node().args[0])  # type: ignore[arg-type]
-        parts = [tuple(next(leaves) for _ in range(spec.num_leaves)) for spec in out_spec.children()]
-        return cls(*parts[:4], parts[4][0], out_spec.children()[3])
+        specs = out_spec.children()
+        result, before, after, arguments, (mode,) = (tuple(islice(leaves, spec.num_leaves)) for spec in specs)
+        return cls(result, before, after, arguments, mode, specs[3])
 
 
 def refuse_side_effects(effects: list[SideEffect]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -28,8 +28,8 @@ from .results import separate_results
 @dataclass(frozen=True, eq=False)
 class Forward:
     """The graph of a forward. ``module`` gives the ``results`` leaves of the model's result, then the tensors that take
-    the place of the buffers ``replaced`` (FQNs). ``same`` are the results that are no new tensors, by position; an input
-    among them is named by its own position. ``found`` is what dynamo noticed besides.
+    the place of the buffers ``replaced`` (FQNs). ``same`` are the results that are no new tensors, by position; an
+    input among them is named by its own position. ``found`` is what dynamo noticed besides.
     """
 
     module: GraphModule
@@ -66,6 +66,7 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _tensors_of(model: nn.Module, module: GraphModule) -> dict[FxNode, SameTensor]:
     """The parameters, buffers and inputs among the nodes of a graph."""
+    kinds: dict[Any, Literal["parameter", "buffer"]]
     kinds = {f"{MODEL}{name}": "parameter" for name, _ in model.named_parameters(remove_duplicate=False)}
     kinds |= {f"{MODEL}{name}": "buffer" for name, _ in model.named_buffers(remove_duplicate=False)}
     tensors = {}

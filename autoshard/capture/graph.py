@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch.utils._pytree import TreeSpec
 
+from .dynamo import Guards
+
 Phase = Literal["forward", "backward"]
 NodeKind = Literal["parameter", "buffer", "input", "tangent", "operator"]
 
@@ -76,8 +78,12 @@ class CapturedGraph:
     ``outputs`` are the leaves of the model's result, None for one that the graph does not make: then ``constants`` has
     its value, or a :class:`SameTensor`;
     ``gradients`` maps the FQN of each trained parameter to its gradient; ``mutations`` maps the FQN of each buffer that
-    the forward updates to its new value; ``aliases`` maps each further FQN of a tied parameter to the first one;
-    ``unused`` are the parameters the step never reads. ``out_spec`` rebuilds the model's result from the leaves.
+    the forward updates to its new value, and ``replaced`` are those that are another tensor afterwards, where the
+    others are written in place; ``aliases`` maps each further FQN of a tied parameter to the first one; ``unused`` are the
+    parameters the step never reads. ``out_spec`` rebuilds the model's result from the leaves.
+
+    The graph is what the model does as long as the Python values that its forward reads stay as they are, which
+    ``guards`` finds out; and in the grad mode of the capture alone, if ``reads_modes``.
     """
 
     nodes: tuple[Node, ...]
@@ -88,6 +94,9 @@ class CapturedGraph:
     aliases: tuple[tuple[str, str], ...]
     unused: tuple[tuple[str, TensorMeta], ...]
     out_spec: TreeSpec
+    replaced: frozenset[str] = frozenset()
+    guards: Guards | None = None
+    reads_modes: bool = False
 
     def meta(self, ref: Ref) -> TensorMeta:
         """Shape and dtype of a tensor of the graph."""

@@ -24,7 +24,7 @@ def is_models_file(path: str) -> bool:
 
 
 def line_in(trace: str) -> str:
-    """``file:line: code`` of the innermost frame of a printed traceback that belongs to the model; empty if none does."""
+    """``file:line: code`` of the innermost frame of the model in a printed traceback; empty if there is none."""
     frames = [m for m in _FRAME.finditer(trace) if is_models_file(m["file"])]
     return f"{frames[-1]['file']}:{frames[-1]['line']}: {frames[-1]['code'].strip()}" if frames else ""
 

@@ -2,6 +2,7 @@
 
 from .agree import bind, from_first_rank, shared_seed
 from .emitter import storages
+from .inputs import Inputs
 from .match import check_graph, check_mesh, mesh_of
 from .module import ParallelModule
 from .observe import CollectiveLog, MemoryLog, measure_collectives, measure_memory
@@ -11,6 +12,7 @@ from .verify import verify
 
 __all__ = [
     "CollectiveLog",
+    "Inputs",
     "LocalProgram",
     "MemoryLog",
     "ParallelModule",

@@ -38,7 +38,9 @@ class HeldTensors:
     def __init__(self, model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> None:
         self._mesh = mesh
         entries = {entry.name: entry for entry in (*plan.parameters, *plan.buffers)}
-        self._places = {name: _place(table, key, entries[name]) for name, table, key in _tables(model) if name in entries}
+        self._places = {
+            name: _place(table, key, entries[name]) for name, table, key in _tables(model) if name in entries
+        }
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A parameter or buffer.
@@ -65,6 +67,11 @@ class HeldTensors:
         if place.placements is not None:
             self._check_placed(place, tensor)
         return tensor
+
+    def replace(self, name: str, tensor: torch.Tensor) -> None:
+        """Puts another tensor in the place of a buffer."""
+        place = self._places[name]
+        place.table[place.key] = tensor
 
     def _check_placed(self, place: _Place, tensor: torch.Tensor) -> None:
         if not isinstance(tensor, DTensor):

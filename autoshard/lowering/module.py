@@ -9,23 +9,31 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
-from ..capture import CapturedGraph, SameTensor, input_names
-from ..errors import InputError
-from ..layout import format_layout, local_shape
-from ..plans import ShardingPlan, TensorEntry
+from ..capture import CapturedGraph, SameTensor
+from ..plans import ShardingPlan
 from .adapter import device_of
 from .held import HeldTensors
-from .placements import placements_of
+from .inputs import Inputs
 from .program import LocalProgram
 from .settings import Settings
 from .shards import agree_on_replicas
+from .state import ModelState
 from .step import Step
 
-# modules that do something else in training than in evaluation
-_MODAL = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+# What the module has in common with the model it was made from: its tensors and submodules, and how they are saved.
+_SHARED = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_version",
+)
 
 
 class ParallelModule(nn.Module):
@@ -47,46 +55,69 @@ class ParallelModule(nn.Module):
         plan: ShardingPlan,
         mesh: DeviceMesh,
         program: LocalProgram,
-        constants: dict[str, Any],
+        inputs: Inputs,
         graph: CapturedGraph,
         seed: int | None,
     ) -> None:
         super().__init__()
-        self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
+        for table in _SHARED:
+            setattr(self, table, getattr(model, table))
         self.training = model.training
         self.plan = plan
         self._mesh = mesh
         self._program = program
-        self._constants = constants
+        self._inputs = inputs
         self._graph = graph
-        self._step = Step(graph, plan, mesh, program)
+        self._held = HeldTensors(model, plan, mesh)
+        self._step = Step(graph, plan, mesh, program, self._held.replace)
+        self._state = ModelState(model, graph)
+        self._written = [name for name in program.mutated if name not in graph.replaced]
         self._settings = Settings.of_capture(mesh.device_type)
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
-        self._signature = [model]  # in a list, so that it is not registered as a submodule
-        self._inputs = {entry.name: entry for entry in plan.inputs}
         self._was_meta = any(p.is_meta for p in model.parameters())
-        self._captured_training = model.training
-        self._depends_on_mode = program.is_random or any(isinstance(m, _MODAL) for m in model.modules())
-        self._held = HeldTensors(model, plan, mesh)
-        self._coordinate = tuple(mesh.get_coordinate() or ())
+        self._own = frozenset({*self.__dict__, "_own", "_model"})
+        self._model = [model]  # in a list, so that it is not registered as a submodule; from here on, see __setattr__
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute of the module, and of the model it was made from: ``module.k = 2`` is meant for both."""
+        super().__setattr__(name, value)
+        if self._is_of_model(name):
+            setattr(self._model[0], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Deletes an attribute of the module, and of the model it was made from."""
+        of_model = self._is_of_model(name)
+        super().__delattr__(name)
+        if of_model and name in self._model[0].__dict__:
+            delattr(self._model[0], name)
+
+    def _is_of_model(self, name: str) -> bool:
+        if "_model" not in self.__dict__:
+            return False
+        return name == "training" or (name not in self._own and not hasattr(type(self), name))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self._model[0]._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._model[0]._load_from_state_dict(*args)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One step's forward on this rank.
 
         Raises:
-            InputError: arguments of another number, shape or dtype than the plan declares, or another mode (training or
-                evaluation) than the model was captured in, where that makes a difference.
+            InputError: the call is not one that the plan was made for.
+            PlanMismatchError: the model has changed since it was captured: its tensors, or the Python values, modes
+                and hooks that its forward depends on.
         """
-        if self.training != self._captured_training and self._depends_on_mode:
-            raise InputError(
-                f"the model was captured in {_mode(self._captured_training)} mode, runs in {_mode(self.training)} mode "
-                "and has dropout or batch norm; make another plan for that mode"
-            )
+        self._state.check()
         if self._was_meta:
             self._was_meta = False
             agree_on_replicas(self, self._mesh)
         self._settings.check(Settings.now(self._mesh.device_type))
-        given = self._inputs_of(args, kwargs)
+        given = self._inputs.of(args, kwargs)
+        if self._written:
+            self._inputs.refuse_aliases(given, {name: self._held[name] for name in self._written})
         arguments = {name: given[name] if name in given else self._held[name] for name in self._program.arguments}
         with self._same_draws():
             made, kept = self._step(list(arguments.values()))
@@ -110,54 +141,3 @@ class ParallelModule(nn.Module):
         with torch.random.fork_rng(devices, device_type=self._mesh.device_type):
             torch.manual_seed(int(torch.randint(1 << 62, (), generator=self._generator)))
             yield
-
-    def _inputs_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
-        leaves, _ = tree_flatten((args, kwargs))
-        named = dict(zip(input_names(self._signature[0], args, kwargs), leaves))
-        tensors = {name: leaf for name, leaf in named.items() if isinstance(leaf, torch.Tensor)}
-        if tensors.keys() != self._inputs.keys():
-            raise InputError(
-                f"the plan was made for the tensors {', '.join(self._inputs)}; this call has {', '.join(tensors)}"
-            )
-        changed = [n for n, leaf in named.items() if n in self._constants and leaf != self._constants[n]]
-        if changed:
-            raise InputError(
-                f"{changed[0]} was {self._constants[changed[0]]!r} when the model was captured and is "
-                f"{named[changed[0]]!r} now; make another plan for it"
-            )
-        for name, tensor in tensors.items():
-            self._check_input(self._inputs[name], tensor)
-        return tensors
-
-    def _check_input(self, entry: TensorEntry, tensor: torch.Tensor) -> None:
-        if tensor.requires_grad:
-            raise InputError(f"{entry.name} requires a gradient, but the plan has none for inputs; detach it")
-        if isinstance(tensor, DTensor):
-            placements = placements_of(entry.layout)
-            if tensor.shape != entry.shape or tuple(tensor.placements) != placements:
-                raise InputError(
-                    f"{entry.name} is a DTensor of shape {list(tensor.shape)} placed {tuple(tensor.placements)}; the "
-                    f"plan wants {list(entry.shape)} placed {placements}: redistribute it first"
-                )
-            tensor = tensor.to_local()
-        wanted = local_shape(entry.shape, entry.layout, self.plan.mesh, self._coordinate)
-        if tuple(tensor.shape) != wanted:
-            raise InputError(self._wrong_shape(entry, tensor, wanted))
-        if str(tensor.dtype) != f"torch.{entry.dtype}":
-            raise InputError(f"{entry.name} has dtype {tensor.dtype}; the plan was made for {entry.dtype}")
-
-    def _wrong_shape(self, entry: TensorEntry, tensor: torch.Tensor, wanted: tuple[int, ...]) -> str:
-        layout = format_layout(entry.layout, self.plan.mesh)
-        if tuple(tensor.shape) == entry.shape:
-            return (
-                f"{entry.name} has the full shape {list(entry.shape)}, but each rank passes its shard {list(wanted)} "
-                f"({layout}); cut it with autoshard.shard_inputs(plan, mesh, ...)"
-            )
-        return (
-            f"{entry.name} has shape {list(tensor.shape)}; the plan was made for {list(entry.shape)} in all, which is "
-            f"{list(wanted)} on this rank ({layout})"
-        )
-
-
-def _mode(training: bool) -> str:
-    return "training" if training else "evaluation"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +25,21 @@ _TRANSFORMED = (
 
 
 class Step:
-    """Calls the local program of one rank so that autograd sees one operation on DTensors."""
+    """Calls the local program of one rank so that autograd sees one operation on DTensors.
 
-    def __init__(self, graph: CapturedGraph, plan: ShardingPlan, mesh: DeviceMesh, program: LocalProgram) -> None:
-        self.program, self.mesh = program, mesh
+    Args:
+        replace: puts a new tensor in the place of a buffer that the model replaces; called with its name.
+    """
+
+    def __init__(
+        self,
+        graph: CapturedGraph,
+        plan: ShardingPlan,
+        mesh: DeviceMesh,
+        program: LocalProgram,
+        replace: Callable[[str, torch.Tensor], None],
+    ) -> None:
+        self.program, self.mesh, self.replaced, self.replace = program, mesh, graph.replaced, replace
         self.backwards = Backwards(graph, plan, mesh, program)
         self._entries = {e.name: e for e in (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs)}
         self._titles = {
@@ -126,7 +137,7 @@ class Step:
         hooks, which see what is saved when the forward is done.
         """
         for name in self.program.mutated:
-            if name in self.program.exposed_arguments:
+            if name in self.program.exposed_arguments and name not in self.replaced:
                 raise InputError(
                     f"the {self.title(name)} is changed by the forward, and the backward needs its value from before: "
                     "leave the module out of the checkpoint (or of other hooks on saved tensors), or clone the buffer "
@@ -149,7 +160,7 @@ class _Operation(torch.autograd.Function):
         program = step.program
         shards = [a.to_local() if isinstance(a, DTensor) else a for a in arguments]
         with torch.autocast(step.mesh.device_type, enabled=False):
-            made = program.forward(list(shards))
+            made = program.forward([shard.contiguous() for shard in shards])
         count = program.results
         results = tuple(step.result(k, value) for k, value in enumerate(made[:count]))
         updates, saved = made[count : count + len(program.mutated)], made[count + len(program.mutated) :]
@@ -162,7 +173,10 @@ class _Operation(torch.autograd.Function):
             step.watch(kept, arguments, shards, results, made)
         held = dict(zip(program.arguments, shards))
         for name, value in zip(program.mutated, updates):
-            held[name].copy_(value)
+            if name in step.replaced:
+                step.replace(name, value.clone(memory_format=torch.contiguous_format))
+            else:
+                held[name].copy_(value)
         ctx.mark_non_differentiable(*(r for k, r in enumerate(results) if r is not None and k not in program.tangents))
         ctx.set_materialize_grads(False)  # torch would make zeros for results that the caller does not use
         return results
