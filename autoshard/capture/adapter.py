@@ -90,8 +90,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     kinds |= {forward.results + k: ("replacement", name) for k, name in enumerate(forward.replaced)}
     outputs = tuple(_output(desc, kinds) for desc in tree_flatten(graph.output_node().meta["desc"])[0])
     found = forward.found
-    assert found.guards is not None, "dynamo gave an answer"
-    return Trace(graph, placeholders, outputs, forward.same, forward.out_spec, found.guards, found.reads_modes)
+    return Trace(graph, placeholders, outputs, forward.same, forward.out_spec, found.guards(), found.reads_modes)
 
 
 @contextmanager

@@ -81,13 +81,22 @@ class Dynamo:
     """What dynamo found in a forward besides its graph.
 
     ``assigned`` are the FQNs of buffers that the forward replaces; ``side_effects`` the other objects it changes;
-    ``reads_modes`` says that the model's own code asks whether gradients are computed.
+    ``reads_modes`` says that the model's own code asks whether gradients are computed; ``answer`` is the module that
+    dynamo traced, and what it says of it.
     """
 
     assigned: list[str] = field(default_factory=list)
     side_effects: list[SideEffect] = field(default_factory=list)
-    guards: Guards | None = None
     reads_modes: bool = False
+    answer: tuple[nn.Module, Any] | None = None
+
+    def guards(self) -> Guards:
+        """The conditions under which the model does what the graph does, with the values that are in force now: to be
+        called once nothing is set that was only set for the capture.
+        """
+        assert self.answer is not None, "dynamo has given an answer"
+        module, output = self.answer
+        return _guards(output.output_graph, module)
 
 
 def forward_graph(
@@ -100,9 +109,8 @@ def forward_graph(
     answers: list[tuple[nn.Module, Any]] = []
     with _side_effects_into(found), _answers_into(answers):
         graph = functional_export._dynamo_graph_capture_for_export(observed)(*args, **kwargs)
-    ((module, answer),) = answers
-    found.guards = _guards(answer.output_graph, module)
-    found.reads_modes = any(_names(code) & _MODES for code in answer.traced_code)
+    (found.answer,) = answers
+    found.reads_modes = any(_names(code) & _MODES for code in found.answer[1].traced_code)
     _restore_state_dict(observed, graph)
     codegen: Any = graph.graph._codegen
     return graph, found, codegen.pytree_info.out_spec

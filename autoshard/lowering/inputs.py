@@ -47,9 +47,9 @@ class Inputs:
         try:
             call = self._signature.bind(args, kwargs)
         except TypeError as error:
-            raise InputError(f"forward cannot be called like this: {error}; {self._wanted()}") from None
+            raise InputError(f"forward takes other arguments: {error}; {self._wanted()}") from None
         for difference in differences(self._planned, call):
-            raise InputError(f"{difference}; {self._wanted()}")
+            raise InputError(f"{difference}; {self._wanted()}, make another plan for another call")
         tensors = call.tensors()
         for name, tensor in tensors.items():
             self._check(self._entries[name], tensor)
@@ -68,9 +68,7 @@ class Inputs:
                 raise InputError(f"{name} shares memory with the buffer {buffer}, which the step changes; give a clone")
 
     def _wanted(self) -> str:
-        return (
-            f"the plan was made for the tensors {', '.join(self._entries) or '(none)'}; make another plan for this call"
-        )
+        return f"the plan was made for the tensors {', '.join(self._entries) or '(none)'}"
 
     def _check(self, entry: TensorEntry, tensor: torch.Tensor) -> None:
         if tensor.requires_grad:
