@@ -55,8 +55,8 @@ class Trace:
     (position), none.
 
     ``same`` are the results that are no new tensors, by position; an input among them is named by its own position.
-    ``guards`` are the conditions on Python state under which the model does what the graph does; ``reads_modes`` says
-    that the model's own code asks whether gradients are computed.
+    ``guards`` are the conditions on Python state under which the model does what the graph does; ``names`` are
+    those of functions and attributes that the model's own code uses.
     """
 
     graph: torch.fx.Graph
@@ -65,7 +65,7 @@ class Trace:
     same: dict[int, SameTensor]
     out_spec: TreeSpec
     guards: Guards
-    reads_modes: bool
+    names: frozenset[str]
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
@@ -90,7 +90,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     kinds |= {forward.results + k: ("replacement", name) for k, name in enumerate(forward.replaced)}
     outputs = tuple(_output(desc, kinds) for desc in tree_flatten(graph.output_node().meta["desc"])[0])
     found = forward.found
-    return Trace(graph, placeholders, outputs, forward.same, forward.out_spec, found.guards(), found.reads_modes)
+    return Trace(graph, placeholders, outputs, forward.same, forward.out_spec, found.guards(), found.names)
 
 
 @contextmanager

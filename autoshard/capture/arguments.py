@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import MappingKey, SequenceKey, TreeSpec, keystr, tree_flatten, tree_flatten_with_path
 
-_NUMBERS = (float, complex)
+_PRINTED = (float, complex, slice, range)  # what they are can be read off how they print
 _IMMUTABLE = (bool, int, str, bytes, torch.dtype, torch.device, torch.memory_format, torch.layout)
 # Names that the graph gives to tensors of its own (``grad.0``, ``output.0``).
 _RESERVED = frozenset({"grad", "output"})
@@ -127,9 +127,7 @@ def same_constant(a: Any, b: Any) -> bool:
         return True
     if type(a) is not type(b):
         return False
-    if type(a) in _NUMBERS:
-        return repr(a) == repr(b)
-    if type(a) in (slice, range):
+    if isinstance(a, _PRINTED):
         return repr(a) == repr(b)
     return type(a) in _IMMUTABLE and not isinstance(a, Enum) and bool(a == b)
 

@@ -232,7 +232,7 @@ class _Builder:
             out_spec=self._traced.out_spec,
             replaced=frozenset(name for kind, name in self._traced.outputs if kind == "replacement"),
             guards=self._traced.guards,
-            reads_modes=self._traced.reads_modes,
+            names=self._traced.names,
         )
 
     def _constant(self, position: int, value: Any) -> Any:

@@ -11,6 +11,7 @@ import re
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -46,7 +47,8 @@ _OF_A_CALL = frozenset(
         "TORCH_FUNCTION_STATE",
     }
 )
-_MODES = frozenset({"is_grad_enabled", "is_inference_mode_enabled", "is_inference", "requires_grad", "is_leaf"})
+# The arguments of the capture, and what its own code reads.
+_OF_CAPTURE = ("L['flat_args']", "L['self'].in_spec", "pytree", "ExportTracerOutput")
 
 
 @dataclass(frozen=True)
@@ -57,23 +59,40 @@ class SideEffect:
     line: str
 
 
+@dataclass(frozen=True, eq=False)
+class _Nested:
+    """A tuple with lists or dicts in it, which dynamo compares with itself: its name, where it is, and how it printed."""
+
+    name: str
+    source: Any
+    text: str
+
+
 class Guards:
     """The conditions on Python state under which the captured graph is what the model does."""
 
-    def __init__(self, manager: Any, scope: dict[str, Any], lines: dict[str, str]) -> None:
+    def __init__(self, manager: Any, scope: dict[str, Any], nested: list[_Nested], lines: dict[str, str]) -> None:
         self._manager = manager
         self._scope = scope
+        self._nested = nested
         self._lines = lines
 
     def broken(self) -> tuple[str, str] | None:
         """The first condition that no longer holds, such as ``model.k == 3.0``, and the line that relies on it; None if
         all hold.
         """
-        if self._manager.check(self._scope):
-            return None
-        parts = self._manager.check_verbose(self._scope).verbose_code_parts
-        code = str(parts[0]).partition("  # ")[0].strip() if parts else "the state of the model"
-        return readable(code), self._lines.get(code, "")
+        if not self._manager.check(self._scope["L"]):
+            parts = self._manager.check_verbose(self._scope["L"]).verbose_code_parts
+            code = str(parts[0]).partition("  # ")[0].strip() if parts else "the state of the model"
+            return readable(code), self._lines.get(code, "")
+        for nested in self._nested:
+            if repr(nested.source.get_value(self._scope, {}, {})) != nested.text:
+                return f"{nested.name} == {nested.text}", ""
+        return None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guards:
+        scope = {"L": deepcopy(self._scope["L"], memo), "G": self._scope["G"]}
+        return Guards(self._manager, scope, self._nested, self._lines)
 
 
 @dataclass
@@ -81,13 +100,13 @@ class Dynamo:
     """What dynamo found in a forward besides its graph.
 
     ``assigned`` are the FQNs of buffers that the forward replaces; ``side_effects`` the other objects it changes;
-    ``reads_modes`` says that the model's own code asks whether gradients are computed; ``answer`` is the module that
-    dynamo traced, and what it says of it.
+    ``names`` are those that the model's own code uses, of functions and attributes; ``answer`` is the module that dynamo
+    traced, and what it says of it.
     """
 
     assigned: list[str] = field(default_factory=list)
     side_effects: list[SideEffect] = field(default_factory=list)
-    reads_modes: bool = False
+    names: frozenset[str] = frozenset()
     answer: tuple[nn.Module, Any] | None = None
 
     def guards(self) -> Guards:
@@ -110,7 +129,7 @@ def forward_graph(
     with _side_effects_into(found), _answers_into(answers):
         graph = functional_export._dynamo_graph_capture_for_export(observed)(*args, **kwargs)
     (found.answer,) = answers
-    found.reads_modes = any(_names(code) & _MODES for code in found.answer[1].traced_code)
+    found.names = frozenset().union(*(_names(code) for code in found.answer[1].traced_code))
     _restore_state_dict(observed, graph)
     codegen: Any = graph.graph._codegen
     return graph, found, codegen.pytree_info.out_spec
@@ -131,11 +150,15 @@ def model_stack(error: Exception) -> str:
 
 
 def readable(source: str) -> str:
-    """Dynamo's name for an object as a reader writes it: ``model.layers.0.k``."""
+    """Dynamo's name for an object, or its condition on one, as a reader writes it: ``model.layers.0.k == 3.0``."""
     source = source.replace(_MODEL, "model")
     source = re.sub(r"G\['__import_(\w+)'\]", lambda m: m[1].replace("_dot_", "."), source)
     source = re.sub(r"\._modules\['([^']*)'\]|\._buffers\['([^']*)'\]|\._parameters\['([^']*)'\]", _dotted, source)
-    return re.sub(r"[GL]\['([^']*)'\]", r"\1", source)
+    source = re.sub(r"[GL]\['([^']*)'\]", r"\1", source)
+    source = re.sub(r"___check_type_id\((.*), \d+\), type=<class '(.*)'>", r"type(\1) is \2", source)
+    source = re.sub(r"___check_obj_id\((.*), \d+\), type=.*", r"\1 is what it was", source)
+    source = re.sub(r"^len\((.*)\) != (\d+)$", r"len(\1) == \2", source)  # so dynamo prints the length of a dict
+    return re.sub(r"not ___dict_contains\((.*), (.*)\)", r"\1 not in \2", source)
 
 
 def _dotted(match: re.Match[str]) -> str:
@@ -229,15 +252,25 @@ def _guards(graph: Any, module: nn.Module) -> Guards:
         if guard.user_stack
         for code in guard.code_list or ()
     }
-    return Guards(manager, {"self": module}, lines)
+    scope = {"L": {"self": module}, "G": graph.global_scope}
+    return Guards(manager, scope, list(_nested(kept, scope)), lines)
+
+
+def _nested(guards: list[Guard], scope: dict[str, Any]) -> Iterator[_Nested]:
+    for guard in guards:
+        if guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH"):
+            source = guard.originating_source
+            value = source.get_value(scope, {}, {})
+            if isinstance(value, (tuple, list, dict)):
+                yield _Nested(readable(guard.name), source, repr(value))
 
 
 def _is_state(guard: Guard) -> bool:
     """Whether a guard, which dynamo has evaluated, is on what stays as it is from call to call: no tensor, no mode."""
     value_type = guard.guarded_class_weakref and guard.guarded_class_weakref()
     is_tensor = value_type is not None and issubclass(value_type, torch.Tensor)
-    is_argument = "L['flat_args']" in guard.name or "L['self'].in_spec" in guard.name
-    return not (guard.create_fn_name() in _OF_A_CALL or is_tensor or is_argument)
+    is_of_capture = any(name in guard.name for name in _OF_CAPTURE)
+    return not (guard.create_fn_name() in _OF_A_CALL or is_tensor or is_of_capture)
 
 
 def _names(code: CodeType) -> frozenset[str]:

@@ -83,7 +83,8 @@ class CapturedGraph:
     parameters the step never reads. ``out_spec`` rebuilds the model's result from the leaves.
 
     The graph is what the model does as long as the Python values that its forward reads stay as they are, which
-    ``guards`` finds out; and in the grad mode of the capture alone, if ``reads_modes``.
+    ``guards`` finds out. ``names`` are those of functions and attributes that the model's own code uses: what guards do
+    not see shows there, such as ``is_grad_enabled``.
     """
 
     nodes: tuple[Node, ...]
@@ -96,7 +97,7 @@ class CapturedGraph:
     out_spec: TreeSpec
     replaced: frozenset[str] = frozenset()
     guards: Guards | None = None
-    reads_modes: bool = False
+    names: frozenset[str] = frozenset()
 
     def meta(self, ref: Ref) -> TensorMeta:
         """Shape and dtype of a tensor of the graph."""

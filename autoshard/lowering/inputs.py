@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ class Inputs:
         self, model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self._signature = CallSignature(model)
-        self._planned = self._signature.bind(args, kwargs)
+        planned = self._signature.bind(args, kwargs)
+        self._planned = replace(planned, leaves=tuple(_without_memory(leaf) for leaf in planned.leaves))
         self._plan = plan
         self._mesh = mesh
         self._device = device_of(mesh)
@@ -110,6 +112,10 @@ class Inputs:
             f"{entry.name} has shape {list(tensor.shape)}; the plan was made for {list(entry.shape)} in all, which is "
             f"{list(wanted)} on this rank ({layout})"
         )
+
+
+def _without_memory(leaf: Any) -> Any:
+    return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_unflatten
 
 from ..capture import CapturedGraph, SameTensor
+from ..errors import AutoshardError
 from ..plans import ShardingPlan
 from .adapter import device_of
 from .held import HeldTensors
@@ -95,6 +97,18 @@ class ParallelModule(nn.Module):
         if "_model" not in self.__dict__:
             return False
         return name == "training" or (name not in self._own and not hasattr(type(self), name))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
+        copy = type(self).__new__(type(self))
+        memo[id(self)] = copy
+        copy.__dict__.update({name: deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise AutoshardError(
+            "a parallel module cannot be pickled; save its state_dict (with torch.distributed.checkpoint without "
+            "gathering it), and load that into a module that is planned and parallelized anew"
+        )
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         self._model[0]._save_to_state_dict(destination, prefix, keep_vars)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from torch import nn
 from ..capture import CapturedGraph, global_hooks
 from ..errors import PlanMismatchError
 
+_MODES = frozenset({"is_grad_enabled", "is_inference_mode_enabled", "is_inference", "requires_grad", "is_leaf"})
+_ENVIRONMENT = frozenset({"environ", "getenv"})
 _AGAIN = "set it back, or plan and parallelize the model as it is now"
 
 
@@ -18,10 +22,21 @@ class ModelState:
     """Notices what changed in a model, or around it, since it was captured."""
 
     def __init__(self, model: nn.Module, graph: CapturedGraph) -> None:
+        self._model = model
         self._guards = graph.guards
         self._modules = tuple(_modules(model))
         self._methods = tuple(_methods(model))
-        self._grad_mode = torch.is_grad_enabled() if graph.reads_modes else None
+        self._grad_mode = torch.is_grad_enabled() if graph.names & _MODES else None
+        self._trained = _trained(model) if "requires_grad" in graph.names else None
+        self._environment = dict(os.environ) if graph.names & _ENVIRONMENT else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelState:
+        copy = object.__new__(ModelState)
+        memo[id(self)] = copy
+        copy.__dict__.update(self.__dict__)  # classes and their methods are those of the original
+        for name in ("_model", "_guards", "_modules"):
+            copy.__dict__[name] = deepcopy(self.__dict__[name], memo)
+        return copy
 
     def check(self) -> None:
         """Checks that the model would still do what was captured.
@@ -32,14 +47,19 @@ class ModelState:
         for path, table, key, module in self._modules:
             if table.get(key) is not module:
                 raise PlanMismatchError(f"the module {path} is another one than when the model was captured; {_AGAIN}")
-        for owner, name, method in self._methods:
-            if owner.__dict__.get(name) is not method:
+        for owner, name, method, code in self._methods:
+            found = owner.__dict__.get(name)
+            if found is not method or getattr(found, "__code__", None) is not code:
                 raise PlanMismatchError(f"{owner.__name__}.{name} was replaced after the model was captured; {_AGAIN}")
         if self._grad_mode not in (None, torch.is_grad_enabled()):
             raise PlanMismatchError(
                 f"the forward asks whether gradients are computed, and was captured where they "
                 f"{_are(self._grad_mode)}; now they {_are(torch.is_grad_enabled())}: make another plan for that"
             )
+        if self._environment not in (None, dict(os.environ)):
+            raise PlanMismatchError(f"the forward reads the environment, which has changed since; {_AGAIN}")
+        if self._trained is not None and self._trained != _trained(self._model):
+            raise PlanMismatchError(f"the forward asks which parameters require gradients, and these changed; {_AGAIN}")
         hooks = [hook for hook in global_hooks() if not str(getattr(hook, "__module__", "")).startswith("torch.")]
         if hooks:
             raise PlanMismatchError(
@@ -66,6 +86,10 @@ def _sentence(condition: str, line: str) -> str:
     return f"the model was captured when `{condition}`{at}, which no longer holds; {_AGAIN}"
 
 
+def _trained(model: nn.Module) -> list[bool]:
+    return [parameter.requires_grad for parameter in model.parameters()]
+
+
 def _are(enabled: bool | None) -> str:
     return "are" if enabled else "are not"
 
@@ -78,11 +102,11 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, nn.Mo
                 yield f"{path}.{key}" if path else key, parent._modules, key, module
 
 
-def _methods(model: nn.Module) -> Iterator[tuple[type, str, Any]]:
-    """What the classes of the user's modules define: owner, name, value."""
+def _methods(model: nn.Module) -> Iterator[tuple[type, str, Any, Any]]:
+    """What the classes of the user's modules define: owner, name, value and, of a function, its code."""
     classes = {base for module in model.modules() for base in type(module).__mro__}
     for owner in sorted(classes, key=lambda owner: (owner.__module__, owner.__qualname__)):
         if owner is not object and not owner.__module__.startswith("torch."):
             for name, value in owner.__dict__.items():
                 if callable(value) or isinstance(value, (property, staticmethod, classmethod)):
-                    yield owner, name, value
+                    yield owner, name, value, getattr(value, "__code__", None)

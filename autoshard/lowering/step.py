@@ -160,7 +160,7 @@ class _Operation(torch.autograd.Function):
         program = step.program
         shards = [a.to_local() if isinstance(a, DTensor) else a for a in arguments]
         with torch.autocast(step.mesh.device_type, enabled=False):
-            made = program.forward([shard.contiguous() for shard in shards])
+            made = program.forward([shard.resolve_conj().resolve_neg().contiguous() for shard in shards])
         count = program.results
         results = tuple(step.result(k, value) for k, value in enumerate(made[:count]))
         updates, saved = made[count : count + len(program.mutated)], made[count + len(program.mutated) :]
