@@ -59,7 +59,7 @@ def parallelize(
     if args is None:
         args, kwargs = _example(plan)
     args = as_arguments(args)
-    graph = capture(model, args, kwargs)
+    graph = capture(model, args, kwargs, guarded=True)
     check_graph(plan, graph)
     check_strategies(plan, graph)
     rank = bind(mesh)

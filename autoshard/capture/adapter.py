@@ -55,7 +55,7 @@ class Trace:
     (position), none.
 
     ``same`` are the results that are no new tensors, by position; an input among them is named by its own position.
-    ``guards`` are the conditions on Python state under which the model does what the graph does; ``names`` are
+    ``guards`` are the conditions on Python state under which the model does what the graph does, if they were asked for; ``names`` are
     those of functions and attributes that the model's own code uses.
     """
 
@@ -64,11 +64,11 @@ class Trace:
     outputs: tuple[tuple[str, Any], ...]
     same: dict[int, SameTensor]
     out_spec: TreeSpec
-    guards: Guards
+    guards: Guards | None
     names: frozenset[str]
 
 
-def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
+def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guarded: bool) -> Trace:
     """Captures one joint graph of a model. Its parameters, and the tensors in args and kwargs, may be on any device.
 
     The model is left as it was; no memory is allocated for its tensors.
@@ -90,7 +90,8 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     kinds |= {forward.results + k: ("replacement", name) for k, name in enumerate(forward.replaced)}
     outputs = tuple(_output(desc, kinds) for desc in tree_flatten(graph.output_node().meta["desc"])[0])
     found = forward.found
-    return Trace(graph, placeholders, outputs, forward.same, forward.out_spec, found.guards(), found.names)
+    guards = found.guards() if guarded else None
+    return Trace(graph, placeholders, outputs, forward.same, forward.out_spec, guards, found.names)
 
 
 @contextmanager

@@ -26,18 +26,22 @@ aten = torch.ops.aten
 
 # A value that only passes through: the node is the same tensor as its input.
 _IDENTITY = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default}
+_STRIDED = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
 
-def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> CapturedGraph:
+def capture(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, guarded: bool = False
+) -> CapturedGraph:
     """Captures one step of a model: forward, and backward where something is trained.
 
     Args:
         model: any module whose forward is one graph; its tensors may be on any device, meta included.
         args: example positional arguments; only shapes, dtypes and Python values are read.
         kwargs: example keyword arguments.
+        guarded: gives the graph ``guards``, which cost some time: for those who run the graph later.
 
     Returns:
         The joint graph. A scalar floating-point result is the loss; other results get one tangent each.
@@ -50,7 +54,7 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | No
     try:
         signature = CallSignature(model)
         check_example(signature.bind(args, kwargs))
-        traced = trace(model, args, kwargs)
+        traced = trace(model, args, kwargs, guarded)
     except CaptureError:
         raise
     except Exception as error:
@@ -103,6 +107,11 @@ class _Builder:
                     f"the forward writes into the buffer {detail} what carries a gradient into the next step{where}; "
                     "detach it (.detach()), or write under torch.no_grad()"
                 )
+            if kind == "mutation" and value.meta.get("recompute"):  # type: ignore[union-attr]
+                raise CaptureError(
+                    f"the forward writes into the buffer {detail}{where} within torch.utils.checkpoint, where one process "
+                    "does so again in the backward; leave that part out of the checkpoint"
+                )
             if kind in ("mutation", "replacement"):
                 written[detail].append(kind)
             if kind == "replacement":
@@ -150,6 +159,10 @@ class _Builder:
         op = fx.target
         if not isinstance(op, torch._ops.OpOverload):
             raise CaptureError(f"the captured graph calls {op}, which is no torch operator ({line_of(fx)})")
+        if op in _STRIDED:
+            raise CaptureError(
+                f"{op} reads memory as one process lays it out, which shards do not ({line_of(fx)}); index or unfold instead"
+            )
         if op in _IDENTITY:
             self._refs[fx] = self._refs[fx.args[0]]  # type: ignore[index]
             return

@@ -114,23 +114,23 @@ def replaced_buffers(module: GraphModule, leaves: Leaves, names: tuple[str, ...]
         others = [*outside, *leaves.result, *leaves.after[:k], *leaves.after[k + 1 :]]
         if reason := _why_not(before, after, [node for node in others if isinstance(node, FxNode)]):
             line = line_of(after) if isinstance(after, FxNode) else ""
-            raise CaptureError(f"the forward replaces the buffer {name} by a tensor that {reason}{at(line)}")
+            raise CaptureError(f"the forward replaces the buffer {name}{at(line)}: {reason}")
         yield k, name
 
 
 def _why_not(before: Any, after: Any, others: list[FxNode]) -> str:
     new, old = _value(after), _value(before)
     if new is None or old is None:
-        return "is None before or after; give it its final shape in __init__"
+        return "it is None before or after; give it its final shape in __init__"
     if (new.shape, new.dtype) != (old.shape, old.dtype):
         return (
-            f"is {new.dtype}{list(new.shape)} where the buffer is {old.dtype}{list(old.shape)}; give the buffer its "
-            "final shape and dtype in __init__"
+            f"it was {old.dtype}{list(old.shape)} and becomes {new.dtype}{list(new.shape)}; give it its final shape and "
+            "dtype in __init__"
         )
     if new.requires_grad:
-        return "carries a gradient into the next step; detach it (.detach()), or compute it under torch.no_grad()"
+        return "the new one carries a gradient into the next step; detach it (.detach()), or make it under no_grad()"
     if any(_storage(other) == _storage(after) for other in others):
-        return "shares memory with an argument, a result, a parameter or another buffer; copy it (.clone())"
+        return "the new one shares memory with an argument, a result, a parameter or another buffer; copy it (.clone())"
     return ""
 
 

@@ -83,7 +83,7 @@ class CapturedGraph:
     parameters the step never reads. ``out_spec`` rebuilds the model's result from the leaves.
 
     The graph is what the model does as long as the Python values that its forward reads stay as they are, which
-    ``guards`` finds out. ``names`` are those of functions and attributes that the model's own code uses: what guards do
+    ``guards`` finds out (None if the capture was not asked for it). ``names`` are those of functions and attributes that the model's own code uses: what guards do
     not see shows there, such as ``is_grad_enabled``.
     """
 

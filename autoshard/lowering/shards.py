@@ -12,6 +12,7 @@ from ..layout import Layout, local_range, local_shape
 from ..mesh import Mesh
 from ..plans import ShardingPlan
 from .adapter import broadcast, broadcast_along, device_of
+from .match import check_mesh
 from .placements import as_dtensor
 
 
@@ -23,12 +24,16 @@ def shard_inputs(plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor) -
 
     Raises:
         InputError: another number of tensors, or one of another shape than the plan's.
+        PlanMismatchError: the plan was made for another mesh.
     """
+    check_mesh(plan, mesh)
     if len(tensors) != len(plan.inputs):
         names = ", ".join(entry.name for entry in plan.inputs)
         raise InputError(f"the plan has {len(plan.inputs)} inputs ({names}); {len(tensors)} tensors were given")
     coordinate = tuple(mesh.get_coordinate() or ())
     for entry, tensor in zip(plan.inputs, tensors):
+        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor):
+            raise InputError(f"{entry.name} is a {type(tensor).__name__}; shard_inputs cuts plain tensors")
         if tuple(tensor.shape) != entry.shape:
             raise InputError(
                 f"{entry.name} has shape {list(tensor.shape)}; shard_inputs cuts the full batch, {list(entry.shape)}"
