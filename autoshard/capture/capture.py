@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -19,8 +19,9 @@ from .arguments import CallSignature
 from .attention import attention, attention_backward
 from .dynamo import model_stack
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
-from .lines import at, line_in, line_of
+from .lines import line_in, line_of
 from .models import check_example, check_model
+from .writes import refuse_writes
 
 aten = torch.ops.aten
 
@@ -59,7 +60,9 @@ def capture(
         raise
     except Exception as error:
         raise CaptureError(_why(model, error)) from error
-    return _Builder(traced, model, signature.names(args, kwargs)).build()
+    names = signature.names(args, kwargs)
+    refuse_writes(traced, model, names)
+    return _Builder(traced, model, names).build()
 
 
 class _Builder:
@@ -75,7 +78,6 @@ class _Builder:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def build(self) -> CapturedGraph:
-        self._refuse_writes()
         forward = self._forward_nodes()
         needed = _ancestors(self._traced.graph.output_node().all_input_nodes)
         placeholders = iter(self._traced.placeholders)
@@ -87,47 +89,6 @@ class _Builder:
             elif fx.op == "call_function" and fx in needed:
                 self._add_operator(fx, "forward" if fx in forward else "backward")
         return self._finish()
-
-    def _refuse_writes(self) -> None:
-        """Refuses writes in place that the step could not repeat on shards: to arguments, to parameters, and to buffers
-        that would then carry a gradient into the next step.
-        """
-        with_gradient = {detail for kind, detail in self._traced.placeholders if kind == "state tangent"}
-        written: dict[str, list[str]] = defaultdict(list)
-        results = self._traced.graph.output_node().args[0]
-        for value, (kind, detail) in zip(results, self._traced.outputs):  # type: ignore[arg-type]
-            where = at(line_of(value)) if isinstance(value, FxNode) else ""
-            if kind == "input mutation":
-                name = self._input_names[detail]
-                raise CaptureError(f"the forward writes into its argument {name}{where}; write {name} = {name}.clone()")
-            if kind == "parameter mutation":
-                raise CaptureError(f"the forward writes into the parameter {detail}{where}; change it between steps")
-            if kind == "mutation" and detail in with_gradient:
-                raise CaptureError(
-                    f"the forward writes into the buffer {detail} what carries a gradient into the next step{where}; "
-                    "detach it (.detach()), or write under torch.no_grad()"
-                )
-            if kind == "mutation" and value.meta.get("recompute"):  # type: ignore[union-attr]
-                raise CaptureError(
-                    f"the forward writes into the buffer {detail}{where} within torch.utils.checkpoint, where one process "
-                    "does so again in the backward; leave that part out of the checkpoint"
-                )
-            if kind in ("mutation", "replacement"):
-                written[detail].append(kind)
-            if kind == "replacement":
-                self._refuse_tied(detail, where)
-        for name, kinds in written.items():
-            if len(kinds) > 1:
-                raise CaptureError(f"the forward both writes into the buffer {name} and replaces it; do one of the two")
-
-    def _refuse_tied(self, name: str, where: str) -> None:
-        buffer = self._model.get_buffer(name)
-        for other, tensor in self._model.named_buffers(remove_duplicate=False):
-            if tensor is buffer and other != name:
-                raise CaptureError(
-                    f"the forward replaces the buffer {name}{where}, which is also {other} and would no longer be; "
-                    "write into it in place (copy_)"
-                )
 
     def _forward_nodes(self) -> set[FxNode]:
         results = self._traced.graph.output_node().args[0]
@@ -214,7 +175,7 @@ class _Builder:
         if stack:
             path = list(stack.values())[-1][0].removeprefix("L['self']")
             path = re.sub(r"\._modules\['([^']*)'\]|\['([^']*)'\]", _dotted, path)
-            return path.removeprefix(".model").strip(".")  # type: ignore[no-any-return]
+            return path.removeprefix(".model").strip(".")
         producers = [self._paths[self._node_of(n)] for n in fx.all_input_nodes if n in self._refs]
         return next((path for path in reversed(producers) if path), "")
 

@@ -124,8 +124,8 @@ def _why_not(before: Any, after: Any, others: list[FxNode]) -> str:
         return "it is None before or after; give it its final shape in __init__"
     if (new.shape, new.dtype) != (old.shape, old.dtype):
         return (
-            f"it was {old.dtype}{list(old.shape)} and becomes {new.dtype}{list(new.shape)}; give it its final shape and "
-            "dtype in __init__"
+            f"it was {old.dtype}{list(old.shape)} and becomes {new.dtype}{list(new.shape)}; give it its final shape "
+            "and dtype in __init__"
         )
     if new.requires_grad:
         return "the new one carries a gradient into the next step; detach it (.detach()), or make it under no_grad()"

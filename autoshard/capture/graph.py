@@ -78,13 +78,13 @@ class CapturedGraph:
     ``outputs`` are the leaves of the model's result, None for one that the graph does not make: then ``constants`` has
     its value, or a :class:`SameTensor`;
     ``gradients`` maps the FQN of each trained parameter to its gradient; ``mutations`` maps the FQN of each buffer that
-    the forward updates to its new value, and ``replaced`` are those that are another tensor afterwards, where the
-    others are written in place; ``aliases`` maps each further FQN of a tied parameter to the first one; ``unused`` are the
+    the forward updates to its new value (``replaced`` are those that are another tensor afterwards; the others are
+    written in place); ``aliases`` maps each further FQN of a tied parameter to the first one; ``unused`` are the
     parameters the step never reads. ``out_spec`` rebuilds the model's result from the leaves.
 
     The graph is what the model does as long as the Python values that its forward reads stay as they are, which
-    ``guards`` finds out (None if the capture was not asked for it). ``names`` are those of functions and attributes that the model's own code uses: what guards do
-    not see shows there, such as ``is_grad_enabled``.
+    ``guards`` finds out (None if the capture was not asked for it). ``names`` are those of functions and attributes
+    that the model's own code uses: what guards do not see shows there, such as ``is_grad_enabled``.
     """
 
     nodes: tuple[Node, ...]

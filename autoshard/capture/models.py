@@ -25,8 +25,8 @@ def check_model(model: nn.Module) -> None:
     """
     if hooks := global_hooks():
         raise CaptureError(
-            f"a hook on all modules is registered ({_named(hooks[0])}); a captured step does not call it: remove it, or "
-            "register hooks on modules"
+            f"a hook on all modules is registered ({_named(hooks[0])}); a captured step does not call it; "
+            "remove it, or register hooks on modules"
         )
     for path, module in model.named_modules():
         if module_backward_hooks(module):
