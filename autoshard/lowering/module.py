@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -70,6 +71,7 @@ class ParallelModule(nn.Module):
         self._held = HeldTensors(model, plan, mesh)
         self._coordinate = tuple(mesh.get_coordinate() or ())
 
+    @torch.compiler.disable(reason="a parallel module runs the graphs of its plan")
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One step's forward on this rank.
 
@@ -86,8 +88,10 @@ class ParallelModule(nn.Module):
             self._was_meta = False
             agree_on_replicas(self, self._mesh)
         self._settings.check(Settings.now(self._mesh.device_type))
-        given = self._inputs_of(args, kwargs)
-        arguments = {name: given[name] if name in given else self._held[name] for name in self._program.arguments}
+        names = self._program.arguments
+        held = {name: self._held[name] for name in names if name not in self._inputs}
+        given = held | self._inputs_of(args, kwargs)
+        arguments = {name: given[name] for name in names}
         with self._same_draws():
             made, kept = self._step(list(arguments.values()))
         leaves: list[Any] = []
@@ -99,6 +103,21 @@ class ParallelModule(nn.Module):
             else:
                 leaves.append(self._step.given_back(constant.name, arguments[constant.name], kept))
         return tree_unflatten(leaves, self._graph.out_spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
+        """A module with tensors of its own that runs the same program on the same mesh."""
+        shared = (self.plan, self._mesh, self._program, self._graph, self._step)
+        memo |= {id(value): value for value in shared}
+        copied = self.__class__.__new__(self.__class__)
+        memo[id(self)] = copied
+        copied.__dict__.update({key: deepcopy(value, memo) for key, value in self.__dict__.items()})
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InputError(
+            "a parallel module cannot be pickled: it belongs to the processes of this job. Save its state_dict() with "
+            "torch.distributed.checkpoint, and the plan with autoshard.write_plan"
+        )
 
     @contextmanager
     def _same_draws(self) -> Iterator[None]:

@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 from ..capture import CapturedGraph
 from ..errors import BackwardError, InputError
 from ..plans import ShardingPlan
-from .adapter import has_saved_tensor_hooks, is_backward_running, is_transforming, keeps_graph
-from .backwards import Backwards
-from .kept import Kept
+from .adapter import is_backward_running, is_batched, is_transforming, keeps_graph
+from .backwards import Backward, Backwards
+from .kept import Kept, count_optimizer_steps
 from .placements import as_dtensor, placements_of
 from .program import LocalProgram
 
@@ -30,6 +30,7 @@ class Step:
     def __init__(self, graph: CapturedGraph, plan: ShardingPlan, mesh: DeviceMesh, program: LocalProgram) -> None:
         self.program, self.mesh = program, mesh
         self.backwards = Backwards(graph, plan, mesh, program)
+        count_optimizer_steps()
         self._entries = {e.name: e for e in (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs)}
         self._titles = {
             entry.name: f"{kind} {entry.name}"
@@ -82,7 +83,7 @@ class Step:
         if isinstance(argument, DTensor) or argument.dim() == 0:
             return argument
         placed = self.placed(name, argument)
-        if kept is not None and name in self.program.exposed_arguments:
+        if kept is not None and not kept.is_hooked and name in self.program.exposed_arguments:
             kept.watch(self.title(name), placed)
         return placed
 
@@ -113,6 +114,8 @@ class Step:
         values: Sequence[torch.Tensor],
     ) -> None:
         """Watches what the caller can reach of what the backward reads: a DTensor and its shard, each by itself."""
+        if kept.is_hooked:
+            return
         for name, argument, shard in zip(self.program.arguments, arguments, shards):
             if name in self.program.exposed_arguments:
                 kept.watch(self.title(name), argument, *(() if shard is argument else (shard,)))
@@ -121,23 +124,10 @@ class Step:
             assert result is not None
             kept.watch(f"result {k}", result.detach(), values[k])
 
-    def refuse_changed_arguments(self) -> None:
-        """Raises InputError where the backward reads a buffer as it was before the forward changed it: too late for
-        hooks, which see what is saved when the forward is done.
-        """
-        for name in self.program.mutated:
-            if name in self.program.exposed_arguments:
-                raise InputError(
-                    f"the {self.title(name)} is changed by the forward, and the backward needs its value from before: "
-                    "leave the module out of the checkpoint (or of other hooks on saved tensors), or clone the buffer "
-                    "in the model"
-                )
-
-    def gradients(self, used: frozenset[int], values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Runs the backward on what was kept and the tangents of the results used, which it lets go of."""
-        graph = self.backwards.of(used)
+    def gradients(self, backward: Backward, values: list[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+        """Runs a backward on what was kept and the tangents, which it lets go of; the gradients by parameter."""
         with torch.autocast(self.mesh.device_type, enabled=False):
-            found = zip(self.program.trained, graph(values))
+            found = zip(self.program.trained, backward.graph(values))
         return {name: self.placed(name, value) for name, value in found if value is not None}
 
 
@@ -154,15 +144,15 @@ class _Operation(torch.autograd.Function):
         results = tuple(step.result(k, value) for k, value in enumerate(made[:count]))
         updates, saved = made[count : count + len(program.mutated)], made[count + len(program.mutated) :]
         ctx.step, ctx.kept = step, kept
-        if kept is not None and has_saved_tensor_hooks():
-            step.refuse_changed_arguments()
-            ctx.save_for_backward(*saved)  # the hooks see what is saved, and torch lets go of it all at once
-        elif kept is not None:
-            kept.values = list(saved)
-            step.watch(kept, arguments, shards, results, made)
-        held = dict(zip(program.arguments, shards))
-        for name, value in zip(program.mutated, updates):
-            held[name].copy_(value)
+        ctx.sources = [argument for argument in arguments if argument.requires_grad]
+        try:
+            if kept is not None:
+                kept.save(saved)
+                step.watch(kept, arguments, shards, results, made)
+        finally:  # checkpointing ends its second forward with an exception, as soon as everything is saved
+            held = dict(zip(program.arguments, shards))
+            for name, value in zip(program.mutated, updates):
+                held[name].copy_(value)
         ctx.mark_non_differentiable(*(r for k, r in enumerate(results) if r is not None and k not in program.tangents))
         ctx.set_materialize_grads(False)  # torch would make zeros for results that the caller does not use
         return results
@@ -171,20 +161,25 @@ class _Operation(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         step: Step = ctx.step
         arguments = step.program.arguments
-        if is_transforming():
+        if any(grad is not None and is_batched(grad) for grad in grads):
             raise BackwardError(_TRANSFORMED)
+        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+            raise BackwardError(
+                "torch.autograd.detect_anomaly cannot look for NaN in DTensors, which the gradients are; give it "
+                "check_nan=False"
+            )
         used = frozenset(k for k in step.program.tangents if grads[k] is not None)
         if not used:
             return (None,) * (2 + len(arguments))
         with torch.no_grad():
-            ctx.kept.check()
-            step.backwards.of(used)
+            backward = step.backwards.of(used)
             tangents = [step.tangent(k, grads[k]) for k in sorted(used)]
-            values = [*ctx.saved_tensors, *ctx.kept.take(keeps_graph()), *tangents]
+            values = [*ctx.kept.take(backward.needed, () if keeps_graph() else backward.spent), *tangents]
             del tangents
-            found = step.gradients(used, values)
+            found = step.gradients(backward, values)
         if torch.is_grad_enabled():
-            found = dict(zip(found, _Once.apply(torch.empty(0, requires_grad=True), *found.values())))
+            sources = [*ctx.sources, *(grad for grad in grads if grad is not None)]
+            found = dict(zip(found, _Once.apply(len(sources), *sources, *found.values())))
         return (None, None, *(found.get(name) for name in arguments))
 
     @staticmethod
@@ -193,11 +188,14 @@ class _Operation(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """Gradients that can be used, but not differentiated again: made under ``create_graph=True``."""
+    """Gradients made under ``create_graph=True``: they can be used, but not differentiated again.
+
+    Takes the number of tensors that they may depend on, these tensors, and the gradients.
+    """
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(gradient.detach() for gradient in gradients)
+    def forward(ctx: Any, sources: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(gradient.detach() for gradient in tensors[sources:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
