@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 from torch import nn
 from torch._decomp import get_decompositions
 from torch._dynamo.functional_export import _dynamo_graph_capture_for_export
@@ -22,6 +23,7 @@ from torch.export._trace import _restore_state_dict
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from .annotation import marking
+from .autocast import check_autocast_within
 from .graph import SameTensor
 from .results import separate_results
 
@@ -72,8 +74,11 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
         fake_args, fake_kwargs = tree_map(convert, (args, kwargs))
         module = _dynamo_graph_capture_for_export(model)(*fake_args, **fake_kwargs)
         _restore_state_dict(model, module)
+        _check_autocast_within(module.graph)
         same = separate_results(module, *_tensors_of(model, module.graph))
         decompositions: Any = get_decompositions(_DECOMPOSED)
+        # the backward is called outside of autocast
+        stack.enter_context(functorch_config.patch({"backward_pass_autocast": "off"}))
         joint = aot_export_joint_with_descriptors(
             stack, module, fake_args, fake_kwargs or None, decompositions=decompositions
         )
@@ -120,6 +125,13 @@ class _Faker:
         finally:
             for table, real in zip(tables, kept):
                 table.update(real)
+
+
+def _check_autocast_within(graph: torch.fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.target is torch.amp.autocast_mode._enter_autocast:
+            device_type, _, is_enabled, *_ = node.args
+            check_autocast_within(str(device_type), bool(is_enabled), node.meta.get("stack_trace") or "")
 
 
 def _tensors_of(

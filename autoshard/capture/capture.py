@@ -19,6 +19,7 @@ from torch.utils._pytree import MappingKey, SequenceKey, keystr, tree_flatten_wi
 from ..errors import CaptureError
 from .adapter import Trace, model_stack, trace
 from .attention import attention, attention_backward
+from .autocast import check_autocast_around
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 
 aten = torch.ops.aten
@@ -48,8 +49,11 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | No
         CaptureError: the model has a graph break, an operator whose result shape depends on data, or dynamic shapes.
     """
     kwargs = dict(kwargs or {})
+    check_autocast_around()
     try:
         traced = trace(model, args, kwargs)
+    except CaptureError:
+        raise
     except Exception as error:
         raise CaptureError(_why(model, error)) from error
     return _Builder(traced, model, input_names(model, args, kwargs)).build()
@@ -201,6 +205,8 @@ class _Builder:
                 gradients.append((detail, ref))
             elif kind == "mutation" and ref:
                 mutations.append((detail, ref))
+        if not any(outputs) and not mutations:
+            raise CaptureError(f"{type(self._model).__name__} computes nothing: there is nothing to plan")
         nodes, renumber = _without_dead(self._nodes, [*outputs, *(ref for _, ref in gradients + mutations)])
         return CapturedGraph(
             nodes=nodes,

@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,9 @@ COLLECTIVES = {
     ALL_REDUCE: "all_reduce",
     ALL_TO_ALL: "all_to_all",
 }
+
+
+_Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
 
 def group_names(mesh: DeviceMesh) -> tuple[str, ...]:
@@ -95,15 +98,15 @@ def is_backward_running() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def saved_tensor_hooks() -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None:
+def saved_tensor_hooks() -> _Hooks | None:
     """The two hooks that the caller has set on what is saved for a backward: one that packs, one that unpacks."""
-    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks
+    return cast(_Hooks | None, torch._C._autograd._top_saved_tensors_default_hooks(True))
 
 
 def is_transforming() -> bool:
-    """Whether a transform of torch.func runs: vmap, grad, jvp and what is built of them."""
-    return bool(torch._C._are_functorch_transforms_active())
+    """Whether a transform of torch.func runs (vmap, grad, jvp and what is built of them), or a trace is made."""
+    is_traced = torch.jit.is_tracing() or torch.compiler.is_exporting()
+    return is_traced or bool(torch._C._are_functorch_transforms_active())
 
 
 def is_batched(tensor: torch.Tensor) -> bool:

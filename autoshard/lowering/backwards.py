@@ -57,7 +57,9 @@ class Backwards:
             graph = whole if used == frozenset(possible) else self._part(used)
             assert graph is not None and whole is not None
             readers = _readers(graph)
-            spent = (k for k, found in enumerate(_readers(whole)) if k < len(readers) - len(used) and found <= readers[k])
+            spent = (
+                k for k, found in enumerate(_readers(whole)) if k < len(readers) - len(used) and found <= readers[k]
+            )
             needed = (k for k, found in enumerate(readers[: -len(used)]) if found)
             self._made[used] = Backward(graph, frozenset(needed), frozenset(spent))
         return self._made[used]

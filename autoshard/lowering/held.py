@@ -38,7 +38,9 @@ class HeldTensors:
     def __init__(self, model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> None:
         self._mesh = mesh
         entries = {entry.name: entry for entry in (*plan.parameters, *plan.buffers)}
-        self._places = {name: _place(table, key, entries[name]) for name, table, key in _tables(model) if name in entries}
+        self._places = {
+            name: _place(table, key, entries[name]) for name, table, key in _tables(model) if name in entries
+        }
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A parameter or buffer.

@@ -1,7 +1,7 @@
 """What one step keeps for its backward, and the watch over what of it the caller can reach.
 
-torch itself would watch tensors that an operation saves for its backward. It does not see what the step saves: a DTensor
-and its shard count changes separately, and results become DTensors behind the operators that make them.
+torch itself would watch tensors that an operation saves for its backward. It does not see what the step saves: a
+DTensor and its shard count changes separately, and results become DTensors behind the operators that make them.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Kept:
         for tensor in tensors:
             if tensor.is_inference():
                 raise InputError(
-                    f"{name} was made in torch.inference_mode, and the backward needs it; make it outside of that mode, "
-                    "or clone it there"
+                    f"the {name} was made in torch.inference_mode, and the backward needs it; make it outside of that "
+                    "mode, or clone it there"
                 )
             self._watched.append(Watched(tensor, tensor._version, name))
 
@@ -92,8 +92,9 @@ class Kept:
         for watched in self._watched:
             if watched.tensor._version != watched.version:
                 raise BackwardError(
-                    f"{watched.name} was changed in place after the forward, and the backward needs its value from "
-                    "before; change a clone of it, or change it after the backward (as an optimizer's step does)"
+                    f"the {watched.name} was changed in place after the forward (an optimizer's step changes "
+                    "parameters), and the backward needs its value from before; change a clone of it (.clone()), or "
+                    "change it after the backward"
                 )
         unpack = self._hooks[1] if self._hooks is not None else lambda value: value
         taken = [unpack(value) if k in needed else None for k, value in enumerate(self._values)]

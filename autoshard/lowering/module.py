@@ -71,7 +71,7 @@ class ParallelModule(nn.Module):
         self._held = HeldTensors(model, plan, mesh)
         self._coordinate = tuple(mesh.get_coordinate() or ())
 
-    @torch.compiler.disable(reason="a parallel module runs the graphs of its plan")
+    @torch.compiler.disable(reason="a parallel module runs the graphs of its plan")  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One step's forward on this rank.
 
@@ -79,17 +79,18 @@ class ParallelModule(nn.Module):
             InputError: arguments of another number, shape or dtype than the plan declares, or another mode (training or
                 evaluation) than the model was captured in, where that makes a difference.
         """
+        self._step.check_caller()
         if self.training != self._captured_training and self._depends_on_mode:
             raise InputError(
                 f"the model was captured in {_mode(self._captured_training)} mode, runs in {_mode(self.training)} mode "
                 "and has dropout or batch norm; make another plan for that mode"
             )
-        if self._was_meta:
-            self._was_meta = False
-            agree_on_replicas(self, self._mesh)
         self._settings.check(Settings.now(self._mesh.device_type))
         names = self._program.arguments
         held = {name: self._held[name] for name in names if name not in self._inputs}
+        if self._was_meta:
+            agree_on_replicas(self, self._mesh)
+            self._was_meta = False
         given = held | self._inputs_of(args, kwargs)
         arguments = {name: given[name] for name in names}
         with self._same_draws():

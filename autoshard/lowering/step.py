@@ -19,8 +19,8 @@ from .placements import as_dtensor, placements_of
 from .program import LocalProgram
 
 _TRANSFORMED = (
-    "torch.func, vmap and forward-mode derivatives cannot see into a parallel module; take gradients with backward() or "
-    "torch.autograd.grad, one at a time, or transform the original model"
+    "torch.func, vmap, forward-mode derivatives, torch.jit.trace and torch.export cannot see into a parallel module; "
+    "take gradients with backward() or torch.autograd.grad, one at a time, or transform the original model"
 )
 
 
@@ -30,6 +30,7 @@ class Step:
     def __init__(self, graph: CapturedGraph, plan: ShardingPlan, mesh: DeviceMesh, program: LocalProgram) -> None:
         self.program, self.mesh = program, mesh
         self.backwards = Backwards(graph, plan, mesh, program)
+        self._is_captured_with_gradients = torch.is_grad_enabled()
         count_optimizer_steps()
         self._entries = {e.name: e for e in (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs)}
         self._titles = {
@@ -37,6 +38,20 @@ class Step:
             for kind, entries in (("parameter", plan.parameters), ("buffer", plan.buffers), ("input", plan.inputs))
             for entry in entries
         }
+
+    def check_caller(self) -> None:
+        """Checks who calls the module.
+
+        Raises:
+            InputError: a transform or a trace, or a second forward that would not draw the numbers of the first.
+        """
+        if is_transforming():
+            raise InputError(_TRANSFORMED)
+        if is_backward_running() and self.program.is_random:
+            raise InputError(
+                "the module draws random numbers (dropout) and is called again within a backward, as checkpointing "
+                "does; it would draw others. Leave it out of the checkpoint"
+            )
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], Kept | None]:
         """Runs the forward.
@@ -49,16 +64,14 @@ class Step:
             and what is kept for the backward, if one can follow.
 
         Raises:
-            InputError: the call is one that the step cannot be part of.
+            InputError: the program has no backward, and one could follow.
         """
-        if is_transforming():
-            raise InputError(_TRANSFORMED)
-        if is_backward_running() and self.program.is_random:
-            raise InputError(
-                "the module draws random numbers (dropout) and is called again within a backward, as checkpointing "
-                "does; it would draw others. Leave it out of the checkpoint"
-            )
         can_go_back = torch.is_grad_enabled() and any(argument.requires_grad for argument in arguments)
+        if can_go_back and not self._is_captured_with_gradients:
+            raise InputError(
+                "the model was captured under torch.no_grad, so its plan has no backward; call it under torch.no_grad, "
+                "or plan and parallelize it outside"
+            )
         kept = Kept() if can_go_back else None
         return _Operation.apply(self, kept, *arguments), kept
 
@@ -132,14 +145,14 @@ class Step:
 
 
 class _Operation(torch.autograd.Function):
-    """See :class:`Step`. What only the backward needs is held by nobody else, and goes as the backward is done with it."""
+    """See :class:`Step`. What only the backward needs, nobody else holds; it goes as the backward is done with it."""
 
     @staticmethod
     def forward(ctx: Any, step: Step, kept: Kept | None, *arguments: torch.Tensor) -> tuple[Any, ...]:
         program = step.program
         shards = [a.to_local() if isinstance(a, DTensor) else a for a in arguments]
         with torch.autocast(step.mesh.device_type, enabled=False):
-            made = program.forward(list(shards))
+            made = program.forward([shard.contiguous() for shard in shards])  # what shares memory was found for these
         count = program.results
         results = tuple(step.result(k, value) for k, value in enumerate(made[:count]))
         updates, saved = made[count : count + len(program.mutated)], made[count + len(program.mutated) :]
@@ -173,7 +186,7 @@ class _Operation(torch.autograd.Function):
             return (None,) * (2 + len(arguments))
         with torch.no_grad():
             backward = step.backwards.of(used)
-            tangents = [step.tangent(k, grads[k]) for k in sorted(used)]
+            tangents = [step.tangent(k, grad) for k, grad in enumerate(grads) if k in used and grad is not None]
             values = [*ctx.kept.take(backward.needed, () if keeps_graph() else backward.spent), *tangents]
             del tangents
             found = step.gradients(backward, values)
