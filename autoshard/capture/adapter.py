@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 from torch import nn
 from torch._decomp import get_decompositions
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
@@ -55,8 +56,8 @@ class Trace:
     (position), none.
 
     ``same`` are the results that are no new tensors, by position; an input among them is named by its own position.
-    ``guards`` are the conditions on Python state under which the model does what the graph does, if they were asked for; ``names`` are
-    those of functions and attributes that the model's own code uses.
+    ``guards`` are the conditions on Python state under which the model does what the graph does, if they were asked
+    for; ``names`` are those of functions and attributes that the model's own code uses.
     """
 
     graph: torch.fx.Graph
@@ -81,6 +82,8 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guard
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         forward = forward_of(model, fake_args, fake_kwargs)
         decompositions: Any = get_decompositions(_DECOMPOSED)
+        # the backward is called outside of autocast
+        stack.enter_context(functorch_config.patch({"backward_pass_autocast": "off"}))
         joint = aot_export_joint_with_descriptors(
             stack, forward.module, fake_args, fake_kwargs or None, decompositions=decompositions
         )

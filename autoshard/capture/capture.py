@@ -17,6 +17,7 @@ from ..errors import CaptureError
 from .adapter import Trace, trace
 from .arguments import CallSignature
 from .attention import attention, attention_backward
+from .autocast import check_autocast_around
 from .dynamo import model_stack
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 from .lines import line_in, line_of
@@ -51,6 +52,7 @@ def capture(
         CaptureError: the model has a graph break, an operator whose result shape depends on data, or dynamic shapes.
     """
     kwargs = dict(kwargs or {})
+    check_autocast_around()
     check_model(model)
     try:
         signature = CallSignature(model)
@@ -122,7 +124,8 @@ class _Builder:
             raise CaptureError(f"the captured graph calls {op}, which is no torch operator ({line_of(fx)})")
         if op in _STRIDED:
             raise CaptureError(
-                f"{op} reads memory as one process lays it out, which shards do not ({line_of(fx)}); index or unfold instead"
+                f"{op} reads memory as one process lays it out, which shards do not ({line_of(fx)}); index or unfold "
+                "instead"
             )
         if op in _IDENTITY:
             self._refs[fx] = self._refs[fx.args[0]]  # type: ignore[index]
@@ -194,6 +197,8 @@ class _Builder:
                 gradients.append((detail, ref))
             elif kind in ("mutation", "replacement") and ref:
                 mutations.append((detail, ref))
+        if not any(outputs) and not mutations:
+            raise CaptureError(f"{type(self._model).__name__} computes nothing: there is nothing to plan")
         nodes, renumber = _without_dead(self._nodes, [*outputs, *(ref for _, ref in gradients + mutations)])
         return CapturedGraph(
             nodes=nodes,

@@ -30,7 +30,8 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import TreeSpec, tree_structure
 
 from .arguments import same_constant
-from .lines import is_models_file, line_in
+from .autocast import check_autocast_within
+from .lines import is_models_file, line_in, line_of
 
 _MODEL = "L['self']._modules['_export_root']._modules['model']"
 _BUFFERS = re.compile(re.escape(_MODEL) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
@@ -61,7 +62,7 @@ class SideEffect:
 
 @dataclass(frozen=True, eq=False)
 class _Nested:
-    """A tuple with lists or dicts in it, which dynamo compares with itself: its name, where it is, and how it printed."""
+    """A tuple with lists in it, which dynamo compares with itself: its name, where it is, and how it printed."""
 
     name: str
     source: Any
@@ -100,8 +101,8 @@ class Dynamo:
     """What dynamo found in a forward besides its graph.
 
     ``assigned`` are the FQNs of buffers that the forward replaces; ``side_effects`` the other objects it changes;
-    ``names`` are those that the model's own code uses, of functions and attributes; ``answer`` is the module that dynamo
-    traced, and what it says of it.
+    ``names`` are those that the model's own code uses, of functions and attributes; ``answer`` is the module that
+    dynamo traced, and what it says of it.
     """
 
     assigned: list[str] = field(default_factory=list)
@@ -130,9 +131,17 @@ def forward_graph(
         graph = functional_export._dynamo_graph_capture_for_export(observed)(*args, **kwargs)
     (found.answer,) = answers
     found.names = frozenset().union(*(_names(code) for code in found.answer[1].traced_code))
+    _check_autocast(graph.graph)
     _restore_state_dict(observed, graph)
     codegen: Any = graph.graph._codegen
     return graph, found, codegen.pytree_info.out_spec
+
+
+def _check_autocast(graph: torch.fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.target is torch.amp.autocast_mode._enter_autocast:
+            device_type, _, is_enabled, *_ = node.args
+            check_autocast_within(str(device_type), bool(is_enabled), line_of(node))
 
 
 def return_only(graph: torch.fx.GraphModule, out_spec: TreeSpec, result: Sequence[Any], others: Sequence[Any]) -> None:
@@ -202,7 +211,7 @@ def _keys(items: dict[Any, Any]) -> set[Any]:
 
 def _replaced(variable: Any) -> list[str]:
     """The keys of a dict whose values are others than they were."""
-    before: Any = variable.original_items
+    before: dict[Any, Any] = variable.original_items
     new = (key.vt for key, value in variable.items.items() if variable.is_new_item(before.get(key.vt), value))
     return [key.as_python_constant() for key in new]
 
@@ -267,7 +276,7 @@ def _nested(guards: list[Guard], scope: dict[str, Any]) -> Iterator[_Nested]:
 
 def _is_state(guard: Guard) -> bool:
     """Whether a guard, which dynamo has evaluated, is on what stays as it is from call to call: no tensor, no mode."""
-    value_type = guard.guarded_class_weakref and guard.guarded_class_weakref()
+    value_type = guard.guarded_class_weakref() if guard.guarded_class_weakref is not None else None
     is_tensor = value_type is not None and issubclass(value_type, torch.Tensor)
     is_of_capture = any(name in guard.name for name in _OF_CAPTURE)
     return not (guard.create_fn_name() in _OF_A_CALL or is_tensor or is_of_capture)

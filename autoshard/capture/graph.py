@@ -65,7 +65,7 @@ class Node:
 
 @dataclass(frozen=True)
 class SameTensor:
-    """Stands for a result that is no new tensor: the parameter, buffer or input ``name``, or the result number ``name``."""
+    """A result that is no new tensor: the parameter, buffer or input ``name``, or the earlier result of that number."""
 
     kind: Literal["parameter", "buffer", "input", "output"]
     name: str

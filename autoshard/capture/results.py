@@ -62,4 +62,4 @@ def _copy(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
 
 
 def _storage(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata
+    return int(value.untyped_storage()._cdata)

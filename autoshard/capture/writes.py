@@ -47,8 +47,8 @@ def _check_write(name: str, value: object, where: str, with_gradient: bool) -> N
         )
     if isinstance(value, FxNode) and value.meta.get("recompute"):
         raise CaptureError(
-            f"the forward writes into the buffer {name}{where} within torch.utils.checkpoint, where one process does so "
-            "again in the backward; leave that part out of the checkpoint"
+            f"the forward writes into the buffer {name}{where} within torch.utils.checkpoint, where one process does "
+            "so again in the backward; leave that part out of the checkpoint"
         )
 
 

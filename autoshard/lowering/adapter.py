@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,9 @@ COLLECTIVES = {
     ALL_REDUCE: "all_reduce",
     ALL_TO_ALL: "all_to_all",
 }
+
+
+_Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
 
 def group_names(mesh: DeviceMesh) -> tuple[str, ...]:
@@ -95,14 +98,21 @@ def is_backward_running() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def has_saved_tensor_hooks() -> bool:
-    """Whether what is saved for a backward goes through hooks that the caller has set: checkpointing, offloading."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+def saved_tensor_hooks() -> _Hooks | None:
+    """The two hooks that the caller has set on what is saved for a backward: one that packs, one that unpacks."""
+    return cast(_Hooks | None, torch._C._autograd._top_saved_tensors_default_hooks(True))
 
 
 def is_transforming() -> bool:
-    """Whether a transform of torch.func runs: vmap, grad, jvp and what is built of them."""
-    return bool(torch._C._are_functorch_transforms_active())
+    """Whether a transform of torch.func runs (vmap, grad, jvp and what is built of them), or a trace is made."""
+    is_traced = torch.jit.is_tracing() or torch.compiler.is_exporting()
+    return is_traced or bool(torch._C._are_functorch_transforms_active())
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for many, one for each turn of a vmap; gradients under ``is_grads_batched`` do."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
 @contextmanager

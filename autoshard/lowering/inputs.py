@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,11 @@ class Inputs:
         self._device = device_of(mesh)
         self._coordinate = tuple(mesh.get_coordinate() or ())
         self._entries = {entry.name: entry for entry in plan.inputs}
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the plan's inputs."""
+        return self._entries.keys()
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
         """The tensors of a call by name: DTensors, or this rank's shards.

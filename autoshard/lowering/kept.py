@@ -1,12 +1,37 @@
-"""What one step keeps for its backward, and the watch over what of it the caller can reach."""
+"""What one step keeps for its backward, and the watch over what of it the caller can reach.
+
+torch itself would watch tensors that an operation saves for its backward. It does not see what the step saves: a
+DTensor and its shard count changes separately, and results become DTensors behind the operators that make them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import BackwardError, InputError
+from .adapter import saved_tensor_hooks
+
+
+@cache
+def count_optimizer_steps() -> None:
+    """From here on, every step of an optimizer counts as a change of the DTensors it trains, as it does of tensors.
+
+    torch counts changes of a DTensor operator by operator, and misses operators on lists (``foreach=True``).
+    """
+
+    def count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            trained = [p for p in group["params"] if isinstance(p, DTensor) and p.grad is not None]
+            torch.autograd.graph.increment_version(trained)
+
+    register_optimizer_step_post_hook(count)
 
 
 @dataclass(frozen=True)
@@ -18,16 +43,24 @@ class Watched:
     name: str
 
 
-@dataclass
 class Kept:
-    """What the forward of one step keeps for its backward; ``values`` is None once a backward has used it up.
+    """What the forward of one step keeps for its backward."""
 
-    torch itself would watch tensors that an operation saves for its backward. It does not see what the step saves: a
-    DTensor and its shard count changes separately, and results become DTensors behind the operators that make them.
-    """
+    def __init__(self) -> None:
+        self._values: list[Any] = []  # None for those that a backward has used up
+        self._watched: list[Watched] = []
+        self._hooks = saved_tensor_hooks()
 
-    values: list[torch.Tensor] | None = field(default_factory=list)
-    watched: list[Watched] = field(default_factory=list)
+    @property
+    def is_hooked(self) -> bool:
+        """Whether what is saved goes through hooks of the caller's (checkpointing, offloading), which keep what they
+        like; as in torch, nobody watches it then.
+        """
+        return self._hooks is not None
+
+    def save(self, values: Sequence[torch.Tensor]) -> None:
+        """Keeps what the backward reads."""
+        self._values = list(values) if self._hooks is None else [self._hooks[0](value) for value in values]
 
     def watch(self, name: str, *tensors: torch.Tensor) -> None:
         """From here on, no change of these tensors in place goes unseen.
@@ -38,33 +71,32 @@ class Kept:
         for tensor in tensors:
             if tensor.is_inference():
                 raise InputError(
-                    f"{name} was made in torch.inference_mode, and the backward needs it; make it outside of that mode, "
-                    "or clone it there"
+                    f"the {name} was made in torch.inference_mode, and the backward needs it; make it outside of that "
+                    "mode, or clone it there"
                 )
-            self.watched.append(Watched(tensor, tensor._version, name))
+            self._watched.append(Watched(tensor, tensor._version, name))
 
-    def check(self) -> None:
-        """Checks that the backward can run.
+    def take(self, needed: Collection[int], spent: Collection[int]) -> list[Any]:
+        """The values at the positions ``needed``, and None at the others: a list for the backward to empty.
+
+        Those at the positions ``spent`` are gone from here: no other backward needs them.
 
         Raises:
-            BackwardError: what it needs is gone, or was changed.
+            BackwardError: a backward has used them up, or they were changed since.
         """
-        if self.values is None:
+        if any(self._values[k] is None for k in needed):
             raise BackwardError(
                 "this step went backward before, and what it had saved is gone; call the module again, or call the "
                 "first backward with retain_graph=True"
             )
-        for watched in self.watched:
+        for watched in self._watched:
             if watched.tensor._version != watched.version:
                 raise BackwardError(
-                    f"{watched.name} was changed in place after the forward, and the backward needs its value from "
-                    "before; change a clone of it, or change it after the backward (as an optimizer's step does)"
+                    f"the {watched.name} was changed in place after the forward (an optimizer's step changes "
+                    "parameters), and the backward needs its value from before; change a clone of it (.clone()), or "
+                    "change it after the backward"
                 )
-
-    def take(self, retain: bool) -> list[torch.Tensor]:
-        """The values in a list for the backward to empty; gone from here, unless they are retained."""
-        assert self.values is not None
-        values = list(self.values)
-        if not retain:
-            self.values, self.watched = None, []
-        return values
+        unpack = self._hooks[1] if self._hooks is not None else lambda value: value
+        taken = [unpack(value) if k in needed else None for k, value in enumerate(self._values)]
+        self._values = [None if k in spent else value for k, value in enumerate(self._values)]
+        return taken

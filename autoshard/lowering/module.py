@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_unflatten
 
 from ..capture import CapturedGraph, SameTensor
-from ..errors import AutoshardError
+from ..errors import InputError
 from ..plans import ShardingPlan
 from .adapter import device_of
 from .held import HeldTensors
@@ -71,7 +71,7 @@ class ParallelModule(nn.Module):
         self._inputs = inputs
         self._graph = graph
         self._held = HeldTensors(model, plan, mesh)
-        self._step = Step(graph, plan, mesh, program, self._held.replace)
+        self._step = Step(graph, plan, mesh, program)
         self._state = ModelState(model, graph)
         self._written = [name for name in program.mutated if name not in graph.replaced]
         self._settings = Settings.of_capture(mesh.device_type)
@@ -98,24 +98,13 @@ class ParallelModule(nn.Module):
             return False
         return name == "training" or (name not in self._own and not hasattr(type(self), name))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
-        copy = type(self).__new__(type(self))
-        memo[id(self)] = copy
-        copy.__dict__.update({name: deepcopy(value, memo) for name, value in self.__dict__.items()})
-        return copy
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise AutoshardError(
-            "a parallel module cannot be pickled; save its state_dict (with torch.distributed.checkpoint without "
-            "gathering it), and load that into a module that is planned and parallelized anew"
-        )
-
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         self._model[0]._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         self._model[0]._load_from_state_dict(*args)
 
+    @torch.compiler.disable(reason="a parallel module runs the graphs of its plan")  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One step's forward on this rank.
 
@@ -124,17 +113,18 @@ class ParallelModule(nn.Module):
             PlanMismatchError: the model has changed since it was captured: its tensors, or the Python values, modes
                 and hooks that its forward depends on.
         """
+        self._step.check_caller()
         self._state.check()
-        if self._was_meta:
-            self._was_meta = False
-            agree_on_replicas(self, self._mesh)
         self._settings.check(Settings.now(self._mesh.device_type))
+        held = {name: self._held[name] for name in self._program.arguments if name not in self._inputs.names}
+        if self._was_meta:
+            agree_on_replicas(self, self._mesh)
+            self._was_meta = False
         given = self._inputs.of(args, kwargs)
-        if self._written:
-            self._inputs.refuse_aliases(given, {name: self._held[name] for name in self._written})
-        arguments = {name: given[name] if name in given else self._held[name] for name in self._program.arguments}
+        self._inputs.refuse_aliases(given, {name: held[name] for name in self._written})
+        arguments = {name: held[name] if name in held else given[name] for name in self._program.arguments}
         with self._same_draws():
-            made, kept = self._step(list(arguments.values()))
+            made, kept = self._step(list(arguments.values()), self._held.replace)
         leaves: list[Any] = []
         for result, constant in zip(made, self._graph.constants):
             if not isinstance(constant, SameTensor):
@@ -144,6 +134,21 @@ class ParallelModule(nn.Module):
             else:
                 leaves.append(self._step.given_back(constant.name, arguments[constant.name], kept))
         return tree_unflatten(leaves, self._graph.out_spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
+        """A module with tensors of its own that runs the same program on the same mesh."""
+        shared = (self.plan, self._mesh, self._program, self._graph, self._step)
+        memo |= {id(value): value for value in shared}
+        copied = self.__class__.__new__(self.__class__)
+        memo[id(self)] = copied
+        copied.__dict__.update({key: deepcopy(value, memo) for key, value in self.__dict__.items()})
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InputError(
+            "a parallel module cannot be pickled: it belongs to the processes of this job. Save its state_dict() with "
+            "torch.distributed.checkpoint, and the plan with autoshard.write_plan"
+        )
 
     @contextmanager
     def _same_draws(self) -> Iterator[None]:

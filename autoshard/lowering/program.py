@@ -69,9 +69,7 @@ class Rank:
     groups: tuple[str, ...]
 
 
-def lower(
-    graph: CapturedGraph, plan: ShardingPlan, rank: Rank, used: Collection[int] | None = None
-) -> LocalProgram:
+def lower(graph: CapturedGraph, plan: ShardingPlan, rank: Rank, used: Collection[int] | None = None) -> LocalProgram:
     """Writes the local program of one rank.
 
     Args:
@@ -88,9 +86,7 @@ def lower(
 
 
 class _Lowering:
-    def __init__(
-        self, graph: CapturedGraph, plan: ShardingPlan, rank: Rank, used: Collection[int] | None
-    ) -> None:
+    def __init__(self, graph: CapturedGraph, plan: ShardingPlan, rank: Rank, used: Collection[int] | None) -> None:
         self._graph, self._mesh, self._coordinate, self._device = graph, plan.mesh, rank.coordinate, rank.device
         self._operators = {entry.name: entry for entry in plan.operators}
         self._held = {e.name: e.layout for e in (*plan.parameters, *plan.buffers, *plan.inputs)}
@@ -126,7 +122,9 @@ class _Lowering:
             backward=self._finish("backward", [self._results.get(_gradient(n)) for n in trained]) if trained else None,
             tangents=self._tangents,
             trained=trained,
-            exposed_results=frozenset(k for k, value in enumerate(results) if value and storages(value).keys() & exposed),
+            exposed_results=frozenset(
+                k for k, value in enumerate(results) if value and storages(value).keys() & exposed
+            ),
             exposed_arguments=frozenset(name for name, value in held if storages(value).keys() & exposed),
             is_random=any(is_random(node) for _, node in self._graph.of_kind("operator")),
         )

@@ -12,35 +12,26 @@ from torch.distributed.tensor import DTensor
 from ..capture import CapturedGraph
 from ..errors import BackwardError, InputError
 from ..plans import ShardingPlan
-from .adapter import has_saved_tensor_hooks, is_backward_running, is_transforming, keeps_graph
-from .backwards import Backwards
-from .kept import Kept
+from .adapter import is_backward_running, is_batched, is_transforming, keeps_graph
+from .backwards import Backward, Backwards
+from .kept import Kept, count_optimizer_steps
 from .placements import as_dtensor, placements_of
 from .program import LocalProgram
 
 _TRANSFORMED = (
-    "torch.func, vmap and forward-mode derivatives cannot see into a parallel module; take gradients with backward() or "
-    "torch.autograd.grad, one at a time, or transform the original model"
+    "torch.func, vmap, forward-mode derivatives, torch.jit.trace and torch.export cannot see into a parallel module; "
+    "take gradients with backward() or torch.autograd.grad, one at a time, or transform the original model"
 )
 
 
 class Step:
-    """Calls the local program of one rank so that autograd sees one operation on DTensors.
+    """Calls the local program of one rank so that autograd sees one operation on DTensors."""
 
-    Args:
-        replace: puts a new tensor in the place of a buffer that the model replaces; called with its name.
-    """
-
-    def __init__(
-        self,
-        graph: CapturedGraph,
-        plan: ShardingPlan,
-        mesh: DeviceMesh,
-        program: LocalProgram,
-        replace: Callable[[str, torch.Tensor], None],
-    ) -> None:
-        self.program, self.mesh, self.replaced, self.replace = program, mesh, graph.replaced, replace
+    def __init__(self, graph: CapturedGraph, plan: ShardingPlan, mesh: DeviceMesh, program: LocalProgram) -> None:
+        self.program, self.mesh, self.replaced = program, mesh, graph.replaced
         self.backwards = Backwards(graph, plan, mesh, program)
+        self._is_captured_with_gradients = torch.is_grad_enabled()
+        count_optimizer_steps()
         self._entries = {e.name: e for e in (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs)}
         self._titles = {
             entry.name: f"{kind} {entry.name}"
@@ -48,18 +39,11 @@ class Step:
             for entry in entries
         }
 
-    def __call__(self, arguments: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], Kept | None]:
-        """Runs the forward.
-
-        Args:
-            arguments: DTensors, or this rank's shards, in the order of the program's ``arguments``.
-
-        Returns:
-            The results that the program makes (None for others): DTensors, and plain tensors where they are scalars;
-            and what is kept for the backward, if one can follow.
+    def check_caller(self) -> None:
+        """Checks who calls the module.
 
         Raises:
-            InputError: the call is one that the step cannot be part of.
+            InputError: a transform or a trace, or a second forward that would not draw the numbers of the first.
         """
         if is_transforming():
             raise InputError(_TRANSFORMED)
@@ -68,9 +52,31 @@ class Step:
                 "the module draws random numbers (dropout) and is called again within a backward, as checkpointing "
                 "does; it would draw others. Leave it out of the checkpoint"
             )
+
+    def __call__(
+        self, arguments: Sequence[torch.Tensor], replace: Callable[[str, torch.Tensor], None]
+    ) -> tuple[tuple[Any, ...], Kept | None]:
+        """Runs the forward.
+
+        Args:
+            arguments: DTensors, or this rank's shards, in the order of the program's ``arguments``.
+            replace: puts a new tensor in the place of a buffer that the model replaces; called with its name.
+
+        Returns:
+            The results that the program makes (None for others): DTensors, and plain tensors where they are scalars;
+            and what is kept for the backward, if one can follow.
+
+        Raises:
+            InputError: the program has no backward, and one could follow.
+        """
         can_go_back = torch.is_grad_enabled() and any(argument.requires_grad for argument in arguments)
+        if can_go_back and not self._is_captured_with_gradients:
+            raise InputError(
+                "the model was captured under torch.no_grad, so its plan has no backward; call it under torch.no_grad, "
+                "or plan and parallelize it outside"
+            )
         kept = Kept() if can_go_back else None
-        return _Operation.apply(self, kept, *arguments), kept
+        return _Operation.apply(self, kept, replace, *arguments), kept
 
     def title(self, name: str) -> str:
         """What errors call an argument."""
@@ -93,7 +99,7 @@ class Step:
         if isinstance(argument, DTensor) or argument.dim() == 0:
             return argument
         placed = self.placed(name, argument)
-        if kept is not None and name in self.program.exposed_arguments:
+        if kept is not None and not kept.is_hooked and name in self.program.exposed_arguments:
             kept.watch(self.title(name), placed)
         return placed
 
@@ -124,6 +130,8 @@ class Step:
         values: Sequence[torch.Tensor],
     ) -> None:
         """Watches what the caller can reach of what the backward reads: a DTensor and its shard, each by itself."""
+        if kept.is_hooked:
+            return
         for name, argument, shard in zip(self.program.arguments, arguments, shards):
             if name in self.program.exposed_arguments:
                 kept.watch(self.title(name), argument, *(() if shard is argument else (shard,)))
@@ -132,51 +140,49 @@ class Step:
             assert result is not None
             kept.watch(f"result {k}", result.detach(), values[k])
 
-    def refuse_changed_arguments(self) -> None:
-        """Raises InputError where the backward reads a buffer as it was before the forward changed it: too late for
-        hooks, which see what is saved when the forward is done.
-        """
-        for name in self.program.mutated:
-            if name in self.program.exposed_arguments and name not in self.replaced:
-                raise InputError(
-                    f"the {self.title(name)} is changed by the forward, and the backward needs its value from before: "
-                    "leave the module out of the checkpoint (or of other hooks on saved tensors), or clone the buffer "
-                    "in the model"
-                )
-
-    def gradients(self, used: frozenset[int], values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Runs the backward on what was kept and the tangents of the results used, which it lets go of."""
-        graph = self.backwards.of(used)
+    def gradients(self, backward: Backward, values: list[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+        """Runs a backward on what was kept and the tangents, which it lets go of; the gradients by parameter."""
         with torch.autocast(self.mesh.device_type, enabled=False):
-            found = zip(self.program.trained, graph(values))
+            found = zip(self.program.trained, backward.graph(values))
         return {name: self.placed(name, value) for name, value in found if value is not None}
 
 
+def _readable(shard: torch.Tensor) -> torch.Tensor:
+    """The tensor as the local graph was written for: contiguous, and no lazy conjugate or negative of another."""
+    return shard.resolve_conj().resolve_neg().contiguous()
+
+
 class _Operation(torch.autograd.Function):
-    """See :class:`Step`. What only the backward needs is held by nobody else, and goes as the backward is done with it."""
+    """See :class:`Step`. What only the backward needs, nobody else holds; it goes as the backward is done with it."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, kept: Kept | None, *arguments: torch.Tensor) -> tuple[Any, ...]:
+    def forward(
+        ctx: Any,
+        step: Step,
+        kept: Kept | None,
+        replace: Callable[[str, torch.Tensor], None],
+        *arguments: torch.Tensor,
+    ) -> tuple[Any, ...]:
         program = step.program
         shards = [a.to_local() if isinstance(a, DTensor) else a for a in arguments]
         with torch.autocast(step.mesh.device_type, enabled=False):
-            made = program.forward([shard.resolve_conj().resolve_neg().contiguous() for shard in shards])
+            made = program.forward([_readable(shard) for shard in shards])
         count = program.results
         results = tuple(step.result(k, value) for k, value in enumerate(made[:count]))
         updates, saved = made[count : count + len(program.mutated)], made[count + len(program.mutated) :]
         ctx.step, ctx.kept = step, kept
-        if kept is not None and has_saved_tensor_hooks():
-            step.refuse_changed_arguments()
-            ctx.save_for_backward(*saved)  # the hooks see what is saved, and torch lets go of it all at once
-        elif kept is not None:
-            kept.values = list(saved)
-            step.watch(kept, arguments, shards, results, made)
-        held = dict(zip(program.arguments, shards))
-        for name, value in zip(program.mutated, updates):
-            if name in step.replaced:
-                step.replace(name, value.clone(memory_format=torch.contiguous_format))
-            else:
-                held[name].copy_(value)
+        ctx.sources = [argument for argument in arguments if argument.requires_grad]
+        try:
+            if kept is not None:
+                kept.save(saved)
+                step.watch(kept, arguments, shards, results, made)
+        finally:  # checkpointing ends its second forward with an exception, as soon as everything is saved
+            held = dict(zip(program.arguments, shards))
+            for name, value in zip(program.mutated, updates):
+                if name in step.replaced:
+                    replace(name, value.clone(memory_format=torch.contiguous_format))
+                else:
+                    held[name].copy_(value)
         ctx.mark_non_differentiable(*(r for k, r in enumerate(results) if r is not None and k not in program.tangents))
         ctx.set_materialize_grads(False)  # torch would make zeros for results that the caller does not use
         return results
@@ -185,21 +191,26 @@ class _Operation(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         step: Step = ctx.step
         arguments = step.program.arguments
-        if is_transforming():
+        if any(grad is not None and is_batched(grad) for grad in grads):
             raise BackwardError(_TRANSFORMED)
+        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+            raise BackwardError(
+                "torch.autograd.detect_anomaly cannot look for NaN in DTensors, which the gradients are; give it "
+                "check_nan=False"
+            )
         used = frozenset(k for k in step.program.tangents if grads[k] is not None)
         if not used:
-            return (None,) * (2 + len(arguments))
+            return (None,) * (3 + len(arguments))
         with torch.no_grad():
-            ctx.kept.check()
-            step.backwards.of(used)
-            tangents = [step.tangent(k, grads[k]) for k in sorted(used)]
-            values = [*ctx.saved_tensors, *ctx.kept.take(keeps_graph()), *tangents]
+            backward = step.backwards.of(used)
+            tangents = [step.tangent(k, grad) for k, grad in enumerate(grads) if k in used and grad is not None]
+            values = [*ctx.kept.take(backward.needed, () if keeps_graph() else backward.spent), *tangents]
             del tangents
-            found = step.gradients(used, values)
+            found = step.gradients(backward, values)
         if torch.is_grad_enabled():
-            found = dict(zip(found, _Once.apply(torch.empty(0, requires_grad=True), *found.values())))
-        return (None, None, *(found.get(name) for name in arguments))
+            sources = [*ctx.sources, *(grad for grad in grads if grad is not None)]
+            found = dict(zip(found, _Once.apply(len(sources), *sources, *found.values())))
+        return (None, None, None, *(found.get(name) for name in arguments))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -207,11 +218,14 @@ class _Operation(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """Gradients that can be used, but not differentiated again: made under ``create_graph=True``."""
+    """Gradients made under ``create_graph=True``: they can be used, but not differentiated again.
+
+    Takes the number of tensors that they may depend on, these tensors, and the gradients.
+    """
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(gradient.detach() for gradient in gradients)
+    def forward(ctx: Any, sources: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(gradient.detach() for gradient in tensors[sources:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
