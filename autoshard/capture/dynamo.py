@@ -192,10 +192,8 @@ def _side_effects_into(found: Dynamo) -> Iterator[None]:
 
 def _record(effects: SideEffects, variable: Any, found: Dynamo) -> None:
     source = variable.source.name if isinstance(variable.source.name, str) else variable.source.name()
-    stacks = [
-        *effects.mutation_user_stacks.get(variable, []),
-        *effects.mutation_user_stacks.get(getattr(variable, "_base_vt", None), []),
-    ]
+    known: dict[Any, list[traceback.StackSummary]] = effects.mutation_user_stacks
+    stacks = known.get(variable) or known.get(getattr(variable, "_base_vt", None))  # of an OrderedDict, its dict
     line = line_in("".join(traceback.format_list(stacks[-1]))) if stacks else ""
     buffers = _BUFFERS.fullmatch(source)
     if buffers is not None and _keys(variable.items) == _keys(variable.original_items):
