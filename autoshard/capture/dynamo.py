@@ -92,7 +92,9 @@ class Guards:
         return None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guards:
-        scope = {"L": deepcopy(self._scope["L"], memo), "G": self._scope["G"]}
+        traced = self._scope["L"]["self"]
+        memo[id(traced.in_spec)] = traced.in_spec
+        scope = {"L": {"self": deepcopy(traced, memo)}, "G": self._scope["G"]}
         return Guards(self._manager, scope, self._nested, self._lines)
 
 
@@ -138,9 +140,12 @@ def forward_graph(
 
 
 def _check_autocast(graph: torch.fx.Graph) -> None:
+    entered: list[torch.fx.Node] = []  # regions whose first line is still to come: they have none of their own
     for node in graph.nodes:
         if node.target is torch.amp.autocast_mode._enter_autocast:
-            device_type, _, is_enabled, *_ = node.args
+            entered.append(node)
+        for region in entered if line_of(node) or node.op == "output" else ():
+            device_type, _, is_enabled, *_ = region.args
             check_autocast_within(str(device_type), bool(is_enabled), line_of(node))
 
 

@@ -137,7 +137,7 @@ class ParallelModule(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
         """A module with tensors of its own that runs the same program on the same mesh."""
-        shared = (self.plan, self._mesh, self._program, self._graph, self._step)
+        shared = (self.plan, self._mesh, self._program, self._inputs, self._graph, self._step)
         memo |= {id(value): value for value in shared}
         copied = self.__class__.__new__(self.__class__)
         memo[id(self)] = copied
