@@ -26,12 +26,13 @@ number, several axes in parentheses, or None for a dim that is whole (:mod:`auto
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, TypeVar
+
+from cost_models.spelling import closest, did_you_mean
 
 from .errors import ConstraintError
 from .layout import Layout, Placement, parse_layout
@@ -224,10 +225,9 @@ def _one_of(given: str, known: tuple[_T, ...], what: str, text: str) -> _T:
     for name in known:
         if name == given:
             return name
-    near = difflib.get_close_matches(given, known, n=1)
     raise ConstraintError(
         f"unknown {what} {given!r} in the constraint {text!r}; the choices are {', '.join(known)}"
-        + (f"; did you mean {near[0]}?" if near else "")
+        f"{did_you_mean(given, known)}"
     )
 
 
@@ -270,8 +270,8 @@ def patterns_of(constraint: Constraint) -> tuple[str, ...]:
 
 def nearest(pattern: str, known: Sequence[str]) -> str:
     """``; the nearest name is ...``, for a pattern that matches nothing; empty where nothing is known."""
-    near = difflib.get_close_matches(pattern, known, n=1, cutoff=0.0)
-    return f"; the nearest name is {near[0]}" if near else ""
+    found = closest(pattern, known, alike=0.0)
+    return "" if found is None else f"; the nearest name is {found}"
 
 
 def check_specs_fit(constraints: Iterable[Constraint], shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from cost_models import OPTIMIZERS, OptimizerPolicy, optimizer_policy
 from solver import INFEASIBLE, Load, Problem, Solution, Status, evaluate, solve
 from solver import Node as SolverNode
+from solver.solution import relative_gap
 
 from .errors import BudgetError, InfeasibleError
 from .formulation import Formulation
@@ -222,7 +223,7 @@ class _Search:
         """
         cost, bound = found.cost_ns, min(found.cost_ns, free.bound or 0)
         status = Status.OPTIMAL if cost == bound else Status.FEASIBLE
-        solver = SolverOutcome(status.name.lower(), cost, bound, (cost - bound) / max(1, abs(cost)))
+        solver = SolverOutcome(status.name.lower(), cost, bound, relative_gap(cost, bound))
         return replace(found.plan, solver=solver, memory=self._memory(found))
 
     def _memory(self, found: _Found) -> MemoryOutcome:

@@ -28,12 +28,13 @@ from pydantic import (
 
 from .compute import OP_KINDS, Compute, Dtype, Efficiency
 from .curve import Curve
-from .errors import ProfileError, nearest
+from .errors import ProfileError
 from .hosts import Hosts
 from .link import Algorithm, CollectiveKind, Link
 from .measured import MeasuredMesh
 from .profile import Network, Profile
 from .provenance import Provenance, Residual
+from .spelling import did_you_mean
 from .torus import Torus
 
 MAX_ERRORS_SHOWN = 5
@@ -72,8 +73,8 @@ def _kernel(value: str) -> str:
         return value
     known = ("default", *OP_KINDS)
     raise ValueError(
-        f"{value!r} is no kind of kernel{nearest(kind, known)}; write one of {', '.join(known)}, or kind/dtype as in "
-        "matmul/bfloat16"
+        f"{value!r} is no kind of kernel{did_you_mean(kind, known)}; write one of {', '.join(known)}, or kind/dtype "
+        "as in matmul/bfloat16"
     )
 
 
@@ -395,7 +396,7 @@ def _problem(error: dict[str, Any]) -> str:
     if error["type"] == "missing":
         return f"{where} is missing"
     if error["type"] == "extra_forbidden":
-        return f"{where} is not an entry of a profile{nearest(where.rpartition('.')[2], _ENTRY_NAMES)}"
+        return f"{where} is not an entry of a profile{did_you_mean(where.rpartition('.')[2], _ENTRY_NAMES)}"
     expected = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if error["type"] == "value_error":
         return f"{where}: {expected}" if where else expected

@@ -118,7 +118,10 @@ def write_solution(solution: Solution, path: str | Path) -> None:
 
 
 def _write(path: str | Path, text: str) -> None:
-    """Writes beside the file, then renames: a failing write loses nothing."""
+    """Writes beside the file, then renames: a failing write loses nothing.
+
+    ``autoshard.atomic_write`` does more of this (permissions, links, the disk's cache); this package runs alone.
+    """
     data = text.encode()
     # mtime=0: the same problem gives the same bytes.
     data = gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data

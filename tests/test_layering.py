@@ -46,6 +46,8 @@ COMMANDS = frozenset({"autoshard.api", "autoshard.factory", "autoshard.calibrati
     "autoshard.cli_review",
     "autoshard.terminal",
 }
+# What cost_models has for everybody: it needs no numpy, and knows no machine.
+SHARED = frozenset({"cost_models.safe_yaml", "cost_models.spelling"})
 FILES = frozenset({"pydantic", "yaml"})  # what validates the files on disk
 
 
@@ -61,17 +63,22 @@ class Row:
 TABLE = {
     "solver": Row(frozenset(), frozenset({"numpy"})),
     "solver.backends": Row(frozenset({"solver"}), frozenset({"numpy", "ortools", "pulp"})),
-    "cost_models": Row(frozenset(), frozenset({"numpy"}) | FILES),
+    "cost_models": Row(SHARED, frozenset({"numpy"}) | FILES),
+    "cost_models.safe_yaml": Row(frozenset(), frozenset({"yaml"})),
+    "cost_models.spelling": Row(frozenset()),
     "autoshard.errors": Row(VOCABULARY),
     "autoshard.mesh": Row(VOCABULARY),
     "autoshard.layout": Row(VOCABULARY),
-    "autoshard.plans": Row(VOCABULARY, FILES | {"rich", "jinja2"}),
+    "autoshard.atomic_write": Row(frozenset()),
+    "autoshard.plans": Row(
+        VOCABULARY | {"autoshard.atomic_write", "cost_models.safe_yaml"}, FILES | {"rich", "jinja2"}
+    ),
     "autoshard.capture": Row(VOCABULARY, frozenset({"torch"})),
     "autoshard.localize": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
     "autoshard.strategies": Row(VOCABULARY | {"autoshard.capture", "autoshard.localize"}, frozenset({"torch"})),
     "autoshard.redistribution": Row(VOCABULARY, frozenset({"numpy", "torch"})),
     "autoshard.partition_spec": Row(VOCABULARY),
-    "autoshard.constraints": Row(VOCABULARY | {"autoshard.partition_spec"}),
+    "autoshard.constraints": Row(VOCABULARY | {"autoshard.partition_spec", "cost_models.spelling"}),
     "autoshard.constraints_file": Row(
         VOCABULARY | {"autoshard.baselines", "autoshard.constraints", "autoshard.plans"}, frozenset({"pydantic"})
     ),
@@ -133,7 +140,7 @@ TABLE = {
         | {"autoshard.plans", "autoshard.calls", "autoshard.capture", "autoshard.strategies", "autoshard.lowering"},
         frozenset({"torch"}),
     ),
-    "autoshard.baselines": Row(VOCABULARY | {"autoshard.constraints"}),
+    "autoshard.baselines": Row(VOCABULARY | {"autoshard.constraints", "cost_models.spelling"}),
     "autoshard.comparison": Row(
         VOCABULARY
         | {"autoshard.api", "autoshard.baselines", "autoshard.calls", "autoshard.capture", "autoshard.constraints"}
@@ -145,7 +152,10 @@ TABLE = {
         VOCABULARY | STAGES | {"autoshard.api", "cost_models", "solver"}, frozenset({"numpy", "torch"})
     ),
     "autoshard.measure": Row(
-        frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.lowering", "cost_models"}), frozenset({"torch"})
+        frozenset(
+            {"autoshard.atomic_write", "autoshard.errors", "autoshard.mesh", "autoshard.lowering", "cost_models"}
+        ),
+        frozenset({"torch"}),
     ),
     "autoshard.measure.report": Row(frozenset({"autoshard.measure", "cost_models"}), frozenset({"matplotlib"})),
     "autoshard.calibration": Row(
@@ -164,7 +174,7 @@ TABLE = {
         VOCABULARY | STAGES | OTHERS | COMMANDS | {"solver.backends"},
         frozenset({"rich", "torch", "typer"}),
     ),
-    "autoshard.factory": Row(VOCABULARY),  # finds the user's model for the command line
+    "autoshard.factory": Row(VOCABULARY | {"cost_models.spelling"}),  # finds the user's model for the command line
     "autoshard.__main__": Row(frozenset({"autoshard.cli"})),
     "autoshard": Row(
         VOCABULARY | STAGES | OTHERS | {"autoshard.api", "autoshard.comparison"}
@@ -179,6 +189,7 @@ EXACT = frozenset({"autoshard"})
 # Modules that may import first-party modules inside a function, and why.
 DEFERRED = {
     "autoshard": "the public names are loaded when asked for: reading a plan loads no torch",
+    "cost_models": "the public names are loaded when asked for: reading a plan loads no numpy",
     "autoshard.cli": "only the commands that need torch load it",
     "autoshard.cli_review": "as for the other commands",
     "autoshard.calibration": "only a report needs matplotlib",

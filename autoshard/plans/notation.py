@@ -17,6 +17,7 @@ from math import prod
 from typing import get_args
 
 from ..layout import Layout, check_fits, format_layout, parse_layout
+from ..layout import format_strategy as strategy_text
 from ..mesh import Mesh
 from .dtypes import DTYPE_BYTES
 from .plan import Collective, CollectiveKind, OperatorEntry, Redistribution, TensorEntry
@@ -37,9 +38,7 @@ Strategy = tuple[tuple[Layout, ...], tuple[Layout | None, ...]]
 
 def format_strategy(entry: OperatorEntry, mesh: Mesh, count: int = 1) -> str:
     """The strategy of an operator, and the count of a folded line."""
-    inputs = ", ".join(format_layout(layout, mesh) for layout in entry.inputs)
-    outputs = ", ".join("-" if layout is None else format_layout(layout, mesh) for layout in entry.outputs)
-    return f"{inputs} -> {outputs}".strip() + (f" x{count}" if count > 1 else "")
+    return strategy_text(entry.inputs, entry.outputs, mesh) + (f" x{count}" if count > 1 else "")
 
 
 def parse_strategy(text: str, mesh: Mesh) -> tuple[Strategy, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..formulation import Formulation, pin_name
-from ..layout import format_layout
+from ..layout import format_strategy
 from ..plans import ShardingPlan
 from ..strategies import Strategy
 
@@ -46,8 +46,5 @@ def decisions_made(formulation: Formulation, choices: Sequence[int]) -> Decision
 
 def decision_text(decision: Strategy, formulation: Formulation) -> str:
     """A decision as the plan file writes it: a layout, or those that an operator takes and gives."""
-    inputs, outputs = (
-        ", ".join("-" if layout is None else format_layout(layout, formulation.mesh) for layout in layouts)
-        for layouts in (decision.inputs, decision.outputs)
-    )
-    return f"{inputs} -> {outputs}" if decision.inputs else outputs
+    text = format_strategy(decision.inputs, decision.outputs, formulation.mesh)
+    return text if decision.inputs else text.removeprefix("-> ")

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
-
-from cost_models import Profile
 
 from ..constraints import Pin, nearest
 from ..constraints_file import Constraints, gather_constraints
 from ..errors import BudgetError, ConstraintError, InfeasibleError, LayoutError
 from ..formulation import MOST_SHOWN
 from ..layout import Layout, check_fits, format_layout, has_empty_shard, is_even
-from ..mesh import HybridMesh, Mesh
 from ..planner import Planner
 from ..plans import ShardingPlan
 from ..strategies import Enumerator
 from .decisions import Decisions, decisions_made, decisions_of, names_of
-from .session import Priced, best_plan, check_model, constraints_of, planner_of, priced, with_memory
+from .session import (
+    Conditions,
+    Priced,
+    best_plan,
+    check_model,
+    constraints_of,
+    planner_of,
+    priced,
+    reporter,
+    with_memory,
+)
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,7 @@ def explain(
     *,
     why: str,
     instead: str | None = None,
-    mesh: Mesh | HybridMesh | str | None = None,
-    hardware: str | Profile | None = None,
-    backend: str = "auto",
-    time_limit_s: float | None = None,
-    progress: Callable[[str], None] | None = None,
+    **conditions: Unpack[Conditions],
 ) -> Explanation:
     """Solves the plan's problem once more with another placement.
 
@@ -74,26 +77,16 @@ def explain(
         why: the name of a parameter, input, operator or output, or a glob pattern for several.
         instead: the layout to have instead (a partition spec, or the layouts that an operator takes and gives, too); by
             default any other than the present.
-        mesh: the plan's mesh, where its ranks have an order of their own.
-        hardware: the profile to price with, by default the one that the plan names, as it is now.
+        conditions: mesh, hardware, backend, time_limit_s and progress, as in
+            :class:`~autoshard.review.session.Conditions`.
 
     Raises:
         ConstraintError: ``why`` names nothing, or what is asked about is what the plan does.
         PlanMismatchError: the plan is for another model.
         LayoutError: ``instead`` cannot be read.
     """
-    report = progress or (lambda stage: None)
-    planner = planner_of(
-        plan,
-        model,
-        args,
-        kwargs,
-        mesh=mesh,
-        hardware=hardware,
-        backend=backend,
-        time_limit_s=time_limit_s,
-        progress=progress,
-    )
+    report = reporter(conditions)
+    planner = planner_of(plan, model, args, kwargs, **conditions)
     check_model(plan, planner)
     report("pricing the plan again")
     constraints = constraints_of(plan)

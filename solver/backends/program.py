@@ -102,9 +102,8 @@ def build(problem: Problem) -> Program:
     first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     parts = _Parts(first)
     parts.choose(problem, sizes)
-    in_group = {edge for group in problem.groups for edge in group.edges}
     for index, edge in enumerate(problem.edges):
-        if index not in in_group:
+        if index not in problem.grouped:
             parts.edge(edge)
     for group in problem.groups:
         parts.group([problem.edges[index] for index in group.edges])

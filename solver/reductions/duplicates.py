@@ -60,9 +60,8 @@ class _Surroundings:
         self.candidates = candidates
         self.pool = Pool()
         self.around: list[list[tuple[Hashable, ...]]] = [[] for _ in problem.nodes]
-        grouped = {edge for group in problem.groups for edge in group.edges}
         for index, edge in enumerate(problem.edges):
-            if index not in grouped:
+            if index not in problem.grouped:
                 self._plain(edge)
         for number, group in enumerate(problem.groups):
             self._group(number, [problem.edges[index] for index in group.edges])
