@@ -59,6 +59,14 @@ class Row:
     third_party: frozenset[str] = frozenset()
 
 
+MEMORY = Row(
+    VOCABULARY
+    | {"autoshard.memory_moments", "autoshard.memory_sizes", "autoshard.memory_storages", "autoshard.memory_copies"}
+    | {"autoshard.capture", "autoshard.strategies", "autoshard.redistribution", "autoshard.pricing"}
+    | {"autoshard.formulation", "cost_models", "solver"},
+    frozenset({"numpy"}),
+)
+
 # A group is a module or a package with all that is inside it; the longest name that fits decides.
 TABLE = {
     "solver": Row(frozenset(), frozenset({"numpy"})),
@@ -119,12 +127,11 @@ TABLE = {
         | {"autoshard.capture", "autoshard.redistribution", "autoshard.localize"},
         frozenset({"torch"}),
     ),
-    "autoshard.memory": Row(
-        VOCABULARY
-        | {"autoshard.capture", "autoshard.strategies", "autoshard.redistribution", "autoshard.pricing"}
-        | {"autoshard.formulation", "cost_models", "solver"},
-        frozenset({"numpy"}),
-    ),
+    "autoshard.memory": MEMORY,
+    "autoshard.memory_moments": MEMORY,
+    "autoshard.memory_sizes": MEMORY,
+    "autoshard.memory_storages": MEMORY,
+    "autoshard.memory_copies": MEMORY,
     "autoshard.fitting": Row(
         VOCABULARY
         | {"autoshard.plans", "autoshard.formulation", "autoshard.memory", "autoshard.timeline"}
