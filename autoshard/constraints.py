@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, TypeVar
 
+from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 from cost_models.spelling import closest, did_you_mean
 
 from .errors import ConstraintError
@@ -41,7 +42,6 @@ from .partition_spec import is_partition_spec, parse_partition_spec
 
 TensorClass = Literal["parameters", "gradients", "activations", "tensors"]
 TENSOR_CLASSES: tuple[TensorClass, ...] = ("parameters", "gradients", "activations", "tensors")
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 Scheme = Literal["ddp", "fsdp", "tp", "sp", "ep"]
 SCHEMES: tuple[Scheme, ...] = ("ddp", "fsdp", "tp", "sp", "ep")
@@ -216,7 +216,11 @@ def _placement_rule(pattern: str, entries: Sequence[str], allowed: bool, mesh: M
 def _collective_rule(
     kinds: str, axis: str, tensors: str, pattern: Sequence[str], mesh: Mesh, text: str
 ) -> CollectiveRule:
-    named = KINDS if kinds == "collectives" else tuple(_one_of(k, KINDS, "collective", text) for k in kinds.split(","))
+    named = (
+        REDISTRIBUTION_KINDS
+        if kinds == "collectives"
+        else tuple(_one_of(kind, REDISTRIBUTION_KINDS, "collective", text) for kind in kinds.split(","))
+    )
     of = _one_of(tensors, TENSOR_CLASSES, "class of tensors", text)
     return CollectiveRule(frozenset(named), mesh.index(axis), of, pattern[0] if pattern else "*", text)
 

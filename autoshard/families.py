@@ -30,8 +30,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from cost_models.collective_kinds import REDISTRIBUTION_KINDS
+
 from .capture import CapturedGraph, Ref
-from .constraints import KINDS, Family, Scheme
+from .constraints import Family, Scheme
 from .errors import ConstraintError
 from .layout import Layout, Placement, R, S, has_empty_shard, is_even
 from .mesh import Mesh
@@ -163,7 +165,9 @@ class _One:
                 self._only(i, R, S(0), allowed=False)
 
     def _banned(self, ref: Ref) -> Banned:
-        banned = {(kind, self._axis, -1) for kind in KINDS if kind not in self._allowed(ref)}
+        banned: set[tuple[str, int, int]] = {
+            (kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS if kind not in self._allowed(ref)
+        }
         if self._scheme == "sp" and ref.node in self._roles.layered and self._roles.of(ref) == "activations":
             dims = len(self._graph.meta(ref).shape)  # only the sequence is gathered, of (batch, sequence, ...)
             banned |= {("all_gather", self._axis, dim) for dim in range(dims) if (dims, dim) != (3, 1)}
@@ -174,7 +178,7 @@ class _One:
     def _allowed(self, ref: Ref) -> frozenset[str]:
         role = self._roles.of(ref)
         if self._roles.is_scalar(ref):
-            return frozenset(KINDS)
+            return frozenset(REDISTRIBUTION_KINDS)
         if role == "parameters":
             return _PARAMETERS.get(self._scheme, frozenset())
         if role == "gradients":
@@ -182,7 +186,7 @@ class _One:
             whole = self._scheme == "fsdp" and self._may_be_whole(parameter)
             return _GRADIENTS[self._scheme] | (_GRADIENTS["ddp"] if whole else frozenset())
         if self._scheme in ("tp", "sp") and ref.node not in self._roles.layered:
-            return frozenset(KINDS)
+            return frozenset(REDISTRIBUTION_KINDS)
         return _ACTIVATIONS.get(self._scheme, frozenset())
 
     def _may_be_whole(self, parameter: int) -> bool:

@@ -28,12 +28,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
+from cost_models.collective_kinds import RedistributionKind
+
 from .errors import LayoutError
 from .layout import Layout, R, S, block, has_empty_shard, is_even, largest_local_shape, local_shape
 from .layout import P as partial
 from .mesh import Mesh
 
-StepKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice"]
+StepKind = Literal[RedistributionKind, "slice"]
 
 aten = torch.ops.aten
 

@@ -17,12 +17,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .collective_kinds import COLLECTIVE_KINDS
     from .collectives import wire_bytes
     from .compute import OP_KINDS, Compute, Efficiency
     from .curve import Curve
     from .errors import ProfileError
     from .hosts import Hosts
-    from .link import COLLECTIVE_KINDS, Algorithm, Link
+    from .link import Algorithm, Link
     from .measured import MeasuredMesh
     from .memory import OPTIMIZERS, OptimizerPolicy, optimizer_policy
     from .profile import Profile
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .torus import Torus
 
 _HOMES = {
+    "COLLECTIVE_KINDS": "collective_kinds",
     "wire_bytes": "collectives",
     "Compute": "compute",
     "Efficiency": "compute",
@@ -40,7 +42,6 @@ _HOMES = {
     "ProfileError": "errors",
     "Hosts": "hosts",
     "Algorithm": "link",
-    "COLLECTIVE_KINDS": "link",
     "Link": "link",
     "MeasuredMesh": "measured",
     "OPTIMIZERS": "memory",

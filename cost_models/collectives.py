@@ -38,7 +38,8 @@ from functools import reduce
 import numpy as np
 
 from .amounts import Amount, require_amount
-from .link import COLLECTIVE_KINDS, Algorithm, Link
+from .collective_kinds import COLLECTIVE_KINDS
+from .link import Algorithm, Link
 from .spelling import did_you_mean
 
 _PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1, "broadcast": 1}

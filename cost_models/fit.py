@@ -19,11 +19,12 @@ from statistics import median
 import numpy as np
 
 from .amounts import Array
+from .collective_kinds import COLLECTIVE_KINDS
 from .collectives import wire_bytes
 from .compute import Compute, Efficiency
 from .curve import Curve
 from .errors import ProfileError
-from .link import COLLECTIVE_KINDS, Link
+from .link import Link
 from .measured import MeasuredMesh
 from .profile import Profile
 from .provenance import Provenance, Residual

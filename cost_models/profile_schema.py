@@ -26,11 +26,12 @@ from pydantic import (
     model_validator,
 )
 
+from .collective_kinds import CollectiveKind
 from .compute import OP_KINDS, Compute, Dtype, Efficiency
 from .curve import Curve
 from .errors import ProfileError
 from .hosts import Hosts
-from .link import Algorithm, CollectiveKind, Link
+from .link import Algorithm, Link
 from .measured import MeasuredMesh
 from .profile import Network, Profile
 from .provenance import Provenance, Residual

@@ -19,7 +19,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("autoshard", "solver", "cost_models")
 
-VOCABULARY = frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.layout"})
+# What cost_models has for everybody: it needs no numpy, and knows no machine.
+SHARED = frozenset({"cost_models.collective_kinds", "cost_models.safe_yaml", "cost_models.spelling"})
+VOCABULARY = frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.layout"}) | SHARED
 MODEL = frozenset({"autoshard.capture", "autoshard.strategies", "autoshard.redistribution", "autoshard.localize"})
 STAGES = MODEL | {
     "autoshard.calls",
@@ -46,8 +48,6 @@ COMMANDS = frozenset({"autoshard.api", "autoshard.factory", "autoshard.calibrati
     "autoshard.cli_review",
     "autoshard.terminal",
 }
-# What cost_models has for everybody: it needs no numpy, and knows no machine.
-SHARED = frozenset({"cost_models.safe_yaml", "cost_models.spelling"})
 FILES = frozenset({"pydantic", "yaml"})  # what validates the files on disk
 
 
@@ -72,21 +72,20 @@ TABLE = {
     "solver": Row(frozenset(), frozenset({"numpy"})),
     "solver.backends": Row(frozenset({"solver"}), frozenset({"numpy", "ortools", "pulp"})),
     "cost_models": Row(SHARED, frozenset({"numpy"}) | FILES),
+    "cost_models.collective_kinds": Row(frozenset()),
     "cost_models.safe_yaml": Row(frozenset(), frozenset({"yaml"})),
     "cost_models.spelling": Row(frozenset()),
     "autoshard.errors": Row(VOCABULARY),
     "autoshard.mesh": Row(VOCABULARY),
     "autoshard.layout": Row(VOCABULARY),
     "autoshard.atomic_write": Row(frozenset()),
-    "autoshard.plans": Row(
-        VOCABULARY | {"autoshard.atomic_write", "cost_models.safe_yaml"}, FILES | {"rich", "jinja2"}
-    ),
+    "autoshard.plans": Row(VOCABULARY | {"autoshard.atomic_write"}, FILES | {"rich", "jinja2"}),
     "autoshard.capture": Row(VOCABULARY, frozenset({"torch"})),
     "autoshard.localize": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
     "autoshard.strategies": Row(VOCABULARY | {"autoshard.capture", "autoshard.localize"}, frozenset({"torch"})),
     "autoshard.redistribution": Row(VOCABULARY, frozenset({"numpy", "torch"})),
     "autoshard.partition_spec": Row(VOCABULARY),
-    "autoshard.constraints": Row(VOCABULARY | {"autoshard.partition_spec", "cost_models.spelling"}),
+    "autoshard.constraints": Row(VOCABULARY | {"autoshard.partition_spec"}),
     "autoshard.constraints_file": Row(
         VOCABULARY | {"autoshard.baselines", "autoshard.constraints", "autoshard.plans"}, frozenset({"pydantic"})
     ),
@@ -147,7 +146,7 @@ TABLE = {
         | {"autoshard.plans", "autoshard.calls", "autoshard.capture", "autoshard.strategies", "autoshard.lowering"},
         frozenset({"torch"}),
     ),
-    "autoshard.baselines": Row(VOCABULARY | {"autoshard.constraints", "cost_models.spelling"}),
+    "autoshard.baselines": Row(VOCABULARY | {"autoshard.constraints"}),
     "autoshard.comparison": Row(
         VOCABULARY
         | {"autoshard.api", "autoshard.baselines", "autoshard.calls", "autoshard.capture", "autoshard.constraints"}
@@ -159,9 +158,7 @@ TABLE = {
         VOCABULARY | STAGES | {"autoshard.api", "cost_models", "solver"}, frozenset({"numpy", "torch"})
     ),
     "autoshard.measure": Row(
-        frozenset(
-            {"autoshard.atomic_write", "autoshard.errors", "autoshard.mesh", "autoshard.lowering", "cost_models"}
-        ),
+        SHARED | {"autoshard.atomic_write", "autoshard.errors", "autoshard.mesh", "autoshard.lowering", "cost_models"},
         frozenset({"torch"}),
     ),
     "autoshard.measure.report": Row(frozenset({"autoshard.measure", "cost_models"}), frozenset({"matplotlib"})),
@@ -181,7 +178,7 @@ TABLE = {
         VOCABULARY | STAGES | OTHERS | COMMANDS | {"solver.backends"},
         frozenset({"rich", "torch", "typer"}),
     ),
-    "autoshard.factory": Row(VOCABULARY | {"cost_models.spelling"}),  # finds the user's model for the command line
+    "autoshard.factory": Row(VOCABULARY),  # finds the user's model for the command line
     "autoshard.__main__": Row(frozenset({"autoshard.cli"})),
     "autoshard": Row(
         VOCABULARY | STAGES | OTHERS | {"autoshard.api", "autoshard.comparison"}

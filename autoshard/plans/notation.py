@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 from math import prod
-from typing import get_args
+
+from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 
 from ..layout import Layout, check_fits, format_layout, parse_layout
 from ..layout import format_strategy as strategy_text
@@ -26,7 +27,7 @@ _STRATEGY = re.compile(r"(?P<inputs>[^>]*)->(?P<outputs>[^>]*?)(?: x(?P<count>[1
 _COLLECTIVE = re.compile(
     r"(?P<kind>[a-z_]+) (?P<axis>\w+) (?P<bytes>\d{1,18}) bytes (?P<ms>\d[\d.]{0,400}(?:E[+-]?\d{1,3})?) ms", re.ASCII
 )
-_KINDS: dict[str, CollectiveKind] = {kind: kind for kind in get_args(CollectiveKind)}
+_KINDS: dict[str, CollectiveKind] = {kind: kind for kind in REDISTRIBUTION_KINDS}
 
 MAX_SECONDS = 1e9
 """The longest predicted time (30 years), so that sums of times stay finite."""
