@@ -240,8 +240,8 @@ def calibrate(
     torchrun --nproc-per-node 4 -m autoshard calibrate --mesh dp=2,tp=2 -o profile.yaml
     """
     with _ends_job(), _mistakes_explained():
-        if report is not None and find_spec("matplotlib") is None:
-            _fail("the report needs matplotlib; pip install 'autoshard[report]'", EXIT_MISTAKE)
+        if report is not None and find_spec("jinja2") is None:
+            _fail("a report needs jinja2, which is not installed; pip install 'autoshard[report]'", EXIT_MISTAKE)
         if check is None and (mesh is None or output is None):
             _fail("calibrate needs --mesh and --output (or --check PROFILE)", EXIT_MISTAKE)
         from .calibration import check_profile, write_profile  # needs torch

@@ -161,7 +161,7 @@ TABLE = {
         SHARED | {"autoshard.atomic_write", "autoshard.errors", "autoshard.mesh", "autoshard.lowering", "cost_models"},
         frozenset({"torch"}),
     ),
-    "autoshard.measure.report": Row(frozenset({"autoshard.measure", "cost_models"}), frozenset({"matplotlib"})),
+    "autoshard.measure.report": Row(frozenset({"autoshard.measure", "cost_models"}), frozenset({"jinja2"})),
     "autoshard.calibration": Row(
         frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.plans", "autoshard.measure", "cost_models"})
         | {"autoshard.measure.report"},
@@ -194,9 +194,10 @@ EXACT = frozenset({"autoshard"})
 DEFERRED = {
     "autoshard": "the public names are loaded when asked for: reading a plan loads no torch",
     "cost_models": "the public names are loaded when asked for: reading a plan loads no numpy",
+    "autoshard.__main__": "the command line needs libraries of an extra: where they are missing, it says which",
     "autoshard.cli": "only the commands that need torch load it",
     "autoshard.cli_review": "as for the other commands",
-    "autoshard.calibration": "only a report needs matplotlib",
+    "autoshard.calibration": "only a report needs jinja2",
     "solver.backends": "the registry loads the one backend that was asked for",
 }
 # Third-party packages that a module may import inside a function only.
