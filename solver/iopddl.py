@@ -8,7 +8,7 @@
 Plain or gzipped. Integers fit int64, and a cost of 10^18 or more means infinite. Two edges may join the same nodes
 (instances of the contest have such): both are paid. Lists of integers are parsed row by row
 into numpy arrays, equal rows into one array object, so that a 250 MB file needs little more memory than its text.
-Source: google/iopddl, and ../shared/iopddl/README.md.
+Source: https://github.com/google/iopddl.
 """
 
 from __future__ import annotations

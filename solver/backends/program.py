@@ -15,8 +15,8 @@ With a usage_price the limit of the last rows grows by a variable, in [0, 1] of 
 
 An edge of a group pays nothing itself where w pays. A pair that costs nothing, or that only one edge of the group can
 choose, needs no w. Given x in {0, 1} the least z and w are integral, and the relaxation is as tight as the one with a
-variable per pair of strategies. Source: ../shared/research/formulation.md; Kim et al., "A structure-preserving ILP
-formulation of auto-sharding".
+variable per pair of strategies. Source: Kim et al., "A structure-preserving ILP formulation of auto-sharding"; sizes of
+both forms in docs/solver.md.
 """
 
 from __future__ import annotations
