@@ -42,11 +42,11 @@ class Baseline:
 
     @property
     def title(self) -> str:
-        """The name in words."""
+        """The name in words: ``data parallel with Megatron tensor parallel`` for ``ddp+tp``."""
         return " with ".join(TITLES[part] for part in self.name.split("+"))
 
     def constraints(self, mesh: Mesh) -> tuple[str, ...]:
-        """The constraints that make a plan of this baseline."""
+        """The constraints under which a plan is this baseline: ``family dp=ddp``, ``family tp=tp`` for ``ddp+tp``."""
         return tuple(f"family {axis}={scheme}" for axis, scheme in zip(mesh.axes, self.schemes))
 
 

@@ -76,7 +76,7 @@ def restrict(restrictions: Restrictions, families: Sequence[Family], graph: Capt
 
 
 class _One:
-    """The restrictions of one scheme on one axis."""
+    """Adds the restrictions of one scheme on one axis: see the module's docstring for what each scheme means."""
 
     def __init__(
         self, restrictions: Restrictions, family: Family, families: tuple[Family, ...], graph: CapturedGraph, mesh: Mesh
@@ -89,7 +89,7 @@ class _One:
         self._tensor = any(f.scheme in ("tp", "sp") for f in families)
 
     def add(self) -> None:
-        """Adds them all."""
+        """Adds all restrictions of the scheme."""
         self._check()
         for i, _ in self._graph.of_kind("input"):
             self._only(i, S(0) if self._scheme in _DATA and i in self._roles.batched else R)
@@ -103,7 +103,9 @@ class _One:
         self._to.ban(self._banned)
 
     def _check(self) -> None:
-        """Says in the user's words why a scheme does not exist for a model, where that can be told before solving."""
+        """Checks, before anything is solved, that the scheme makes sense for the model; else raises an error that says
+        why, for example that ``ep`` needs parameters of experts and the model has none.
+        """
         axis, ranks = self._mesh.axes[self._axis], self._mesh.shape[self._axis]
         if self._scheme in _DATA and not self._roles.batched:
             raise ConstraintError(f"{self._text!r} cuts the batch, but the model has no input with dims")
@@ -137,7 +139,9 @@ class _One:
             )
 
     def _shares(self, size: int, axes: tuple[int, ...]) -> bool:
-        """Whether every rank of these axes gets a part of a dim; several axes cut it evenly or not at all."""
+        """Whether a dim of this size can be cut over these axes: every rank gets a part, and equal ones where there are
+        several axes.
+        """
         layout = Layout(tuple(S(0) if axis in axes else R for axis in range(self._mesh.ndim)))
         empty = has_empty_shard((size,), layout, self._mesh)
         return not empty and (len(axes) == 1 or is_even((size,), layout, self._mesh))

@@ -55,7 +55,7 @@ def isotonic(values: Sequence[float]) -> Array:
 
 @dataclass(frozen=True)
 class Compared:
-    """What a profile says of a point, and what was measured."""
+    """A point with the seconds that a profile predicts and the median of those that were measured."""
 
     point: Point
     predicted_s: float
@@ -278,7 +278,7 @@ def _order(point: Point) -> tuple[object, ...]:
 
 
 def residual(compared: Iterable[Compared]) -> Residual | None:
-    """Median and largest absolute relative error; None of nothing."""
+    """The median and the largest absolute relative error of some points; None where there are no points."""
     errors = [abs(one.error) for one in compared]
     return Residual(_rounded(median(errors)), _rounded(max(errors)), len(errors)) if errors else None
 

@@ -57,7 +57,7 @@ def profile_of(entries: Mapping[Any, Any]) -> Profile:
 
 
 def _whole(value: Any) -> Any:
-    """``80e9`` counts as the integer it is."""
+    """A float that is a whole number, such as ``80e9``, as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -308,7 +308,7 @@ class _ProvenanceEntry(_Entry):
 
 
 def _as_sources(value: Any) -> Any:
-    """Plain text is the short form of a provenance."""
+    """A provenance that is plain text means one that has nothing but these sources."""
     return {"sources": value} if isinstance(value, str) else value
 
 

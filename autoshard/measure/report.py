@@ -29,7 +29,7 @@ _TEMPLATES = Environment(loader=PackageLoader("autoshard.measure"), autoescape=T
 
 
 def write_report(found: Calibration, page_path: Path, with_pictures: bool) -> list[Path]:
-    """Writes the page, and beside it its pictures where wanted; which files.
+    """Writes the page and, where wanted, its pictures as files beside it; returns the paths of what was written.
 
     Raises:
         CalibrationError: one cannot be written.

@@ -96,7 +96,7 @@ def parse_collective(text: str) -> Collective:
 
 
 def check_tensor(entry: TensorEntry, mesh: Mesh) -> None:
-    """Checks what a tensor's line must satisfy.
+    """Checks that a tensor of a plan can exist.
 
     Raises:
         ValueError: the element type is unknown, no tensor has the shape, or the layout does not fit it.

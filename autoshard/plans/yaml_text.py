@@ -24,12 +24,16 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def quote(text: str) -> str:
-    """A scalar for any place: as it is where YAML reads it back as the same text, else in quotes."""
+    """A text as a scalar of YAML: in quotes only where YAML would read it as something else without them.
+
+    >>> quote("tokens"), quote("null"), quote("a: b")
+    ('tokens', '"null"', '"a: b"')
+    """
     return text if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED else _quoted(text)
 
 
 def quote_key(text: str) -> str:
-    """A scalar for the key of a line.
+    """A text as the key of a line: in quotes only where it must be.
 
     Raises:
         PlanFileError: the key is longer than YAML allows.
@@ -51,7 +55,7 @@ def quote_flow_key(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """In double quotes, or in single quotes where that saves escapes."""
+    """A text in double quotes, or in single quotes where only double quotes and backslashes would need escapes."""
     if _SURROGATE.search(text):
         raise PlanFileError(f"{text!r} cannot be written to a plan file: it holds half of a surrogate pair")
     escaped = set(_ESCAPED.findall(text))

@@ -1,4 +1,4 @@
-"""A plan's decisions as choices of the program: what is priced again, compared and kept."""
+"""Translates the layouts in a plan to choices of the integer program, and choices back to layouts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def choices_of(decisions: Decisions, formulation: Formulation) -> tuple[int | No
 
 
 def decisions_made(formulation: Formulation, choices: Sequence[int]) -> Decisions:
-    """The decisions that choices stand for."""
+    """The strategy that each solver node has under these choices."""
     return tuple(strategies[choice] for strategies, choice in zip(formulation.strategies, choices))
 
 

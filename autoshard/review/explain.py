@@ -1,4 +1,4 @@
-"""Why is this placement so, and what if it were otherwise: the what-if is solved, and compared with the plan."""
+"""Why does a tensor have this placement? Solves the problem again with another one, and compares the two plans."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def explain(
 
 
 class _Question:
-    """The names that are asked about, and their layouts."""
+    """What was asked: the solver nodes that the pattern names, their layouts in the plan, and the layout wanted
+    instead.
+    """
 
     def __init__(self, planner: Planner, now: Priced, why: str, instead: str | None) -> None:
         self._planner, self._now, self._why = planner, now, why
@@ -111,7 +113,9 @@ class _Question:
         self._present = self._layouts(decisions_made(now.formulation, now.choices))
 
     def answer(self, constraints: Constraints, plan: ShardingPlan) -> Explanation:
-        """Solves the what-if."""
+        """Solves the problem with the other placement and puts the answer together; where there is no such plan, why
+        not.
+        """
         alternative, reason = None, ""
         found: tuple[str, ...] = ()
         asked = gather_constraints(self._texts(), self._planner.mesh)
@@ -142,7 +146,7 @@ class _Question:
         return tuple(dict.fromkeys("-" if layout is None else format_layout(layout, mesh) for layout in layouts))
 
     def _texts(self) -> list[str]:
-        """The constraint that makes it otherwise."""
+        """The constraints that make the placement another one: a pin to the layout asked for, or ``NAME!=LAYOUT``."""
         if self._instead is not None:
             pin = gather_constraints(f"{self._why}={self._instead}", self._planner.mesh).values[0]
             if isinstance(pin, Pin) and all(layout == pin.layout for layout in self._present):
@@ -155,7 +159,9 @@ class _Question:
         return [f"{glob.escape(name)}!={format_layout(layout, mesh)}" for name, layout in pairs if layout is not None]
 
     def _reason(self, asked: Constraints, error: Exception) -> str:
-        """The shape's own reason where the layout does not suit it, else what the formulation or the solver said."""
+        """Why there is no such plan: that the layout does not suit the tensor's shape, else what formulation or solver
+        say.
+        """
         wanted = asked.values[0]
         if isinstance(wanted, Pin):
             for node, name in zip(self._nodes, self._names):

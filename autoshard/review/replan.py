@@ -1,4 +1,4 @@
-"""A plan whose file was edited by hand, made whole again: the edits are kept, the rest is decided anew around them."""
+"""Makes a complete plan of a file that was edited by hand: the edits are kept, everything else is decided again."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ def replan(
 
 
 def _kept(old: Constraints, edits: Iterable[Edit], names: tuple[str, ...]) -> tuple[Constraints, tuple[str, ...]]:
-    """The constraints without pins that hold nothing but what was edited: the later word counts."""
+    """The constraints of the old plan that stay, and the texts of those that go: pins of nothing but what was edited by
+    hand since, where the edit counts.
+    """
     edited = edited_names(edits)
 
     def is_replaced(constraint: Constraint) -> bool:

@@ -1,4 +1,4 @@
-"""A plan beside the model that it is for, ready to be priced, solved and asked about."""
+"""What ``check``, ``explain`` and ``replan`` share: a plan and its model as a problem that can be priced and solved."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> 
 
 
 def _completed(formulation: Formulation, known: dict[int, int]) -> Solution | None:
-    """The solution of known choices, the others chosen best."""
+    """The solution in which the known nodes have their choices and the solver decides the others."""
     problem = replace(formulation.problem, ties=())
     choices: tuple[int, ...] | None = tuple(known.get(node, 0) for node in range(len(problem.nodes)))
     if len(known) < len(problem.nodes):
@@ -227,9 +227,9 @@ def fits(plan: ShardingPlan) -> bool:
 
 
 def solution_of(formulation: Formulation, choices: tuple[int, ...]) -> Solution | None:
-    """Known choices as a solution that claims nothing of its bound; None where they do not fit together.
+    """Choices that are known already as a solution, its bound being its own cost; None where they break a constraint.
 
-    Identical layers may differ: that they be decided once is no part of the price.
+    Identical layers may choose differently: a plan of old, or one edited by hand, need not have decided them once.
     """
     judged = evaluate(replace(formulation.problem, ties=()), choices)
     if not judged.feasible:

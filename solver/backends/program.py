@@ -169,6 +169,9 @@ class _Parts:
 
     def group(self, edges: Sequence[Edge]) -> None:
         """Shared prices: w for the priced pairs that two edges can choose, else the price stays on z."""
+        # Each consumer c has its own z_c[l, m] of moving the tensor from row l to column m. Where several consumers can
+        # choose the pair, z_c costs nothing but is at most the one w[l, m] of the pair, which has the price: two
+        # consumers that both choose (l, m) set w to 1 once. A pair that only one can choose keeps its price on z.
         members = [(edge, self._pairs(edge)) for edge in edges]
         priced = [pairs.keys[pairs.prices > 0] for _, pairs in members]
         keys, counts = np.unique(np.concatenate(priced), return_counts=True)

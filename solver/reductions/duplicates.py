@@ -53,7 +53,7 @@ def _outlines(problem: Problem) -> Iterator[tuple[int, Hashable]]:
 
 
 class _Surroundings:
-    """What is around the candidates, told by the identity of pooled arrays."""
+    """What surrounds each candidate: its edges and groups, compared by the identity of pooled arrays."""
 
     def __init__(self, problem: Problem, candidates: set[int]) -> None:
         self.problem = problem

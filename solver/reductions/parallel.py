@@ -1,4 +1,4 @@
-"""Edges that say the same are said once.
+"""Edges that price the same choices become one edge.
 
 Edges between the same two nodes with the same rows and columns add up. A group of one edge is an ordinary edge. Edges
 of a group with the same consumer and columns choose the same pair, which is paid once anyway. Groups of one producer
