@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 from .calls import as_arguments, rebuild_call
 from .capture import CapturedGraph, capture, input_names
 from .errors import PlanMismatchError, StrategyWarning, VerificationError
-from .layout import Layout, format_layout
+from .layout import format_strategy
 from .lowering import ParallelModule, bind, check_graph, check_mesh, lower, shard_parameters, shared_seed, verify
 from .plans import ShardingPlan
 from .strategies import Enumerator, Strategy
@@ -85,12 +85,10 @@ def check_strategies(plan: ShardingPlan, graph: CapturedGraph) -> None:
 
 
 def _no_rule(name: str, strategy: Strategy, plan: ShardingPlan) -> str:
-    def text(layouts: tuple[Layout | None, ...]) -> str:
-        return ", ".join("-" if layout is None else format_layout(layout, plan.mesh) for layout in layouts)
-
+    text = format_strategy(strategy.inputs, strategy.outputs, plan.mesh)
     return (
-        f"the plan gives {name} the strategy {text(strategy.inputs)} -> {text(strategy.outputs)}, which no verified "
-        f"rule of torch {torch.__version__} allows; make the plan again, or choose a layout that it can have"
+        f"the plan gives {name} the strategy {text}, which no verified rule of torch {torch.__version__} allows; make "
+        "the plan again, or choose a layout that it can have"
     )
 
 
