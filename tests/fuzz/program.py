@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,14 @@ def train(run):
 {_indented(self.train, 4)}"""
 
 
-def load(path: Path) -> Any:
-    """The names that a program's file defines. It is run under its path, so that errors can quote its lines."""
-    names: dict[str, Any] = {"__name__": path.stem}
-    exec(compile(path.read_text(), str(path), "exec"), names)
-    return SimpleNamespace(**names)
+def load(path: Path) -> ModuleType:
+    """A program's file as an imported module, so that errors can quote its lines and dynamo finds its names."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def _indented(lines: Iterable[str], by: int) -> str:

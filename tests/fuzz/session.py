@@ -78,7 +78,7 @@ class Session:
         return self._names.arguments(Maker(100 + self._batches, self._noise))  # type: ignore[no-any-return]
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's result, as one process has it; arguments and result are looked at."""
+        """The model's result; it and the arguments are looked at."""
         result = self._call(args, kwargs)
         self.look("arguments", (args, kwargs))
         self.look("result", result)
@@ -94,13 +94,14 @@ class Session:
         """A weighted sum of the floating-point tensors of a result, or of some of them by number."""
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and _flows(leaf)]
         chosen = [leaves[k % len(leaves)] for k in which] if which and leaves else leaves
-        terms = [_weighted(leaf) for leaf in chosen]
+        terms = [_weighted(self._whole(leaf)) for leaf in chosen]
         return sum(terms[1:], terms[0]) if terms else torch.zeros((), dtype=torch.float64)
 
     def look(self, name: str, value: Any) -> None:
         """Writes a value down: copies of its tensors."""
         leaves, spec = tree_flatten(value)
-        self.seen.append((f"{name}: {spec}" if len(leaves) != 1 else name, [_copy(self._whole(v)) for v in leaves]))
+        where = name if len(leaves) == 1 else f"{name} {spec}"
+        self.seen.append((where, [_copy(self._whole(leaf)) for leaf in leaves]))
 
     def gradients(self) -> None:
         """Writes every gradient down, None included, and which of them share memory with each other or the caller."""
@@ -119,7 +120,7 @@ class Session:
             self.look(f"{name} {parameter.requires_grad}", parameter)
         for name, buffer in self.model.named_buffers():
             self.look(name, buffer)
-        self.look("state_dict", list(self.model.state_dict()))
+        self.look("state_dict", " ".join(self.model.state_dict()))
 
     def optimizer(self, kind: str) -> torch.optim.Optimizer:
         """An optimizer of the model's parameters."""
@@ -129,17 +130,33 @@ class Session:
     def backward(self, retain_graph: bool = False) -> None:
         """One call whose result goes backward by itself, with gradients that the caller gives and keeps."""
         args, kwargs = self.batch()
-        leaves = [leaf for leaf in tree_leaves(self._raw(args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        leaves = [leaf for leaf in leaves if _flows(leaf)]
+        result = tree_leaves(self._call(args, kwargs))
+        leaves = [leaf for leaf in result if isinstance(leaf, torch.Tensor) and _flows(leaf)]
         given = [self._like(_coefficients(leaf.shape, leaf.dtype), leaf) for leaf in leaves]
         torch.autograd.backward(leaves, given, retain_graph=retain_graph)
         self._given += [("given", grad) for grad in given]
         self.look("given", given)
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._raw(args, kwargs)
+    def leaf(self, result: Any) -> torch.Tensor:
+        """The first floating-point tensor of a result."""
+        return next(t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_floating_point())
 
-    def _raw(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def whole(self, value: Any) -> Any:
+        """The same with tensors as one process has them."""
+        return tree_map(self._whole, value)
+
+    def other(self, value: Any) -> Any:
+        """An argument of another value, if it is a number, of another length, or of another type."""
+        if not isinstance(value, torch.Tensor):
+            return value + 1 if isinstance(value, int | float) else value
+        return value[1:] if value.dim() and len(value) > 2 else value.to(torch.float16)
+
+    def requiring(self, value: Any) -> Any:
+        """An argument that wants a gradient."""
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.clone().requires_grad_() if floating else value
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.model(*args, **kwargs)
 
     def _like(self, whole: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
@@ -150,16 +167,13 @@ class Session:
 
 
 class ShardedSession(Session):
-    """The parallel module of one rank. Arguments are cut for it, and its results put together, as a user would."""
+    """The parallel module of one rank. Arguments are cut for it, as a user would; its results are DTensors."""
 
     def __init__(self, names: Any, model: nn.Module, original: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> None:
         super().__init__(names, model)
         self._original, self._plan, self._mesh = original, plan, mesh
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tree_map(self._whole, self._raw(args, kwargs))
-
-    def _raw(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, spec = tree_flatten((args, kwargs))
         names = input_names(self._original, args, kwargs)
         given = {name: leaf for name, leaf in zip(names, leaves) if isinstance(leaf, torch.Tensor)}
