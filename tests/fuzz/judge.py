@@ -38,13 +38,17 @@ UNSTABLE = 1e3
 """How many times what noise changes may be put down to rounding."""
 
 
+FINDINGS = ("wrong", "accepted", "foreign", "crash", "hang")
+
+
 @dataclass(frozen=True)
 class Verdict:
     """How a program ended.
 
     ``kind`` is one of
 
-    * ``equal``: all ranks saw what one process saw, its exception included;
+    * ``equal``: all ranks saw what one process saw;
+    * ``both raise``: and all of them raised an exception, which one process raised, too;
     * ``refused``: an autoshard error said that this cannot be done; ``detail`` is the error;
     * ``unstable``: a difference that noise of the size of rounding makes in one process, too;
     * a finding: ``wrong`` (another number), ``accepted`` (one process refuses), ``foreign`` (an exception that is not
@@ -56,7 +60,7 @@ class Verdict:
 
     @property
     def is_finding(self) -> bool:
-        return self.kind not in ("equal", "refused", "unstable")
+        return self.kind in FINDINGS
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def judge(path: Path) -> Verdict:
         except Exception as error:
             return Verdict("foreign", f"planning raised {_text(error)}")
         verdicts = [_compare(expected, seen, TOLERANCE[names.PRECISION]) for seen in found]
-        worst = max(verdicts, key=lambda verdict: (verdict.is_finding, verdict.kind == "refused"))
+        worst = max(verdicts, key=lambda verdict: (verdict.is_finding, verdict.kind == "refused", verdict.kind != ""))
         if worst.kind == "wrong" and _is_unstable(names, expected, found):
             return Verdict("unstable", worst.detail)
         return worst
@@ -160,7 +164,7 @@ def _capturing_once() -> Iterator[None]:
 
 def _compare(expected: Seen, found: Seen, tolerance: float) -> Verdict:
     if isinstance(found.error, PeerFailed):
-        return Verdict("equal", "another rank says more")
+        return Verdict("", "another rank says more")
     difference = _first_difference(expected, found, tolerance)
     if difference:
         return Verdict("wrong", difference)
@@ -170,7 +174,7 @@ def _compare(expected: Seen, found: Seen, tolerance: float) -> Verdict:
         if found.error is None:
             return Verdict("accepted", f"one process raises {_text(expected.error)}, the ranks do not")
         if isinstance(found.error, RuntimeError | type(expected.error)):
-            return Verdict("equal", f"both raise: {_text(expected.error)}")
+            return Verdict("both raise", _text(expected.error))
     if found.error is not None:
         return Verdict("foreign", f"a rank raised {_text(found.error)}")
     if len(expected.records) != len(found.records):

@@ -117,9 +117,9 @@ class Session:
     def state(self) -> None:
         """Writes parameters, buffers and the names of the state dict down."""
         for name, parameter in self.model.named_parameters():
-            self.look(f"{name} {parameter.requires_grad}", parameter)
+            self.look(f"parameter {name}, trained {parameter.requires_grad}", parameter)
         for name, buffer in self.model.named_buffers():
-            self.look(name, buffer)
+            self.look(f"buffer {name}", buffer)
         self.look("state_dict", " ".join(self.model.state_dict()))
 
     def optimizer(self, kind: str) -> torch.optim.Optimizer:

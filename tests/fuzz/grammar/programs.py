@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_leaves
 
 from ..program import Program
 from . import tables
@@ -37,7 +38,12 @@ def _one_of(writes: tuple[Callable[[Writer], Any], ...]) -> Callable[[Writer], N
     return write
 
 
+def _nothing(w: Writer) -> None:
+    """The first choice, so that hypothesis can take a statement away."""
+
+
 _STATEMENTS: tuple[tuple[int, Callable[[Writer], None]], ...] = (
+    (1, _nothing),
     (18, _from(tables.POINTWISE)),
     (24, _one_of(LAYERS)),
     (12, _from(tables.REDUCTIONS)),
@@ -71,7 +77,7 @@ def _write(draw: Callable[[Any], Any]) -> Program:
     if w.chance(7):
         _attempt(w, w.pick(REFUSED))
     result = _result(w)
-    lines = training(w)
+    lines = training(w, _trains(w, result))
     return Program(
         setup=tuple(w.setup),
         signature=call.signature(),
@@ -218,6 +224,11 @@ def _reading_a_parameter(w: Writer) -> None:
 
 def _trainable(w: Writer) -> Callable[[torch.Tensor], bool]:
     return lambda t: t.is_floating_point() and t.requires_grad and not t.is_leaf
+
+
+def _trains(w: Writer, result: str) -> bool:
+    leaves = [leaf for leaf in tree_leaves(w.value(result)) if isinstance(leaf, torch.Tensor)]
+    return any(leaf.requires_grad and (leaf.is_floating_point() or leaf.is_complex()) for leaf in leaves)
 
 
 def _leaf(w: Writer) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from .writer import Writer
 
 Lines = tuple[str, ...]
@@ -115,15 +113,27 @@ UNUSUAL: tuple[Lines, ...] = (
     ("import copy", "twin = copy.deepcopy(run.model)", "out = run.step()", *_BACKWARD, "run.look('twin', [p.grad is None for p in twin.parameters()])"),
 )  # fmt: skip
 
-Wrap = Callable[[Lines], Lines]
+WITHOUT_GRADIENT: tuple[Lines, ...] = (
+    ("run.step()",),
+    ("run.step()", "run.step()"),
+    ("with torch.no_grad():", "    run.step()"),
+    ("with torch.inference_mode():", "    run.step()"),
+    ("run.model.eval()", "run.step()"),
+)
 
 
-def training(w: Writer) -> Lines:
-    """The body of ``train``: one or two rounds, and what the state is at the end."""
+def training(w: Writer, trains: bool) -> Lines:
+    """The body of ``train``: one or two rounds, and what the state is at the end.
+
+    Args:
+        trains: whether some result wants a gradient; where none does, a backward is rare, as it only raises.
+    """
     lines: list[str] = []
     for _ in range(w.integer(1, 2)):
         kind = w.integer(0, 99)
-        if kind < 70:
+        if not trains and kind < 92:
+            lines += w.pick(WITHOUT_GRADIENT)
+        elif kind < 70:
             lines += w.pick(ORDINARY)
         elif kind < 86:
             values = {
