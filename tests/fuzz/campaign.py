@@ -79,7 +79,10 @@ def _run_batch(
     command = [sys.executable, "-m", "tests.fuzz.batch", str(folder), mutant, str(shrink_s), *map(str, seeds)]
     errors = folder / f"errors-{seeds[0]}.txt"
     left = list(seeds)
-    with errors.open("w") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, cwd=ROOT) as child:
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, cwd=ROOT) as child,
+    ):
         assert child.stdout is not None
         for line in child.stdout:
             if line.startswith(b"{"):
@@ -109,7 +112,9 @@ def report(outcomes: Sequence[Outcome]) -> str:
     lines += [f"{count:6} {count / total:6.1%}  {kind}" for kind, count in kinds.most_common()]
     for kind in ("refused", "both raise"):
         alike = Counter(kind_of(outcome.verdict) for outcome in outcomes if outcome.kind == kind)
-        lines += ["", f"{kind}, by text:", *(f"{count:6}  {text}" for text, count in alike.most_common())] if alike else []
+        lines += (
+            ["", f"{kind}, by text:", *(f"{count:6}  {text}" for text, count in alike.most_common())] if alike else []
+        )
     findings = [outcome for outcome in outcomes if outcome.verdict.is_finding]
     lines += ["", f"findings: {len(findings)}"]
     for text, count in Counter(kind_of(outcome.verdict) for outcome in findings).most_common():

@@ -29,7 +29,7 @@ from .ranks import PeerFailed, run_ranks
 from .session import NO_NOISE, Maker, Noise, Session, ShardedSession
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
-"""The largest difference, as a share of the largest number of a tensor or of 1, by the coarsest type that takes part."""
+"""The largest difference, as a share of a tensor's largest number or of 1, by the coarsest type that takes part."""
 
 NOISE = {"float64": 1e-13, "float32": 1e-7, "bfloat16": 4e-3, "float16": 5e-4}
 """What is added to all numbers to see how much rounding may change a result."""
@@ -217,7 +217,7 @@ def _difference(theirs: Any, ours: Any, tolerance: float) -> str:
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest difference as a share of the largest number, or of 1; infinite where one is not finite or not exact."""
+    """The largest difference as a share of the largest number, or of 1; infinite where it has no size."""
     if not a.numel() or torch.equal(a, b):
         return 0.0
     if not (a.is_floating_point() or a.is_complex()):

@@ -1,7 +1,7 @@
 """Bugs to plant, which the fuzzer has to find.
 
-Each breaks what no check of the product looks at: what runs after the rules were checked and the plan was verified, or the check of
-the rules itself.
+Each breaks what no check of the product looks at: what runs after the rules were checked and the plan was verified, or
+the check of the rules itself.
 """
 
 from __future__ import annotations

@@ -112,7 +112,9 @@ class _Group(dist.ProcessGroup):
     def group_name(self) -> str:
         return self.pg_name
 
-    def _exchange(self, kind: str, like: torch.Tensor, tensors: Any, work: Callable[[list[Any]], None], *of: Any) -> Any:
+    def _exchange(
+        self, kind: str, like: torch.Tensor, tensors: Any, work: Callable[[list[Any]], None], *of: Any
+    ) -> Any:
         if like.dtype in _REFUSED or (kind == "all_to_all" and like.dtype.is_complex):
             raise RuntimeError("Invalid scalar type")  # as gloo says it
         if self._meeting is None:  # the name is known only once the group is made; it says which ranks are in

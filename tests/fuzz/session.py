@@ -215,4 +215,3 @@ def _copy(value: Any) -> Any:
 def _share(x: torch.Tensor, y: torch.Tensor) -> bool:
     x, y = (t.detach().to_local() if isinstance(t, DTensor) else t.detach() for t in (x, y))
     return x.numel() > 0 and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
-

@@ -122,10 +122,10 @@ def counter(w: Writer) -> None:
 def scalar_state(w: Writer) -> None:
     """A Python attribute that the forward reads; sometimes it changes it."""
     name = w.fresh("self.a")
-    w.prepare(f"{name} = {w.pick(('2', '0.5', 'True', '[1.0, 2.0]', '(3, 0.5)', '{1: 2.0}'.replace('1', repr('k'))))}")
+    w.prepare(f"{name} = " + w.pick(("2", "0.5", "True", "[1.0, 2.0]", "(3, 0.5)", "{'k': 2.0}")))
     value = w.value(name)
-    read = f"{name}[{'1' if isinstance(value, list | tuple) else repr('k')}]" if isinstance(value, list | tuple | dict) else name
-    w.let(f"{w.floating()} * {read}")
+    key = "[1]" if isinstance(value, list | tuple) else "['k']" if isinstance(value, dict) else ""
+    w.let(f"{w.floating()} * {name}{key}")
     if w.chance(15) and type(value) in (int, float):
         w.say(w.pick((f"{name} += 1", f"{name} = {name} * 2")))
     elif w.chance(10) and isinstance(value, list):
@@ -150,14 +150,16 @@ def remembered(w: Writer) -> None:
 def branch(w: Writer) -> None:
     x = w.floating()
     name = w.fresh("v")
-    condition = w.pick(("self.training", f"{x}.shape[0] > 2", f"{x}.dim() == 2", f"{x}.requires_grad", "torch.is_grad_enabled()"))
+    of = w.pick((f"{x}.shape[0] > 2", f"{x}.dim() == 2", f"{x}.requires_grad"))
+    condition = w.pick(("self.training", "torch.is_grad_enabled()", of))
     w.say(f"if {condition}:\n    {name} = {x} * 2\nelse:\n    {name} = {x} + 1")
 
 
 def loop(w: Writer) -> None:
     x = w.floating(1)
     name = w.fresh("v")
-    w.say(f"{name} = {x}\nfor k in range({w.integer(1, 3)}):\n    {name} = torch.tanh({name}) * {w.pick(('2', 'k', '(k + 1)'))}")
+    factor = w.pick(("2", "k", "(k + 1)"))
+    w.say(f"{name} = {x}\nfor k in range({w.integer(1, 3)}):\n    {name} = torch.tanh({name}) * {factor}")
 
 
 def without_gradient(w: Writer) -> None:
@@ -186,7 +188,8 @@ def gradient_changed(w: Writer) -> None:
 
 
 EFFECTS: tuple[Writes, ...] = (
-    in_place, in_place, in_place, in_place, buffers, buffers, counter, scalar_state, branch, loop, without_gradient, gradient_changed,
+    in_place, in_place, in_place, in_place, buffers, buffers, counter, scalar_state, branch, loop, without_gradient,
+    gradient_changed,
 )  # fmt: skip
 
 REFUSED: tuple[Writes, ...] = (

@@ -36,14 +36,15 @@ def addmm(w: Writer) -> None:
 def batched(w: Writer) -> None:
     x = w.tensor(lambda t: t.dim() == 3 and t.dtype == w.dtype)
     b, _, columns = w.value(x).shape
-    w.let(w.pick((f"torch.bmm({x}, %s)", f"torch.einsum('bij,bjk->bik', {x}, %s)", f"torch.einsum('bij,bjk->ik', {x}, %s)"))
-          % w.parameter((b, columns, w.length())))
+    product = w.pick(("torch.bmm(", "torch.einsum('bij,bjk->bik', ", "torch.einsum('bij,bjk->ik', "))
+    w.let(f"{product}{x}, {w.parameter((b, columns, w.length()))})")
 
 
 def embedding(w: Writer) -> None:
     rows = w.integer(2, 7)
     shape = w.shape(1, 2)
-    there = w.names(lambda t: t.dtype is torch.int64 and t.dim() > 0 and t.numel() > 0 and 0 <= t.min() and t.max() < rows)
+    whole = w.names(lambda t: t.dtype is torch.int64 and t.dim() > 0 and t.numel() > 0)
+    there = [name for name in whole if 0 <= w.value(name).min() and w.value(name).max() < rows]
     tokens = w.pick(there) if there and w.chance(60) else w.argument(shape, torch.int64, rows)
     table = w.parameter((rows, w.length()))
     padding = f", padding_idx={w.integer(0, rows - 1)}" if w.chance(20) else ""
@@ -54,8 +55,8 @@ def layer_norm(w: Writer) -> None:
     x = w.tensor(lambda t: t.dim() >= 1 and t.dtype == w.dtype)
     shape = tuple(w.value(x).shape[-w.integer(1, min(2, w.value(x).dim())) :])
     weight = w.parameter(shape)
-    w.let(w.pick((f"F.layer_norm({x}, {shape}, {weight}, {w.parameter(shape)})", f"F.layer_norm({x}, {shape}, {weight})",
-                  f"F.rms_norm({x}, {shape}, {weight})")))
+    bias = f", {w.parameter(shape)}" if w.chance(50) else ""
+    w.let(f"F.layer_norm({x}, {shape}, {weight}{bias})" if w.chance(70) else f"F.rms_norm({x}, {shape}, {weight})")
 
 
 def convolution(w: Writer) -> None:
@@ -117,34 +118,49 @@ def indexed(w: Writer) -> None:
     size = value.shape[dim]
     count = w.length()
     index = w.argument((count,), torch.int64, max(size, 1)) if w.chance(70) else w.buffer((count,), torch.int64)
-    if f"{index} % {max(size, 1)}" and index.startswith("self."):
+    if index.startswith("self."):
         index = f"({index} % {max(size, 1)})"
-    whole = w.argument(tuple(value.shape), torch.int64, max(size, 1)) if w.chance(30) else f"({x}.detach().abs() * 3).long() % {max(size, 1)}"
-    rows = w.parameter((*value.shape[:dim], count, *value.shape[dim + 1 :]))
-    w.let(w.pick((
-        f"{x}.index_select({dim}, {index})",
-        f"{x}[{', '.join([':'] * dim + [index])}]",
-        f"torch.gather({x}, {dim}, {whole})",
-        f"{x}.index_add({dim}, {index}, {rows})",
-        f"{x}.index_add({dim}, {index}, {rows}, alpha=2)",
-        f"{x}.index_copy({dim}, torch.arange({min(count, size)}), {rows}.narrow({dim}, 0, {min(count, size)}))",
-        f"{x}.index_fill({dim}, {index}, 0.5)",
-        f"torch.scatter({x}, {dim}, {whole}, 0.7)",
-        f"torch.scatter_add({x}, {dim}, {whole}, {x})",
-        f"torch.scatter_reduce({x}, {dim}, {whole}, {x}, 'sum')",
-        f"torch.scatter_reduce({x}, {dim}, {whole}, {x}, 'amax')",
-        f"torch.scatter_reduce({x}, {dim}, {whole}, {x}, 'mean', include_self=False)",
-        f"torch.take({x}, {whole})",
-        f"torch.index_put({x}, ({index} % {max(value.shape[0], 1)},), torch.tensor(0.3, dtype={w.dtype}))",
-        f"torch.index_put({x}, ({index} % {max(value.shape[0], 1)},), torch.ones((), dtype={w.dtype}), accumulate=True)",
-        f"F.one_hot({index}, {max(size, 1)}).to({w.dtype}) @ {x}",
-        f"torch.select_scatter({x}, {x}.select({dim}, 0) * 2, {dim}, -1)",
-        f"torch.slice_scatter({x}, {x}.narrow({dim}, 0, 1), {dim}, {max(size - 1, 0)})",
-        f"torch.diagonal_scatter({x}, {x}.diagonal() * 2)",
-        f"torch.bincount({index}, minlength={max(size, 1)})",
-        f"{index}.unsqueeze(-1) == torch.arange({size})",
-    )))
+    whole = f"({x}.detach().abs() * 3).long() % {max(size, 1)}"
+    if w.chance(30):
+        whole = w.argument(tuple(value.shape), torch.int64, max(size, 1))
+    holes = {
+        "x": x,
+        "dim": dim,
+        "index": index,
+        "whole": whole,
+        "rows": w.parameter((*value.shape[:dim], count, *value.shape[dim + 1 :])),
+        "before": ":, " * dim,
+        "size": max(size, 1),
+        "first": max(value.shape[0], 1),
+        "least": min(count, size),
+        "dtype": w.dtype,
+    }
+    w.let(w.pick(INDEXED).format(**holes))
 
+
+INDEXED = (
+    "{x}.index_select({dim}, {index})",
+    "{x}[{before}{index}]",
+    "torch.gather({x}, {dim}, {whole})",
+    "{x}.index_add({dim}, {index}, {rows})",
+    "{x}.index_add({dim}, {index}, {rows}, alpha=2)",
+    "{x}.index_copy({dim}, torch.arange({least}), {rows}.narrow({dim}, 0, {least}))",
+    "{x}.index_fill({dim}, {index}, 0.5)",
+    "torch.scatter({x}, {dim}, {whole}, 0.7)",
+    "torch.scatter_add({x}, {dim}, {whole}, {x})",
+    "torch.scatter_reduce({x}, {dim}, {whole}, {x}, 'sum')",
+    "torch.scatter_reduce({x}, {dim}, {whole}, {x}, 'amax')",
+    "torch.scatter_reduce({x}, {dim}, {whole}, {x}, 'mean', include_self=False)",
+    "torch.take({x}, {whole})",
+    "torch.index_put({x}, ({index} % {first},), torch.full((), 0.3, dtype={dtype}))",
+    "torch.index_put({x}, ({index} % {first},), torch.ones((), dtype={dtype}), accumulate=True)",
+    "F.one_hot({index}, {size}).to({dtype}) @ {x}",
+    "torch.select_scatter({x}, {x}.select({dim}, 0) * 2, {dim}, -1)",
+    "torch.slice_scatter({x}, {x}.narrow({dim}, 0, 1), {dim}, {size} - 1)",
+    "torch.diagonal_scatter({x}, {x}.diagonal() * 2)",
+    "torch.bincount({index}, minlength={size})",
+    "{index}.unsqueeze(-1) == torch.arange({size})",
+)
 
 MODULES = (
     "nn.Linear({last}, {out})",
@@ -240,7 +256,7 @@ def constant(w: Writer) -> None:
 
 def cast(w: Writer) -> None:
     x = w.tensor(lambda t: t.is_floating_point())
-    w.let(f"{x}.to({w.pick(('torch.float32', 'torch.bfloat16', 'torch.float16', 'torch.int64', 'torch.int32', 'torch.bool', 'torch.float64'))})")
+    w.let(f"{x}.to(torch.{w.pick(('float32', 'bfloat16', 'float16', 'int64', 'int32', 'bool', 'float64'))})")
 
 
 def new_argument(w: Writer) -> None:
@@ -249,8 +265,8 @@ def new_argument(w: Writer) -> None:
 
 
 LAYERS: tuple[Writes, ...] = (
-    matmul, matmul, linear, linear, addmm, batched, embedding, layer_norm, convolution, attention, cross_entropy, indexed,
-    indexed, module, module, module, checkpointed, several, constant, cast, new_argument,
+    matmul, matmul, linear, linear, addmm, batched, embedding, layer_norm, convolution, attention, cross_entropy,
+    indexed, indexed, module, module, module, checkpointed, several, constant, cast, new_argument,
 )  # fmt: skip
 
 __all__ = ["LAYERS", "MODULES", "Unsuited", "Writes", "made"]

@@ -51,7 +51,7 @@ _STATEMENTS: tuple[tuple[int, Callable[[Writer], None]], ...] = (
     (9, _from(tables.REARRANGED)),
     (8, _from(tables.PRODUCTS)),
     (7, _from(tables.MASKS)),
-    (4, _from(tables.BEHIND_DIMS)),
+    (4, _from(tables.NETWORKS)),
     (4, _from(tables.LOSSES)),
     (7, _one_of(EFFECTS)),
 )
@@ -104,8 +104,9 @@ def _attempt(w: Writer, write: Callable[[Writer], Any], times: int = 4) -> None:
 class _Call:
     """How the arguments are passed; read once they are all known.
 
-    ``style`` is one of ``positional``, ``keywords``, ``keywords only``, ``defaults``, ``dict`` and ``list``; ``twice`` is a parameter
-    that gets the first argument again, ``scalar`` one that is a number, which the caller gives or leaves to its default.
+    ``style`` is one of ``positional``, ``keywords``, ``keywords only``, ``defaults``, ``dict`` and ``list``; ``twice``
+    is a parameter that gets the first argument again, ``scalar`` one that is a number, which the caller gives or leaves
+    to its default.
     """
 
     inputs: list[str]
@@ -240,7 +241,7 @@ def _leaf(w: Writer) -> str:
 
 def _view_of(w: Writer, name: str) -> str:
     for _ in range(3):
-        view = w.pick((f"{name}[0]", f"{name}.t()", f"{name}.view(-1)", f"{name}.unsqueeze(0)", f"{name}[..., :1]", f"{name}.flatten()"))
+        view = name + w.pick(("[0]", ".t()", ".view(-1)", ".unsqueeze(0)", "[..., :1]", ".flatten()"))
         try:
             w.value(view)
             return view

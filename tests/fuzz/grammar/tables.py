@@ -10,7 +10,7 @@ POINTWISE = (
     "{f} / ({wide}.abs() + 1)",
     "{n} + {num}",
     "{n} * {num}",
-    "{num} - {n}".replace("{num}", "1.5"),
+    "1.5 - {n}",
     "-{n}",
     "F.relu({f})",
     "F.gelu({f})",
@@ -307,8 +307,6 @@ REARRANGED = (
     "torch.complex({f}, {same})",
     "torch.polar({f}.abs(), {same})",
     "torch.view_as_complex({f}.unsqueeze(-1) * torch.ones(2, dtype=torch.float64))",
-    "torch.tril_indices({size}, {k})".replace("{size}", "3").replace("{k}", "4"),
-    "torch.arange({len})".replace("{len}", "5"),
     "torch.take_along_dim({t1}, {t1}.argsort({dim}), -1)",
     "torch.searchsorted({f1x}.sort()[0].detach(), {f1x}.detach())",
     "torch.bucketize({f1}.detach(), torch.tensor([-0.5, 0.5], dtype=torch.float64))",
@@ -377,7 +375,7 @@ LOSSES = (
     "{f}.abs().mean()",
 )
 
-BEHIND_DIMS = (  # modules of the library, by the number of dims of what they take
+NETWORKS = (
     "F.layer_norm({f1}, {f1}.shape[-1:])",
     "F.layer_norm({f2}, {f2}.shape[-2:])",
     "F.rms_norm({f1}, {f1}.shape[-1:])",

@@ -1,10 +1,10 @@
 """Expressions with holes, and how holes are filled.
 
 The first hole of a template names its operand: a letter for its kind, then how many dims it has at least (``{f2}``), or
-exactly (``{f4x}``). Kinds: ``f`` floating, ``c`` complex, ``i`` whole numbers, ``b`` truth values, ``n`` numbers, ``t`` any.
-The others depend on it: ``{same}`` a tensor of its shape, ``{wide}`` one that broadcasts with it, ``{mask}`` truth values
-that do, ``{dim}`` and ``{dims}`` of it, ``{size}`` the length of some dim of it; and ``{k}`` 1 to 3, ``{z}`` -2 to 2, ``{num}`` a number,
-``{bool}``, ``{len}`` a length. The first hole's own text stands for the operand again.
+exactly (``{f4x}``). Kinds: ``f`` floating, ``c`` complex, ``i`` whole numbers, ``b`` truth values, ``n`` numbers, ``t``
+any. The same hole again stands for the same operand. The others depend on it: ``{same}`` a tensor of its shape,
+``{wide}`` one that broadcasts with it, ``{mask}`` truth values that do, ``{dim}`` and ``{dims}`` of it, ``{size}`` the
+length of some dim of it; and ``{k}`` 1 to 3, ``{z}`` -2 to 2, ``{num}`` a number, ``{bool}``, ``{len}`` a length.
 """
 
 from __future__ import annotations
@@ -95,5 +95,6 @@ def mask(w: Writer, operand: str) -> str:
         case "given":
             return w.argument(tuple(value.shape[w.integer(0, value.dim()) :]), torch.bool)
         case "there":
-            return w.tensor(lambda t: t.dtype is torch.bool and 0 < t.dim() <= value.dim() and t.shape == value.shape[-t.dim() :])
+            held = w.names(lambda t: t.dtype is torch.bool and 0 < t.dim() <= value.dim())
+            return w.pick([name for name in held if value.shape[-w.value(name).dim() :] == w.value(name).shape])
     return f"(torch.arange({last}) {w.pick(('<', '>=', '=='))} {w.integer(0, max(last - 1, 0))})"
