@@ -16,7 +16,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the seed of the first; each has its own")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path(".fuzz"), help="outcomes and findings; a run goes on there")
-    parser.add_argument("--shrink-seconds", type=float, default=60.0, help="to make each finding smaller")
+    parser.add_argument("--shrink-seconds", type=float, default=60.0, help="CPU seconds to make each finding smaller")
     parser.add_argument("--run", type=Path, help="judge the program in this file, and nothing else")
     chosen = parser.parse_args()
     if chosen.run:

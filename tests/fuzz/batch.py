@@ -52,6 +52,10 @@ class _Found(Exception):
     """What hypothesis is to make small."""
 
 
+class _Enough(BaseException):
+    """The time to make it small is over."""
+
+
 def program_of(seed: int) -> Program:
     """The program that a seed stands for."""
     taken: list[Program] = []
@@ -89,11 +93,9 @@ class _Judged:
         self._seed, self._scratch = seed, scratch
         self._known: dict[str, Verdict] = {}
 
-    def of(self, program: Program, may_run: bool = True) -> Verdict | None:
+    def of(self, program: Program) -> Verdict:
         source = program.source
         if source not in self._known:
-            if not may_run:
-                return None
             path = self._scratch / f"fuzz_{self._seed}_{len(self._known)}.py"
             path.write_text(source)
             self._known[source] = _judge_or_fail(path)
@@ -114,12 +116,14 @@ def _judge_or_fail(path: Path) -> Verdict:
 def _shrunk(seed: int, program: Program, verdict: Verdict, judged: _Judged, seconds: float) -> tuple[Program, Verdict]:
     """The smallest program found in that time with the same kind of verdict."""
     wanted = kind_of(verdict)
-    until = time.monotonic() + seconds
+    until = time.process_time() + seconds
     best = [(program, verdict)]
 
     def check(smaller: Program) -> None:
-        found = judged.of(smaller, may_run=time.monotonic() < until)
-        if found is not None and kind_of(found) == wanted:
+        if time.process_time() > until:
+            raise _Enough
+        found = judged.of(smaller)
+        if kind_of(found) == wanted:
             if len(smaller.source) <= len(best[0][0].source):
                 best[0] = smaller, found
             raise _Found
@@ -128,7 +132,7 @@ def _shrunk(seed: int, program: Program, verdict: Verdict, judged: _Judged, seco
     for run in (lambda: test.hypothesis.fuzz_one_input(_choices(seed)), test):  # the first puts it into the database
         try:
             run()
-        except Exception:  # _Found; or hypothesis, which finds the time that has run out flaky
+        except (_Found, _Enough):
             continue
     return best[0]
 

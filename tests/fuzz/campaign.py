@@ -36,7 +36,7 @@ def run_campaign(
 
     Args:
         mutant: a bug to plant, by its name in :mod:`tests.fuzz.mutants`.
-        shrink_s: wall-clock seconds to make each finding smaller.
+        shrink_s: CPU seconds to make each finding smaller.
         progress: called with all outcomes so far whenever there is another one.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ import autoshard.apply
 from autoshard.capture import CapturedGraph, capture
 from autoshard.errors import AutoshardError
 from autoshard.mesh import Mesh
-from autoshard.plans import ShardingPlan
+from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 
 from .program import load
 from .random_plans import random_plan
@@ -100,7 +100,8 @@ def sharded(names: Any) -> list[Seen]:
     mesh = Mesh.parse(names.MESH)
     args, kwargs = names.arguments(Maker(100))
     model = _model(names)
-    plan = random_plan(capture(model, args, kwargs), mesh, names.SEED, model, args, kwargs)
+    drawn = random_plan(capture(model, args, kwargs), mesh, names.SEED, model, args, kwargs)
+    plan = parse_plan(dump_plan(drawn))  # as a job gets it
     models = [(_model(names), _model(names)) for _ in range(mesh.size)]
 
     def one(rank: int) -> Seen:

@@ -8,6 +8,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import torch
+
+
+class Reversed(torch.autograd.Function):
+    """What programs take for a function with a backward of its own: the gradient is turned around."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return -0.5 * grad
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+import autoshard
+from tests.fuzz.program import Reversed
 
 MESH = "{self.mesh}"
 SEED = {self.seed}

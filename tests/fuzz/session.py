@@ -5,6 +5,7 @@ Both do the same and write down the same things, in order, so that they can be c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 import autoshard
 from autoshard.capture import input_names
+from autoshard.lowering.placements import as_dtensor
 from autoshard.plans import ShardingPlan
 
 OPTIMIZERS: dict[str, Any] = {
@@ -71,6 +73,7 @@ class Session:
         self._names, self._noise = names, noise
         self._batches = 0
         self._given: list[tuple[str, torch.Tensor]] = []
+        self._attributes = _attributes(model)
 
     def batch(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the next call: other values each time."""
@@ -121,6 +124,9 @@ class Session:
         for name, buffer in self.model.named_buffers():
             self.look(f"buffer {name}", buffer)
         self.look("state_dict", " ".join(self.model.state_dict()))
+        for name in self._attributes:
+            if hasattr(self.model, name):  # a parallel module need not have it, but then it has to be right
+                self.look(f"attribute {name}", getattr(self.model, name))
 
     def optimizer(self, kind: str) -> torch.optim.Optimizer:
         """An optimizer of the model's parameters."""
@@ -171,7 +177,9 @@ class ShardedSession(Session):
 
     def __init__(self, names: Any, model: nn.Module, original: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> None:
         super().__init__(names, model)
+        self._attributes = _attributes(original)
         self._original, self._plan, self._mesh = original, plan, mesh
+        self._gives_dtensors = names.SEED % 5 == 1  # shards otherwise
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, spec = tree_flatten((args, kwargs))
@@ -180,9 +188,14 @@ class ShardedSession(Session):
         wanted = [entry.name for entry in self._plan.inputs]
         if all(name in given for name in wanted):
             shards = autoshard.shard_inputs(self._plan, self._mesh, *(given[name] for name in wanted))
-            given |= dict(zip(wanted, shards))
+            given |= dict(zip(wanted, self._placed(shards) if self._gives_dtensors else shards))
         args, kwargs = tree_unflatten([given.get(name, leaf) for name, leaf in zip(names, leaves)], spec)
         return self.model(*args, **kwargs)
+
+    def _placed(self, shards: Sequence[torch.Tensor]) -> list[DTensor]:
+        """The shards of a batch as DTensors."""
+        pairs = zip(self._plan.inputs, shards, strict=True)
+        return [as_dtensor(shard, entry.shape, entry.layout, self._mesh) for entry, shard in pairs]
 
     def _like(self, whole: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
         if not isinstance(leaf, DTensor):
@@ -192,6 +205,11 @@ class ShardedSession(Session):
 
     def _whole(self, value: Any) -> Any:
         return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _attributes(model: nn.Module) -> list[str]:
+    """The names of what a program keeps in attributes beside parameters, buffers and modules."""
+    return [name for name in vars(model) if name[:1] == "a" and name[1:].isdecimal()]
 
 
 def _flows(leaf: torch.Tensor) -> bool:

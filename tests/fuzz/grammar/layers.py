@@ -254,6 +254,40 @@ def constant(w: Writer) -> None:
     )))  # fmt: skip
 
 
+def tied(w: Writer) -> None:
+    """A parameter that has a second name."""
+    p = w.pick(w.parameters)
+    name = w.fresh("self.p")
+    w.prepare(f"{name} = {p}")
+    w.parameters.append(name)
+    w.let(f"{p} * {name}")
+
+
+def annotated(w: Writer) -> None:
+    """A tensor whose layout the model itself decides."""
+    x = w.floating()
+    layout = w.pick(("a:R", *(f"a:S({d})" for d in range(w.value(x).dim()))))
+    w.let(f'autoshard.constrain({x}, "{layout}")')
+
+
+def own_gradient(w: Writer) -> None:
+    """A function with a backward of its own."""
+    w.let(f"Reversed.apply({w.floating()})")
+
+
+def cell(w: Writer) -> None:
+    x = w.tensor(lambda t: t.dim() == 2 and t.dtype == w.dtype)
+    size = w.value(x).shape[-1]
+    kind = w.pick(("GRUCell", "RNNCell", "LSTMCell"))
+    name = w.module(f"nn.{kind}({size}, {size})")
+    w.let(f"{name}({x}, ({x}, {x}))[0]" if kind == "LSTMCell" else f"{name}({x}, {x})")
+
+
+def mapped(w: Writer) -> None:
+    x = w.floating(2)
+    w.let(w.pick((f"torch.vmap(torch.sum)({x})", f"torch.vmap(lambda t: torch.softmax(t, -1))({x})")))
+
+
 def cast(w: Writer) -> None:
     x = w.tensor(lambda t: t.is_floating_point())
     w.let(f"{x}.to(torch.{w.pick(('float32', 'bfloat16', 'float16', 'int64', 'int32', 'bool', 'float64'))})")
@@ -267,6 +301,7 @@ def new_argument(w: Writer) -> None:
 LAYERS: tuple[Writes, ...] = (
     matmul, matmul, linear, linear, addmm, batched, embedding, layer_norm, convolution, attention, cross_entropy,
     indexed, indexed, module, module, module, checkpointed, several, constant, cast, new_argument,
+    tied, annotated, own_gradient, cell, mapped,
 )  # fmt: skip
 
 __all__ = ["LAYERS", "MODULES", "Unsuited", "Writes", "made"]

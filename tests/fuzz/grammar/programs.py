@@ -72,6 +72,8 @@ def _write(draw: Callable[[Any], Any]) -> Program:
     lengths = tuple(draw(st.sampled_from(_LENGTHS)) for _ in range(draw(st.integers(1, 3))))
     w = Writer(draw, dtype, (*lengths, 0) if draw(st.integers(0, 99)) >= 97 else lengths)
     call = _calling(w)
+    if w.chance(75):
+        _attempt(w, _reading_a_parameter)
     for _ in range(draw(st.integers(1, 10))):
         _attempt(w, w.pick(_KINDS))
     if w.chance(7):
@@ -187,14 +189,27 @@ def _alias(w: Writer, name: str) -> str:
 def _result(w: Writer) -> str:
     """What ``forward`` returns: a loss, or tensors in some container, views and repetitions among them."""
     _attempt(w, _reading_a_parameter)
+    for _ in range(3):
+        try:
+            text = _returned(w)
+            w.value(text)
+            return text
+        except Exception:  # a view that does not fit
+            continue
+    return _leaf(w)
+
+
+def _returned(w: Writer) -> str:
     kind = w.integer(0, 99)
-    if kind < 35:
-        return w.let(f"{w.tensor(_trainable(w))}.sum()") if w.names(_trainable(w)) else _leaf(w)
+    if kind < 40:
+        return w.let(_sum_of_all(w))
     if kind < 50:
         try:
             return w.let(fill(w, w.pick(tables.LOSSES)))
         except Unsuited:
             return _leaf(w)
+    if kind < 54:
+        return f"{_leaf(w)}{w.pick(('.max(0)', '.sort(-1)', '.chunk(2)', '.unbind(0)'))}"
     leaves = [_leaf(w) for _ in range(w.integer(1, 4))]
     if kind < 58:
         leaves.append(w.pick((f"{leaves[0]}.detach()", leaves[0], "3", "None", "'text'", "2.5")))
@@ -216,6 +231,17 @@ def _result(w: Writer) -> str:
     return f"({leaves[0]}, [{', '.join(leaves[1:])}])"
 
 
+def _sum_of_all(w: Writer) -> str:
+    """A loss into which everything flows that nothing else has read."""
+    terms = []
+    for name in w.sinks()[:5] or w.inputs[:1]:
+        value = w.value(name)
+        real = f"{name}.abs()" if value.is_complex() else name
+        masked = f"{real}.clamp(min=-9)" if value.is_floating_point() and value.isinf().any() else real
+        terms.append(f"{masked}.sum()" if value.is_floating_point() else f"{masked}.double().sum() * 0.1")
+    return " + ".join(terms)
+
+
 def _reading_a_parameter(w: Writer) -> None:
     """Lets something be trained."""
     if not any(_trainable(w)(w.value(name)) for name in w.locals):
@@ -234,6 +260,9 @@ def _trains(w: Writer, result: str) -> bool:
 
 def _leaf(w: Writer) -> str:
     trained = [name for name in w.locals[::-1] if _trainable(w)(w.value(name))]
+    unread = [name for name in w.sinks() if name in trained or w.chance(40)]
+    if unread and w.chance(70):
+        return w.pick(unread)
     if trained and w.chance(75):
         return w.pick(trained)
     return w.pick(w.locals[::-1] or w.inputs)

@@ -117,6 +117,65 @@ run.state()
 
 UNUSUAL = (
     """\
+run.leaf(run.step()).square().sum().backward()
+run.gradients()
+""",
+    """\
+for p in run.model.parameters():
+    p.grad = torch.ones_like(p) if p.requires_grad else None
+run.total(run.step()).backward()
+run.gradients()
+""",
+    """\
+run.total(run.step()).backward()
+for p in list(run.model.parameters())[1:]:
+    p.grad = None
+run.total(run.step()).backward()
+run.gradients()
+""",
+    """\
+seen = []
+for p in run.model.parameters():
+    if p.requires_grad:
+        p.register_post_accumulate_grad_hook(lambda p: seen.append(1))
+run.total(run.step()).backward()
+run.look('seen', len(seen))
+run.gradients()
+""",
+    """\
+run.model.register_full_backward_hook(lambda module, given, taken: None)
+out = run.step()
+run.total(out).backward()
+run.gradients()
+""",
+    """\
+with torch.no_grad():
+    for s in run.model.buffers():
+        s.fill_(1)
+out = run.step()
+run.total(out).backward()
+run.gradients()
+""",
+    """\
+for p in run.model.parameters():
+    p.data.mul_(0.5)
+out = run.step()
+run.total(out).backward()
+run.gradients()
+""",
+    """\
+run.model.requires_grad_(False)
+out = run.step()
+run.look('wants', run.total(out).requires_grad)
+""",
+    """\
+for name, p in list(run.model.named_parameters(recurse=False))[:1]:
+    setattr(run.model, name, nn.Parameter(p.detach().clone() * 2))
+out = run.step()
+run.total(out).backward()
+run.gradients()
+""",
+    """\
 run.model.eval()
 out = run.step()
 run.total(out).backward()
@@ -390,9 +449,9 @@ def training(w: Writer, trains: bool) -> tuple[str, ...]:
         kind = w.integer(0, 99)
         if not trains and kind < 92:
             rounds.append(w.pick(WITHOUT_GRADIENT))
-        elif kind < 70:
+        elif kind < 72:
             rounds.append(w.pick(ORDINARY))
-        elif kind < 86:
+        elif kind < 89:
             optimizer = w.pick(("sgd", "momentum", "adamw", "adamw-foreach"))
             times, zero = w.integer(1, 3), w.pick(("", "set_to_none=False"))
             rounds.append(OPTIMIZED.format(kind=optimizer, times=times, zero=zero))

@@ -16,6 +16,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+import autoshard
+
+from ..program import Reversed
 from ..session import Maker
 
 T = TypeVar("T")
@@ -50,11 +53,14 @@ class Writer:
             "F": F,
             "nn": nn,
             "checkpoint": checkpoint,
+            "autoshard": autoshard,
+            "Reversed": Reversed,
             "make": Maker(7),
             "self": nn.Module(),
         }
         self._count = 0
         self._seen_dtypes = {dtype}
+        self._read: set[str] = set()
 
     # -- drawing
 
@@ -94,9 +100,14 @@ class Writer:
         return [name for pool in pools for name in pool if accepts(self.value(name))]
 
     def tensor(self, accepts: Accepts = lambda t: True) -> str:
-        """One that fits, one of the newest more often than others."""
+        """One that fits: any, or, more often, one that nothing has read yet."""
         fitting = self.names(accepts)
-        return fitting[0] if fitting and self.chance(50) else self.pick(fitting)
+        unread = [name for name in fitting if name in self.sinks()]
+        return self.pick(unread if unread and self.chance(70) else fitting)
+
+    def sinks(self) -> list[str]:
+        """The locals that no statement reads, the newest first."""
+        return [name for name in self.locals[::-1] if name not in self._read]
 
     def floating(self, low: int = 0, high: int = 9) -> str:
         return self.tensor(lambda t: t.is_floating_point() and low <= t.dim() <= high)
@@ -202,6 +213,7 @@ class Writer:
                 self.world = before
                 raise Unsuited
         self.forward.append(text)
+        self._read |= set(re.findall(r"\bv\d+\b", text)) - set(assigned)
         for name in dict.fromkeys(assigned):
             if isinstance(self.world[name], torch.Tensor) and name not in self.locals:
                 self.locals.append(name)
