@@ -73,24 +73,24 @@ def run_seed(seed: int, folder: Path, shrink_s: float = SHRINK_S) -> Outcome:
     """Judges the program of a seed; where it is a finding, writes the smallest one like it to ``folder``."""
     start = time.process_time()
     with tempfile.TemporaryDirectory() as scratch:
-        judged = _Judged(seed, Path(scratch))
+        running = folder / f"running-{seed}.py"
+        judged = _Judged(seed, Path(scratch), running)
         program = program_of(seed)
-        (folder / f"running-{seed}.py").write_text(program.source)
         verdict = judged.of(program)
         file = ""
         if verdict.is_finding:
             program, verdict = _shrunk(seed, program, verdict, judged, shrink_s)
             file = str(folder / f"finding-{seed}.py")
             Path(file).write_text(f'"""{verdict.kind}: {_printable(verdict.detail)}"""\n\n{program.source}')
-        (folder / f"running-{seed}.py").unlink()
+        running.unlink()
     return Outcome(seed, verdict.kind, verdict.detail, time.process_time() - start, file)
 
 
 class _Judged:
-    """Verdicts by source: each program is run once."""
+    """Verdicts by source: each program is run once. The one that runs is in a file, should it end the process."""
 
-    def __init__(self, seed: int, scratch: Path) -> None:
-        self._seed, self._scratch = seed, scratch
+    def __init__(self, seed: int, scratch: Path, running: Path) -> None:
+        self._seed, self._scratch, self._running = seed, scratch, running
         self._known: dict[str, Verdict] = {}
 
     def of(self, program: Program) -> Verdict:
@@ -98,6 +98,7 @@ class _Judged:
         if source not in self._known:
             path = self._scratch / f"fuzz_{self._seed}_{len(self._known)}.py"
             path.write_text(source)
+            self._running.write_text(source)
             self._known[source] = _judge_or_fail(path)
             sys.modules.pop(path.stem, None)
         return self._known[source]

@@ -100,7 +100,8 @@ def _run_batch(
     if running.exists():
         kept.write_text(f'"""{kind}: the process ended with code {child.returncode}"""\n\n{running.read_text()}')
         running.unlink()
-    note(Outcome(died_of, kind, f"exit code {child.returncode}: {told[-3000:]}", 0.0, str(kept)))
+    fatal = told[max(told.find("Fatal Python error"), 0) :]
+    note(Outcome(died_of, kind, f"exit code {child.returncode}: {fatal[:3000]}", 0.0, str(kept)))
     return rest
 
 

@@ -31,11 +31,14 @@ from .session import NO_NOISE, Maker, Noise, Session, ShardedSession
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
 """The largest difference, as a share of a tensor's largest number or of 1, by the coarsest type that takes part."""
 
-NOISE = {"float64": 1e-13, "float32": 1e-7, "bfloat16": 4e-3, "float16": 5e-4}
-"""What is added to all numbers to see how much rounding may change a result."""
+NOISE = {"float64": 1e-14, "float32": 1e-6, "bfloat16": 1e-2, "float16": 1e-3}
+"""What is added to all numbers to see how much rounding may change a result: a few times the rounding of a number."""
 
-UNSTABLE = 1e3
+UNSTABLE = 20.0
 """How many times what noise changes may be put down to rounding."""
+
+SHAKES = 5
+"""How often noise is added."""
 
 
 FINDINGS = ("wrong", "accepted", "foreign", "crash", "hang")
@@ -235,7 +238,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 def _is_unstable(names: Any, expected: Seen, found: list[Seen]) -> bool:
     """Whether noise of the size of rounding changes what one process sees about as much as the ranks differ from it."""
     tolerance = TOLERANCE[names.PRECISION]
-    shaken = [eager(names, Noise(NOISE[names.PRECISION], k)) for k in range(3)]
+    shaken = [eager(names, Noise(NOISE[names.PRECISION], k)) for k in range(SHAKES)]
     if any((s.error is None) != (expected.error is None) or len(s.records) != len(expected.records) for s in shaken):
         return True
     for seen in found:
