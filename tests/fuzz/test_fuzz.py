@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from .batch import program_of
 from .campaign import report, run_campaign
@@ -34,4 +35,6 @@ def test_a_planted_bug_is_found(mutant: str, tmp_path: Path) -> None:
 
 
 def test_a_seed_always_stands_for_the_same_program() -> None:
-    assert [program_of(seed) for seed in range(3)] == [program_of(seed) for seed in range(3)]
+    before = [program_of(seed) for seed in range(20)]
+    torch.rand(3)
+    assert [program_of(seed) for seed in reversed(range(20))] == before[::-1]
