@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .calls import as_arguments, rebuild_call
 from .capture import CapturedGraph, capture
 from .errors import PlanMismatchError, StrategyWarning, VerificationError
-from .layout import Layout, format_layout
+from .layout import format_strategy
 from .lowering import (
     Inputs,
     ParallelModule,
@@ -94,12 +94,10 @@ def check_strategies(plan: ShardingPlan, graph: CapturedGraph) -> None:
 
 
 def _no_rule(name: str, strategy: Strategy, plan: ShardingPlan) -> str:
-    def text(layouts: tuple[Layout | None, ...]) -> str:
-        return ", ".join("-" if layout is None else format_layout(layout, plan.mesh) for layout in layouts)
-
+    text = format_strategy(strategy.inputs, strategy.outputs, plan.mesh)
     return (
-        f"the plan gives {name} the strategy {text(strategy.inputs)} -> {text(strategy.outputs)}, which no verified "
-        f"rule of torch {torch.__version__} allows; make the plan again, or choose a layout that it can have"
+        f"the plan gives {name} the strategy {text}, which no verified rule of torch {torch.__version__} allows; make "
+        "the plan again, or choose a layout that it can have"
     )
 
 

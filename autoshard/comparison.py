@@ -14,6 +14,7 @@ from torch import nn
 
 import cost_models
 from solver import Solution
+from solver.solution import relative_gap
 
 from .api import call_text, memory_limit
 from .baselines import Baseline, baselines
@@ -137,7 +138,7 @@ def _adopted(best: ShardingPlan, optimum: ShardingPlan) -> ShardingPlan:
     """
     cost, bound = best.solver.cost_ns, min(optimum.solver.bound_ns, best.solver.cost_ns)
     status = "optimal" if bound == cost else "feasible"
-    solver = SolverOutcome(status, cost, bound, (cost - bound) / max(1, abs(cost)))
+    solver = SolverOutcome(status, cost, bound, relative_gap(cost, bound))
     return replace(best, solver=solver, pins=optimum.pins)
 
 

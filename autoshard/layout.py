@@ -19,7 +19,7 @@ ones shorter or empty. Nested cuts apply the same rule to the block.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -135,6 +135,16 @@ def parse_layout(text: str, mesh: Mesh) -> Layout:
 def format_layout(layout: Layout, mesh: Mesh) -> str:
     """Writes ``dp:S(0) tp:R``, every axis named, in mesh order."""
     return " ".join(f"{axis}:{placement}" for axis, placement in zip(mesh.axes, layout.placements))
+
+
+def format_strategy(inputs: Iterable[Layout], outputs: Iterable[Layout | None], mesh: Mesh) -> str:
+    """Writes what an operator takes and gives: ``dp:S(0), dp:R -> dp:S(0), -``; ``-`` for a result that is no tensor.
+
+    What has no inputs, such as a parameter, is written ``-> dp:R``.
+    """
+    taken = ", ".join(format_layout(layout, mesh) for layout in inputs)
+    given = ", ".join("-" if layout is None else format_layout(layout, mesh) for layout in outputs)
+    return f"{taken} -> {given}".strip()
 
 
 def block(size: int, parts: int, index: int) -> tuple[int, int]:

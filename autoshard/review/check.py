@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from cost_models import Profile
+from solver.solution import relative_gap
 
 from ..constraints_file import Constraints
 from ..errors import BudgetError, ConstraintError
@@ -197,7 +198,7 @@ def _optimality(now: Priced, best: SolverOutcome, within: float) -> Finding:
     better = cost - best.cost_ns
     price = format_seconds(cost / 1e9)
     if better <= 0:
-        gap = (cost - best.bound_ns) / max(1, cost)
+        gap = relative_gap(cost, best.bound_ns)
         return Finding("optimality", True, f"{price}: {'optimal' if gap <= 0 else f'none better found, gap {gap:.2%}'}")
     share = better / max(1, best.cost_ns)
     said = f"{price}: {share:.2%} more than the {format_seconds(best.cost_ns / 1e9)} of the best plan now"
