@@ -25,6 +25,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 from .annotation import marking
 from .autocast import check_autocast_within
 from .graph import SameTensor
+from .lines import line_of
 from .results import separate_results
 
 aten = torch.ops.aten
@@ -128,10 +129,13 @@ class _Faker:
 
 
 def _check_autocast_within(graph: torch.fx.Graph) -> None:
-    for node in graph.nodes:
+    nodes = list(graph.nodes)
+    for k, node in enumerate(nodes):
         if node.target is torch.amp.autocast_mode._enter_autocast:
             device_type, _, is_enabled, *_ = node.args
-            check_autocast_within(str(device_type), bool(is_enabled), node.meta.get("stack_trace") or "")
+            # dynamo knows no line of the region itself; the first operator in it has one
+            lines = (line_of(inner) for inner in nodes[k:])
+            check_autocast_within(str(device_type), bool(is_enabled), next(filter(None, lines), ""))
 
 
 def _tensors_of(

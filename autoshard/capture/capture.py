@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import operator
-import os
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from .adapter import Trace, model_stack, trace
 from .attention import attention, attention_backward
 from .autocast import check_autocast_around
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
+from .lines import line_in, line_of
 
 aten = torch.ops.aten
 
@@ -28,10 +28,7 @@ aten = torch.ops.aten
 _IDENTITY = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default}
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
-# Frames that are no lines of the model.
-_NOT_THE_MODEL = (os.path.dirname(torch.__file__), os.path.join(os.path.dirname(__file__), "annotation.py"))
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> CapturedGraph:
@@ -123,7 +120,7 @@ class _Builder:
 
     def _add_constant(self, fx: FxNode) -> None:
         raise CaptureError(
-            f"the model makes a constant tensor in its forward ({_source(next(iter(fx.users)))}); "
+            f"the model makes a constant tensor in its forward ({line_of(next(iter(fx.users)))}); "
             "register it as a buffer in __init__ instead"
         )
 
@@ -133,7 +130,7 @@ class _Builder:
             return
         op = fx.target
         if not isinstance(op, torch._ops.OpOverload):
-            raise CaptureError(f"the captured graph calls {op}, which is no torch operator ({_source(fx)})")
+            raise CaptureError(f"the captured graph calls {op}, which is no torch operator ({line_of(fx)})")
         if op in _IDENTITY:
             self._refs[fx] = self._refs[fx.args[0]]  # type: ignore[index]
             return
@@ -145,7 +142,7 @@ class _Builder:
                 return
         op, args, kwargs = _canonical(op, args, kwargs)
         if phase == "backward" and torch.Tag.nondeterministic_seeded in op.tags:
-            raise CaptureError(f"{op} draws random numbers in the backward ({_source(fx)}), where ranks could differ")
+            raise CaptureError(f"{op} draws random numbers in the backward ({line_of(fx)}), where ranks could differ")
         path = self._path(fx)
         role = ("bwd." if phase == "backward" else "") + op._schema.name.split("::")[-1]
         values = fx.meta["val"] if isinstance(fx.meta["val"], (tuple, list)) else (fx.meta["val"],)
@@ -155,7 +152,7 @@ class _Builder:
         count = self._counts[path, role]
         self._counts[path, role] += 1
         name = f"{path}/{role}" + (f".{count}" if count else "")
-        self._append(fx, Node(name, "operator", phase, outputs, op, args, kwargs, _source(fx)), path)
+        self._append(fx, Node(name, "operator", phase, outputs, op, args, kwargs, line_of(fx)), path)
 
     def _append(self, fx: FxNode, node: Node, path: str) -> None:
         self._refs[fx] = Ref(len(self._nodes))
@@ -169,14 +166,14 @@ class _Builder:
         if isinstance(value, FxNode):
             if value not in self._refs:
                 raise CaptureError(
-                    f"{fx.target} depends on a Python number computed from data ({_source(fx)}); "
+                    f"{fx.target} depends on a Python number computed from data ({line_of(fx)}); "
                     "autoshard needs static shapes"
                 )
             return self._refs[value]
         if isinstance(value, (tuple, list)):
             return tuple(self._convert(item, fx) for item in value)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise CaptureError(f"{fx.target} has a dynamic size ({_source(fx)}); autoshard needs static shapes")
+            raise CaptureError(f"{fx.target} has a dynamic size ({line_of(fx)}); autoshard needs static shapes")
         return value
 
     def _path(self, fx: FxNode) -> str:
@@ -200,7 +197,7 @@ class _Builder:
             ref = self._refs[value] if isinstance(value, FxNode) else None
             if kind == "output":
                 outputs.append(ref)
-                constants.append(None if ref else self._constant(detail, value))
+                constants.append(self._constant(detail, None if ref else value))
             elif kind == "gradient" and ref:
                 gradients.append((detail, ref))
             elif kind == "mutation" and ref:
@@ -220,7 +217,7 @@ class _Builder:
         )
 
     def _constant(self, position: int, value: Any) -> Any:
-        """What a result is that the graph does not make."""
+        """What a result is that is no new tensor, or no tensor."""
         same = self._traced.same.get(position)
         if same is not None and same.kind == "input":
             return replace(same, name=self._input_names[int(same.name)])
@@ -298,19 +295,9 @@ def _dotted(match: re.Match[str]) -> str:
     return "." + (match[1] or match[2])
 
 
-def _source(fx: FxNode) -> str:
-    return _user_frame(fx.meta.get("stack_trace") or "")
-
-
-def _user_frame(trace_text: str) -> str:
-    """``file:line: code`` of the innermost frame that is not torch's own."""
-    frames = [m for m in _FRAME.finditer(trace_text) if not m["file"].startswith(_NOT_THE_MODEL)]
-    return f"{frames[-1]['file']}:{frames[-1]['line']}: {frames[-1]['code'].strip()}" if frames else ""
-
-
 def _why(model: nn.Module, error: Exception) -> str:
     text = str(error)
-    where = _user_frame(text) or _user_frame(model_stack(error))
+    where = line_in(text) or line_in(model_stack(error))
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if explanation := _EXPLANATION.search(text):
         first += f" ({explanation[1].rstrip('.')})"
