@@ -127,7 +127,7 @@ class ParallelModule(nn.Module):
             made, kept = self._step(list(arguments.values()), self._held.replace)
         leaves: list[Any] = []
         for result, constant in zip(made, self._graph.constants):
-            if not isinstance(constant, SameTensor):
+            if result is not None or not isinstance(constant, SameTensor):
                 leaves.append(constant if result is None else result)
             elif constant.kind == "output":
                 leaves.append(leaves[int(constant.name)])
