@@ -29,6 +29,10 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
+ABSENT = "absent"
+"""An attribute that a module does not have."""
+
+
 @dataclass(frozen=True)
 class Noise:
     """What is added to every floating-point number that a program starts from: normal numbers of a size."""
@@ -124,9 +128,8 @@ class Session:
         for name, buffer in self.model.named_buffers():
             self.look(f"buffer {name}", buffer)
         self.look("state_dict", " ".join(self.model.state_dict()))
-        for name in self._attributes:
-            if hasattr(self.model, name):  # a parallel module need not have it, but then it has to be right
-                self.look(f"attribute {name}", getattr(self.model, name))
+        for name in self._attributes:  # a parallel module need not have them
+            self.look(f"attribute {name}", getattr(self.model, name, ABSENT))
 
     def optimizer(self, kind: str) -> torch.optim.Optimizer:
         """An optimizer of the model's parameters."""
