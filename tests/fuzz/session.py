@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
@@ -193,7 +194,11 @@ class ShardedSession(Session):
             shards = autoshard.shard_inputs(self._plan, self._mesh, *(given[name] for name in wanted))
             given |= dict(zip(wanted, self._placed(shards) if self._gives_dtensors else shards))
         args, kwargs = tree_unflatten([given.get(name, leaf) for name, leaf in zip(names, leaves)], spec)
-        return self.model(*args, **kwargs)
+        # what ranks change between calls is changed on all of them: they have one capture, which knows one model
+        dist.barrier()
+        result = self.model(*args, **kwargs)
+        dist.barrier()
+        return result
 
     def _placed(self, shards: Sequence[torch.Tensor]) -> list[DTensor]:
         """The shards of a batch as DTensors."""
