@@ -30,6 +30,7 @@ STAGES = MODEL | {
     "autoshard.roles",
     "autoshard.restrictions",
     "autoshard.families",
+    "autoshard.ties",
     "autoshard.formulation",
     "autoshard.interpretation",
     "autoshard.lowering",
@@ -89,10 +90,11 @@ TABLE = {
         | {"autoshard.capture", "autoshard.constraints", "autoshard.pricing"}
         | {"autoshard.restrictions", "autoshard.roles"}
     ),
+    "autoshard.ties": Row(frozenset({"autoshard.capture", "autoshard.constraints", "autoshard.restrictions"})),
     "autoshard.formulation": Row(
         VOCABULARY
         | {"autoshard.capture", "autoshard.strategies", "autoshard.pricing", "autoshard.constraints"}
-        | {"autoshard.restrictions", "autoshard.families"}
+        | {"autoshard.restrictions", "autoshard.families", "autoshard.ties"}
         | {"cost_models", "solver"},
         frozenset({"numpy"}),
     ),
