@@ -137,7 +137,8 @@ def _adopted(best: ShardingPlan, optimum: ShardingPlan) -> ShardingPlan:
     """
     cost, bound = best.solver.cost_ns, min(optimum.solver.bound_ns, best.solver.cost_ns)
     status = "optimal" if bound == cost else "feasible"
-    solver = SolverOutcome(status, cost, bound, (cost - bound) / max(1, abs(cost)))
+    layers = optimum.solver.identical_layers
+    solver = SolverOutcome(status, cost, bound, (cost - bound) / max(1, abs(cost)), layers)
     return replace(best, solver=solver, pins=optimum.pins)
 
 

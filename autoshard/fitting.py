@@ -222,7 +222,8 @@ class _Search:
         """
         cost, bound = found.cost_ns, min(found.cost_ns, free.bound or 0)
         status = Status.OPTIMAL if cost == bound else Status.FEASIBLE
-        solver = SolverOutcome(status.name.lower(), cost, bound, (cost - bound) / max(1, abs(cost)))
+        layers = found.plan.solver.identical_layers
+        solver = SolverOutcome(status.name.lower(), cost, bound, (cost - bound) / max(1, abs(cost)), layers)
         return replace(found.plan, solver=solver, memory=self._memory(found))
 
     def _memory(self, found: _Found) -> MemoryOutcome:

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("autoshard", "solver", "cost_models")
 
-VOCABULARY = frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.layout"})
+VOCABULARY = frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.layout", "autoshard.steps"})
 MODEL = frozenset({"autoshard.capture", "autoshard.strategies", "autoshard.redistribution", "autoshard.localize"})
 STAGES = MODEL | {
     "autoshard.calls",
@@ -66,6 +66,7 @@ TABLE = {
     "autoshard.errors": Row(VOCABULARY),
     "autoshard.mesh": Row(VOCABULARY),
     "autoshard.layout": Row(VOCABULARY),
+    "autoshard.steps": Row(VOCABULARY),
     "autoshard.plans": Row(VOCABULARY, FILES | {"rich", "jinja2"}),
     "autoshard.capture": Row(VOCABULARY, frozenset({"torch"})),
     "autoshard.localize": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),

@@ -154,6 +154,7 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
     yield from _section("pins", [f"- {quote(pin)}" for pin in plan.pins], empty="[]")
     yield "result:"
     yield f"  status: {quote(plan.solver.status)}"
+    yield f"  identical_layers: {plan.solver.identical_layers}"
     yield f"  cost_ns: {plan.solver.cost_ns}"
     yield f"  bound_ns: {plan.solver.bound_ns}"
     yield f"  gap: {number(plan.solver.gap)}"

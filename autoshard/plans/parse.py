@@ -92,7 +92,7 @@ def _in_current_format(document: Node, text: str, source: str) -> Node:
     try:
         return migrate(document, known[version])
     except UnknownSection as error:
-        raise error_at(source, text, (error.section,), error) from None
+        raise error_at(source, text, error.path, error) from None
 
 
 def _point(line: PointLine) -> MemoryPoint:
@@ -131,7 +131,7 @@ class _Reader:
             hardware_fingerprint=document.hardware.fingerprint,
             objective=document.objective,
             pins=document.pins,
-            solver=SolverOutcome(result.status, result.cost_ns, result.bound_ns, result.gap),
+            solver=SolverOutcome(result.status, result.cost_ns, result.bound_ns, result.gap, result.identical_layers),
             compute_s=result.compute_s,
             communication_s=result.communication_s,
             parameters=tuple(self._tensors("parameters", document.parameters)),

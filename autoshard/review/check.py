@@ -191,14 +191,21 @@ def _best(planner: Planner, formulation: Formulation, now: Priced, constraints: 
     return optimum.solver if fits(optimum) else planner.plan(constraints).solver
 
 
+def _proof(cost_ns: int, best: SolverOutcome) -> str:
+    """What the bound of today proves of a plan than which none better was found."""
+    if cost_ns < best.bound_ns:
+        return "better than every plan that decides identical layers alike"
+    gap = (cost_ns - best.bound_ns) / max(1, cost_ns)
+    return f"none better found, gap {gap:.2%}" if gap else replace(best, status="optimal").verdict
+
+
 def _optimality(now: Priced, best: SolverOutcome, within: float) -> Finding:
     cost = now.solution.cost
     assert cost is not None
     better = cost - best.cost_ns
     price = format_seconds(cost / 1e9)
     if better <= 0:
-        gap = (cost - best.bound_ns) / max(1, cost)
-        return Finding("optimality", True, f"{price}: {'optimal' if gap <= 0 else f'none better found, gap {gap:.2%}'}")
+        return Finding("optimality", True, f"{price}: {_proof(cost, best)}")
     share = better / max(1, best.cost_ns)
     said = f"{price}: {share:.2%} more than the {format_seconds(best.cost_ns / 1e9)} of the best plan now"
     return Finding("optimality", share <= within, f"{said}, {'within' if share <= within else 'over'} {within:.2%}")

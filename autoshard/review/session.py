@@ -63,6 +63,7 @@ def planner_of(
         objective=plan.objective,  # type: ignore[arg-type]
         backend=backend,
         time_limit_s=time_limit_s,
+        tie_layers=plan.solver.identical_layers != "free",
         limit=limit_of(plan),
     )
 
