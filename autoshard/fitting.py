@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from cost_models import OPTIMIZERS, OptimizerPolicy, optimizer_policy
-from solver import INFEASIBLE, Load, Problem, Solution, Status, evaluate, solve
+from solver import INFEASIBLE, Load, Problem, Solution, evaluate, solve
 from solver import Node as SolverNode
 
 from .errors import BudgetError, InfeasibleError
@@ -221,9 +221,7 @@ class _Search:
         program's own, under the budget, holds only as far as it estimates memory rightly.
         """
         cost, bound = found.cost_ns, min(found.cost_ns, free.bound or 0)
-        status = Status.OPTIMAL if cost == bound else Status.FEASIBLE
-        layers = found.plan.solver.identical_layers
-        solver = SolverOutcome(status.name.lower(), cost, bound, (cost - bound) / max(1, abs(cost)), layers)
+        solver = SolverOutcome.of(cost, bound, found.plan.solver.identical_layers)
         return replace(found.plan, solver=solver, memory=self._memory(found))
 
     def _memory(self, found: _Found) -> MemoryOutcome:

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from cost_models import Profile
 from solver import Solution
-from solver.solution import relative_gap
 
 from .capture import Node, Ref, TensorMeta
 from .formulation import HELD, Demand, Formulation, output_name
@@ -51,7 +50,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         hardware_fingerprint=profile.fingerprint,
         objective=formulation.objective,
         pins=tuple(constraint.text for constraint in formulation.constraints),
-        solver=SolverOutcome(solution.status.name.lower(), cost, bound, relative_gap(cost, bound), layers),
+        solver=SolverOutcome.of(cost, bound, layers),
         compute_s=reader.compute_s(),
         communication_s=math.fsum(seconds for _, seconds in communication),
         parameters=(*reader.entries("parameter"), *reader.unused()),

@@ -320,6 +320,7 @@ class _Program:
         edge = self._base.problem.edges[self._edge_of[demand.ref, demand.phase, pair.reader, pair.position]]
         column_of = {int(column): int(edge.cols[k]) for k, column in enumerate(columns)}
         ways: dict[tuple[int, int, int, int, int], set[int]] = defaultdict(set)
+        kept: list[tuple[int, int, int, int, int, frozenset[int]]] = []
         for h, have in enumerate(made):
             for w, want in enumerate(wanted):
                 price = int(edge.costs[h, column_of[w]])
@@ -331,8 +332,8 @@ class _Program:
                 ways[h, price if keepers else 0, transient, copy, -1].add(w)
                 for k, (keeper, position) in enumerate(keepers):
                     if have != want and want in self._layouts(keeper, position, 0)[0]:
-                        ways[h, 0, 0, copy, k].add(w)
-        return _Ways(made, wanted, tuple((*way, frozenset(columns)) for way, columns in ways.items()))
+                        kept.append((h, 0, 0, copy, k, frozenset({w})))  # the very layout that the keeper wants
+        return _Ways(made, wanted, (*((*way, frozenset(columns)) for way, columns in ways.items()), *kept))
 
     # What is looked up
 

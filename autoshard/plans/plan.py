@@ -107,6 +107,12 @@ class SolverOutcome:
     gap: float
     identical_layers: IdenticalLayers = "unknown"
 
+    @classmethod
+    def of(cls, cost_ns: int, bound_ns: int, identical_layers: IdenticalLayers) -> SolverOutcome:
+        """The outcome of a cost and a bound, from which status and gap follow."""
+        status = "optimal" if cost_ns == bound_ns else "feasible"
+        return cls(status, cost_ns, bound_ns, (cost_ns - bound_ns) / max(1, abs(cost_ns)), identical_layers)
+
     @property
     def verdict(self) -> str:
         """The status as people read it: ``optimal with identical layers decided alike``."""

@@ -69,7 +69,9 @@ class HardwareSection(_Section):
 class ResultSection(_Section):
     """What the solver proved and what the step is predicted to take."""
 
-    status: Annotated[str, Field(description="optimal: proved; feasible: stopped before a proof.")]
+    status: Annotated[
+        Literal["optimal", "feasible"], Field(description="optimal: proved; feasible: stopped before a proof.")
+    ]
     identical_layers: Annotated[
         IdenticalLayers,
         Field(description="alike: status and bound are among plans that decide identical layers alike; free: of all."),

@@ -144,7 +144,7 @@ def priced(plan: ShardingPlan, planner: Planner, formulation: Formulation) -> Pr
         )
     made = as_copied(plan, formulation)
     again_ns = sum(_again_ns(entry, formulation) for entry in _made_again(plan))
-    solution = replace(solution, cost=solution.cost + again_ns, bound=solution.cost + again_ns)
+    solution = replace(solution, cost=solution.cost + again_ns)
     return Priced(formulation, decisions, solution, planner.write(made, solution))
 
 
@@ -230,4 +230,4 @@ def solution_of(formulation: Formulation, choices: tuple[int, ...]) -> Solution 
     judged = evaluate(replace(formulation.problem, ties=()), choices)
     if not judged.feasible:
         return None
-    return Solution(Status.FEASIBLE, choices, judged.cost, judged.cost, 0.0, SolveReport("none", 0.0, (), ()))
+    return Solution(Status.FEASIBLE, choices, judged.cost, 0, 1.0, SolveReport("none", 0.0, (), ()))
