@@ -17,6 +17,7 @@ from ..errors import InputError
 from ..layout import format_layout, local_shape
 from ..plans import ShardingPlan, TensorEntry
 from .adapter import device_of, keeps_graph
+from .failure import Failures
 from .placements import as_dtensor, placements_of
 from .program import LocalProgram
 from .shards import agree_on_replicas
@@ -47,6 +48,7 @@ class ParallelModule(nn.Module):
         constants: dict[str, Any],
         out_spec: TreeSpec,
         seed: int | None,
+        failures: Failures,
     ) -> None:
         super().__init__()
         self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
@@ -54,6 +56,7 @@ class ParallelModule(nn.Module):
         self.plan = plan
         self._mesh = mesh
         self._program = program
+        self._failures = failures
         self._constants = constants
         self._out_spec = out_spec
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
@@ -71,7 +74,12 @@ class ParallelModule(nn.Module):
         Raises:
             InputError: arguments of another number, shape or dtype than the plan declares, or another mode (training or
                 evaluation) than the model was captured in, where that makes a difference.
+            JobError: another rank failed or ended.
         """
+        with self._failures.telling("the forward"):
+            return self._forward(args, kwargs)
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.training != self._captured_training and self._depends_on_mode:
             raise InputError(
                 f"the model was captured in {_mode(self._captured_training)} mode, runs in {_mode(self.training)} mode "
@@ -83,7 +91,7 @@ class ParallelModule(nn.Module):
         given = self._local_inputs(args, kwargs)
         flat = [given[name] if name in given else self._held(name) for name in self._program.arguments]
         with self._same_draws():
-            results = _Step.apply(self._program, *flat)
+            results = _Step.apply(self._program, self._failures, *flat)
         count = self._program.results
         results, updates = results[:count], results[count:]
         with torch.no_grad():
@@ -181,11 +189,11 @@ class _Step(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, program: LocalProgram, *flat: torch.Tensor) -> tuple[Any, ...]:
+    def forward(ctx: Any, program: LocalProgram, failures: Failures, *flat: torch.Tensor) -> tuple[Any, ...]:
         results = program.forward(list(flat))
         count = program.results + len(program.mutated)
         kept, saved = results[:count], results[count:]
-        ctx.program = program
+        ctx.program, ctx.failures = program, failures
         ctx.save_for_backward(*(value for k, value in enumerate(saved) if k in program.saved_arguments))
         # a result that held the step that made it would keep both alive; its alias does not
         own = {id(value) for value in kept}
@@ -203,10 +211,11 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         program = ctx.program
-        values = _Step._saved(ctx)
-        values += [_tangent(grads[k], *ctx.shapes[k]) for k in program.tangents]
-        found = dict(zip(program.trained, program.backward(values)))
-        return (None, *(found.get(name) for name in program.arguments))
+        with ctx.failures.telling("the backward"):
+            values = _Step._saved(ctx)
+            values += [_tangent(grads[k], *ctx.shapes[k]) for k in program.tangents]
+            found = dict(zip(program.trained, program.backward(values)))
+        return (None, None, *(found.get(name) for name in program.arguments))
 
     @staticmethod
     def _saved(ctx: Any) -> list[torch.Tensor]:
