@@ -14,6 +14,7 @@ from ..errors import BackwardError, InputError
 from ..plans import ShardingPlan
 from .adapter import is_backward_running, is_batched, is_transforming, keeps_graph
 from .backwards import Backward, Backwards
+from .failure import Failures
 from .kept import Kept, count_optimizer_steps
 from .placements import as_dtensor, placements_of
 from .program import LocalProgram
@@ -27,8 +28,10 @@ _TRANSFORMED = (
 class Step:
     """Calls the local program of one rank so that autograd sees one operation on DTensors."""
 
-    def __init__(self, graph: CapturedGraph, plan: ShardingPlan, mesh: DeviceMesh, program: LocalProgram) -> None:
-        self.program, self.mesh, self.replaced = program, mesh, graph.replaced
+    def __init__(
+        self, graph: CapturedGraph, plan: ShardingPlan, mesh: DeviceMesh, program: LocalProgram, failures: Failures
+    ) -> None:
+        self.program, self.mesh, self.replaced, self.failures = program, mesh, graph.replaced, failures
         self._constants = graph.constants
         self.backwards = Backwards(graph, plan, mesh, program)
         self._is_captured_with_gradients = torch.is_grad_enabled()
@@ -200,6 +203,11 @@ class _Operation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        with ctx.step.failures.telling("the backward"):
+            return _Operation._backward(ctx, grads)
+
+    @staticmethod
+    def _backward(ctx: Any, grads: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
         step: Step = ctx.step
         arguments = step.program.arguments
         if any(grad is not None and is_batched(grad) for grad in grads):
