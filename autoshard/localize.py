@@ -41,9 +41,12 @@ _SIZE_ARGUMENT = {
     aten.full.default: 0,
 }
 ARANGES = frozenset({aten.arange.default, aten.arange.start, aten.arange.start_step})
+_WANT_ROWS = frozenset({aten.view_as_complex.default, aten.view.dtype})  # whatever strides a shard has
 _MEANS = frozenset({aten.mean.default, aten.mean.dim})
 TRIANGLES = frozenset({aten.tril.default, aten.triu.default})
-_SQUEEZES = frozenset({aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims})
+_SQUEEZES = frozenset(
+    getattr(op, overload) for op in (aten.squeeze, aten.squeeze_copy) for overload in ("default", "dim", "dims")
+)
 
 # Operators that carry the length of the batch dim at this position; two more lengths follow.
 GROUP_NORMS = {aten.native_group_norm.default: 3, aten.native_group_norm_backward.default: 5}
@@ -113,6 +116,8 @@ def run_local(
     if op in _MEANS and (scale := _mean_length(node, metas[0], inputs[0])) is not None:
         total = aten.sum.default if op is aten.mean.default else aten.sum.dim_IntList
         return caller.call(aten.div.Scalar, caller.call(total, *args, **kwargs), scale)
+    if op in _WANT_ROWS:
+        return caller.call(op, caller.call(aten.contiguous.default, args[0]), *args[1:], **kwargs)
     if op in TRIANGLES:
         return caller.call(op, args[0], _local_diagonal(node, metas[0].shape, inputs[0], mesh, coordinate))
     if op in _SQUEEZES:

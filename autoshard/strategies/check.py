@@ -224,9 +224,8 @@ def agrees(
         if any(shard.shape[placement.dim] != hi - lo for shard, (lo, hi) in zip(shards, blocks)):
             return False
         return _close(torch.cat(shards, placement.dim), expected, compare)
-    if expected.dtype is torch.bool if placement.reduce == "sum" else _is_inexact(expected):
-        return False
-    if any(shard.shape != expected.shape for shard in shards):
+    uncombinable = expected.dtype is torch.bool if placement.reduce == "sum" else _is_inexact(expected)
+    if uncombinable or any(shard.shape != expected.shape for shard in shards):
         return False
     combined = getattr(torch.stack(shards), {"sum": "sum", "max": "amax", "min": "amin"}[placement.reduce])(0)
     return _close(combined.to(expected.dtype), expected, compare)

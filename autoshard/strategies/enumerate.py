@@ -157,7 +157,7 @@ def _gives_every_rank_a_part(rule: Rule, node: Node, metas: tuple[TensorMeta, ..
 
 def _lack(known: list[Rule], check: Check) -> str:
     if not known:
-        return "neither torch nor autoshard has a sharding rule for it"
+        return "neither torch nor autoshard has a rule that cuts it"
     if not check.can_try:
         return "its sharding rules cannot be checked, as it does not run on random tensors of a size that can be tried"
     return f"none of its {len(known)} sharding rules gives its numbers when it is checked"

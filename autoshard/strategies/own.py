@@ -57,7 +57,7 @@ def added_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule]:
     if node.op in _TRUTHS:
         return [Rule((S(d),), (_TRUTHS[node.op],)) for d in range(len(inputs[0].shape))]  # type: ignore[index]
     if node.op in TRIANGLES:
-        return [Rule((S(d),), (S(d),)) for d in range(len(inputs[0].shape))]
+        return [Rule((p,), (p,)) for p in (P_SUM, *(S(d) for d in range(len(inputs[0].shape))))]
     if node.op is aten.native_group_norm_backward.default:
         batch = tuple(R if len(meta.shape) == 1 else S(0) for meta in inputs)
         return [Rule(batch, tuple(meta and p for meta, p in zip(node.outputs, (S(0), P_SUM, P_SUM))))]
