@@ -123,7 +123,7 @@ def run_local(
     if op in _SQUEEZES:
         return caller.call(aten.squeeze.dims, args[0], _squeezed_dims(node, metas[0].shape))
     if op in GROUP_NORMS:
-        position = GROUP_NORMS[op]  # type: ignore[index]
+        position = GROUP_NORMS[op]
         batch = local_shape(metas[0].shape, inputs[0], mesh, coordinate)[0]
         return caller.call(op, *args[:position], batch, *args[position + 1 :], **kwargs)
     if op is aten.addmm.default and _adds_elsewhere(inputs[0], outputs[0], coordinate):
@@ -158,9 +158,7 @@ def _mean_length(node: Node, meta: TensorMeta, layout: Layout) -> int | None:
     return math.prod(meta.shape[d] for d in averaged)
 
 
-def _local_diagonal(
-    node: Node, shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]
-) -> int:
+def _local_diagonal(node: Node, shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> int:
     """The diagonal of the whole matrix as a diagonal of the rank's block, whose first element is (row, column)."""
     dims = len(shape) - 2, len(shape) - 1
     row, column = (local_range(shape[dim], layout, dim, mesh, coordinate)[0] for dim in dims)

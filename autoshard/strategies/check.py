@@ -1,8 +1,8 @@
 """The numeric check of a rule: split the inputs as it says, run the local form on each shard, put the results together
 as it says, and compare with the operator on the whole tensors. A rule that fails is not offered to the solver.
 
-An operator is tried in small forms, with three kinds of random tensors on 2 ranks and with one on 3. Where its arguments
-carry lengths it is tried as it is, on the ranks of its axis, if its tensors are not too large for that.
+An operator is tried in small forms, with three kinds of random tensors on 2 ranks and with one on 3. Where its
+arguments carry lengths it is tried as it is, on the ranks of its axis, if its tensors are not too large for that.
 """
 
 from __future__ import annotations

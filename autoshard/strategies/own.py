@@ -1,4 +1,4 @@
-"""Our own rules, for operators where torch has none or where an exact condition is known. They are checked like torch's.
+"""Our own rules, for operators where torch has none or where an exact condition is known. They are checked too.
 
 Attention: sharded over batch and heads. Factories: any block. Views: a cut dim of the input stays one cut dim of the
 result exactly when both cuts take the same elements (:func:`aligned`), uneven shards included.
@@ -55,12 +55,13 @@ def added_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule]:
     if node.op is aten.addmm.default and not node.kwargs:
         return [Rule((R, S(1), S(0)), (P_SUM,))]
     if node.op in _TRUTHS:
-        return [Rule((S(d),), (_TRUTHS[node.op],)) for d in range(len(inputs[0].shape))]  # type: ignore[index]
+        return [Rule((S(d),), (_TRUTHS[node.op],)) for d in range(len(inputs[0].shape))]
     if node.op in TRIANGLES:
         return [Rule((p,), (p,)) for p in (P_SUM, *(S(d) for d in range(len(inputs[0].shape))))]
     if node.op is aten.native_group_norm_backward.default:
         batch = tuple(R if len(meta.shape) == 1 else S(0) for meta in inputs)
-        return [Rule(batch, tuple(meta and p for meta, p in zip(node.outputs, (S(0), P_SUM, P_SUM))))]
+        results = (p if meta else None for meta, p in zip(node.outputs, (S(0), P_SUM, P_SUM)))
+        return [Rule(batch, tuple(results))]
     return []
 
 

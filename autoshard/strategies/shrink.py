@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..capture import Node, TensorMeta
+from ..capture import Node, Ref, TensorMeta
 from ..layout import block
 from ..localize import ARANGES, GROUP_NORMS, VIEWS
 
@@ -30,6 +30,7 @@ aten = torch.ops.aten
 
 Metas = tuple[TensorMeta, ...]
 Form = tuple[Node, Metas]
+Shrink = Callable[[Node, Metas, list[list[int]], dict[int, int]], tuple[Any, ...]]
 
 _SMALLEST = 2
 # Integers of these names say which dims an operator acts on, not how far.
@@ -46,7 +47,7 @@ class _Convolution(NamedTuple):
     images: int
 
 
-_CONVOLUTIONS = {
+_CONVOLUTIONS: dict[Any, _Convolution] = {
     aten.convolution.default: _Convolution(3, 8, 1),
     aten.convolution_backward.default: _Convolution(4, 9, 2),
 }
@@ -54,10 +55,7 @@ _CONVOLUTIONS = {
 
 def carries_lengths(node: Node) -> bool:
     """Whether integers among the arguments bear on lengths in a way that is not known here."""
-    found: list[int] = []
-    if node.op not in _KNOWN and not _image_dims(node):
-        _map_lengths(node, lambda value: found.append(value) or value)
-    return bool(found) or node.op in VIEWS
+    return bool(_carried(node)) or node.op in VIEWS
 
 
 def small(node: Node, inputs: Metas, parts: int, ranks: int) -> Form | None:
@@ -74,10 +72,7 @@ def small(node: Node, inputs: Metas, parts: int, ranks: int) -> Form | None:
     if node.op in VIEWS:
         return _small_view(node, inputs, parts, ranks)
     values = {size for meta in (*inputs, *(m for m in node.outputs if m)) for size in meta.shape}
-    carried: set[int] = set()
-    if carries_lengths(node):
-        _map_lengths(node, lambda value: carried.add(value) or value)
-    length = _lengths(values, carried, parts, ranks)
+    length = _lengths(values, _carried(node), parts, ranks)
     shapes = [
         [size if _keeps(node, k, d, len(meta.shape)) else length[size] for d, size in enumerate(meta.shape)]
         for k, meta in enumerate(inputs)
@@ -117,6 +112,18 @@ def _is_cut_alike(size: int, parts: int, candidate: int, ranks: int) -> bool:
     return not even or candidate > ranks or size == parts
 
 
+def _carried(node: Node) -> set[int]:
+    found: set[int] = set()
+
+    def note(value: int) -> int:
+        found.add(value)
+        return value
+
+    if node.op not in _KNOWN and not _image_dims(node):
+        _map_lengths(node, note)
+    return found
+
+
 def _map_lengths(node: Node, change: Callable[[int], int]) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
     """Arguments with every integer above 2 that may carry a length replaced; signs are kept."""
     assert node.op is not None
@@ -139,14 +146,15 @@ def _map_lengths(node: Node, change: Callable[[int], int]) -> tuple[tuple[Any, .
 def _image_dims(node: Node) -> int:
     """How many last dims of its tensors are an image, which kernels and strides bear on; 0 for other operators."""
     assert node.op is not None
-    if node.op in _CONVOLUTIONS:
-        return len(node.args[_CONVOLUTIONS[node.op].strides])
+    if known := _CONVOLUTIONS.get(node.op):
+        return len(node.args[known.strides])
     match = _IMAGE_NAME.search(node.op._schema.name)
     return int(match[1]) if match else 0
 
 
 def _is_grouped(node: Node) -> bool:
-    return node.op in _CONVOLUTIONS and node.args[_CONVOLUTIONS[node.op].groups] > 1
+    known = _CONVOLUTIONS.get(node.op)
+    return known is not None and node.args[known.groups] > 1
 
 
 def _keeps(node: Node, position: int, dim: int, rank: int) -> bool:
@@ -156,7 +164,8 @@ def _keeps(node: Node, position: int, dim: int, rank: int) -> bool:
     images = _image_dims(node)
     if rank > images > 0 and dim >= rank - images:
         return True
-    return _is_grouped(node) and (dim == 1 or position >= _CONVOLUTIONS[node.op].images)
+    known = _CONVOLUTIONS.get(node.op)
+    return known is not None and _is_grouped(node) and (dim == 1 or position >= known.images)
 
 
 def _image_arguments(node: Node, length: dict[int, int]) -> tuple[Any, ...]:
@@ -207,12 +216,14 @@ def _small_split(node: Node, inputs: Metas, shapes: list[list[int]], length: dic
 
 
 def _small_slice(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
-    ref, dim, start, end, step = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
+    ref, dim, start, end, step = _filled(node.args, (0, None, None, 1))
     dim = dim % len(shapes[0])
     return (ref, dim, *_small_range(start, end, inputs[0].shape[dim], shapes[0][dim]), step)
 
 
-def _small_slice_backward(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
+def _small_slice_backward(
+    node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]
+) -> tuple[Any, ...]:
     ref, sizes, dim, start, end, step = node.args
     whole, dim = sizes[dim], dim % len(sizes)
     small_sizes = list(shapes[0])
@@ -223,11 +234,17 @@ def _small_slice_backward(node: Node, inputs: Metas, shapes: list[list[int]], le
 
 
 def _small_slice_scatter(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
-    ref, piece, dim, start, end, step = (*node.args, *(0, None, None, 1)[len(node.args) - 2 :])
+    ref, piece, dim, start, end, step = _filled(node.args, (0, None, None, 1))
     dim = dim % len(shapes[0])
     lo, hi = _small_range(start, end, inputs[0].shape[dim], shapes[0][dim])
     shapes[1][dim] = len(range(lo, min(hi, shapes[0][dim]), step))
     return ref, piece, dim, lo, hi, step
+
+
+def _filled(args: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments with the defaults of the last ones; ``x`` with those of a slice is ``x, 0, None, None, 1``."""
+    tensors = sum(isinstance(arg, Ref) for arg in args)
+    return (*args, *defaults[len(args) - tensors :])
 
 
 def _small_range(start: int | None, end: int | None, whole: int, size: int) -> tuple[int, int]:
@@ -265,7 +282,8 @@ def _widen(value: Any) -> Any:
     return _wide(value) if isinstance(value, torch.dtype) else value
 
 
-_KNOWN: dict[Any, Callable[[Node, Metas, list[list[int]], dict[int, int]], tuple[Any, ...]]] = {
+# The small arguments of an operator from its small shapes, which it may correct, and the small number of every length.
+_KNOWN: dict[Any, Shrink] = {
     aten.split.Tensor: _small_split,
     aten.split_with_sizes.default: _small_split,
     aten.slice.Tensor: _small_slice,
