@@ -27,8 +27,9 @@ from .shrink import Form, carries_lengths, small, widened
 _SMALL: tuple[tuple[int, tuple[Kind, ...]], ...] = ((2, KINDS), (3, ("ties",)))
 # a rule that only one trial can judge may hold by luck
 _LEAST = 2
-# elements of the tensors of an operator that is tried at its real size
+# elements of the tensors of an operator that is tried at its real size, and ranks of its axis
 LARGEST_REAL = 1 << 16
+_MOST_RANKS = 16
 
 # ``values``: infinities and NaN must stand where they are expected. ``finite values``: what is not finite need only be
 # so; of addends of either sign, an infinite factor or a zero divisor makes NaN where the whole is infinite.
@@ -83,7 +84,8 @@ class Check:
     @property
     def _is_affordable(self) -> bool:
         metas = (*self._inputs, *(meta for meta in self._node.outputs if meta))
-        return sum(torch.Size(meta.shape).numel() for meta in metas) <= LARGEST_REAL
+        elements = sum(torch.Size(meta.shape).numel() for meta in metas)
+        return elements <= LARGEST_REAL and self._parts <= _MOST_RANKS
 
     def _fits(self, rule: Rule, trial: Trial) -> bool:
         """Whether the dims that a rule cuts are cut in a trial as they are: evenly or not, and for every rank."""
@@ -105,7 +107,7 @@ class Check:
 class Trial:
     """An operator with tensors to split and what it gives on the whole of them.
 
-    ``node`` has the shapes of these results. ``tells`` is False where all of a result is NaN, which says nothing.
+    ``node`` has the shapes of these results.
     """
 
     node: Node
@@ -114,10 +116,11 @@ class Trial:
     values: tuple[torch.Tensor, ...]
     expected: tuple[torch.Tensor | None, ...]
 
-    @property
+    @cached_property
     def tells(self) -> bool:
-        """Whether the results can tell a right rule from a wrong one."""
-        return not any(t is not None and t.numel() and bool(t.isnan().all()) for t in self.expected)
+        """Whether the results can tell a right rule from a wrong one; one that is all NaN cannot."""
+        results = () if self.node.op in UNINITIALISED else self.expected
+        return not any(t is not None and t.numel() and bool(t.isnan().all()) for t in results)
 
     def passes(self, rule: Rule) -> bool:
         """Whether the shards put together are the expected results; not where the operator rejects the shards."""
