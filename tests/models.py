@@ -87,7 +87,7 @@ class Assorted(nn.Module):
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         length = x.shape[1]
         rows = self.norm(self.rows(x).transpose(1, 2)).transpose(1, 2).contiguous()
-        turns = torch.polar(torch.ones(length, 1), torch.arange(length).unsqueeze(-1) * 0.3)
+        turns = torch.polar(x.new_ones(length, 1), 0.3 * torch.arange(length, dtype=x.dtype).unsqueeze(-1))
         turned = torch.view_as_real(torch.view_as_complex(rows.unflatten(-1, (-1, 2))) * turns).flatten(-2)
         near = torch.ones(length, length, dtype=torch.bool).tril(0).triu(1 - self.window)
         scores = (turned @ turned.transpose(-1, -2)).masked_fill(~near, float("-inf"))

@@ -49,7 +49,7 @@ def chunks(whole: Tensor, parts: int, dim: int) -> list[Tensor]:
 
 
 def close(a: Tensor, b: Tensor, lenient: bool = False) -> bool:
-    """Equal shape and dtype, and values up to the rounding of float64 beside the largest one.
+    """Equal shape and dtype, and values up to a few roundings of addends several times as large as the largest one.
 
     Infinities and NaN stand where they are expected; with ``lenient``, any of them does for any other.
     """
@@ -62,7 +62,8 @@ def close(a: Tensor, b: Tensor, lenient: bool = False) -> bool:
     if not torch.equal(finite, a.isfinite()) or not (lenient or torch.allclose(*special, equal_nan=True)):
         return False
     a, b = a[finite], b[finite]
-    return not b.numel() or float((a - b).abs().max()) <= 1e-9 * float(b.abs().max()) + 1e-12
+    rounding = max(1e-9, 32 * torch.finfo(a.dtype).eps)
+    return not b.numel() or float((a - b).abs().max()) <= rounding * float(b.abs().max()) + 1e-12
 
 
 def _split(
