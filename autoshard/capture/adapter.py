@@ -50,7 +50,8 @@ _DECOMPOSED = [
 class Trace:
     """The joint graph, with a descriptor ``(kind, detail)`` for each placeholder and each output.
 
-    Kinds of placeholder: parameter (FQN), buffer (FQN), input (position), tangent (position), state tangent (FQN), token.
+    Kinds of placeholder: parameter (FQN), buffer (FQN), input (position), tangent (position), state tangent (FQN),
+    token.
     Kinds of output: output (position), gradient (FQN), mutation (FQN of a buffer, which is written in place),
     replacement (FQN of a buffer, which stands for another tensor afterwards), parameter mutation (FQN), input mutation
     (position), effect (of an operator that does more than compute), none.
