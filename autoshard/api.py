@@ -181,7 +181,7 @@ def auto_parallelize(
     def make() -> str:
         return dump_plan(plan(model, example_inputs, example_kwargs, mesh=axes, hardware=hardware, **options))
 
-    text = from_first_rank(mesh, make)
+    text = from_first_rank(mesh, make, "planning")
     return parallelize(model, parse_plan(text, "the plan of the first rank"), mesh, example_inputs, example_kwargs)
 
 

@@ -14,18 +14,28 @@ from .capture import CapturedGraph, capture
 from .errors import PlanMismatchError, StrategyWarning, VerificationError
 from .layout import format_strategy
 from .lowering import (
+    Failures,
     Inputs,
     ParallelModule,
+    agreed,
     bind,
     check_graph,
     check_mesh,
+    check_redistributions,
+    check_same_start,
+    check_same_tensors,
     lower,
+    open_board,
     shard_parameters,
     shared_seed,
     verify,
 )
 from .plans import ShardingPlan
+from .plans.contradictions import Contradiction, check_record
 from .strategies import Enumerator, Strategy
+
+STAGES = ("comparing plans", "capturing the model", "sharding the parameters")
+"""What all ranks do in :func:`parallelize`, one after the other, as errors say it."""
 
 
 def parallelize(
@@ -52,22 +62,51 @@ def parallelize(
 
     Raises:
         PlanMismatchError: the plan was made for another model, other shapes or another mesh; says which part differs.
-        VerificationError: a layout that no rule allows, or a lowered graph that would not communicate as planned.
+        VerificationError: a plan that contradicts itself, a layout that no rule allows, or a lowered graph that would
+            not communicate as planned.
         CaptureError: the model is not one static graph.
+        JobError: the ranks have different plans, meshes, models, versions of torch or autoshard, or another rank failed
+            here or did not come; says which, and in what.
     """
-    check_mesh(plan, mesh)
-    if args is None:
-        args, kwargs = _example(plan)
-    args = as_arguments(args)
-    graph = capture(model, args, kwargs, guarded=True)
+    board = open_board(mesh)
+    failures = Failures(board)
+    with agreed(board, STAGES[0]):
+        check_mesh(plan, mesh)
+        check_same_start(board, STAGES[0], plan, mesh)
+    with agreed(board, STAGES[1]):
+        if args is None:
+            args, kwargs = _example(plan)
+        args = as_arguments(args)
+        graph = capture(model, args, kwargs, guarded=True)
+        check_plan(plan, graph)
+        rank = bind(mesh)
+        program = lower(graph, plan, rank)
+        verify(program, plan, rank.groups)
+        inputs = Inputs(model, plan, mesh, args, kwargs or {})
+        check_same_tensors(board, STAGES[1], model)
+    with agreed(board, STAGES[2]), failures.telling(STAGES[2]):
+        shard_parameters(model, plan, mesh)
+        seed = shared_seed(program, mesh)
+        return ParallelModule(model, plan, mesh, program, inputs, graph, seed, failures)
+
+
+def check_plan(plan: ShardingPlan, graph: CapturedGraph) -> None:
+    """Checks that a plan is one for a graph, whole and without contradiction.
+
+    However it was made or edited: it computes the right numbers, or is refused.
+
+    Raises:
+        PlanMismatchError: it is for another graph.
+        VerificationError: it contradicts itself, has layouts that no rule allows, or redistributes what they do not
+            need.
+    """
+    try:
+        check_record(plan)
+    except Contradiction as error:
+        raise VerificationError(f"the plan contradicts itself: {error}; make the plan again") from None
     check_graph(plan, graph)
     check_strategies(plan, graph)
-    rank = bind(mesh)
-    program = lower(graph, plan, rank)
-    verify(program, plan, rank.groups)
-    inputs = Inputs(model, plan, mesh, args, kwargs or {})
-    shard_parameters(model, plan, mesh)
-    return ParallelModule(model, plan, mesh, program, inputs, graph, shared_seed(program, mesh))
+    check_redistributions(plan, graph)
 
 
 def check_strategies(plan: ShardingPlan, graph: CapturedGraph) -> None:

@@ -14,7 +14,6 @@ from torch import nn
 
 import cost_models
 from solver import Solution
-from solver.solution import relative_gap
 
 from .api import call_text, memory_limit
 from .baselines import Baseline, baselines
@@ -137,9 +136,7 @@ def _adopted(best: ShardingPlan, optimum: ShardingPlan) -> ShardingPlan:
     Under a budget the search for the optimum is no proof: what it finds may cost more than what a baseline found.
     """
     cost, bound = best.solver.cost_ns, min(optimum.solver.bound_ns, best.solver.cost_ns)
-    status = "optimal" if bound == cost else "feasible"
-    solver = SolverOutcome(status, cost, bound, relative_gap(cost, bound))
-    return replace(best, solver=solver, pins=optimum.pins)
+    return replace(best, solver=SolverOutcome.of(cost, bound, optimum.solver.identical_layers), pins=optimum.pins)
 
 
 def _same_choices(made: Formulation, solution: Solution, free: Formulation) -> tuple[int, ...]:

@@ -10,6 +10,7 @@
     ├── BudgetError           a memory budget that cannot be read, or that no plan fits
     ├── PlanFileError         a plan file that cannot be read or written
     ├── PlanMismatchError     a good plan, but for another model, shape or mesh
+    ├── JobError              ranks that differ, or one that failed or did not come
     ├── CalibrationError      a calibration run that cannot start, or that broke off
     ├── InputError            a parallel module is called with what does not fit its plan
     ├── BackwardError         a backward through a parallel module that would not give the right gradients
@@ -53,6 +54,10 @@ class PlanFileError(AutoshardError, ValueError):
 
 class PlanMismatchError(AutoshardError, ValueError):
     """The plan was made for another model, other shapes or another mesh; the message says which part differs."""
+
+
+class JobError(AutoshardError):
+    """The ranks of a job differ (in plan, code, torch or model), or one of them failed or did not come; says which."""
 
 
 class CalibrationError(AutoshardError):

@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from cost_models import OPTIMIZERS, OptimizerPolicy, optimizer_policy
-from solver import INFEASIBLE, Load, Problem, Solution, Status, evaluate, solve
+from solver import INFEASIBLE, Load, Problem, Solution, evaluate, solve
 from solver import Node as SolverNode
-from solver.solution import relative_gap
 
 from .errors import BudgetError, InfeasibleError
 from .formulation import Formulation
@@ -227,8 +226,7 @@ class _Search:
         program's own, under the budget, holds only as far as it estimates memory rightly.
         """
         cost, bound = found.cost_ns, min(found.cost_ns, free.bound or 0)
-        status = Status.OPTIMAL if cost == bound else Status.FEASIBLE
-        solver = SolverOutcome(status.name.lower(), cost, bound, relative_gap(cost, bound))
+        solver = SolverOutcome.of(cost, bound, found.plan.solver.identical_layers)
         return replace(found.plan, solver=solver, memory=self._memory(found))
 
     def _memory(self, found: _Found) -> MemoryOutcome:

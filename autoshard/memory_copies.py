@@ -225,7 +225,8 @@ class _WaysBook:
         edge = self.formulation.problem.edges[pair.edge(self.edge_numbers)]
         column_of = {int(column): int(edge.cols[k]) for k, column in enumerate(columns)}
         keepers = [self.sizes.layouts(keeper, position, 0)[0] for keeper, position in pair.keepers]
-        serves: dict[tuple[int, int, int, int, int], set[int]] = defaultdict(set)
+        moved: dict[tuple[int, int, int, int, int], set[int]] = defaultdict(set)
+        found: list[tuple[tuple[int, int, int, int, int], set[int]]] = []
         for h, have in enumerate(made):
             for w, want in enumerate(wanted):
                 price = int(edge.costs[h, column_of[w]])
@@ -234,19 +235,20 @@ class _WaysBook:
                 copy = 0 if have == want else self.sizes.bytes(meta, want)
                 path = self.formulation.prices.path(meta, have, want, banned)
                 transient = transient_bytes(path, meta.shape, meta.dtype.itemsize, self.formulation.mesh)
-                serves[h, price if keepers else 0, transient, copy, -1].add(w)
+                moved[h, price if keepers else 0, transient, copy, -1].add(w)
                 for k, kept in enumerate(keepers):
                     if have != want and want in kept:
-                        serves[h, 0, 0, copy, k].add(w)
-        start, costs, transients, copies, keeper = np.array(list(serves), dtype=np.int64).T
+                        found.append(((h, 0, 0, copy, k), {w}))  # the very layout that the keeper wants
+        ways = [*moved.items(), *found]
+        start, costs, transients, copies, keeper = np.array([way for way, _ in ways], dtype=np.int64).T
         return _Ways(
             costs=costs.copy(),
             transient=transients.copy(),
             copy=copies.copy(),
             keeper=keeper.copy(),
-            serves=tuple(frozenset(wanted[w] for w in served) for served in serves.values()),
+            serves=tuple(frozenset(wanted[w] for w in served) for _, served in ways),
             from_source=_infeasible_unless(np.arange(len(made))[:, None] == start[None, :]),
-            to_reader=_infeasible_unless([[w in served for w in range(len(wanted))] for served in serves.values()]),
+            to_reader=_infeasible_unless([[w in served for w in range(len(wanted))] for _, served in ways]),
         )
 
 

@@ -18,7 +18,8 @@ from .capture import CONSTRAIN, CapturedGraph, Node, TensorMeta
 from .capture.attention import attention, attention_backward
 from .layout import Layout, largest_local_shape
 from .mesh import Mesh
-from .redistribution import Paths, Step, cheapest_paths, layouts_of, size_bytes, steps_along
+from .redistribution import Paths, cheapest_paths, layouts_of
+from .steps import Step, size_bytes, steps_along
 from .strategies import Strategy
 
 aten = torch.ops.aten

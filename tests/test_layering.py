@@ -21,7 +21,7 @@ PACKAGES = ("autoshard", "solver", "cost_models")
 
 # What cost_models has for everybody: it needs no numpy, and knows no machine.
 SHARED = frozenset({"cost_models.collective_kinds", "cost_models.safe_yaml", "cost_models.spelling"})
-VOCABULARY = frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.layout"}) | SHARED
+VOCABULARY = frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.layout", "autoshard.steps"}) | SHARED
 MODEL = frozenset({"autoshard.capture", "autoshard.strategies", "autoshard.redistribution", "autoshard.localize"})
 STAGES = MODEL | {
     "autoshard.calls",
@@ -32,6 +32,7 @@ STAGES = MODEL | {
     "autoshard.roles",
     "autoshard.restrictions",
     "autoshard.families",
+    "autoshard.ties",
     "autoshard.formulation",
     "autoshard.interpretation",
     "autoshard.lowering",
@@ -78,6 +79,7 @@ TABLE = {
     "autoshard.errors": Row(VOCABULARY),
     "autoshard.mesh": Row(VOCABULARY),
     "autoshard.layout": Row(VOCABULARY),
+    "autoshard.steps": Row(VOCABULARY),
     "autoshard.atomic_write": Row(frozenset()),
     "autoshard.plans": Row(VOCABULARY | {"autoshard.atomic_write"}, FILES | {"rich", "jinja2"}),
     "autoshard.capture": Row(VOCABULARY, frozenset({"torch"})),
@@ -103,10 +105,11 @@ TABLE = {
         | {"autoshard.capture", "autoshard.constraints", "autoshard.pricing"}
         | {"autoshard.restrictions", "autoshard.roles"}
     ),
+    "autoshard.ties": Row(frozenset({"autoshard.capture", "autoshard.constraints", "autoshard.restrictions"})),
     "autoshard.formulation": Row(
         VOCABULARY
         | {"autoshard.capture", "autoshard.strategies", "autoshard.pricing", "autoshard.constraints"}
-        | {"autoshard.restrictions", "autoshard.families"}
+        | {"autoshard.restrictions", "autoshard.families", "autoshard.ties"}
         | {"cost_models", "solver"},
         frozenset({"numpy"}),
     ),

@@ -192,7 +192,7 @@ class _Builder:
             ref = self._refs[value] if isinstance(value, FxNode) else None
             if kind == "output":
                 outputs.append(ref)
-                constants.append(None if ref else self._constant(detail, value))
+                constants.append(self._constant(detail, None if ref else value))
             elif kind == "gradient" and ref:
                 gradients.append((detail, ref))
             elif kind in ("mutation", "replacement") and ref:
@@ -215,7 +215,7 @@ class _Builder:
         )
 
     def _constant(self, position: int, value: Any) -> Any:
-        """What a result is that the graph does not make."""
+        """What a result is that is no new tensor, or no tensor."""
         same = self._traced.same.get(position)
         if same is not None and same.kind == "input":
             return replace(same, name=self._input_names[int(same.name)])

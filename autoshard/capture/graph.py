@@ -65,18 +65,22 @@ class Node:
 
 @dataclass(frozen=True)
 class SameTensor:
-    """A result that is no new tensor: the parameter, buffer or input ``name``, or the earlier result of that number."""
+    """What a result is that is no new tensor: the parameter, buffer or input ``name``, or the result of that number.
+
+    ``is_copy`` says that the model's result only shares memory with that tensor, and that the graph makes a copy.
+    """
 
     kind: Literal["parameter", "buffer", "input", "output"]
     name: str
+    is_copy: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedGraph:
     """One training step (or inference step): nodes in execution order, forward before backward.
 
-    ``outputs`` are the leaves of the model's result, None for one that the graph does not make: then ``constants`` has
-    its value, or a :class:`SameTensor`;
+    ``outputs`` are the leaves of the model's result, None for one that the graph does not make; ``constants`` has for
+    that one its value, and for one that is no new tensor in the model a :class:`SameTensor`;
     ``gradients`` maps the FQN of each trained parameter to its gradient; ``mutations`` maps the FQN of each buffer that
     the forward updates to its new value (``replaced`` are those that are another tensor afterwards; the others are
     written in place); ``aliases`` maps each further FQN of a tied parameter to the first one; ``unused`` are the

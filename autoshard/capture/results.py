@@ -12,6 +12,7 @@ Every other result stays as it is, and so does the graph of a model that has no 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,11 +32,12 @@ def separate_results(
             tensors share memory.
 
     Returns:
-        For each result that left the graph, by its number, the tensor that it is. None stands in its place.
+        For each result that is no new tensor, by its number, what it is. In the place of one that left the graph stands
+        None.
     """
     output = module.graph.output_node()
     known = {id(values[node]): same for node, same in leaves.items()}
-    taken = {_storage(values[node]) for node in leaves}
+    owners = {_storage(values[node]): same for node, same in leaves.items()}
     same: dict[int, SameTensor] = {}
     results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     for k, node in enumerate(results):
@@ -45,10 +47,10 @@ def separate_results(
         if id(value) in known:
             same[k], results[k] = known[id(value)], None
             continue
-        if _storage(value) in taken:
-            results[k] = _copy(module.graph, node, output)
-        taken.add(_storage(value))
         known[id(value)] = SameTensor("output", str(k))
+        owner = owners.setdefault(_storage(value), known[id(value)])
+        if owner is not known[id(value)]:
+            same[k], results[k] = replace(owner, is_copy=True), _copy(module.graph, node, output)
     output.args = (tuple(results),)
     module.recompile()
     return same

@@ -75,6 +75,39 @@ def device_of(mesh: DeviceMesh) -> torch.device:
     return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
 
 
+Store = dist.Store
+
+
+def job_store() -> tuple[Store, bool]:
+    """The store of the job, and whether there are other ranks: those of torch's fake group are not there."""
+    if dist.get_backend() == "fake":
+        return dist.HashStore(), False
+    return dist.distributed_c10d._get_default_store(), True
+
+
+def timeout_s(store: Store) -> float:
+    """How long the job waits for a rank that does not come: the timeout that ``init_process_group`` was given."""
+    return float(store.timeout.total_seconds())  # type: ignore[attr-defined]  # torch's stubs lack it
+
+
+def rank_in_job() -> int:
+    """The number of this rank in the job."""
+    return dist.get_rank()
+
+
+def collective_name(node: fx.Node) -> str | None:
+    """The kind of the collective that a node of a local graph starts or waits for; None for any other node."""
+    if node.op == "call_function" and node.target is WAIT:
+        assert isinstance(node.args[0], fx.Node)
+        node = node.args[0]
+    return COLLECTIVES.get(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
+
+
+def is_connection_error(error: BaseException) -> bool:
+    """Whether an exception says that other ranks cannot be reached: one of c10d, or gloo's plain ``RuntimeError``."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
 class BoxedCodeGen(fx.graph.CodeGen):
     """Makes a graph a function of one list, which it empties: no caller keeps alive what the graph is done with.
 

@@ -6,7 +6,7 @@ DTensor and its shard count changes separately, and results become DTensors behi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,6 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import BackwardError, InputError
 from .adapter import saved_tensor_hooks
+
+_LATE = "in place after the forward (an optimizer's step changes parameters)"
 
 
 @cache
@@ -36,11 +38,15 @@ def count_optimizer_steps() -> None:
 
 @dataclass(frozen=True)
 class Watched:
-    """A tensor of the caller's whose memory the backward reads, and torch's count of the changes made to it by then."""
+    """A tensor of the caller's, torch's count of the changes made to it so far, and why another is one too many.
+
+    It matters to a backward through one of ``results``, or to any (None).
+    """
 
     tensor: torch.Tensor
     version: int
-    name: str
+    objection: str
+    results: frozenset[int] | None
 
 
 class Kept:
@@ -51,19 +57,14 @@ class Kept:
         self._watched: list[Watched] = []
         self._hooks = saved_tensor_hooks()
 
-    @property
-    def is_hooked(self) -> bool:
-        """Whether what is saved goes through hooks of the caller's (checkpointing, offloading), which keep what they
-        like; as in torch, nobody watches it then.
-        """
-        return self._hooks is not None
-
     def save(self, values: Sequence[torch.Tensor]) -> None:
-        """Keeps what the backward reads."""
+        """Keeps what the backward reads. Where the caller has set hooks for that (checkpointing, offloading), it goes
+        through them; as in torch, nobody watches then what they keep.
+        """
         self._values = list(values) if self._hooks is None else [self._hooks[0](value) for value in values]
 
     def watch(self, name: str, *tensors: torch.Tensor) -> None:
-        """From here on, no change of these tensors in place goes unseen.
+        """From here on, no change in place of these tensors, which the backward reads, goes unseen.
 
         Raises:
             InputError: a tensor of inference mode, of which torch counts no changes.
@@ -74,10 +75,22 @@ class Kept:
                     f"the {name} was made in torch.inference_mode, and the backward needs it; make it outside of that "
                     "mode, or clone it there"
                 )
-            self._watched.append(Watched(tensor, tensor._version, name))
+            self._add(tensor, f"the {name} was changed {_LATE}, and the backward needs its value from before", None)
 
-    def take(self, needed: Collection[int], spent: Collection[int]) -> list[Any]:
-        """The values at the positions ``needed``, and None at the others: a list for the backward to empty.
+    def watch_copy(self, result: int, name: str, tensor: torch.Tensor) -> None:
+        """From here on, no change in place of a tensor that the model's result shares memory with goes unseen: the
+        result has a copy, to which the change was not made.
+        """
+        why = f"the {name} was changed {_LATE}; in the model result {result} shares its memory, here it is a copy"
+        self._add(tensor, why, frozenset({result}))
+
+    def _add(self, tensor: torch.Tensor, objection: str, results: frozenset[int] | None) -> None:
+        if self._hooks is None:
+            self._watched.append(Watched(tensor, tensor._version, objection, results))
+
+    def take(self, used: Set[int], needed: Collection[int], spent: Collection[int]) -> list[Any]:
+        """What a backward through the results ``used`` reads: the values at the positions ``needed``, and None at the
+        others, in a list for the backward to empty.
 
         Those at the positions ``spent`` are gone from here: no other backward needs them.
 
@@ -90,11 +103,10 @@ class Kept:
                 "first backward with retain_graph=True"
             )
         for watched in self._watched:
-            if watched.tensor._version != watched.version:
+            matters = watched.results is None or watched.results & used
+            if matters and watched.tensor._version != watched.version:
                 raise BackwardError(
-                    f"the {watched.name} was changed in place after the forward (an optimizer's step changes "
-                    "parameters), and the backward needs its value from before; change a clone of it (.clone()), or "
-                    "change it after the backward"
+                    f"{watched.objection}: change a clone of it (.clone()), or change it after the backward"
                 )
         unpack = self._hooks[1] if self._hooks is not None else lambda value: value
         taken = [unpack(value) if k in needed else None for k, value in enumerate(self._values)]

@@ -16,6 +16,7 @@ from ..capture import CapturedGraph, SameTensor
 from ..errors import InputError
 from ..plans import ShardingPlan
 from .adapter import device_of
+from .failure import Failures
 from .held import HeldTensors
 from .inputs import Inputs
 from .program import LocalProgram
@@ -60,6 +61,7 @@ class ParallelModule(nn.Module):
         inputs: Inputs,
         graph: CapturedGraph,
         seed: int | None,
+        failures: Failures,
     ) -> None:
         super().__init__()
         for table in _SHARED:
@@ -68,10 +70,11 @@ class ParallelModule(nn.Module):
         self.plan = plan
         self._mesh = mesh
         self._program = program
+        self._failures = failures
         self._inputs = inputs
         self._graph = graph
         self._held = HeldTensors(model, plan, mesh)
-        self._step = Step(graph, plan, mesh, program)
+        self._step = Step(graph, plan, mesh, program, failures)
         self._state = ModelState(model, graph)
         self._written = [name for name in program.mutated if name not in graph.replaced]
         self._settings = Settings.of_capture(mesh.device_type)
@@ -112,7 +115,12 @@ class ParallelModule(nn.Module):
             InputError: the call is not one that the plan was made for.
             PlanMismatchError: the model has changed since it was captured: its tensors, or the Python values, modes
                 and hooks that its forward depends on.
+            JobError: another rank failed or ended.
         """
+        with self._failures.telling("the forward"):
+            return self._forward(args, kwargs)
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._step.check_caller()
         self._state.check()
         self._settings.check(Settings.now(self._mesh.device_type))
@@ -127,7 +135,7 @@ class ParallelModule(nn.Module):
             made, kept = self._step(list(arguments.values()), self._held.replace)
         leaves: list[Any] = []
         for result, constant in zip(made, self._graph.constants):
-            if not isinstance(constant, SameTensor):
+            if result is not None or not isinstance(constant, SameTensor):
                 leaves.append(constant if result is None else result)
             elif constant.kind == "output":
                 leaves.append(leaves[int(constant.name)])
@@ -137,7 +145,7 @@ class ParallelModule(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
         """A module with tensors of its own that runs the same program on the same mesh."""
-        shared = (self.plan, self._mesh, self._program, self._inputs, self._graph, self._step)
+        shared = (self.plan, self._mesh, self._program, self._failures, self._inputs, self._graph, self._step)
         memo |= {id(value): value for value in shared}
         copied = self.__class__.__new__(self.__class__)
         memo[id(self)] = copied

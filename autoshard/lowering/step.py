@@ -9,11 +9,12 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ..capture import CapturedGraph
+from ..capture import CapturedGraph, SameTensor
 from ..errors import BackwardError, InputError
 from ..plans import ShardingPlan
 from .adapter import is_backward_running, is_batched, is_transforming, keeps_graph
 from .backwards import Backward, Backwards
+from .failure import Failures
 from .kept import Kept, count_optimizer_steps
 from .placements import as_dtensor, placements_of
 from .program import LocalProgram
@@ -27,8 +28,11 @@ _TRANSFORMED = (
 class Step:
     """Calls the local program of one rank so that autograd sees one operation on DTensors."""
 
-    def __init__(self, graph: CapturedGraph, plan: ShardingPlan, mesh: DeviceMesh, program: LocalProgram) -> None:
-        self.program, self.mesh, self.replaced = program, mesh, graph.replaced
+    def __init__(
+        self, graph: CapturedGraph, plan: ShardingPlan, mesh: DeviceMesh, program: LocalProgram, failures: Failures
+    ) -> None:
+        self.program, self.mesh, self.replaced, self.failures = program, mesh, graph.replaced, failures
+        self._constants = graph.constants
         self.backwards = Backwards(graph, plan, mesh, program)
         self._is_captured_with_gradients = torch.is_grad_enabled()
         count_optimizer_steps()
@@ -99,7 +103,7 @@ class Step:
         if isinstance(argument, DTensor) or argument.dim() == 0:
             return argument
         placed = self.placed(name, argument)
-        if kept is not None and not kept.is_hooked and name in self.program.exposed_arguments:
+        if kept is not None and name in self.program.exposed_arguments:
             kept.watch(self.title(name), placed)
         return placed
 
@@ -130,15 +134,25 @@ class Step:
         values: Sequence[torch.Tensor],
     ) -> None:
         """Watches what the caller can reach of what the backward reads: a DTensor and its shard, each by itself."""
-        if kept.is_hooked:
-            return
-        for name, argument, shard in zip(self.program.arguments, arguments, shards):
+        named = dict(zip(self.program.arguments, arguments))
+        for (name, argument), shard in zip(named.items(), shards):
             if name in self.program.exposed_arguments:
                 kept.watch(self.title(name), argument, *(() if shard is argument else (shard,)))
         for k in sorted(self.program.exposed_results):
             result = results[k]
             assert result is not None
             kept.watch(f"result {k}", result.detach(), values[k])
+        for k, same in enumerate(self._constants):
+            copy = results[k]
+            if not isinstance(same, SameTensor) or copy is None:
+                continue
+            owner = results[int(same.name)] if same.kind == "output" else named[same.name]
+            assert owner is not None
+            if same.kind == "output":
+                kept.watch_copy(k, f"result {same.name}", owner.detach())
+                kept.watch_copy(int(same.name), f"result {k}", copy.detach())
+            elif same.kind == "parameter":
+                kept.watch_copy(k, self.title(same.name), owner)
 
     def gradients(self, backward: Backward, values: list[torch.Tensor | None]) -> dict[str, torch.Tensor]:
         """Runs a backward on what was kept and the tangents, which it lets go of; the gradients by parameter."""
@@ -189,6 +203,11 @@ class _Operation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        with ctx.step.failures.telling("the backward"):
+            return _Operation._backward(ctx, grads)
+
+    @staticmethod
+    def _backward(ctx: Any, grads: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
         step: Step = ctx.step
         arguments = step.program.arguments
         if any(grad is not None and is_batched(grad) for grad in grads):
@@ -204,7 +223,7 @@ class _Operation(torch.autograd.Function):
         with torch.no_grad():
             backward = step.backwards.of(used)
             tangents = [step.tangent(k, grad) for k, grad in enumerate(grads) if k in used and grad is not None]
-            values = [*ctx.kept.take(backward.needed, () if keeps_graph() else backward.spent), *tangents]
+            values = [*ctx.kept.take(used, backward.needed, () if keeps_graph() else backward.spent), *tangents]
             del tangents
             found = step.gradients(backward, values)
         if torch.is_grad_enabled():

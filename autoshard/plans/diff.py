@@ -141,7 +141,7 @@ def _facts(old: ShardingPlan, new: ShardingPlan) -> Iterator[Fact]:
         ("hardware profile", old.hardware_fingerprint, new.hardware_fingerprint),
         ("objective", old.objective, new.objective),
         ("pins", "; ".join(old.pins) or ABSENT, "; ".join(new.pins) or ABSENT),
-        ("status", old.solver.status, new.solver.status),
+        ("status", old.solver.verdict, new.solver.verdict),
         ("memory budget", memory(old, "budget_bytes"), memory(new, "budget_bytes")),
         ("optimizer", memory(old, "optimizer"), memory(new, "optimizer")),
     ]

@@ -13,13 +13,13 @@ from .plan import ShardingPlan
 __all__ = ["check_writable", "dump_plan", "parse_plan", "read_bytes", "read_plan", "write_plan", "write_text"]
 
 
-def read_plan(path: str | os.PathLike[str]) -> ShardingPlan:
-    """The plan in a file.
+def read_plan(path: str | os.PathLike[str], *, edited: bool = False) -> ShardingPlan:
+    """The plan in a file; ``edited`` as for :func:`parse_plan`.
 
     Raises:
         PlanFileError: the file cannot be read, or :func:`parse_plan` refuses it.
     """
-    return parse_plan(read_bytes(path), source=os.fspath(path))
+    return parse_plan(read_bytes(path), source=os.fspath(path), edited=edited)
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:

@@ -41,6 +41,8 @@ class PlanSummary:
     hardware: str
     objective: str
     status: str
+    identical_layers: str
+    verdict: str
     cost_ns: int
     bound_ns: int
     gap: float
@@ -65,6 +67,8 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         hardware=plan.hardware,
         objective=plan.objective,
         status=plan.solver.status,
+        identical_layers=plan.solver.identical_layers,
+        verdict=plan.solver.verdict,
         cost_ns=plan.solver.cost_ns,
         bound_ns=plan.solver.bound_ns,
         gap=plan.solver.gap,

@@ -67,6 +67,7 @@ def planner_of(
         objective=plan.objective,  # type: ignore[arg-type]
         backend=conditions.get("backend", "auto"),
         time_limit_s=conditions.get("time_limit_s"),
+        tie_layers=plan.solver.identical_layers != "free",
         limit=limit_of(plan),
     )
 
@@ -148,7 +149,7 @@ def priced(plan: ShardingPlan, planner: Planner, formulation: Formulation) -> Pr
         )
     made = as_copied(plan, formulation)
     again_ns = sum(_again_ns(entry, formulation) for entry in _made_again(plan))
-    solution = replace(solution, cost=solution.cost + again_ns, bound=solution.cost + again_ns)
+    solution = replace(solution, cost=solution.cost + again_ns)
     return Priced(formulation, decisions, solution, planner.write(made, solution))
 
 
@@ -234,4 +235,4 @@ def solution_of(formulation: Formulation, choices: tuple[int, ...]) -> Solution 
     judged = evaluate(replace(formulation.problem, ties=()), choices)
     if not judged.feasible:
         return None
-    return Solution(Status.FEASIBLE, choices, judged.cost, judged.cost, 0.0, SolveReport("none", 0.0, (), ()))
+    return Solution(Status.FEASIBLE, choices, judged.cost, 0, 1.0, SolveReport("none", 0.0, (), ()))

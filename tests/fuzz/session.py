@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
@@ -27,6 +28,10 @@ OPTIMIZERS: dict[str, Any] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, eps=1e-3),
     "adamw-foreach": lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3, foreach=True),
 }
+
+
+ABSENT = "absent"
+"""An attribute that a module does not have."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +129,8 @@ class Session:
         for name, buffer in self.model.named_buffers():
             self.look(f"buffer {name}", buffer)
         self.look("state_dict", " ".join(self.model.state_dict()))
-        for name in self._attributes:
-            if hasattr(self.model, name):  # a parallel module need not have it, but then it has to be right
-                self.look(f"attribute {name}", getattr(self.model, name))
+        for name in self._attributes:  # a parallel module need not have them
+            self.look(f"attribute {name}", getattr(self.model, name, ABSENT))
 
     def optimizer(self, kind: str) -> torch.optim.Optimizer:
         """An optimizer of the model's parameters."""
@@ -190,7 +194,11 @@ class ShardedSession(Session):
             shards = autoshard.shard_inputs(self._plan, self._mesh, *(given[name] for name in wanted))
             given |= dict(zip(wanted, self._placed(shards) if self._gives_dtensors else shards))
         args, kwargs = tree_unflatten([given.get(name, leaf) for name, leaf in zip(names, leaves)], spec)
-        return self.model(*args, **kwargs)
+        # what ranks change between calls is changed on all of them: they have one capture, which knows one model
+        dist.barrier()
+        result = self.model(*args, **kwargs)
+        dist.barrier()
+        return result
 
     def _placed(self, shards: Sequence[torch.Tensor]) -> list[DTensor]:
         """The shards of a batch as DTensors."""

@@ -235,6 +235,32 @@ def test_what_the_backward_needs_is_not_changed_unseen(what: str, pair: tuple[nn
     assert isinstance(error, BackwardError) and text in str(error) and ".clone()" in str(error)
 
 
+def test_a_result_that_shares_memory_in_the_model_is_not_changed_unseen_through_another(mesh: DeviceMesh) -> None:
+    def views(m: Any, x: Tensor) -> Any:
+        y = x @ m.w
+        return y, y[0], m.w.t(), y[1:]
+
+    def through(number: int, change: Callable[[Any, Any], Any]) -> Session:
+        def session(m: nn.Module) -> None:
+            results = m(example())
+            with torch.no_grad():
+                change(m, results)
+            results[number].sum().backward()
+
+        return session
+
+    parallel, _ = both(views, mesh)
+    for session, text in [
+        (through(1, lambda m, r: r[0].mul_(2)), "result 0 was changed"),
+        (through(0, lambda m, r: r[1].mul_(2)), "result 1 was changed"),
+        (through(2, lambda m, r: m.w.mul_(2)), "parameter w was changed"),
+    ]:
+        error = refusal(session, parallel)
+        assert text in str(error) and "shares its memory" in str(error)
+    results = parallel(example())
+    results[1].mul_(2).sum().backward()  # seen by nobody but the loss
+
+
 def test_a_buffer_that_a_second_forward_changes_counts_for_the_first_backward_as_it_was(mesh: DeviceMesh) -> None:
     """torch refuses here; the graph of the plan has kept the value."""
 

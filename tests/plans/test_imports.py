@@ -130,4 +130,6 @@ def test_reading_and_writing_a_plan_works_without_them_and_loads_no_terminal_lib
 def test_the_public_names_exist_and_are_documented() -> None:
     for name in autoshard.plans.__all__:
         value = getattr(autoshard.plans, name)
-        assert name in ("Phase", "CollectiveKind", "MemoryPhase", "TenantKind") or value.__doc__, name
+        assert name in ("Phase", "CollectiveKind", "IdenticalLayers", "MemoryPhase", "TenantKind") or value.__doc__, (
+            name
+        )

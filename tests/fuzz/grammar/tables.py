@@ -232,7 +232,7 @@ VIEWS = (
     "{t1}.select({dim}, -1)",
     "{t1}.narrow({dim}, 0, {k})",
     "{t1}.narrow({dim}, 1, {k})",
-    "{t2}.permute(*range({t2}.dim() - 1, -1, -1))",
+    "{t2x}.permute(1, 0)",
     "{t3x}.permute(1, 0, 2)",
     "{t3x}.permute(2, 0, 1)",
     "{t2}.movedim({dim}, {dim})",
@@ -309,7 +309,6 @@ REARRANGED = (
     "torch.view_as_complex({f}.unsqueeze(-1) * torch.ones(2, dtype=torch.float64))",
     "torch.take_along_dim({t1}, {t1}.argsort({dim}), -1)",
     "torch.searchsorted({f1x}.sort()[0].detach(), {f1x}.detach())",
-    "torch.bucketize({f1}.detach(), torch.tensor([-0.5, 0.5], dtype=torch.float64))",
 )
 
 PRODUCTS = (
