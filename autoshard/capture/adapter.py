@@ -50,10 +50,11 @@ _DECOMPOSED = [
 class Trace:
     """The joint graph, with a descriptor ``(kind, detail)`` for each placeholder and each output.
 
-    Kinds of placeholder: parameter (FQN), buffer (FQN), input (position), tangent (position), state tangent (FQN).
+    Kinds of placeholder: parameter (FQN), buffer (FQN), input (position), tangent (position), state tangent (FQN),
+    token.
     Kinds of output: output (position), gradient (FQN), mutation (FQN of a buffer, which is written in place),
     replacement (FQN of a buffer, which stands for another tensor afterwards), parameter mutation (FQN), input mutation
-    (position), none.
+    (position), effect (of an operator that does more than compute), none.
 
     ``same`` are the results that are no new tensors, by position; an input among them is named by its own position.
     ``guards`` are the conditions on Python state under which the model does what the graph does, if they were asked
@@ -187,7 +188,9 @@ def _placeholder(desc: Any) -> tuple[str, Any]:
             if type(desc.output).__name__ == "PlainAOTOutput":
                 return "tangent", desc.output.idx
             return "state tangent", _output(desc.output, {})[1]
-    raise NotImplementedError(f"the captured graph has an input of a kind autoshard does not know: {desc}")
+        case "ForwardTokenAOTInput" | "BackwardTokenAOTInput":
+            return "token", desc.idx
+    raise CaptureError(f"the captured graph has an input of a kind autoshard does not know: {desc}")
 
 
 def _output(desc: Any, kinds: dict[int, tuple[str, Any]]) -> tuple[str, Any]:
@@ -200,6 +203,8 @@ def _output(desc: Any, kinds: dict[int, tuple[str, Any]]) -> tuple[str, Any]:
         case "InputMutationAOTOutput":
             kind, detail = _placeholder(desc.mutated_input)
             return ("mutation" if kind == "buffer" else f"{kind} mutation"), detail
+        case "ForwardTokenAOTOutput" | "BackwardTokenAOTOutput":
+            return "effect", desc.idx
         case "NoneType":
             return "none", None
-    raise NotImplementedError(f"the captured graph has a result of a kind autoshard does not know: {desc}")
+    raise CaptureError(f"the captured graph has a result of a kind autoshard does not know: {desc}")

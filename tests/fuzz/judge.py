@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -140,16 +140,18 @@ def _capturing_once() -> Iterator[None]:
     checked: list[Exception | None] = []
     real_check = autoshard.apply.check_strategies
 
-    def capture_once(*args: Any) -> CapturedGraph:
+    def capture_once(model: Any, *args: Any, **options: Any) -> CapturedGraph:
         with lock:
             if not captured:
                 try:
-                    captured.append(capture(*args))
+                    captured.append(capture(model, *args, **options))
                 except Exception as error:
                     captured.append(error)
-        if isinstance(captured[0], Exception):
-            raise captured[0]
-        return captured[0]
+        graph = captured[0]
+        if isinstance(graph, Exception):
+            raise graph
+        assert graph.guards is not None
+        return replace(graph, guards=graph.guards.on(model))
 
     def check_once(plan: ShardingPlan, graph: CapturedGraph) -> None:
         with lock:
