@@ -8,15 +8,34 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_flatten
 
 from .calls import as_arguments, rebuild_call
-from .capture import CapturedGraph, capture, input_names
+from .capture import CapturedGraph, capture
 from .errors import PlanMismatchError, StrategyWarning, VerificationError
-from .layout import Layout, format_layout
-from .lowering import ParallelModule, bind, check_graph, check_mesh, lower, shard_parameters, shared_seed, verify
+from .layout import format_strategy
+from .lowering import (
+    Failures,
+    Inputs,
+    ParallelModule,
+    agreed,
+    bind,
+    check_graph,
+    check_mesh,
+    check_redistributions,
+    check_same_start,
+    check_same_tensors,
+    lower,
+    open_board,
+    shard_parameters,
+    shared_seed,
+    verify,
+)
 from .plans import ShardingPlan
+from .plans.contradictions import Contradiction, check_record
 from .strategies import Enumerator, Strategy
+
+STAGES = ("comparing plans", "capturing the model", "sharding the parameters")
+"""What all ranks do in :func:`parallelize`, one after the other, as errors say it."""
 
 
 def parallelize(
@@ -43,22 +62,51 @@ def parallelize(
 
     Raises:
         PlanMismatchError: the plan was made for another model, other shapes or another mesh; says which part differs.
-        VerificationError: a layout that no rule allows, or a lowered graph that would not communicate as planned.
+        VerificationError: a plan that contradicts itself, a layout that no rule allows, or a lowered graph that would
+            not communicate as planned.
         CaptureError: the model is not one static graph.
+        JobError: the ranks have different plans, meshes, models, versions of torch or autoshard, or another rank failed
+            here or did not come; says which, and in what.
     """
-    check_mesh(plan, mesh)
-    if args is None:
-        args, kwargs = _example(plan)
-    args = as_arguments(args)
-    graph = capture(model, args, kwargs)
+    board = open_board(mesh)
+    failures = Failures(board)
+    with agreed(board, STAGES[0]):
+        check_mesh(plan, mesh)
+        check_same_start(board, STAGES[0], plan, mesh)
+    with agreed(board, STAGES[1]):
+        if args is None:
+            args, kwargs = _example(plan)
+        args = as_arguments(args)
+        graph = capture(model, args, kwargs, guarded=True)
+        check_plan(plan, graph)
+        rank = bind(mesh)
+        program = lower(graph, plan, rank)
+        verify(program, plan, rank.groups)
+        inputs = Inputs(model, plan, mesh, args, kwargs or {})
+        check_same_tensors(board, STAGES[1], model)
+    with agreed(board, STAGES[2]), failures.telling(STAGES[2]):
+        shard_parameters(model, plan, mesh)
+        seed = shared_seed(program, mesh)
+        return ParallelModule(model, plan, mesh, program, inputs, graph, seed, failures)
+
+
+def check_plan(plan: ShardingPlan, graph: CapturedGraph) -> None:
+    """Checks that a plan is one for a graph, whole and without contradiction.
+
+    However it was made or edited: it computes the right numbers, or is refused.
+
+    Raises:
+        PlanMismatchError: it is for another graph.
+        VerificationError: it contradicts itself, has layouts that no rule allows, or redistributes what they do not
+            need.
+    """
+    try:
+        check_record(plan)
+    except Contradiction as error:
+        raise VerificationError(f"the plan contradicts itself: {error}; make the plan again") from None
     check_graph(plan, graph)
     check_strategies(plan, graph)
-    rank = bind(mesh)
-    program = lower(graph, plan, rank)
-    verify(program, plan, rank.groups)
-    constants = _constants(model, args, kwargs or {})
-    shard_parameters(model, plan, mesh)
-    return ParallelModule(model, plan, mesh, program, constants, graph.out_spec, shared_seed(program, mesh))
+    check_redistributions(plan, graph)
 
 
 def check_strategies(plan: ShardingPlan, graph: CapturedGraph) -> None:
@@ -85,12 +133,10 @@ def check_strategies(plan: ShardingPlan, graph: CapturedGraph) -> None:
 
 
 def _no_rule(name: str, strategy: Strategy, plan: ShardingPlan) -> str:
-    def text(layouts: tuple[Layout | None, ...]) -> str:
-        return ", ".join("-" if layout is None else format_layout(layout, plan.mesh) for layout in layouts)
-
+    text = format_strategy(strategy.inputs, strategy.outputs, plan.mesh)
     return (
-        f"the plan gives {name} the strategy {text(strategy.inputs)} -> {text(strategy.outputs)}, which no verified "
-        f"rule of torch {torch.__version__} allows; make the plan again, or choose a layout that it can have"
+        f"the plan gives {name} the strategy {text}, which no verified rule of torch {torch.__version__} allows; make "
+        "the plan again, or choose a layout that it can have"
     )
 
 
@@ -108,9 +154,3 @@ def _example(plan: ShardingPlan) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return torch.empty(entries[name].shape, dtype=getattr(torch, entries[name].dtype), device="meta")
 
     return rebuild_call(plan.call, tensor)
-
-
-def _constants(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    leaves, _ = tree_flatten((args, kwargs))
-    named = zip(input_names(model, args, kwargs), leaves)
-    return {name: leaf for name, leaf in named if not isinstance(leaf, torch.Tensor)}

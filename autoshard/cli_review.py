@@ -27,6 +27,7 @@ class Format(StrEnum):
     json = "json"
 
 
+# Options that several commands have: see cli.py.
 _Plan = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")]
 _Model = Annotated[
     str | None,
@@ -61,7 +62,7 @@ def check(
     """
     with mistakes_explained(), _profiles_explained(), warnings_explained(), progress_shown() as progress:
         share, budget = _share(within), None if memory is None else _bytes(memory)
-        plan = read_plan(path)
+        plan = read_plan(path, edited=True)
         loaded = _loaded(plan, model, progress)
         from .review.check import check as review  # needs torch and a solver
         from .review.texts import review_json, review_text
@@ -144,7 +145,7 @@ def replan(
         check_writable(output)
         with warnings_explained(), progress_shown() as progress:
             text = read_bytes(path)
-            plan, before = parse_plan(text, str(path)), None if original is None else read_plan(original)
+            plan, before = parse_plan(text, str(path), edited=True), None if original is None else read_plan(original)
             loaded = _loaded(plan, model, progress)
             from .review.replan import replan as make  # as above
             from .review.texts import replanned_json, replanned_text

@@ -136,9 +136,7 @@ def _adopted(best: ShardingPlan, optimum: ShardingPlan) -> ShardingPlan:
     Under a budget the search for the optimum is no proof: what it finds may cost more than what a baseline found.
     """
     cost, bound = best.solver.cost_ns, min(optimum.solver.bound_ns, best.solver.cost_ns)
-    status = "optimal" if bound == cost else "feasible"
-    solver = SolverOutcome(status, cost, bound, (cost - bound) / max(1, abs(cost)))
-    return replace(best, solver=solver, pins=optimum.pins)
+    return replace(best, solver=SolverOutcome.of(cost, bound, optimum.solver.identical_layers), pins=optimum.pins)
 
 
 def _same_choices(made: Formulation, solution: Solution, free: Formulation) -> tuple[int, ...]:

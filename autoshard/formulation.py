@@ -23,15 +23,16 @@ from cost_models import Profile
 from solver import INFEASIBLE, Edge, Group, Problem
 from solver import Node as SolverNode
 
-from .capture import CapturedGraph, Node, Ref, TensorMeta, annotated, layers, tied_nodes
+from .capture import CapturedGraph, Node, Ref, TensorMeta, annotated
 from .constraints import Alike, Constraint, Family, check_constraints_match, check_specs_fit, parse_pin
 from .errors import ConstraintError, LayoutError
 from .families import restrict
-from .layout import Layout, format_layout
+from .layout import Layout, format_layout, format_strategy
 from .mesh import Mesh
 from .pricing import Banned, Prices
 from .restrictions import Exactly, Limit, Restrictions, Taking
 from .strategies import Enumerator, Strategy
+from .ties import marks_of, tied_classes
 
 Objective = Literal["step-time", "communication-time"]
 OBJECTIVES: tuple[Objective, ...] = ("step-time", "communication-time")
@@ -144,7 +145,7 @@ def formulate(
         edges.extend(added)
     groups = tuple(Group(tuple(found)) for found in members.values() if len(found) > 1)
     edges.extend(_equal_layouts(graph, mesh, constraints, results, strategies))
-    ties = _ties(graph, strategies) if tie_layers else ()
+    ties = _ties(graph, strategies, results, restrictions, constraints) if tie_layers else ()
     problem = Problem(nodes, tuple(edges), groups, ties, name="sharding")
     return Formulation(
         graph, mesh, prices, objective, tuple(constraints), results, strategies, demands, keep_copies, problem
@@ -213,7 +214,7 @@ class _Candidates:
         )
 
     def _under_limits(self, index: int, name: str, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-        """The same tuple for equal strategies under equal limits, by which ties know them."""
+        """The same tuple for equal strategies under equal limits, so that prices are worked out once."""
         offered = strategies
         applied: list[Limit] = []
         for limit in self._restrictions.limits(index):
@@ -232,7 +233,7 @@ class _Candidates:
         if not alone:
             texts = [format_layout(layout, self._mesh) for layout in _layouts(strategies)]
             if isinstance(limit, Taking):
-                texts = [_strategy_text(strategy, self._mesh) for strategy in strategies]
+                texts = [format_strategy(s.inputs, s.outputs, self._mesh) for s in strategies]
             possible = "; ".join(texts[:MOST_SHOWN]) + (
                 f"; and {len(texts) - MOST_SHOWN} more" * (len(texts) > MOST_SHOWN)
             )
@@ -246,14 +247,6 @@ def _kept(limit: Limit, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...
     layouts = limit.keep(_layouts(strategies))
     kept = (s for s in strategies if s.outputs[0] in layouts or (isinstance(limit, Taking) and s.outputs[0] is None))
     return tuple(s for s in kept if not isinstance(limit, Taking) or limit.allows(s.inputs, s.outputs))
-
-
-def _strategy_text(strategy: Strategy, mesh: Mesh) -> str:
-    inputs, outputs = (
-        ", ".join("-" if layout is None else format_layout(layout, mesh) for layout in layouts)
-        for layouts in (strategy.inputs, strategy.outputs)
-    )
-    return f"{inputs} -> {outputs}"
 
 
 def _layouts(strategies: tuple[Strategy, ...]) -> tuple[Layout, ...]:
@@ -394,18 +387,17 @@ def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
     return np.where(finite, np.rint(np.where(finite, seconds, 0.0) * 1e9), INFEASIBLE).astype(np.int64)
 
 
-def _ties(graph: CapturedGraph, strategies: tuple[tuple[Strategy, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """Identical layers, as far as constraints leave them the same choices: one that is pinned is decided for itself."""
-    numbers: dict[tuple[int, ...], int] = {}
-    choices: dict[int, tuple[int, ...]] = defaultdict(tuple)  # those of the layers that a node is in, as numbers
-    for nodes in layers(graph).values():
-        number = numbers.setdefault(tuple(id(strategies[i]) for i in nodes), len(numbers))
-        for i in nodes:
-            choices[i] += (number,)
-    ties: list[tuple[int, ...]] = []
-    for members in tied_nodes(graph):
-        alike: dict[object, list[int]] = defaultdict(list)
-        for i in members:
-            alike[id(strategies[i]), choices[i]].append(i)
-        ties.extend(tuple(same) for same in alike.values() if len(same) > 1)
-    return tuple(ties)
+def _ties(
+    graph: CapturedGraph,
+    strategies: tuple[tuple[Strategy, ...], ...],
+    results: tuple[tuple[str, Ref], ...],
+    restrictions: Restrictions,
+    constraints: Sequence[Constraint],
+) -> tuple[tuple[int, ...], ...]:
+    """Identical layers, as far as constraints do not tell them apart."""
+    names = [pin_name(node) for node in graph.nodes] + [name for name, _ in results]
+    made = {f"grad.{k}": ref.node for k, ref in enumerate(graph.outputs) if ref is not None}
+    makers = [made.get(node.name, i) if node.kind == "tangent" else i for i, node in enumerate(graph.nodes)]
+    makers += [ref.node for _, ref in results]
+    marks = marks_of(graph, names, makers, restrictions, constraints)
+    return tied_classes(graph, [(id(strategies[i]), mark) for i, mark in enumerate(marks)])

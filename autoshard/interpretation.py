@@ -9,12 +9,20 @@ from dataclasses import replace
 
 from cost_models import Profile
 from solver import Solution
-from solver.solution import relative_gap
 
 from .capture import Node, Ref, TensorMeta
 from .formulation import HELD, Demand, Formulation, output_name
 from .layout import Layout, replicated
-from .plans import Collective, Execution, OperatorEntry, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
+from .plans import (
+    Collective,
+    Execution,
+    IdenticalLayers,
+    OperatorEntry,
+    Redistribution,
+    ShardingPlan,
+    SolverOutcome,
+    TensorEntry,
+)
 from .strategies import Strategy
 
 
@@ -28,7 +36,8 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         call: how the model is called, as :func:`autoshard.calls.describe_call` writes it.
     """
     assert solution.choices is not None and solution.cost is not None
-    bound = solution.bound or 0
+    cost, bound = solution.cost, solution.bound or 0
+    layers: IdenticalLayers = "alike" if formulation.problem.ties else "free"
     reader = _Reader(formulation, solution.choices)
     graph = formulation.graph
     communication = list(reader.redistributions())
@@ -41,7 +50,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         hardware_fingerprint=profile.fingerprint,
         objective=formulation.objective,
         pins=tuple(constraint.text for constraint in formulation.constraints),
-        solver=SolverOutcome(solution.status.name.lower(), solution.cost, bound, relative_gap(solution.cost, bound)),
+        solver=SolverOutcome.of(cost, bound, layers),
         compute_s=reader.compute_s(),
         communication_s=math.fsum(seconds for _, seconds in communication),
         parameters=(*reader.entries("parameter"), *reader.unused()),

@@ -1,92 +1,26 @@
 """How a tensor gets from one layout to another: the steps, their bytes, and their execution.
 
-Pricing prices these steps and lowering executes these steps, so what is planned is what runs. A step changes the
-placement on one mesh axis:
-
-=================  ==============  =========================================================
-change             step            size_bytes (the larger of a rank's input and output buffer)
-=================  ==============  =========================================================
-S(d) -> R          all_gather      the gathered shard
-P    -> S(d)       reduce_scatter  the shard before
-P    -> R          all_reduce      the shard
-S(d) -> S(e)       all_to_all      the shard
-R    -> S(d)       slice           nothing is sent
-=================  ==============  =========================================================
-
-Nothing becomes P: torch has no such redistribution, and no operator needs one. Where two axes cut one dim, only the
-inner one can be gathered or cut anew. Uneven shards travel padded to the largest shard, so that every rank moves the
-same bytes and no rank reads what another did not write (the silent corruption of pytorch#194457).
+Pricing prices the steps of :mod:`autoshard.steps` and lowering executes them, so what is planned is what runs. Uneven
+shards are padded to the largest before they travel, so that no rank reads what another did not write (the silent
+corruption of pytorch#194457).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product, zip_longest
-from typing import Any, Literal, Protocol
+from itertools import product
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from .errors import LayoutError
 from .layout import Layout, R, S, block, has_empty_shard, is_even, largest_local_shape, local_shape
 from .layout import P as partial
 from .mesh import Mesh
-
-StepKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice"]
+from .steps import Step, size_bytes, step_between, step_on, steps_along
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class Step:
-    """One change of placement on one mesh axis; ``source`` and ``target`` are dims, -1 where there is none."""
-
-    kind: StepKind
-    axis: int
-    source: int = -1
-    target: int = -1
-    reduce: str = ""
-
-    @property
-    def communicates(self) -> bool:
-        """Whether ranks exchange anything."""
-        return self.kind != "slice"
-
-
-def step_between(before: Layout, after: Layout) -> Step:
-    """The step that takes one layout to another.
-
-    Raises:
-        LayoutError: the two do not differ in exactly one placement, or no single step leads there.
-    """
-    changed = [i for i, (a, b) in enumerate(zip_longest(before, after)) if a != b]
-    step = _step(before, after, changed[0]) if len(changed) == 1 else None
-    if step is None:
-        raise LayoutError(f"no single step takes {_text(before)} to {_text(after)}")
-    return step
-
-
-def steps_along(path: Sequence[Layout]) -> tuple[Step, ...]:
-    """The steps between neighbours of a path of layouts.
-
-    Raises:
-        LayoutError: two neighbours are not one step apart.
-    """
-    return tuple(step_between(a, b) for a, b in pairwise(path))
-
-
-def size_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
-    """Bytes of the larger of a rank's input and output buffer, padding included; the same on every rank."""
-    if not step.communicates:
-        return 0
-    local = list(largest_local_shape(shape, before, mesh))
-    parts = mesh.shape[step.axis]
-    if step.kind == "all_gather":
-        local[step.source] *= parts
-    elif step.target >= 0:
-        local[step.target] = -(-local[step.target] // parts) * parts
-    return itemsize * int(np.prod(local, dtype=np.int64))
 
 
 def copied_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
@@ -111,6 +45,9 @@ def transient_bytes(path: Sequence[Layout], shape: tuple[int, ...], itemsize: in
     """The most that a redistribution holds at a time beside the tensor it starts from: copies, the buffers of a
     collective, the result. Exact for :func:`run_step` where every shard is even; padding of others is left out.
     """
+    # Sizes are of the largest rank's shard: `taken` before a step, `made` after it, `given` as made by the step before
+    # (0 for the first: what it starts from is not counted). Each case says which of them, packed or joined copies
+    # included, are alive together at the fullest moments of run_step.
     most, given = 0, 0
     for step, before, after in zip(steps_along(path), path, path[1:]):
         made = itemsize * int(np.prod(largest_local_shape(shape, after, mesh), dtype=np.int64))
@@ -176,7 +113,7 @@ def cheapest_paths(
     for before, i in index.items():
         for axis, placement in product(range(mesh.ndim), placements):
             after = before.replace(axis, placement)
-            step = _step(before, after, axis)
+            step = step_on(before, after, axis)
             if step is not None and after in index:
                 sizes = (rule(step, before, shape, itemsize, mesh) for rule in (size_bytes, copied_bytes))
                 seconds[i, index[after]] = price(step, *sizes)
@@ -189,7 +126,11 @@ def cheapest_paths(
 
 
 class Emitter(Protocol):
-    """What executes a step: operators on local tensors, and collectives along a mesh axis on their first dim."""
+    """The operations that :func:`run_step` is made of: torch operators on local tensors, and collectives along a mesh
+    axis, which gather, cut or exchange blocks of dim 0.
+
+    Lowering's emitter adds them to a graph; a test's emitter runs them at once.
+    """
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies a torch operator."""
@@ -246,7 +187,11 @@ def run_step(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard)
         x = emit.call(aten.contiguous.default, _pad(emit, x, local, padded))
         gathered = emit.all_gather(x, step.axis)
         return _join(emit, gathered, padded, goal, step.source, parts)
-    # both others send block r of the target dim to rank r, each padded to the widest block
+    # Reduce-scatter and all-to-all both send block r of the target dim to rank r. Collectives exchange blocks of dim 0
+    # of one buffer, so the blocks are cut along the target dim, padded to the widest, and stacked along dim 0. What an
+    # all-to-all brings from the other ranks is joined along the source dim. Example, S(0) -> S(1) of a (4, 6) tensor
+    # on two ranks: a rank holds (2, 6), cuts it into two (2, 3) and stacks them to (4, 3); it gets one (2, 3) of its
+    # own columns from each rank, and joins the two along dim 0 to (4, 3).
     width = -(-padded[step.target] // parts)
     piece_shape = _with(padded, step.target, width)
     if step.target == 0 and local == _with(padded, 0, width * parts):
@@ -258,27 +203,6 @@ def run_step(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard)
     if step.kind == "reduce_scatter":
         return _cut(emit, emit.reduce_scatter(stacked, step.axis, step.reduce), piece_shape, goal)
     return _join(emit, emit.all_to_all(stacked, step.axis), piece_shape, goal, step.source, parts)
-
-
-def _step(before: Layout, after: Layout, axis: int) -> Step | None:
-    old, new = before[axis], after[axis]
-    others = before.replace(axis, R)
-    if old == new or (old.kind == "S" and any(i > axis for i in others.axes_of(old.dim))):
-        return None
-    if new.kind == "S" and any(i > axis for i in others.axes_of(new.dim)):
-        return None
-    match old.kind, new.kind:
-        case "S", "R":
-            return Step("all_gather", axis, source=old.dim)
-        case "R", "S":
-            return Step("slice", axis, target=new.dim)
-        case "S", "S":
-            return Step("all_to_all", axis, source=old.dim, target=new.dim)
-        case "P", "R":
-            return Step("all_reduce", axis, reduce=old.reduce)
-        case "P", "S":
-            return Step("reduce_scatter", axis, target=new.dim, reduce=old.reduce)
-    return None
 
 
 def _join(emit: Emitter, x: Any, piece: tuple[int, ...], goal: tuple[int, ...], dim: int, parts: int) -> Any:
@@ -317,7 +241,3 @@ def _cut(emit: Emitter, x: Any, shape: tuple[int, ...], goal: tuple[int, ...]) -
 
 def _with(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
     return (*shape[:dim], size, *shape[dim + 1 :])
-
-
-def _text(layout: Layout) -> str:
-    return f"({', '.join(map(str, layout))})"

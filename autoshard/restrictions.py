@@ -137,6 +137,7 @@ class Restrictions:
         self._names = names
         self._limits: dict[int, list[Limit]] = {}
         self._bans: list[Callable[[Ref], Banned]] = []
+        self._rules: list[CollectiveRule] = []
         self._banned: dict[Ref, Banned] = {}
         self._remade: set[Ref] = set()
 
@@ -147,8 +148,18 @@ class Restrictions:
     def banned(self, ref: Ref) -> Banned:
         """The collectives that may not move a tensor."""
         if ref not in self._banned:
-            self._banned[ref] = frozenset().union(*(ban(ref) for ban in self._bans))
+            named = ((kind, rule.axis, -1) for rule in self.rules(ref) for kind in rule.kinds)
+            self._banned[ref] = frozenset(named).union(*(ban(ref) for ban in self._bans))
         return self._banned[ref]
+
+    def rules(self, ref: Ref) -> tuple[CollectiveRule, ...]:
+        """The constraints that forbid collectives for a tensor by its name."""
+        if not self._rules:
+            return ()
+        name, role = self._graph.tensor_name(ref), self.roles.of(ref)
+        return tuple(
+            rule for rule in self._rules if rule.tensors in ("tensors", role) and fnmatchcase(name, rule.pattern)
+        )
 
     def remade(self, ref: Ref) -> bool:
         """Whether the backward makes its own copies of a tensor, rather than keep those of the forward."""
@@ -169,18 +180,12 @@ class Restrictions:
     def add(self, constraint: Pin | StrategyPin | Exclusion | PlacementRule | CollectiveRule) -> None:
         """Adds a constraint that names what it applies to."""
         if isinstance(constraint, CollectiveRule):
-            self.ban(lambda ref: self._banned_by(constraint, ref))
+            self._rules.append(constraint)
             return
         limit = _limit(constraint)
         for index, name in enumerate(self._names):
             if fnmatchcase(name, constraint.pattern):
                 self.limit(index, limit)
-
-    def _banned_by(self, rule: CollectiveRule, ref: Ref) -> Banned:
-        applies = rule.tensors in ("tensors", self.roles.of(ref)) and fnmatchcase(
-            self._graph.tensor_name(ref), rule.pattern
-        )
-        return frozenset((kind, rule.axis, -1) for kind in rule.kinds) if applies else frozenset()
 
 
 def _limit(constraint: Pin | StrategyPin | Exclusion | PlacementRule) -> Limit:

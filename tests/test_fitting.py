@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,13 +15,18 @@ from torch import Tensor, nn
 import autoshard
 from autoshard.capture import capture
 from autoshard.errors import BudgetError
+from autoshard.interpretation import interpret
+from autoshard.memory import with_memory
 from autoshard.plans import ShardingPlan
+from autoshard.plans.contradictions import check_record
 from autoshard.plans.units import format_bytes, parse_bytes
 from autoshard.timeline import timeline_of
 from cost_models import load_profile, optimizer_policy
+from solver import INFEASIBLE, Node, evaluate, solve
 
 from .distributed import cases
-from .plans_of import profile_of
+from .models import graph_of
+from .plans_of import formulated, profile_of
 
 PINS = {"mlp": ("x=dp:S(0)", "target=dp:S(0)"), "deep": ("x=dp:S(0)",)}
 
@@ -79,6 +86,23 @@ def test_plans_fit_their_budget_exactly_counted_and_cost_no_less_under_less(
         costs.append(found.solver.cost_ns)
     assert costs == sorted(costs)
     assert costs[0] == plan(name, mesh).solver.cost_ns < costs[-1]
+
+
+@pytest.mark.parametrize("keep_activations", [True, False])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_program_with_copies_costs_what_its_plan_does(keep_activations: bool, seed: int) -> None:
+    """Whatever is chosen: a random assignment is priced by the program, and added up from the plan's own entries."""
+    formulation = formulated(graph_of("llama"), "dp=2,tp=2", "slow")
+    program = with_memory(formulation, optimizer_policy("adamw"), 1 << 10, keep_activations=keep_activations)
+    assert program.copy_choices
+    free = replace(program.problem, usage_limit=None)
+    draws = np.random.default_rng(seed)
+    nodes = tuple(Node(n.name, draws.integers(0, 1_000_000, n.costs.shape) + n.costs) for n in free.nodes)
+    edges = tuple(replace(e, costs=np.where(e.costs >= INFEASIBLE, INFEASIBLE, 0)) for e in free.edges)
+    drawn = solve(replace(free, nodes=nodes, edges=edges, groups=()), relative_gap=1e9)
+    assert drawn.choices is not None
+    solution = replace(drawn, cost=evaluate(free, drawn.choices).cost, bound=0)
+    check_record(interpret(program, solution, profile_of("slow"), "llama", ""))
 
 
 def test_a_budget_that_does_not_bind_changes_nothing_but_the_line_that_names_it() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from autoshard.api import plan
 from autoshard.layout import P_SUM, R
 from autoshard.plans import dump_plan, parse_plan
-from autoshard.redistribution import size_bytes, steps_along
+from autoshard.steps import size_bytes, steps_along
 
 from .models import MLP
 from .plans_of import Planned, layouts_needed, planned, profile_of

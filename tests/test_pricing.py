@@ -12,7 +12,7 @@ import torch
 from autoshard.layout import parse_layout, replicated
 from autoshard.mesh import HybridMesh, Mesh
 from autoshard.pricing import Prices, is_free
-from autoshard.redistribution import size_bytes, steps_along
+from autoshard.steps import size_bytes, steps_along
 from autoshard.strategies import Enumerator, Strategy
 from cost_models import OP_KINDS, load_profile
 

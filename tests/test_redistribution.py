@@ -31,11 +31,9 @@ from autoshard.redistribution import (
     copied_bytes,
     layouts_of,
     run_step,
-    size_bytes,
-    step_between,
-    steps_along,
     transient_bytes,
 )
+from autoshard.steps import size_bytes, step_between, steps_along
 
 from .oracles import LockStep, close, shards_of, whole_of
 

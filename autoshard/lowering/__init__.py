@@ -1,8 +1,14 @@
 """Lowering: a plan and a captured graph become the module that one rank runs. Needs no solver."""
 
-from .agree import bind, from_first_rank, shared_seed
+from .agree import agreed, bind, from_first_rank, shared_seed
+from .board import open_board
+from .emitter import storages
+from .failure import Failures
+from .identity import check_same_start, check_same_tensors
+from .inputs import Inputs
 from .match import check_graph, check_mesh, mesh_of
 from .module import ParallelModule
+from .needs import check_redistributions
 from .observe import CollectiveLog, MemoryLog, measure_collectives, measure_memory
 from .program import LocalProgram, Rank, lower
 from .shards import shard_inputs, shard_parameters
@@ -10,20 +16,28 @@ from .verify import verify
 
 __all__ = [
     "CollectiveLog",
+    "Failures",
+    "Inputs",
     "LocalProgram",
     "MemoryLog",
     "ParallelModule",
     "Rank",
+    "agreed",
     "bind",
     "check_graph",
     "check_mesh",
+    "check_redistributions",
+    "check_same_start",
+    "check_same_tensors",
     "from_first_rank",
     "lower",
     "measure_collectives",
     "measure_memory",
     "mesh_of",
+    "open_board",
     "shard_inputs",
     "shard_parameters",
     "shared_seed",
+    "storages",
     "verify",
 ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,9 @@ COLLECTIVES = {
 }
 
 
+_Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+
+
 def group_names(mesh: DeviceMesh) -> tuple[str, ...]:
     """The name of the process group along each mesh axis, as functional collectives take it."""
     return tuple(mesh.get_group(axis).group_name for axis in range(mesh.ndim))
@@ -58,11 +61,51 @@ def broadcast_along(tensor: torch.Tensor, mesh: DeviceMesh, axis: int) -> None:
     dist.broadcast(tensor, dist.get_global_rank(group, 0), group)
 
 
+def maximum(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """The largest of the values of all ranks of the mesh, elementwise, on every rank: in place."""
+    for axis in range(mesh.ndim):
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, mesh.get_group(axis))
+    return tensor
+
+
 def device_of(mesh: DeviceMesh) -> torch.device:
     """The device of this rank."""
     if mesh.device_type == "cpu":
         return torch.device("cpu")
     return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
+
+
+Store = dist.Store
+
+
+def job_store() -> tuple[Store, bool]:
+    """The store of the job, and whether there are other ranks: those of torch's fake group are not there."""
+    if dist.get_backend() == "fake":
+        return dist.HashStore(), False
+    return dist.distributed_c10d._get_default_store(), True
+
+
+def timeout_s(store: Store) -> float:
+    """How long the job waits for a rank that does not come: the timeout that ``init_process_group`` was given."""
+    return float(store.timeout.total_seconds())  # type: ignore[attr-defined]  # torch's stubs lack it
+
+
+def rank_in_job() -> int:
+    """The number of this rank in the job."""
+    return dist.get_rank()
+
+
+def collective_name(node: fx.Node) -> str | None:
+    """The kind of the collective that a node of a local graph starts or waits for; None for any other node."""
+    if node.op == "call_function" and node.target is WAIT:
+        assert isinstance(node.args[0], fx.Node)
+        node = node.args[0]
+    return COLLECTIVES.get(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
+
+
+def is_connection_error(error: BaseException) -> bool:
+    """Whether an exception says that other ranks cannot be reached: one of c10d, or gloo's plain ``RuntimeError``."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 class BoxedCodeGen(fx.graph.CodeGen):
@@ -81,6 +124,28 @@ class BoxedCodeGen(fx.graph.CodeGen):
 def keeps_graph() -> bool:
     """Whether the backward that runs now was called with ``retain_graph=True``, so that another may follow."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def is_backward_running() -> bool:
+    """Whether this is called from within a backward: what checkpointing does to make activations once more."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def saved_tensor_hooks() -> _Hooks | None:
+    """The two hooks that the caller has set on what is saved for a backward: one that packs, one that unpacks."""
+    return cast(_Hooks | None, torch._C._autograd._top_saved_tensors_default_hooks(True))
+
+
+def is_transforming() -> bool:
+    """Whether a transform of torch.func runs (vmap, grad, jvp and what is built of them), or a trace is made."""
+    is_traced = torch.jit.is_tracing() or torch.compiler.is_exporting()
+    return is_traced or bool(torch._C._are_functorch_transforms_active())
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for many, one for each turn of a vmap; gradients under ``is_grads_batched`` do."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
 @contextmanager

@@ -1,44 +1,157 @@
-"""What the ranks of a mesh agree on: which one each is, one text, one seed."""
+"""What the ranks of a mesh agree on: that they are about to run the same, one text, one seed; and which one each is.
+
+A stage is something that every rank does. It ends well on all ranks or on none: a rank that fails raises its own error
+and says so on the board, and the others raise a :class:`~autoshard.errors.JobError` that quotes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import base64
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import AutoshardError
-from .adapter import broadcast, device_of, group_names
+from ..errors import JobError
+from .adapter import broadcast, device_of, group_names, maximum
+from .board import Board, open_board, within
+from .failure import STORE_S, failure_text
 from .program import LocalProgram, Rank
 
 
-def from_first_rank(mesh: DeviceMesh, make: Callable[[], str]) -> str:
+@contextmanager
+def agreed(board: Board, stage: str) -> Iterator[None]:
+    """Ends a stage on all ranks alike.
+
+    Args:
+        stage: what the ranks do inside, as errors say it (``capturing the model``). No two stages of one board have the
+            same name.
+
+    Raises:
+        JobError: another rank failed inside, or did not come within the time that the job waits for its ranks.
+        Exception: what was raised inside, on the rank that raised it.
+    """
+    board.put(f"{stage}/came/{board.rank}", "")
+    try:
+        yield
+    except BaseException as error:
+        said = f"rank {board.rank} failed while {stage}: {failure_text(error)}"
+        within(STORE_S, lambda: _judge(board, stage, said), None)
+        raise
+    board.put(f"{stage}/done/{board.rank}", "")
+    if board.count(f"{stage}/done") == len(board.ranks):
+        board.put(_verdict(stage), "")
+    _wait(board, stage)
+
+
+def _judge(board: Board, stage: str, said: str) -> None:
+    """Says that a stage has failed, where no rank has said so yet."""
+    if board.get(_verdict(stage)) is None:
+        board.put(_verdict(stage), said)
+
+
+def _wait(board: Board, stage: str, key: str | None = None) -> str:
+    """The text under a key, or the verdict that all is well, once it is there.
+
+    Raises:
+        JobError: another rank failed, or the text did not come in time.
+    """
+    verdict = _verdict(stage)
+    found = board.wait(*(k for k in (verdict, key) if k is not None))
+    if found is None:
+        raise JobError(_missing(board, stage))
+    if found[0] == verdict and found[1]:
+        raise JobError(found[1])
+    return found[1]
+
+
+def _verdict(stage: str) -> str:
+    return f"{stage}/verdict"
+
+
+def _missing(board: Board, stage: str) -> str:
+    """Which ranks were waited for in vain."""
+    away = [rank for rank in board.ranks if board.get(f"{stage}/came/{rank}") is None]
+    busy = [rank for rank in board.ranks if rank not in away and board.get(f"{stage}/done/{rank}") is None]
+    said = [f"{_named(away)} did not come"] if away else []
+    said += [f"{_named(busy)} did not get ready"] if busy and not away else []
+    return (
+        f"rank {board.rank} waited {board.timeout_s:g} s for the other ranks, {stage}: {' and '.join(said)}; look at "
+        "what it printed, or give init_process_group a longer timeout"
+    )
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def check_same(
+    board: Board,
+    stage: str,
+    mine: Mapping[str, str],
+    advice: Mapping[str, str],
+    details: Callable[[], Mapping[str, str]] = dict,
+    explain: Callable[[str, str], str] = lambda what, theirs: "",
+) -> None:
+    """Checks inside a stage that every rank has what the first one has.
+
+    Args:
+        mine: what this rank has, by what it is called.
+        advice: what to do about each difference.
+        details: further texts of the first rank that a rank may read which differs.
+        explain: for a rank that differs: how what it has differs from the first rank's text, in words.
+
+    Raises:
+        JobError: on a rank that differs from the first one.
+    """
+    said = f"{stage}/first"
+    if board.is_first:
+        for what, text in details().items():
+            board.put(f"{said}/{what}", _packed(text))
+        board.put(said, json.dumps(dict(mine)))
+        return
+    theirs = json.loads(_wait(board, stage, said))
+    for what, value in mine.items():
+        if value != theirs[what]:
+            detail = board.get(f"{said}/{what}")
+            here, there = f"rank {board.rank}", f"rank {board.ranks[0]}"
+            raise JobError(
+                f"{here} and {there} differ in the {what}: {value} on {here}, {theirs[what]} on {there}"
+                + (f"; {explain(what, _unpacked(detail))}" if detail else "")
+                + f"; {advice[what]}"
+            )
+
+
+def _packed(text: str) -> str:
+    return base64.b85encode(zlib.compress(text.encode())).decode()
+
+
+def _unpacked(text: str) -> str:
+    return zlib.decompress(base64.b85decode(text)).decode()
+
+
+def from_first_rank(mesh: DeviceMesh, make: Callable[[], str], stage: str) -> str:
     """The text that the first rank of a mesh makes, on every rank.
 
     Raises:
         Exception: on the first rank, what ``make`` raised.
-        AutoshardError: on the others, that it failed, and why.
+        JobError: on the others, that it failed, and why.
     """
-    is_first = not any(mesh.get_coordinate() or ())
-    text, failure = "", None
-    if is_first:
-        try:
-            text = make()
-        except Exception as error:  # every rank must learn of it before it is raised
-            failure = error
-    message = f"!{failure}" if failure else f"={text}"
-    payload = message.encode() if is_first else b""
-    device = device_of(mesh)
-    length = int(broadcast(torch.tensor([len(payload)], dtype=torch.int64, device=device), mesh).item())
-    buffer = torch.zeros(length, dtype=torch.uint8, device=device)
-    if is_first:
-        buffer.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
-    received = bytes(broadcast(buffer, mesh).tolist()).decode()
-    if failure is not None:
-        raise failure
-    if received.startswith("!"):
-        raise AutoshardError(f"the first rank of the mesh failed: {received[1:]}")
-    return received[1:]
+    board = open_board(mesh)
+    with agreed(board, stage):
+        if board.is_first:
+            board.put("text", _packed(make()))
+    return _unpacked(board.get("text") or "")
+
+
+def is_same_everywhere(numbers: Sequence[int], mesh: DeviceMesh) -> bool:
+    """Whether all ranks of a mesh have the same numbers; every rank learns it. They must be equally many."""
+    pairs = torch.tensor([(number, -number) for number in numbers], dtype=torch.int64, device=device_of(mesh))
+    largest, smallest = maximum(pairs, mesh).unbind(1)
+    return bool((largest == -smallest).all())
 
 
 def shared_seed(program: LocalProgram, mesh: DeviceMesh) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..mesh import Mesh
 from .adapter import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, WAIT, BoxedCodeGen
@@ -62,6 +62,10 @@ class GraphEmitter:
         node.meta["val"], node.meta["label"] = value, Label("", tensor, is_copy=False)
         return node
 
+    def placeholders(self) -> list[fx.Node]:
+        """The inputs of the graph, in order."""
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
     def call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Adds an operator."""
         metas = tree_map(_value, (args, kwargs))
@@ -102,6 +106,12 @@ class GraphEmitter:
         node = self.graph.call_function(op, args, kwargs)
         node.meta["val"], node.meta["label"] = result, self._label
         return node
+
+
+def storages(node: fx.Node) -> dict[int, int]:
+    """The storages of a value, each with its bytes."""
+    tensors = (leaf for leaf in tree_leaves(node.meta["val"]) if isinstance(leaf, torch.Tensor))
+    return {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
 
 
 def _value(arg: Any) -> Any:

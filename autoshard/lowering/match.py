@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -37,35 +39,53 @@ def check_mesh(plan: ShardingPlan, mesh: DeviceMesh) -> None:
 
 
 def check_graph(plan: ShardingPlan, graph: CapturedGraph) -> None:
-    """Checks that a captured graph is the one the plan was made for.
+    """Checks that a captured graph is the one the plan was made for, and that the plan has an entry for everything in
+    it and for nothing else: a plan that was edited may name the right graph and list another.
 
     Raises:
-        PlanMismatchError: parameters, buffers, inputs or operators differ; the message names the first difference.
+        PlanMismatchError: parameters, buffers, inputs, outputs or operators differ; the message names the first
+            difference.
     """
-    if plan.fingerprint == graph.fingerprint:
-        return
-    for kind, entries in (("parameter", plan.parameters), ("buffer", plan.buffers), ("input", plan.inputs)):
+    for kind, entries in (
+        ("parameter", plan.parameters),
+        ("buffer", plan.buffers),
+        ("input", plan.inputs),
+        ("output", plan.outputs),
+    ):
         _check_tensors(kind, entries, _tensors(graph, kind))
-    planned = {entry.name for entry in plan.operators}
-    found = {node.name: node.source for _, node in graph.of_kind("operator")}
-    for name in sorted(found.keys() - planned)[:1]:
-        raise PlanMismatchError(
-            _again(f"the model has the operator {name} ({found[name]}), which the plan does not have")
-        )
-    for name in sorted(planned - found.keys())[:1]:
+    planned = {entry.name: entry.phase for entry in plan.operators}
+    found = {node.name: node for _, node in graph.of_kind("operator")}
+    for name in sorted(found.keys() - planned.keys())[:1]:
+        source = found[name].source
+        raise PlanMismatchError(_again(f"the model has the operator {name} ({source}), which the plan does not have"))
+    for name in sorted(planned.keys() - found.keys())[:1]:
         raise PlanMismatchError(_again(f"the plan has the operator {name}, which the model does not have"))
-    raise PlanMismatchError(
-        _again("operators have the same names as in the plan, but other arguments, dtypes or connections")
-    )
+    if plan.fingerprint != graph.fingerprint:
+        raise PlanMismatchError(
+            _again("operators have the same names as in the plan, but other arguments, dtypes or connections")
+        )
+    for name, node in found.items():
+        if planned[name] != node.phase:
+            raise PlanMismatchError(
+                _again(f"the operator {name} is one of the {node.phase}, not of the {planned[name]}")
+            )
+    run = [entry.name for entry in plan.execution]
+    if run and run != list(found):
+        name, other = next((a, b) for a, b in zip_longest(run, found, fillvalue="nothing") if a != b)
+        raise PlanMismatchError(_again(f"the plan runs {name} where the model runs {other}"))
 
 
 def _tensors(graph: CapturedGraph, kind: str) -> dict[str, TensorMeta]:
+    if kind == "output":
+        return {f"output.{k}": graph.meta(ref) for k, ref in enumerate(graph.outputs) if ref is not None}
     found = {node.name: node.outputs[0] for _, node in graph.of_kind(kind)}  # type: ignore[arg-type]
     return found | (dict(graph.unused) if kind == "parameter" else {})  # type: ignore[return-value]
 
 
 def _check_tensors(kind: str, entries: tuple[TensorEntry, ...], found: dict[str, TensorMeta]) -> None:
     planned = {entry.name: entry for entry in entries}
+    if len(planned) != len(entries):
+        raise PlanMismatchError(_again(f"the plan names a {kind} twice"))
     for name in sorted(planned.keys() ^ found.keys())[:1]:
         owner, other = ("the plan", "the model") if name in planned else ("the model", "the plan")
         raise PlanMismatchError(_again(f"{owner} has the {kind} {name}, which {other} does not have"))
@@ -78,6 +98,12 @@ def _check_tensors(kind: str, entries: tuple[TensorEntry, ...], found: dict[str,
                     f"{_dtype(meta.dtype)}{list(meta.shape)} in the model"
                 )
             )
+    if kind in ("input", "output") and list(planned) != list(found):
+        raise PlanMismatchError(
+            _again(
+                f"the {kind}s are {', '.join(planned)} in the plan and {', '.join(found)} in the model, in this order"
+            )
+        )
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from ..errors import PlanFileError
 from ..layout import format_layout
 from ..mesh import Mesh
+from .contradictions import Contradiction, check_decisions, check_record
 from .execution import Block, Loop, check_execution, fold_execution, format_loop, format_ns
 from .folded import FoldedPlan, fold_plan
 from .folding import Line, Repeats, format_pattern
@@ -32,6 +33,7 @@ from .yaml_text import number, quote, quote_flow_key, quote_key
 _NOTATION = """\
 # Sharding plan of autoshard: which rank holds which part of each tensor, and what is communicated. docs/plan_file.md
 # layout        one entry per mesh axis: R every rank holds the whole, S(0) dim 0 is cut, P(sum) ranks hold addends
+# result        what the bound proves of the cost; identical_layers alike: among plans that decide such layers alike
 # layers.*      every layer, as many as repeats says; layers.{1-31} and layers.{0,3-5} are some; count, x4: how many
 # operators     module path/role: layouts of its inputs -> layouts of its outputs (- is no tensor)
 # redistributions   layouts a tensor goes through; collectives: kind, mesh axis, bytes of one rank, predicted time;
@@ -52,8 +54,8 @@ def dump_plan(plan: ShardingPlan) -> str:
     Its number of lines does not depend on how many identical layers the model has.
 
     Raises:
-        PlanFileError: two entries have one name, an entry does not fit the mesh or its own shape, or a time or the gap
-            is no finite number or below 0.
+        PlanFileError: two entries have one name, an entry does not fit the mesh or its own shape, a time or the gap is
+            no finite number or below 0, or the plan contradicts itself (:mod:`autoshard.plans.contradictions`).
     """
     _check(plan)
     return _NOTATION + "\n" + "\n".join(_render(plan, fold_plan(plan))) + "\n"
@@ -91,6 +93,11 @@ def _check(plan: ShardingPlan) -> None:
     for redistribution in plan.redistributions:
         with _naming(redistribution.tensor):
             check_redistribution(redistribution, plan.mesh)
+    try:
+        check_record(plan)
+        check_decisions(plan)
+    except Contradiction as error:
+        raise PlanFileError(f"the plan cannot be written: {error}") from None
 
 
 @contextmanager
@@ -154,6 +161,7 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
     yield from _section("pins", [f"- {quote(pin)}" for pin in plan.pins], empty="[]")
     yield "result:"
     yield f"  status: {quote(plan.solver.status)}"
+    yield f"  identical_layers: {plan.solver.identical_layers}"
     yield f"  cost_ns: {plan.solver.cost_ns}"
     yield f"  bound_ns: {plan.solver.bound_ns}"
     yield f"  gap: {number(plan.solver.gap)}"

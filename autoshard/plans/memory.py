@@ -1,4 +1,4 @@
-"""What a plan needs in memory on one rank: the peak, who holds it, and the course over one training step."""
+"""What a plan needs in memory on one rank: the most bytes in use at a time, who holds them, and the use over a step."""
 
 from __future__ import annotations
 
@@ -71,8 +71,12 @@ class MemoryOutcome:
         held = sum(tenant.size_bytes for tenant in self.tenants) + self.other_bytes
         if held != self.peak.size_bytes:
             raise ValueError(f"the tenants of the peak hold {held} bytes together, the peak is {self.peak.size_bytes}")
-        if any(point.size_bytes > self.peak.size_bytes for point in self.timeline):
-            raise ValueError(f"the timeline goes above the peak of {self.peak.size_bytes} bytes")
+        fullest = max((point.size_bytes for point in self.timeline), default=self.peak.size_bytes)
+        if fullest != self.peak.size_bytes:
+            raise ValueError(f"the timeline's fullest point has {fullest} bytes, the peak {self.peak.size_bytes}")
+        always = self.parameter_bytes + self.optimizer_bytes + self.buffer_bytes + self.input_bytes
+        if always > self.peak.size_bytes:
+            raise ValueError(f"{always} bytes are held whatever runs, more than the peak of {self.peak.size_bytes}")
         sizes = [point.size_bytes for point in (self.peak, *self.timeline)]
         sizes += [tenant.size_bytes for tenant in self.tenants]
         if min(self.other_bytes, self.static_bytes, *sizes) < 0:

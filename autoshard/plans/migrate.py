@@ -16,23 +16,34 @@ Document = dict[str, Node]
 
 
 class UnknownSection(ValueError):
-    """A section of a later format in a file that says it is of an earlier one."""
+    """A section of a later format, or a key in one, in a file that says it is of an earlier format."""
 
-    def __init__(self, section: str, version: int) -> None:
-        super().__init__(f"a plan of format {version} has no section {section!r}; write autoshard_plan: {version + 1}")
-        self.section = section
+    def __init__(self, path: tuple[str, ...], version: int) -> None:
+        what = "section" if len(path) == 1 else f"key in {path[0]}"
+        super().__init__(f"a plan of format {version} has no {what} {path[-1]!r}; write autoshard_plan: {version + 1}")
+        self.path = path
 
 
 def _from_1(document: Document) -> Document:
     """Format 1 listed every operator under ``operators`` and knew neither memory, consumers nor order of execution."""
     for section in ("memory", "followers", "execution"):
         if section in document:
-            raise UnknownSection(section, 1)
+            raise UnknownSection((section,), 1)
     empty: dict[str, Node] = {"forward": [], "backward": []}
     return {**document, "followers": {**empty}, "execution": {**empty}}
 
 
-MIGRATIONS: Mapping[int, Callable[[Document], Document]] = MappingProxyType({1: _from_1})
+def _from_2(document: Document) -> Document:
+    """Format 2 did not say whether identical layers were decided alike."""
+    result = document.get("result")
+    if not isinstance(result, dict):
+        return document  # which the schema refuses
+    if "identical_layers" in result:
+        raise UnknownSection(("result", "identical_layers"), 2)
+    return {**document, "result": {**result, "identical_layers": "unknown"}}
+
+
+MIGRATIONS: Mapping[int, Callable[[Document], Document]] = MappingProxyType({1: _from_1, 2: _from_2})
 """From each older format to the one after it."""
 
 

@@ -13,11 +13,15 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal, InvalidOperation
+from itertools import pairwise
 from math import prod
-from typing import get_args
+
+from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 
 from ..layout import Layout, check_fits, format_layout, parse_layout
+from ..layout import format_strategy as strategy_text
 from ..mesh import Mesh
+from ..steps import step_on
 from .dtypes import DTYPE_BYTES
 from .plan import Collective, CollectiveKind, OperatorEntry, Redistribution, TensorEntry
 
@@ -25,7 +29,7 @@ _STRATEGY = re.compile(r"(?P<inputs>[^>]*)->(?P<outputs>[^>]*?)(?: x(?P<count>[1
 _COLLECTIVE = re.compile(
     r"(?P<kind>[a-z_]+) (?P<axis>\w+) (?P<bytes>\d{1,18}) bytes (?P<ms>\d[\d.]{0,400}(?:E[+-]?\d{1,3})?) ms", re.ASCII
 )
-_KINDS: dict[str, CollectiveKind] = {kind: kind for kind in get_args(CollectiveKind)}
+_KINDS: dict[str, CollectiveKind] = {kind: kind for kind in REDISTRIBUTION_KINDS}
 
 MAX_SECONDS = 1e9
 """The longest predicted time (30 years), so that sums of times stay finite."""
@@ -37,9 +41,7 @@ Strategy = tuple[tuple[Layout, ...], tuple[Layout | None, ...]]
 
 def format_strategy(entry: OperatorEntry, mesh: Mesh, count: int = 1) -> str:
     """The strategy of an operator, and the count of a folded line."""
-    inputs = ", ".join(format_layout(layout, mesh) for layout in entry.inputs)
-    outputs = ", ".join("-" if layout is None else format_layout(layout, mesh) for layout in entry.outputs)
-    return f"{inputs} -> {outputs}".strip() + (f" x{count}" if count > 1 else "")
+    return strategy_text(entry.inputs, entry.outputs, mesh) + (f" x{count}" if count > 1 else "")
 
 
 def parse_strategy(text: str, mesh: Mesh) -> tuple[Strategy, int]:
@@ -96,7 +98,7 @@ def parse_collective(text: str) -> Collective:
 
 
 def check_tensor(entry: TensorEntry, mesh: Mesh) -> None:
-    """Checks what a tensor's line must satisfy.
+    """Checks that a tensor of a plan can exist.
 
     Raises:
         ValueError: the element type is unknown, no tensor has the shape, or the layout does not fit it.
@@ -122,28 +124,38 @@ def check_operator(entry: OperatorEntry, mesh: Mesh) -> None:
 
 
 def check_redistribution(entry: Redistribution, mesh: Mesh) -> None:
-    """Checks that each step of the path changes one axis, and that each collective is on an axis and takes a time.
+    """Checks that each step of the path is one that exists, and that the collectives are those of the steps.
 
     Raises:
         ValueError: it is not so.
     """
     if len(entry.path) < 2 or any(len(layout) != mesh.ndim for layout in entry.path):
         raise ValueError(f"a path needs at least two layouts on the mesh {mesh}")
-    for before, after in zip(entry.path, entry.path[1:]):
+    sent = []
+    for before, after in pairwise(entry.path):
         changed = [axis for axis, old, new in zip(mesh.axes, before, after) if old != new]
         if len(changed) != 1:
             raise ValueError(
                 f"the step {format_path((before, after), mesh)} changes {' and '.join(changed) or 'no axis'}; "
                 "each step of a path changes exactly one axis"
             )
+        step = step_on(before, after, mesh.index(changed[0]))
+        if step is None:
+            raise ValueError(f"no step leads from {format_layout(before, mesh)} to {format_layout(after, mesh)}")
+        if step.communicates:
+            sent.append((step.kind, mesh.axes[step.axis]))
     for collective in entry.collectives:
         mesh.index(collective.axis)
         if not 0 <= collective.predicted_s <= MAX_SECONDS or collective.size_bytes < 0:
             raise ValueError(f"{collective} has a size or time that is negative, endless or not a number")
     if entry.kept and (entry.phase != "backward" or entry.collectives):
         raise ValueError("a redistribution that is kept is one of the backward and has no collectives")
-    if len(entry.collectives) > len(entry.path) - 1:
-        raise ValueError(f"{len(entry.collectives)} collectives for the {len(entry.path) - 1} steps of the path")
+    found = [(collective.kind, collective.axis) for collective in entry.collectives]
+    if found != sent and not entry.kept:
+        said, right = (", ".join(f"{kind} over {axis}" for kind, axis in those) or "none" for those in (found, sent))
+        raise ValueError(
+            f"the collectives are {said}, but those of the path {format_path(entry.path, mesh)} are {right}"
+        )
 
 
 def _items(text: str) -> list[str]:

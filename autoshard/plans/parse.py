@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from ..errors import PlanFileError
 from ..layout import Layout, parse_layout
 from ..mesh import Mesh
+from .contradictions import Contradiction, check_decisions, check_record
 from .defects import error_at, explain
 from .execution import Block, Loop, Run, check_execution, count_executed, parse_loop, unfold_execution
 from .folding import parse_pattern
@@ -47,14 +48,18 @@ MAX_NAME_CHARS = 1 << 28
 """Characters of all names after unfolding."""
 
 
-def parse_plan(text: str | bytes, source: str = "the plan file") -> ShardingPlan:
+def parse_plan(text: str | bytes, source: str = "the plan file", *, edited: bool = False) -> ShardingPlan:
     """The plan a text describes; ``parse_plan(dump_plan(plan)) == plan``.
 
-    ``source`` is what errors call the text, usually its path.
+    Args:
+        source: what errors call the text, usually its path.
+        edited: read a file too in which layouts were edited by hand, so that its redistributions and bytes are still
+            those of the plan before the edit; for ``autoshard replan`` and ``check``.
 
     Raises:
-        PlanFileError: the text is not a whole, well-formed plan of this format version within the limits on its size.
-            The message says where (line, section, key), what was found, what was expected and what to do.
+        PlanFileError: the text is not a whole, well-formed plan of this format version within the limits on its size,
+            or it contradicts itself (:mod:`autoshard.plans.contradictions`). The message says where (line, section,
+            key), what was found, what was expected and what to do.
     """
     decoded = _decode(text, source)
     document = compose(decoded, source)
@@ -63,7 +68,14 @@ def parse_plan(text: str | bytes, source: str = "the plan file") -> ShardingPlan
         plan_document = PlanDocument.model_validate(current)
     except ValidationError as error:
         raise explain(error, decoded, source) from None
-    return _Reader(plan_document, decoded, source).plan()
+    reader = _Reader(plan_document, decoded, source)
+    plan = reader.plan()
+    with reader.locating():
+        check_record(plan)
+    if not edited:
+        with reader.locating("if a layout was edited by hand, `autoshard replan` makes the rest fit"):
+            check_decisions(plan)
+    return plan
 
 
 def _decode(text: str | bytes, source: str) -> str:
@@ -92,7 +104,7 @@ def _in_current_format(document: Node, text: str, source: str) -> Node:
     try:
         return migrate(document, known[version])
     except UnknownSection as error:
-        raise error_at(source, text, (error.section,), error) from None
+        raise error_at(source, text, error.path, error) from None
 
 
 def _point(line: PointLine) -> MemoryPoint:
@@ -116,6 +128,7 @@ class _Reader:
         self.source = source
         self.entries = 0
         self.chars = 0
+        self.lines: dict[tuple[str, Phase, tuple[Layout, ...]], int] = {}
         with self._at("mesh"):
             self.mesh = Mesh.parse(document.mesh)
 
@@ -131,7 +144,7 @@ class _Reader:
             hardware_fingerprint=document.hardware.fingerprint,
             objective=document.objective,
             pins=document.pins,
-            solver=SolverOutcome(result.status, result.cost_ns, result.bound_ns, result.gap),
+            solver=SolverOutcome(result.status, result.cost_ns, result.bound_ns, result.gap, result.identical_layers),
             compute_s=result.compute_s,
             communication_s=result.communication_s,
             parameters=tuple(self._tensors("parameters", document.parameters)),
@@ -160,6 +173,21 @@ class _Reader:
             raise
         except ValueError as error:
             raise error_at(self.source, self.text, path, error) from None
+
+    @contextmanager
+    def locating(self, advice: str = "") -> Iterator[None]:
+        """Adds the place in the file, and what to do, to what a check of the whole plan says."""
+        try:
+            yield
+        except Contradiction as error:
+            path: list[str | int] = []
+            for part in error.path:
+                if isinstance(part, Redistribution):
+                    path += ["redistributions", self.lines[part.tensor, part.phase, part.path]]
+                else:
+                    path.append(part)
+            said = f"{error}; {advice}" if advice else error
+            raise error_at(self.source, self.text, tuple(path), said) from None
 
     def _tensors(self, section: str, lines: Mapping[str, TensorLine]) -> Iterator[TensorEntry]:
         seen: set[str] = set()
@@ -228,6 +256,7 @@ class _Reader:
                 entry = Redistribution(names[0], line.phase, path, collectives, line.kept == "true")
                 check_redistribution(entry, self.mesh)
                 for name in names:
+                    self.lines[name, line.phase, path] = i
                     yield replace(entry, tensor=name, consumers=self._consumers(line.consumers, frame_of(name)))
 
     def _consumers(self, texts: Sequence[str], frame: Frame) -> tuple[str, ...]:

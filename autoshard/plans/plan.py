@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from cost_models.collective_kinds import RedistributionKind as CollectiveKind
+
 from ..layout import Layout
 from ..mesh import Mesh
 from .memory import MemoryOutcome
@@ -18,7 +20,7 @@ from .order import natural_key
 
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = ("forward", "backward")
-CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+IdenticalLayers = Literal["alike", "free", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -95,13 +97,34 @@ class Execution:
 class SolverOutcome:
     """What the solver proved: ``status`` (``optimal``, ``feasible``), cost and bound in integer nanoseconds.
 
-    ``gap`` is ``(cost - bound) / max(1, |cost|)``.
+    ``gap`` is ``(cost - bound) / max(1, |cost|)``. The bound holds for all plans under the constraints where
+    ``identical_layers`` is ``free``; where it is ``alike``, for those that decide identical layers alike, which is how
+    the plan was found; ``unknown`` in a plan read from a file that does not say.
     """
 
     status: str
     cost_ns: int
     bound_ns: int
     gap: float
+    identical_layers: IdenticalLayers = "unknown"
+
+    @classmethod
+    def of(cls, cost_ns: int, bound_ns: int, identical_layers: IdenticalLayers) -> SolverOutcome:
+        """The outcome of a cost and a bound, from which status and gap follow."""
+        status = "optimal" if cost_ns == bound_ns else "feasible"
+        return cls(status, cost_ns, bound_ns, (cost_ns - bound_ns) / max(1, abs(cost_ns)), identical_layers)
+
+    @property
+    def verdict(self) -> str:
+        """The status as people read it: ``optimal with identical layers decided alike``."""
+        return (
+            self.status
+            + {
+                "alike": " with identical layers decided alike",
+                "free": "",
+                "unknown": ", perhaps with identical layers decided alike",
+            }[self.identical_layers]
+        )
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,17 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, RootModel, Tag
 from pydantic.config import JsonDict
 
+from cost_models.collective_kinds import REDISTRIBUTION_KINDS
+
 from .memory import MAX_POINTS, MAX_TENANTS, MemoryPhase, TenantKind
 from .notation import MAX_SECONDS
+from .plan import IdenticalLayers
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MAX_REPEATS = 1_000_000
 
 _LAYOUT = r"^\s*([A-Za-z_]\w*:(R|S\(\d{1,3}\)|P\((sum|max|min)\))(\s+|$))*$"
-_COLLECTIVE = r"^(all_gather|reduce_scatter|all_reduce|all_to_all) \w+ \d+ bytes [\d.]+(E[+-]?\d+)? ms$"
+_COLLECTIVE = rf"^({'|'.join(REDISTRIBUTION_KINDS)}) \w+ \d+ bytes [\d.]+(E[+-]?\d+)? ms$"
 
 # Scalars are read as text, so that no name turns into a number; to an editor these are none.
 _VERSION: JsonDict = {"type": "integer", "const": FORMAT_VERSION}
@@ -68,7 +71,13 @@ class HardwareSection(_Section):
 class ResultSection(_Section):
     """What the solver proved and what the step is predicted to take."""
 
-    status: Annotated[str, Field(description="optimal: proved; feasible: stopped before a proof.")]
+    status: Annotated[
+        Literal["optimal", "feasible"], Field(description="optimal: proved; feasible: stopped before a proof.")
+    ]
+    identical_layers: Annotated[
+        IdenticalLayers,
+        Field(description="alike: status and bound are among plans that decide identical layers alike; free: of all."),
+    ]
     cost_ns: Integer
     bound_ns: Annotated[Integer, Field(description="No plan under the same constraints costs less.")]
     gap: Annotated[Number, Field(description="(cost - bound) / max(1, |cost|)")]
@@ -215,7 +224,7 @@ class TotalsSection(_Section):
 class PlanDocument(_Section):
     """A sharding plan of autoshard: which rank holds which part of each tensor, and what is communicated."""
 
-    autoshard_plan: Annotated[Literal["2"], Field(json_schema_extra=_VERSION, description="The format version.")]
+    autoshard_plan: Annotated[Literal["3"], Field(json_schema_extra=_VERSION, description="The format version.")]
     model: str
     fingerprint: str
     call: str

@@ -65,7 +65,7 @@ def headline(summary: PlanSummary) -> tuple[str, ...]:
     """The lines that say what a plan is worth, the last one on memory where the plan knows it."""
     per_rank = format_bytes(summary.parameter_bytes_per_rank)
     return (
-        f"{summary.status}: cost {summary.cost_ns} ns, bound {summary.bound_ns} ns, gap {summary.gap:.3%}",
+        f"{summary.verdict}: cost {summary.cost_ns} ns, bound {summary.bound_ns} ns, gap {summary.gap:.3%}",
         f"predicted step {format_seconds(summary.step_s)}: compute {format_seconds(summary.compute_s)}, "
         f"communication {format_seconds(summary.communication_s)}",
         f"parameters {format_bytes(summary.parameter_bytes)}, {per_rank} on the rank with the largest shards",

@@ -39,7 +39,8 @@ def verdict(contest: Contest) -> str:
     if best is None or best.plan is None:
         return "No baseline has a plan here; the optimum stands alone."
     less = 1 - optimum.step_s / best.plan.step_s
-    proof = "proved optimal" if optimum.solver.status == "optimal" else f"within {optimum.solver.gap:.2%} of the best"
+    solver = optimum.solver
+    proof = f"proved {solver.verdict}" if solver.status == "optimal" else f"within {solver.gap:.2%} of the best"
     return (
         f"The optimum ({proof}) is predicted to take {format_seconds(optimum.step_s)}, {less:.1%} less than the best "
         f"baseline, {best.name}: {best.title}."

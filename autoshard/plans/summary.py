@@ -1,4 +1,4 @@
-"""What a plan amounts to in numbers, for scripts and for the tables of :mod:`autoshard.plans.show`."""
+"""The numbers of a plan: predicted seconds, bytes per rank, totals of collectives; for scripts and for tables."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ class PlanSummary:
     hardware: str
     objective: str
     status: str
+    identical_layers: str
+    verdict: str
     cost_ns: int
     bound_ns: int
     gap: float
@@ -57,7 +59,7 @@ class PlanSummary:
 
 
 def summarize(plan: ShardingPlan) -> PlanSummary:
-    """Computes the numbers of a plan."""
+    """Adds up the numbers of a plan: see :class:`PlanSummary`."""
     return PlanSummary(
         model=plan.model,
         mesh=str(plan.mesh),
@@ -65,6 +67,8 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         hardware=plan.hardware,
         objective=plan.objective,
         status=plan.solver.status,
+        identical_layers=plan.solver.identical_layers,
+        verdict=plan.solver.verdict,
         cost_ns=plan.solver.cost_ns,
         bound_ns=plan.solver.bound_ns,
         gap=plan.solver.gap,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,12 +16,12 @@ from ..errors import BudgetError, ConstraintError
 from ..formulation import Formulation
 from ..mesh import HybridMesh, Mesh
 from ..planner import Planner
-from ..plans import ShardingPlan, SolverOutcome
+from ..plans import Execution, ShardingPlan, SolverOutcome
 from ..plans.units import format_bytes, format_seconds
 from .model_changes import CONNECTIONS, model_changes
-from .session import Priced, constraints_of, fits, planner_of, priced, with_memory
+from .session import Priced, constraints_of, fits, limit_of, planner_of, priced, with_memory
 
-Part = Literal["model", "mesh", "hardware", "decisions", "memory", "optimality"]
+Part = Literal["model", "mesh", "hardware", "decisions", "record", "memory", "optimality"]
 
 MOST_SHOWN = 20
 """Changes of the model that a finding lists."""
@@ -117,6 +118,7 @@ def check(
         findings.append(Finding("decisions", False, str(error)))
         return Review(tuple(findings), plan.solver.cost_ns)
     findings += _decisions(plan, now, planner)
+    findings += _record(plan, now, planner)
     findings.append(_memory(now, planner))
     report("solving from the plan on")
     assert now.solution.cost is not None
@@ -125,6 +127,7 @@ def check(
     except BudgetError as error:
         findings.append(Finding("optimality", False, str(error)))
         return Review(tuple(findings), plan.solver.cost_ns, now.solution.cost)
+    findings += _bound(plan, best, planner)
     findings.append(_optimality(now, best, within))
     return Review(
         tuple(findings), plan.solver.cost_ns, now.solution.cost, min(best.cost_ns, now.solution.cost), best.bound_ns
@@ -158,13 +161,59 @@ def _hardware(plan: ShardingPlan, planner: Planner) -> Finding:
 
 def _decisions(plan: ShardingPlan, now: Priced, planner: Planner) -> Iterator[Finding]:
     """The redistributions of the file against those that its layouts need; another profile may choose other ways."""
-    if planner.profile.fingerprint == plan.hardware_fingerprint and now.plan.redistributions != plan.redistributions:
+    if _same_prices(plan, planner) and now.plan.redistributions != plan.redistributions:
         yield Finding(
             "decisions",
             False,
             "the redistributions in the file are not those that its layouts need; it was edited by hand or written by "
             "another version: `autoshard replan` writes them anew",
         )
+
+
+def _same_prices(plan: ShardingPlan, planner: Planner) -> bool:
+    return planner.profile.fingerprint == plan.hardware_fingerprint
+
+
+def _record(plan: ShardingPlan, now: Priced, planner: Planner) -> Iterator[Finding]:
+    """What the file says of cost, times and memory against what its own layouts come to, under the same prices."""
+    if not _same_prices(plan, planner) or now.plan.redistributions != plan.redistributions:
+        return
+    known = with_memory(replace(planner, limit=limit_of(plan)), now.plan) if plan.memory else now.plan
+    times = {entry.name: entry.predicted_ns for entry in now.plan.execution}
+    pairs: list[tuple[str, object, object]] = [
+        ("cost_ns", plan.solver.cost_ns, now.solution.cost),
+        ("compute_s", plan.compute_s, now.plan.compute_s),
+        ("communication_s", plan.communication_s, now.plan.communication_s),
+        *((f"the time of {e.name} in ns", e.predicted_ns, times[e.name]) for e in plan.execution),
+        ("the order of execution", *_orders(plan.execution, now.plan.execution)),
+    ]
+    if plan.memory is not None and known.memory is not None:
+        fields = vars(plan.memory).keys()
+        pairs += [(f"{field} of memory", getattr(plan.memory, field), getattr(known.memory, field)) for field in fields]
+    wrong = [f"{what}: {said} in the file, {right} found" for what, said, right in pairs if not _equal(said, right)]
+    if wrong:
+        yield Finding("record", False, "the file does not say what its own layouts come to", tuple(wrong[:MOST_SHOWN]))
+
+
+def _equal(said: object, right: object) -> bool:
+    if isinstance(said, float) and isinstance(right, float):
+        return math.isclose(said, right, rel_tol=1e-9)
+    return said == right
+
+
+def _orders(said: Sequence[Execution], right: Sequence[Execution]) -> tuple[str, str]:
+    """The first operators that two orders of execution do not share; equal texts where there are none."""
+    pairs = zip((entry.name for entry in said), (entry.name for entry in right))
+    return next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+
+
+def _bound(plan: ShardingPlan, best: SolverOutcome, planner: Planner) -> Iterator[Finding]:
+    """A bound is a claim about all plans; one that costs less refutes it."""
+    if _same_prices(plan, planner) and best.cost_ns < plan.solver.bound_ns:
+        said = (
+            f"the file says that no plan costs less than {plan.solver.bound_ns} ns, but one of {best.cost_ns} ns does"
+        )
+        yield Finding("record", False, said)
 
 
 def _memory(now: Priced, planner: Planner) -> Finding:
@@ -191,14 +240,21 @@ def _best(planner: Planner, formulation: Formulation, now: Priced, constraints: 
     return optimum.solver if fits(optimum) else planner.plan(constraints).solver
 
 
+def _proof(cost_ns: int, best: SolverOutcome) -> str:
+    """What the bound of today proves of a plan than which none better was found."""
+    if cost_ns < best.bound_ns:
+        return "better than every plan that decides identical layers alike"
+    gap = (cost_ns - best.bound_ns) / max(1, cost_ns)
+    return f"none better found, gap {gap:.2%}" if gap else replace(best, status="optimal").verdict
+
+
 def _optimality(now: Priced, best: SolverOutcome, within: float) -> Finding:
     cost = now.solution.cost
     assert cost is not None
     better = cost - best.cost_ns
     price = format_seconds(cost / 1e9)
     if better <= 0:
-        gap = (cost - best.bound_ns) / max(1, cost)
-        return Finding("optimality", True, f"{price}: {'optimal' if gap <= 0 else f'none better found, gap {gap:.2%}'}")
+        return Finding("optimality", True, f"{price}: {_proof(cost, best)}")
     share = better / max(1, best.cost_ns)
     said = f"{price}: {share:.2%} more than the {format_seconds(best.cost_ns / 1e9)} of the best plan now"
     return Finding("optimality", share <= within, f"{said}, {'within' if share <= within else 'over'} {within:.2%}")

@@ -20,7 +20,7 @@ from autoshard.interpretation import interpret
 from autoshard.mesh import Mesh
 from autoshard.plans import ShardingPlan
 from examples import llama, moe, vit
-from solver import INFEASIBLE, solve
+from solver import INFEASIBLE, evaluate, solve
 
 from .. import models
 
@@ -173,5 +173,7 @@ def random_plan(case: str, axes: str, seed: int) -> ShardingPlan:
         for n in problem.nodes
     ]
     edges = [replace(e, costs=np.where(e.costs >= INFEASIBLE, INFEASIBLE, 0)) for e in problem.edges]
-    solution = solve(replace(problem, nodes=tuple(nodes), edges=tuple(edges), groups=()))
+    drawn = solve(replace(problem, nodes=tuple(nodes), edges=tuple(edges), groups=()))
+    assert drawn.choices is not None
+    solution = replace(drawn, cost=evaluate(problem, drawn.choices).cost, bound=0)
     return interpret(formulation, solution, profile, case, call_text(model, args, {}))

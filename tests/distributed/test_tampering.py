@@ -10,7 +10,7 @@ import autoshard
 from autoshard.errors import VerificationError
 from autoshard.layout import P_SUM, Layout, R, S
 from autoshard.plans import Collective, Redistribution, ShardingPlan
-from autoshard.redistribution import size_bytes, steps_along
+from autoshard.steps import size_bytes, steps_along
 
 from . import cases
 from .harness import RankError, caught, run_ranks

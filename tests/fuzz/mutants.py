@@ -15,7 +15,8 @@ from unittest.mock import patch
 import torch
 
 from autoshard import localize
-from autoshard.lowering import module, program
+from autoshard.lowering import program
+from autoshard.lowering.step import Step
 from autoshard.redistribution import run_step
 
 
@@ -44,12 +45,13 @@ def _local_means() -> Any:
 
 def _lost_tangents() -> Any:
     """Nothing flows back from results that are not scalars."""
-    real = module._tangent
+    real = Step.tangent
 
-    def tangent(grad: torch.Tensor | None, shape: Any, *rest: Any) -> torch.Tensor:
-        return real(grad if len(shape) == 0 else None, shape, *rest)
+    def tangent(step: Step, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        found = real(step, index, gradient)
+        return torch.zeros_like(found) if found.dim() else found
 
-    return patch.object(module, "_tangent", tangent)
+    return patch.object(Step, "tangent", tangent)
 
 
 def _padding_kept() -> Any:

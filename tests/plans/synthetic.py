@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from autoshard.layout import P_SUM, Layout, P, Placement, R, S, parse_layout
+from autoshard.layout import P_SUM, Layout, P, Placement, R, S, largest_local_shape, parse_layout
 from autoshard.mesh import Mesh
 from autoshard.plans import (
     Collective,
     Execution,
+    IdenticalLayers,
     MemoryOutcome,
     MemoryPoint,
     MemoryTenant,
@@ -22,8 +24,11 @@ from autoshard.plans import (
     SolverOutcome,
     TensorEntry,
 )
+from autoshard.plans.contradictions import COUNTED
 from autoshard.plans.dtypes import DTYPE_BYTES
 from autoshard.plans.memory import TENANT_KINDS
+from autoshard.plans.plan import PHASES
+from autoshard.steps import size_bytes, step_on
 
 MESH = Mesh.parse("dp=2,tp=2")
 
@@ -36,6 +41,7 @@ def transformer_plan(layers: int) -> ShardingPlan:
     """A plan of ``layers`` identical layers, in execution order; layer 0 takes its input from the embedding."""
     column, row, whole = layout("tp:S(0)"), layout("tp:S(1)"), layout("")
     batch, heads, partial = layout("dp:S(0)"), layout("dp:S(0) tp:S(2)"), layout("dp:S(0) tp:P(sum)")
+    addends = layout("dp:P(sum) tp:S(0)")
     names = [f"layers.{i}" for i in range(layers)]
     parameters = [TensorEntry("embed.weight", (512, 256), "float32", whole)]
     for name in names:
@@ -57,6 +63,7 @@ def transformer_plan(layers: int) -> ShardingPlan:
         for name in reversed(names)
         for k in (1, 2)
     ]
+    backward += [OperatorEntry(f"{name}.attention.wq/mm.1", "backward", (heads, batch), (addends,)) for name in names]
     backward.append(OperatorEntry("/ones", "backward", (), (whole,)))
     forward += [OperatorEntry(f"{name}/add", "forward", (batch, batch), (batch,)) for name in names]
     all_reduce = Collective("all_reduce", "tp", 1 << 19, 3.2768e-05)
@@ -71,7 +78,7 @@ def transformer_plan(layers: int) -> ShardingPlan:
         Redistribution(
             f"{name}.attention.wq/mm.1",
             "backward",
-            (layout("dp:P(sum) tp:S(0)"), layout("tp:S(0)")),
+            (addends, column),
             (gradient,),
             consumers=(f"{name}.attention.wq.weight",),
         )
@@ -89,9 +96,7 @@ def transformer_plan(layers: int) -> ShardingPlan:
         hardware_fingerprint="77d0e1",
         objective="step-time",
         pins=("tokens=dp:S(0) tp:R",),
-        solver=SolverOutcome("optimal", 1_234_567, 1_234_567, 0.0),
-        compute_s=sum(entry.predicted_ns for entry in transformer_execution(names)) / 1e9,
-        communication_s=math.fsum(entry.predicted_s for entry in redistributions),
+        **totals_of(tuple(transformer_execution(names)), redistributions),
         parameters=tuple(parameters),
         buffers=(TensorEntry("freqs", (128, 32), "complex64", whole),),
         inputs=(TensorEntry("tokens", (4, 128), "int64", batch), TensorEntry("targets", (4, 128), "int64", batch)),
@@ -103,15 +108,26 @@ def transformer_plan(layers: int) -> ShardingPlan:
     )
 
 
+def totals_of(execution: Sequence[Execution], moved: Sequence[Redistribution]) -> dict[str, Any]:
+    """What operators and redistributions add up to, as fields of a plan that is optimal."""
+    compute_ns = sum(entry.predicted_ns for entry in execution)
+    cost_ns = compute_ns + sum(round(entry.predicted_s * 1e9) for entry in moved)
+    return {
+        "solver": SolverOutcome.of(cost_ns, cost_ns, "alike"),
+        "compute_s": compute_ns / 1e9,
+        "communication_s": math.fsum(entry.predicted_s for entry in moved),
+    }
+
+
 def sharded_plan(layers: int) -> ShardingPlan:
     """The same with weights of the layers cut over dp too: gathered before use, gradients reduce-scattered."""
     plan = transformer_plan(layers)
-    cut = {layout("tp:S(0)"): layout("dp:S(0) tp:S(0)"), layout("tp:S(1)"): layout("dp:S(0) tp:S(1)")}
+    cut = {layout("tp:S(0)"): layout("dp:S(1) tp:S(0)"), layout("tp:S(1)"): layout("dp:S(0) tp:S(1)")}
     gather = Collective("all_gather", "dp", 1 << 17, 9e-06)
     moved = [entry for entry in plan.redistributions if not entry.tensor.endswith("wq/mm.1")]
     for i in range(layers):
         wq, wo = f"layers.{i}.attention.wq", f"layers.{i}.attention.wo"
-        path = layout("dp:S(0) tp:S(0)"), layout("tp:S(0)")
+        path = layout("dp:S(1) tp:S(0)"), layout("tp:S(0)")
         moved += [
             Redistribution(f"{wq}.weight", "forward", path, (gather,), consumers=(f"{wq}/mm",)),
             Redistribution(
@@ -129,14 +145,12 @@ def sharded_plan(layers: int) -> ShardingPlan:
                 consumers=(f"{wq}.weight",),
             ),
         ]
-    assert plan.memory is not None
-    half = replace(plan.memory, budget_bytes=6 << 20, parameter_bytes=plan.memory.parameter_bytes // 2)
     return replace(
         plan,
         parameters=tuple(replace(e, layout=cut.get(e.layout, e.layout)) for e in plan.parameters),
         redistributions=tuple(moved),
-        communication_s=math.fsum(entry.predicted_s for entry in moved),
-        memory=half,
+        memory=transformer_memory(layers, matrices=1 << 16),
+        **totals_of(plan.execution, moved),
     )
 
 
@@ -149,17 +163,19 @@ def transformer_execution(layers: list[str]) -> Iterator[Execution]:
         yield Execution(f"{layer}/add", "forward", 2_506)
     yield Execution("/ones", "backward", 2_500)
     for layer in reversed(layers):
-        yield from (Execution(f"{layer}.attention.wo/mm.{k}", "backward", 89_355) for k in (1, 2))
+        yield from (
+            Execution(f"{layer}.attention.{name}", "backward", 89_355) for name in ("wo/mm.1", "wo/mm.2", "wq/mm.1")
+        )
 
 
-def transformer_memory(layers: int) -> MemoryOutcome:
-    """Made up, like everything here."""
-    parameters = 4 * 256 * (512 + layers * 257)
+def transformer_memory(layers: int, matrices: int = 1 << 17) -> MemoryOutcome:
+    """Made up, like everything here, but for what is held: ``matrices`` are the bytes of one matrix on one rank."""
+    parameters = 4 * 256 * 512 + layers * (2 * matrices + 4 * 256)
     activations = layers << 18
     peak = MemoryPoint("backward", f"layers.{layers - 1}.attention.wo/mm.1", 4 * parameters + activations)
     return MemoryOutcome(
         optimizer="adamw",
-        budget_bytes=8 << 20,
+        budget_bytes=-(-peak.size_bytes >> 20) << 20,
         soft_ms_per_gib=None,
         parameter_bytes=parameters,
         gradient_bytes=parameters,
@@ -212,7 +228,7 @@ def layouts(mesh: Mesh, dims: int = 3) -> st.SearchStrategy[Layout]:
 
 @st.composite
 def tensors(draw: st.DrawFn, mesh: Mesh, name: str) -> TensorEntry:
-    shape = tuple(draw(st.lists(st.sampled_from([0, 1, 4, 1 << 30]), max_size=2)))
+    shape = tuple(draw(st.lists(st.sampled_from([0, 1, 4, 1 << 20]), max_size=2)))
     return TensorEntry(name, shape, draw(st.sampled_from(sorted(DTYPE_BYTES)[:2])), draw(layouts(mesh, len(shape))))
 
 
@@ -224,18 +240,39 @@ def operators(draw: st.DrawFn, mesh: Mesh, phase: str, name: str) -> OperatorEnt
 
 
 @st.composite
-def redistributions(draw: st.DrawFn, mesh: Mesh, phase: str, tensor: str) -> Redistribution:
-    path = [draw(layouts(mesh))]
-    for _ in range(draw(st.integers(1, 2))):
-        axis = draw(st.integers(0, mesh.ndim - 1))
-        path.append(path[-1].replace(axis, draw(placements(3).filter(lambda p, axis=axis: p != path[-1][axis]))))
-    kinds = st.sampled_from(["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
-    consumers = tuple(draw(st.lists(names | operator_names, max_size=3)))
-    if phase == "backward" and draw(st.booleans()):
-        return Redistribution(tensor, phase, tuple(path), (), kept=True, consumers=consumers)
-    one = st.builds(Collective, kinds, st.sampled_from(mesh.axes), st.integers(0, 10**18 - 1), seconds)
-    some = tuple(draw(st.lists(one, max_size=len(path) - 1)))
-    return Redistribution(tensor, phase, tuple(path), some, consumers=consumers)  # type: ignore[arg-type]
+def moves(
+    draw: st.DrawFn, mesh: Mesh, made: dict[str, tuple[Layout, TensorEntry | None]], wants: Sequence[OperatorEntry]
+) -> tuple[Redistribution, ...]:
+    """Tensors that go one or two steps from the layout they have, for operators that want the last layout.
+
+    Args:
+        made: every tensor that can be moved: its layout, and its entry where the plan says its shape.
+    """
+    found: dict[object, Redistribution] = {}
+    for _ in range(draw(st.integers(0, 6)) if made else 0):
+        tensor, phase = draw(st.sampled_from(sorted(made))), draw(st.sampled_from(PHASES))
+        layout, entry = made[tensor]
+        dims = 3 if entry is None else len(entry.shape)
+        path, collectives = [layout], []
+        for _ in range(draw(st.integers(1, 2))):
+            after = draw(layouts(mesh, dims))
+            steps = [step for axis in range(mesh.ndim) if (step := step_on(path[-1], after, axis))]
+            if steps:
+                step = draw(st.sampled_from(steps))
+                size = draw(st.integers(0, 10**18 - 1))
+                if entry is not None:
+                    size = size_bytes(step, path[-1], entry.shape, DTYPE_BYTES[entry.dtype], mesh)
+                if step.communicates:
+                    time_s = draw(st.floats(min_value=0, max_value=1e6))
+                    collectives.append(Collective(step.kind, mesh.axes[step.axis], size, time_s))  # type: ignore[arg-type]
+                path.append(path[-1].replace(step.axis, after[step.axis]))
+        key = tensor, phase, path[-1]
+        if len(path) > 1 and key not in found:
+            consumers = [e.name for e in wants if e.phase == phase and path[-1] in e.inputs and draw(st.booleans())]
+            found[key] = Redistribution(tensor, phase, tuple(path), tuple(collectives), consumers=tuple(consumers))
+            if phase == "forward" and (tensor, "backward", path[-1]) not in found and draw(st.booleans()):
+                found[tensor, "backward", path[-1]] = Redistribution(tensor, "backward", tuple(path), (), kept=True)
+    return tuple(found.values())
 
 
 @st.composite
@@ -243,7 +280,7 @@ def executions(draw: st.DrawFn, entries: tuple[OperatorEntry, ...]) -> tuple[Exe
     """None, or all of the operators in any order."""
     if draw(st.booleans()):
         return ()
-    ns = st.sampled_from([0, 1, 2_500, 123_456_789, 10**18])
+    ns = st.sampled_from([0, 1, 2_500, 123_456_789, 10**16])
     return tuple(Execution(entry.name, entry.phase, draw(ns)) for entry in draw(st.permutations(entries)))
 
 
@@ -251,50 +288,80 @@ sizes = st.integers(0, 1 << 40)
 
 
 @st.composite
-def memories(draw: st.DrawFn) -> MemoryOutcome:
-    def point(size_bytes: int) -> MemoryPoint:
-        return MemoryPoint(draw(st.sampled_from(["forward", "backward", "optimizer"])), draw(texts), size_bytes)
+def memories(draw: st.DrawFn, plan: ShardingPlan) -> MemoryOutcome:
+    """What the rank at coordinate 0 may need of memory under a plan."""
 
+    def point(size_bytes: int) -> MemoryPoint:
+        run = [(entry.phase, entry.name) for entry in plan.operators]
+        return MemoryPoint(*draw(st.sampled_from([("optimizer", "step"), ("forward", "results"), *run])), size_bytes)
+
+    parameters, buffers, inputs = (
+        sum(math.prod(largest_local_shape(e.shape, e.layout, plan.mesh)) * DTYPE_BYTES[e.dtype] for e in entries)
+        for entries in (plan.parameters, plan.buffers, plan.inputs)
+    )
     kinds = st.sampled_from(TENANT_KINDS)
+    state = draw(sizes)
     tenants = draw(st.lists(st.builds(MemoryTenant, texts, kinds, st.integers(1, 1000), sizes), max_size=3))
-    other = draw(sizes)
+    other = parameters + buffers + inputs + state + draw(sizes)
     total = other + sum(tenant.size_bytes for tenant in tenants)
-    budget = draw(st.none() | sizes)
+    budget = draw(st.none() | sizes.map(lambda spare: total + spare))
     price = None if budget is None else draw(st.none() | seconds)
-    timeline = tuple(point(draw(st.integers(0, total))) for _ in range(draw(st.integers(0, 3))))
-    held = [draw(sizes) for _ in range(5)]
-    return MemoryOutcome(draw(texts), budget, price, *held, point(total), tuple(tenants), other, timeline)
+    timeline = [point(draw(st.integers(0, total))) for _ in range(draw(st.integers(0, 3)))]
+    if timeline:
+        timeline.insert(draw(st.integers(0, len(timeline))), point(total))
+    gradients = draw(st.integers(0, parameters))
+    held = parameters, gradients, state, buffers, inputs
+    return MemoryOutcome(draw(texts), budget, price, *held, point(total), tuple(tenants), other, tuple(timeline))
 
 
 @st.composite
 def plans(draw: st.DrawFn) -> ShardingPlan:
+    """Any plan that does not contradict itself."""
     mesh = draw(meshes())
-    phases = ("forward", "backward")
 
     def some(of: st.SearchStrategy[str]) -> list[str]:
         return draw(st.lists(of, max_size=6, unique=True))
 
-    entries = tuple(draw(operators(mesh, phase, name)) for phase in phases for name in some(operator_names))
-    return ShardingPlan(
+    held = some(names)
+    ends = sorted(draw(st.tuples(st.integers(0, len(held)), st.integers(0, len(held)))))
+    groups = held[: ends[0]], held[ends[0] : ends[1]], held[ends[1] :]
+    parameters, buffers, inputs = (tuple(draw(tensors(mesh, name)) for name in group) for group in groups)
+    entries = tuple(draw(operators(mesh, draw(st.sampled_from(PHASES)), name)) for name in some(operator_names))
+    made: dict[str, tuple[Layout, TensorEntry | None]] = {
+        entry.name: (entry.layout, entry) for entry in (*parameters, *buffers, *inputs)
+    }
+    for operator in entries:
+        for k, layout in enumerate(operator.outputs):
+            if layout is not None:
+                made[f"{operator.name}:{k}" if k else operator.name] = layout, None
+    moved = draw(moves(mesh, made, entries))
+    execution = draw(executions(entries))
+    plan = ShardingPlan(
         model=draw(texts),
         fingerprint=draw(texts),
         call=draw(texts),
         mesh=mesh,
         hardware=draw(texts),
         hardware_fingerprint=draw(texts),
-        objective=draw(texts),
+        objective=draw(st.sampled_from(sorted(COUNTED))),
         pins=tuple(draw(st.lists(texts, max_size=2))),
-        solver=SolverOutcome(draw(texts), draw(integers), draw(integers), draw(finite)),
-        compute_s=draw(seconds),
-        communication_s=draw(seconds),
-        parameters=tuple(draw(tensors(mesh, name)) for name in some(names)),
-        buffers=tuple(draw(tensors(mesh, name)) for name in some(names)),
-        inputs=tuple(draw(tensors(mesh, name)) for name in some(names)),
+        solver=SolverOutcome.of(0, 0, draw(st.sampled_from(get_args(IdenticalLayers)))),
+        compute_s=sum(entry.predicted_ns for entry in execution) / 1e9 if execution else draw(seconds),
+        communication_s=math.fsum(entry.predicted_s for entry in moved),
+        parameters=parameters,
+        buffers=buffers,
+        inputs=inputs,
         outputs=tuple(draw(tensors(mesh, name)) for name in some(names)),
         operators=entries,
-        redistributions=tuple(
-            draw(redistributions(mesh, phase, name)) for phase in phases for name in some(names | operator_names)
-        ),
-        memory=draw(st.none() | memories()),
-        execution=draw(executions(entries)),
+        redistributions=moved,
+        execution=execution,
     )
+    plan = costed(plan, draw(st.floats(0, 1)))
+    return replace(plan, memory=draw(st.none() | memories(plan)))
+
+
+def costed(plan: ShardingPlan, bound: float = 1.0) -> ShardingPlan:
+    """A plan with the cost that its seconds give, and a bound that is a share of it."""
+    parts_s = plan.compute_s * COUNTED[plan.objective][0], plan.communication_s * COUNTED[plan.objective][1]
+    cost = round(math.fsum(parts_s) * 1e9)
+    return replace(plan, solver=SolverOutcome.of(cost, min(cost, int(cost * bound)), plan.solver.identical_layers))

@@ -100,7 +100,7 @@ def test_going_fully_sharded_is_named() -> None:
     words = "\n".join(diff_plans(PLAN, SHARDED).words)
     assert "dp: 60% replicated, 40% data parallel -> 80% fully sharded, 20% replicated" in words
     assert (
-        "layers.*.attention.wq.weight): now cut over dp (dim 0) and gathered before use; gradients reduce-scattered "
+        "layers.*.attention.wq.weight): now cut over dp (dim 1) and gathered before use; gradients reduce-scattered "
         "instead of all-reduced (data parallel -> fully sharded)"
     ) in words
     back = "\n".join(diff_plans(SHARDED, PLAN).words)

@@ -58,7 +58,7 @@ def test_a_failing_write_leaves_the_good_file_and_no_litter(
         raise error
 
     if failing == "write":
-        monkeypatch.setattr("autoshard.plans.file._write_through", _half_then(error))
+        monkeypatch.setattr("autoshard.atomic_write._write_through", _half_then(error))
     else:
         monkeypatch.setattr(os, failing, fail)
     with pytest.raises((PlanFileError, KeyboardInterrupt)) as caught:
@@ -162,7 +162,7 @@ def test_an_error_in_a_file_names_the_path(tmp_path: Path) -> None:
     path.write_text(dump_plan(PLAN).replace("float32, count: 2", "float32, count: 3", 1))
     with pytest.raises(PlanFileError) as caught:
         read_plan(path)
-    assert str(caught.value).startswith(f"{path}, line 34: ")
+    assert str(caught.value).startswith(f"{path}, line 36: ")
 
 
 def test_a_plan_is_not_changed_by_another_process_writing_beside_it(tmp_path: Path) -> None:

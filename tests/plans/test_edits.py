@@ -57,20 +57,18 @@ def edits(draw: st.DrawFn) -> Edit:
 @given(edits())
 def test_an_edited_file_loads_as_what_it_says_or_is_refused_with_its_line(edit: Edit) -> None:
     try:
-        plan = parse_plan(edit.text, source="plan.yaml")
+        plan = parse_plan(edit.text, source="plan.yaml", edited=True)
     except PlanFileError as error:
         assert re.match(r"plan\.yaml, line \d+( is not YAML)?: .+", str(error)), str(error)
         return
     assert said_by(plan) == said_by_the_text(edit.text)
-    assert parse_plan(dump_plan(plan)) == plan
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ('"dp:S(0) tp:S(1)", shape: [256, 256]', '"dp:R tp:S(0)", shape: [256, 256]'),
-        ("all_gather dp 131072 bytes 0.009 ms", "all_gather dp 131072 bytes 0.125 ms"),
-        ('path: "dp:S(0) tp:P(sum) => dp:S(0) tp:R"', 'path: "dp:S(0) tp:P(sum) => dp:S(0) tp:S(1)"'),
+        ('tp:R, dp:R tp:S(0) -> dp:S(0) tp:S(2) x4"', 'tp:R, dp:R tp:R -> dp:S(0) tp:R x4"'),
         ("shape: [512, 256]", "shape: [512, 128]"),
         ("layers.*.norm.weight: {", "layers.{0-3}.norm.weight: {"),
     ],
@@ -79,7 +77,7 @@ def test_these_edits_load(old: str, new: str) -> None:
     """So that the law above is not true for want of edits that load."""
     assert old in GOOD
     text = GOOD.replace(old, new, 1)
-    plan = parse_plan(text)
+    plan = parse_plan(text, edited=True)
     assert said_by(plan) == said_by_the_text(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,19 +14,31 @@ from autoshard.plans import ShardingPlan, dump_plan, parse_plan, read_plan
 from autoshard.plans.migrate import MIGRATIONS
 from autoshard.plans.schema import FORMAT_VERSION
 
-from .synthetic import plans, transformer_plan
+from .synthetic import costed, plans, transformer_plan
 
-OLD = Path(__file__).with_name("golden") / "transformer.format-1.yaml"
+FOLDER = Path(__file__).with_name("golden")
+OLD = FOLDER / "transformer.format-1.yaml"
+
+
+def without_the_news_of_format_3(plan: ShardingPlan) -> ShardingPlan:
+    return replace(plan, solver=replace(plan.solver, identical_layers="unknown"))
 
 
 def without_the_news_of_format_2(plan: ShardingPlan) -> ShardingPlan:
     moved = tuple(replace(entry, consumers=()) for entry in plan.redistributions if not entry.kept)
-    return replace(plan, memory=None, execution=(), redistributions=moved)
+    return without_the_news_of_format_3(replace(plan, memory=None, execution=(), redistributions=moved))
+
+
+def as_format_2(plan: ShardingPlan) -> str:
+    """A plan as format 2 wrote it, which did not say what became of identical layers."""
+    lines = dump_plan(plan).splitlines(keepends=True)
+    kept = (line for line in lines if not line.startswith("  identical_layers:"))
+    return "".join(kept).replace("autoshard_plan: 3", "autoshard_plan: 2", 1)
 
 
 def as_format_1(plan: ShardingPlan) -> str:
     """A plan as format 1 wrote it: every operator in one section."""
-    lines = dump_plan(plan).splitlines(keepends=True)
+    lines = as_format_2(plan).splitlines(keepends=True)
     sections = [i for i, line in enumerate(lines) if line.startswith(("followers:", "execution:", "# Entries after"))]
     return "".join(lines[: sections[0]] + lines[sections[-1] :]).replace("autoshard_plan: 2", "autoshard_plan: 1", 1)
 
@@ -33,20 +46,36 @@ def as_format_1(plan: ShardingPlan) -> str:
 def test_a_file_that_format_1_wrote_is_read() -> None:
     today = without_the_news_of_format_2(transformer_plan(4))
     then = replace(today, operators=tuple(entry for entry in today.operators if not entry.name.endswith("/add")))
-    assert read_plan(OLD) == replace(then, compute_s=0.00119, communication_s=4.4567e-05)
+    assert read_plan(OLD) == costed(replace(then, compute_s=0.00119))
+
+
+def test_a_file_that_format_2_wrote_is_read() -> None:
+    assert read_plan(FOLDER / "transformer.format-2.yaml") == without_the_news_of_format_3(transformer_plan(4))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_what_format_1_could_say_is_read_as_it_was(plan: ShardingPlan) -> None:
-    then = replace(without_the_news_of_format_2(plan), operators=())
+    held = {entry.name for entry in (*plan.parameters, *plan.buffers, *plan.inputs)}
+    then = without_the_news_of_format_2(replace(plan, operators=()))
+    moved = tuple(entry for entry in then.redistributions if entry.tensor in held)
+    sent_s = math.fsum(entry.predicted_s for entry in moved)
+    then = costed(replace(then, redistributions=moved, communication_s=sent_s))
     assert parse_plan(as_format_1(then)) == then
 
 
-def test_reading_and_writing_upgrades_a_file() -> None:
-    text = dump_plan(read_plan(OLD))
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(plans())
+def test_what_format_2_could_say_is_read_as_it_was(plan: ShardingPlan) -> None:
+    assert parse_plan(as_format_2(plan)) == without_the_news_of_format_3(plan)
+
+
+@pytest.mark.parametrize("format", [1, 2])
+def test_reading_and_writing_upgrades_a_file(format: int) -> None:
+    old = read_plan(FOLDER / f"transformer.format-{format}.yaml")
+    text = dump_plan(old)
     assert f"autoshard_plan: {FORMAT_VERSION}\n" in text
-    assert parse_plan(text) == read_plan(OLD)
+    assert parse_plan(text) == old
 
 
 @pytest.mark.parametrize("section", ["memory", "followers", "execution"])
@@ -55,6 +84,12 @@ def test_a_section_of_a_later_format_is_refused(section: str) -> None:
         parse_plan(OLD.read_text() + f"{section}: {{}}\n", source="old.yaml")
     line = OLD.read_text().count("\n") + 1
     assert f"old.yaml, line {line}: {section}: a plan of format 1 has no section {section!r}" in str(caught.value)
+
+
+def test_a_key_of_a_later_format_is_refused() -> None:
+    text = dump_plan(transformer_plan(4)).replace("autoshard_plan: 3", "autoshard_plan: 2", 1)
+    with pytest.raises(PlanFileError, match="a plan of format 2 has no key in result 'identical_layers'"):
+        parse_plan(text)
 
 
 def test_every_older_format_has_a_way_to_the_present_one() -> None:

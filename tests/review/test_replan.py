@@ -37,7 +37,7 @@ def edited(plan: ShardingPlan, old: str, new: str) -> str:
 
 def replanned(text: str, name: str = "mlp", original: ShardingPlan | None = None) -> Replanned:
     return replan(
-        parse_plan(text),
+        parse_plan(text, edited=True),
         *example(name),
         text=text,
         source="plan.yaml",
