@@ -135,8 +135,8 @@ def _run(names: Any, session: Session) -> Seen:
 
 @contextmanager
 def _capturing_once(graph: CapturedGraph | None) -> Iterator[None]:
-    """One rank checks the plan's strategies for all, and captures, where there is no graph yet: dynamo knows no threads,
-    and both are slow.
+    """One rank checks the plan's strategies for all and, where there is no graph yet, captures: both are slow, and
+    dynamo knows no threads.
     """
     lock = threading.Lock()
     captured: list[CapturedGraph | Exception] = [] if graph is None else [graph]
