@@ -104,7 +104,7 @@ def sharded(names: Any) -> list[Seen]:
     args, kwargs = names.arguments(Maker(100))
     models = [(_model(names), _model(names)) for _ in range(mesh.size)]
     model = models[0][0]
-    graph = capture(model, args, kwargs)
+    graph = capture(model, args, kwargs, guarded=True)
     drawn = random_plan(graph, mesh, names.SEED, model, args, kwargs)
     plan = parse_plan(dump_plan(drawn))  # as a job gets it
 
@@ -143,11 +143,11 @@ def _capturing_once(graph: CapturedGraph | None) -> Iterator[None]:
     checked: list[Exception | None] = []
     real_check = autoshard.apply.check_strategies
 
-    def capture_once(*args: Any) -> CapturedGraph:
+    def capture_once(*args: Any, **options: Any) -> CapturedGraph:
         with lock:
             if not captured:
                 try:
-                    captured.append(capture(*args))
+                    captured.append(capture(*args, **options))
                 except Exception as error:
                     captured.append(error)
         if isinstance(captured[0], Exception):
