@@ -104,7 +104,7 @@ def sharded(names: Any) -> list[Seen]:
     args, kwargs = names.arguments(Maker(100))
     models = [(_model(names), _model(names)) for _ in range(mesh.size)]
     model = models[0][0]
-    graph = capture(model, args, kwargs)
+    graph = capture(model, args, kwargs, guarded=True)
     drawn = random_plan(graph, mesh, names.SEED, model, args, kwargs)
     plan = parse_plan(dump_plan(drawn))  # as a job gets it
 
