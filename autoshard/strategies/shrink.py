@@ -177,7 +177,7 @@ def _image_arguments(node: Node, length: dict[int, int]) -> tuple[Any, ...]:
         if argument.name == "input_size":
             args[i] = (*(length[size] for size in arg[:-dims]), *arg[-dims:])
         if argument.name == "bias_sizes" and arg and not _is_grouped(node):
-            args[i] = tuple(length[size] for size in arg)
+            args[i] = tuple(length.get(size, size) for size in arg)  # (0,) where there is no bias
     return tuple(args)
 
 

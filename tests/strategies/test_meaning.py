@@ -123,6 +123,13 @@ def _errors(graph: CapturedGraph, mesh: Mesh) -> list[tuple[Strategy, str]]:
     return [(s, strategy_error(wide(node), values, expected, s, mesh)) for s in strategies]
 
 
+def test_the_gradient_of_a_convolution_without_a_bias_is_cut_over_its_batch() -> None:
+    unused = ([0], [2, 2], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    tensors = (f(4, 6, 9, 9), f(4, 3, 18, 18), f(6, 3, 3, 3))
+    graph = operator(aten.convolution_backward.default, *tensors, *unused)
+    assert "0>0" in _cuts(Enumerator(graph, Mesh.parse("a=2")).strategies(graph.nodes[-1]))
+
+
 def test_a_mask_whose_local_form_forgets_where_its_block_starts_is_cut_over_its_batch_only(monkeypatch) -> None:
     """The check itself, not the local form: a small diagonal is as far from the corner as the real one."""
     monkeypatch.setattr(localize, "TRIANGLES", frozenset())
