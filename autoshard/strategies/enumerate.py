@@ -62,22 +62,24 @@ class Enumerator:
         """The layouts in which a tensor enters or leaves the graph: no partial ones, and no dim cut unevenly twice.
 
         What leaves the graph is a DTensor, and torch loses rows of a dim cut unevenly by two axes (pytorch#194457).
+        Complex tensors are cut evenly only: ``view_as_real`` of an uneven DTensor is a copy in torch 2.13, so that
+        AdamW, which writes through it, would leave the parameter behind.
         """
-        key = (meta.shape, cut)
+        key = (meta.shape, cut, meta.dtype.is_complex)
         if key not in self._tensors:
             placements = [R, *(S(d) for d in range(len(meta.shape)))] if cut else [R]
             per_axis = ([R] if size == 1 else placements for size in self._mesh.shape)
             layouts = (Layout(combination) for combination in product(*per_axis))
             self._tensors[key] = tuple(
-                Strategy((), (layout,)) for layout in layouts if self._can_hold(meta.shape, layout)
+                Strategy((), (layout,)) for layout in layouts if self._can_hold(meta, layout)
             )
         return self._tensors[key]
 
-    def _can_hold(self, shape: tuple[int, ...], layout: Layout) -> bool:
-        if self._has_empty(shape, layout):
+    def _can_hold(self, meta: TensorMeta, layout: Layout) -> bool:
+        if self._has_empty(meta.shape, layout):
             return False
-        twice = any(len(layout.axes_of(dim)) > 1 for dim in range(len(shape)))
-        return not twice or is_even(shape, layout, self._mesh)
+        twice = any(len(layout.axes_of(dim)) > 1 for dim in range(len(meta.shape)))
+        return not (twice or meta.dtype.is_complex) or is_even(meta.shape, layout, self._mesh)
 
     def _enumerate(self, node: Node, metas: tuple[TensorMeta, ...]) -> tuple[Strategy, ...]:
         sizes = sorted(set(self._mesh.shape) - {1})

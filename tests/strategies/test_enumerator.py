@@ -110,6 +110,12 @@ def test_a_five_by_three_tensor_on_two_by_two_ranks_is_held_in_every_layout_but_
     assert held == set(all_layouts([R, S(0), S(1)], mesh)) - unsafe
 
 
+def test_complex_tensors_are_held_in_even_cuts_only() -> None:
+    mesh = Mesh.parse("a=3")
+    held = {s.outputs[0] for s in Enumerator(graph_of("mlp"), mesh).held(TensorMeta((8, 9), torch.complex64))}
+    assert held == {parse_layout(text, mesh) for text in ("a:R", "a:S(1)")}
+
+
 def test_buffers_are_whole_and_an_axis_of_one_rank_cuts_nothing() -> None:
     graph = graph_of("llama")
     enumerator = Enumerator(graph, Mesh.parse("a=2,b=1"))
