@@ -48,5 +48,5 @@ $(STAMP): pyproject.toml constraints.txt
 	echo "Install one (on Debian: python3.11 and python3.11-venv), or name it: make PYTHON=/path/to/python3.11" >&2; \
 	exit 1
 	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation --editable '.[dev,report]'
+	@$(PIP) --no-build-isolation --editable '.[plan,cli,report,dev]'
 	@touch $@

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_flatten
 
 import cost_models
+from solver.backends import load_backend
 
 from .apply import parallelize
 from .calls import as_arguments, describe_call
@@ -102,6 +103,7 @@ def plan(
     soft = float(said["memory_soft"]) if memory_soft is None and "memory_soft" in said else memory_soft
     optimizer = optimizer or said.get("optimizer", "adamw")
     limit = memory_limit(optimizer, said.get("memory") if memory is None else memory, soft, profile)
+    load_backend(backend)  # before the work, where its packages are not installed
     report("capturing the training step")
     planner = Planner(
         capture(model, args, kwargs),

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_flatten
 
 from .calls import as_arguments, rebuild_call
-from .capture import CapturedGraph, capture, input_names
+from .capture import CapturedGraph, capture
 from .errors import PlanMismatchError, StrategyWarning, VerificationError
-from .layout import Layout, format_layout
+from .layout import format_strategy
 from .lowering import (
     Failures,
+    Inputs,
     ParallelModule,
     agreed,
     bind,
@@ -77,17 +77,17 @@ def parallelize(
         if args is None:
             args, kwargs = _example(plan)
         args = as_arguments(args)
-        graph = capture(model, args, kwargs)
+        graph = capture(model, args, kwargs, guarded=True)
         check_plan(plan, graph)
         rank = bind(mesh)
         program = lower(graph, plan, rank)
         verify(program, plan, rank.groups)
-        constants = _constants(model, args, kwargs or {})
+        inputs = Inputs(model, plan, mesh, args, kwargs or {})
         check_same_tensors(board, STAGES[1], model)
     with agreed(board, STAGES[2]), failures.telling(STAGES[2]):
         shard_parameters(model, plan, mesh)
         seed = shared_seed(program, mesh)
-        return ParallelModule(model, plan, mesh, program, constants, graph.out_spec, seed, failures)
+        return ParallelModule(model, plan, mesh, program, inputs, graph, seed, failures)
 
 
 def check_plan(plan: ShardingPlan, graph: CapturedGraph) -> None:
@@ -133,12 +133,10 @@ def check_strategies(plan: ShardingPlan, graph: CapturedGraph) -> None:
 
 
 def _no_rule(name: str, strategy: Strategy, plan: ShardingPlan) -> str:
-    def text(layouts: tuple[Layout | None, ...]) -> str:
-        return ", ".join("-" if layout is None else format_layout(layout, plan.mesh) for layout in layouts)
-
+    text = format_strategy(strategy.inputs, strategy.outputs, plan.mesh)
     return (
-        f"the plan gives {name} the strategy {text(strategy.inputs)} -> {text(strategy.outputs)}, which no verified "
-        f"rule of torch {torch.__version__} allows; make the plan again, or choose a layout that it can have"
+        f"the plan gives {name} the strategy {text}, which no verified rule of torch {torch.__version__} allows; make "
+        "the plan again, or choose a layout that it can have"
     )
 
 
@@ -156,9 +154,3 @@ def _example(plan: ShardingPlan) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return torch.empty(entries[name].shape, dtype=getattr(torch, entries[name].dtype), device="meta")
 
     return rebuild_call(plan.call, tensor)
-
-
-def _constants(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    leaves, _ = tree_flatten((args, kwargs))
-    named = zip(input_names(model, args, kwargs), leaves)
-    return {name: leaf for name, leaf in named if not isinstance(leaf, torch.Tensor)}

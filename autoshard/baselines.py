@@ -15,8 +15,9 @@ written to the same file, run by the same module.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
+
+from cost_models.spelling import did_you_mean
 
 from .constraints import Scheme
 from .errors import ConstraintError
@@ -41,11 +42,11 @@ class Baseline:
 
     @property
     def title(self) -> str:
-        """The name in words."""
+        """The name in words: ``data parallel with Megatron tensor parallel`` for ``ddp+tp``."""
         return " with ".join(TITLES[part] for part in self.name.split("+"))
 
     def constraints(self, mesh: Mesh) -> tuple[str, ...]:
-        """The constraints that make a plan of this baseline."""
+        """The constraints under which a plan is this baseline: ``family dp=ddp``, ``family tp=tp`` for ``ddp+tp``."""
         return tuple(f"family {axis}={scheme}" for axis, scheme in zip(mesh.axes, self.schemes))
 
 
@@ -69,9 +70,7 @@ def baseline(name: str, mesh: Mesh) -> Baseline:
     """
     known = {found.name: found for found in baselines(mesh)}
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
         raise ConstraintError(
-            f"unknown baseline {name!r}; on the mesh {mesh} there are {', '.join(known)}"
-            + (f"; did you mean {near[0]}?" if near else "")
+            f"unknown baseline {name!r}; on the mesh {mesh} there are {', '.join(known)}{did_you_mean(name, known)}"
         )
     return known[name]

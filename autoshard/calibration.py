@@ -146,7 +146,7 @@ def _report(found: Calibration | None, output: Path, samples: Path, page: Path |
     out.print(table)
     _say(out, f"the samples are in {samples}; remove it to measure anew")
     if page is not None:
-        from .measure.report import write_report  # needs matplotlib, which is an extra
+        from .measure.report import write_report  # needs jinja2, which is an extra
 
         for path in write_report(found, page, with_pictures):
             _say(out, f"wrote {path}")

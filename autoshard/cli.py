@@ -11,13 +11,13 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -77,7 +77,8 @@ class Target(StrEnum):
     partition_spec = "partition-spec"
 
 
-# Options that several commands have.
+# Options that several commands have. typer reads them off the signature of a command, so that commands with the same
+# options share those lines.
 _MODEL = typer.Argument(metavar="FILE.py:FACTORY", help="A function giving (module, args[, kwargs]).")
 _MESH = typer.Option(help="Axes and sizes, slowest first, for example dp=2,tp=2.")
 _HARDWARE = typer.Option(help="A preset or a profile file.", metavar="NAME|FILE")
@@ -168,9 +169,7 @@ def plan(
         _check_time_limit(time_limit)
         check_writable(output)  # now, not after an hour of solving
         _check_names(parsed_mesh, hardware, backend, optimizer or "none")
-        with _warnings_explained(), _progress() as progress:
-            progress("loading the model")
-            module, args, kwargs = load_factory(model)
+        with _loaded(model) as (module, args, kwargs, progress):
             from .api import plan as make_plan  # needs torch and a solver, which the other commands do without
 
             made = make_plan(
@@ -245,8 +244,8 @@ def calibrate(
     torchrun --nproc-per-node 4 -m autoshard calibrate --mesh dp=2,tp=2 -o profile.yaml
     """
     with _ends_job(), _mistakes_explained():
-        if report is not None and find_spec("matplotlib") is None:
-            _fail("the report needs matplotlib; pip install 'autoshard[report]'", EXIT_MISTAKE)
+        if report is not None and find_spec("jinja2") is None:
+            _fail("a report needs jinja2, which is not installed; pip install 'autoshard[report]'", EXIT_MISTAKE)
         if check is None and (mesh is None or output is None):
             _fail("calibrate needs --mesh and --output (or --check PROFILE)", EXIT_MISTAKE)
         from .calibration import check_profile, write_profile  # needs torch
@@ -367,9 +366,7 @@ def compare(
         parsed_mesh = Mesh.parse(mesh)
         _check_time_limit(time_limit)
         _check_names(parsed_mesh, hardware, backend, optimizer)
-        with _warnings_explained(), _progress() as progress:
-            progress("loading the model")
-            module, args, kwargs = load_factory(model)
+        with _loaded(model) as (module, args, kwargs, progress):
             from .comparison import compare as make_contest  # as above
 
             contest = make_contest(
@@ -392,6 +389,15 @@ def compare(
             typer.echo(json.dumps(contest_json(contest), indent=2))
         else:
             show_contest(contest, console_for(sys.stdout))
+
+
+@contextmanager
+def _loaded(model: str) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any], Callable[[str], None]]]:
+    """The module of ``FILE.py:FACTORY``, its arguments, and what to call with the name of each stage of the work."""
+    with _warnings_explained(), _progress() as progress:
+        progress("loading the model")
+        module, args, kwargs = load_factory(model)
+        yield module, args, kwargs, progress
 
 
 def _write_plans(contest: Contest, folder: Path) -> None:

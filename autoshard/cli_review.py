@@ -27,6 +27,7 @@ class Format(StrEnum):
     json = "json"
 
 
+# Options that several commands have: see cli.py.
 _Plan = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")]
 _Model = Annotated[
     str | None,

@@ -26,12 +26,14 @@ number, several axes in parentheses, or None for a dim that is whole (:mod:`auto
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, TypeVar
+
+from cost_models.collective_kinds import REDISTRIBUTION_KINDS
+from cost_models.spelling import closest, did_you_mean
 
 from .errors import ConstraintError
 from .layout import Layout, Placement, parse_layout
@@ -40,7 +42,6 @@ from .partition_spec import is_partition_spec, parse_partition_spec
 
 TensorClass = Literal["parameters", "gradients", "activations", "tensors"]
 TENSOR_CLASSES: tuple[TensorClass, ...] = ("parameters", "gradients", "activations", "tensors")
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 Scheme = Literal["ddp", "fsdp", "tp", "sp", "ep"]
 SCHEMES: tuple[Scheme, ...] = ("ddp", "fsdp", "tp", "sp", "ep")
@@ -215,7 +216,11 @@ def _placement_rule(pattern: str, entries: Sequence[str], allowed: bool, mesh: M
 def _collective_rule(
     kinds: str, axis: str, tensors: str, pattern: Sequence[str], mesh: Mesh, text: str
 ) -> CollectiveRule:
-    named = KINDS if kinds == "collectives" else tuple(_one_of(k, KINDS, "collective", text) for k in kinds.split(","))
+    named = (
+        REDISTRIBUTION_KINDS
+        if kinds == "collectives"
+        else tuple(_one_of(kind, REDISTRIBUTION_KINDS, "collective", text) for kind in kinds.split(","))
+    )
     of = _one_of(tensors, TENSOR_CLASSES, "class of tensors", text)
     return CollectiveRule(frozenset(named), mesh.index(axis), of, pattern[0] if pattern else "*", text)
 
@@ -224,10 +229,9 @@ def _one_of(given: str, known: tuple[_T, ...], what: str, text: str) -> _T:
     for name in known:
         if name == given:
             return name
-    near = difflib.get_close_matches(given, known, n=1)
     raise ConstraintError(
         f"unknown {what} {given!r} in the constraint {text!r}; the choices are {', '.join(known)}"
-        + (f"; did you mean {near[0]}?" if near else "")
+        f"{did_you_mean(given, known)}"
     )
 
 
@@ -270,8 +274,8 @@ def patterns_of(constraint: Constraint) -> tuple[str, ...]:
 
 def nearest(pattern: str, known: Sequence[str]) -> str:
     """``; the nearest name is ...``, for a pattern that matches nothing; empty where nothing is known."""
-    near = difflib.get_close_matches(pattern, known, n=1, cutoff=0.0)
-    return f"; the nearest name is {near[0]}" if near else ""
+    found = closest(pattern, known, alike=0.0)
+    return "" if found is None else f"; the nearest name is {found}"
 
 
 def check_specs_fit(constraints: Iterable[Constraint], shapes: Mapping[str, tuple[int, ...]]) -> None:

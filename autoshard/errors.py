@@ -12,7 +12,8 @@
     ├── PlanMismatchError     a good plan, but for another model, shape or mesh
     ├── JobError              ranks that differ, or one that failed or did not come
     ├── CalibrationError      a calibration run that cannot start, or that broke off
-    ├── InputError            tensors passed to a parallel module that do not fit its plan
+    ├── InputError            a parallel module is called with what does not fit its plan
+    ├── BackwardError         a backward through a parallel module that would not give the right gradients
     └── VerificationError     the lowered graph does not do what the plan says
 
 The mistakes of a user are ``ValueError`` too, so that callers who know nothing of autoshard catch them.
@@ -64,7 +65,15 @@ class CalibrationError(AutoshardError):
 
 
 class InputError(AutoshardError, ValueError):
-    """Tensors passed to a parallel module do not have the shapes its plan declares."""
+    """A parallel module is called with tensors of other shapes than its plan declares, in another mode, or under other
+    settings of torch than it was captured under.
+    """
+
+
+class BackwardError(AutoshardError, RuntimeError):
+    """A backward through a parallel module cannot give the right gradients: for the second time, twice differentiated,
+    or after a tensor that it needs was changed in place. Where torch itself refuses, it raises a RuntimeError, too.
+    """
 
 
 class VerificationError(AutoshardError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import inspect
 import sys
@@ -11,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from cost_models.spelling import did_you_mean
 
 from .errors import CaptureError
 
@@ -73,9 +74,7 @@ def _find(module: ModuleType, name: str, path: Path) -> Callable[[], object]:
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
     )
     found = f"{name!r} in {path} is no function" if factory is not None else f"{path} has no function {name!r}"
-    nearest = difflib.get_close_matches(name, functions, n=1)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    raise FactoryError(f"{found}; it has {', '.join(functions) or 'none'}.{hint}")
+    raise FactoryError(f"{found}; it has {', '.join(functions) or 'none'}{did_you_mean(name, functions)}")
 
 
 def _guarded(call: Callable[[], object], what: str, path: Path) -> object:

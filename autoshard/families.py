@@ -30,8 +30,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from cost_models.collective_kinds import REDISTRIBUTION_KINDS
+
 from .capture import CapturedGraph, Ref
-from .constraints import KINDS, Family, Scheme
+from .constraints import Family, Scheme
 from .errors import ConstraintError
 from .layout import Layout, Placement, R, S, has_empty_shard, is_even
 from .mesh import Mesh
@@ -74,7 +76,7 @@ def restrict(restrictions: Restrictions, families: Sequence[Family], graph: Capt
 
 
 class _One:
-    """The restrictions of one scheme on one axis."""
+    """Adds the restrictions of one scheme on one axis: see the module's docstring for what each scheme means."""
 
     def __init__(
         self, restrictions: Restrictions, family: Family, families: tuple[Family, ...], graph: CapturedGraph, mesh: Mesh
@@ -87,7 +89,7 @@ class _One:
         self._tensor = any(f.scheme in ("tp", "sp") for f in families)
 
     def add(self) -> None:
-        """Adds them all."""
+        """Adds all restrictions of the scheme."""
         self._check()
         for i, _ in self._graph.of_kind("input"):
             self._only(i, S(0) if self._scheme in _DATA and i in self._roles.batched else R)
@@ -101,7 +103,9 @@ class _One:
         self._to.ban(self._banned)
 
     def _check(self) -> None:
-        """Says in the user's words why a scheme does not exist for a model, where that can be told before solving."""
+        """Checks, before anything is solved, that the scheme makes sense for the model; else raises an error that says
+        why, for example that ``ep`` needs parameters of experts and the model has none.
+        """
         axis, ranks = self._mesh.axes[self._axis], self._mesh.shape[self._axis]
         if self._scheme in _DATA and not self._roles.batched:
             raise ConstraintError(f"{self._text!r} cuts the batch, but the model has no input with dims")
@@ -135,7 +139,9 @@ class _One:
             )
 
     def _shares(self, size: int, axes: tuple[int, ...]) -> bool:
-        """Whether every rank of these axes gets a part of a dim; several axes cut it evenly or not at all."""
+        """Whether a dim of this size can be cut over these axes: every rank gets a part, and equal ones where there are
+        several axes.
+        """
         layout = Layout(tuple(S(0) if axis in axes else R for axis in range(self._mesh.ndim)))
         empty = has_empty_shard((size,), layout, self._mesh)
         return not empty and (len(axes) == 1 or is_even((size,), layout, self._mesh))
@@ -163,7 +169,9 @@ class _One:
                 self._only(i, R, S(0), allowed=False)
 
     def _banned(self, ref: Ref) -> Banned:
-        banned = {(kind, self._axis, -1) for kind in KINDS if kind not in self._allowed(ref)}
+        banned: set[tuple[str, int, int]] = {
+            (kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS if kind not in self._allowed(ref)
+        }
         if self._scheme == "sp" and ref.node in self._roles.layered and self._roles.of(ref) == "activations":
             dims = len(self._graph.meta(ref).shape)  # only the sequence is gathered, of (batch, sequence, ...)
             banned |= {("all_gather", self._axis, dim) for dim in range(dims) if (dims, dim) != (3, 1)}
@@ -174,7 +182,7 @@ class _One:
     def _allowed(self, ref: Ref) -> frozenset[str]:
         role = self._roles.of(ref)
         if self._roles.is_scalar(ref):
-            return frozenset(KINDS)
+            return frozenset(REDISTRIBUTION_KINDS)
         if role == "parameters":
             return _PARAMETERS.get(self._scheme, frozenset())
         if role == "gradients":
@@ -182,7 +190,7 @@ class _One:
             whole = self._scheme == "fsdp" and self._may_be_whole(parameter)
             return _GRADIENTS[self._scheme] | (_GRADIENTS["ddp"] if whole else frozenset())
         if self._scheme in ("tp", "sp") and ref.node not in self._roles.layered:
-            return frozenset(KINDS)
+            return frozenset(REDISTRIBUTION_KINDS)
         return _ACTIVATIONS.get(self._scheme, frozenset())
 
     def _may_be_whole(self, parameter: int) -> bool:

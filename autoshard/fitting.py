@@ -133,7 +133,7 @@ def fit(
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """An answer of the solver, as a plan with its exact course."""
+    """An answer of the solver: the plan it stands for, and what that plan really holds in memory, moment by moment."""
 
     solution: Solution
     plan: ShardingPlan
@@ -146,7 +146,7 @@ class _Found:
 
     @property
     def cost_ns(self) -> int:
-        """What it costs apart from memory."""
+        """Its cost in nanoseconds, without what a price on memory adds."""
         assert self.solution.choices is not None
         free = replace(self.formulation.problem, usage_limit=None, usage_price=None)
         return evaluate(free, self.solution.choices).cost
@@ -160,7 +160,9 @@ class _Search:
         self.leanest: _Found | None = None
 
     def solved(self, formulation: Formulation, problem: Problem, **options: Any) -> _Found | None:
-        """The solver's answer, None where it has none; ``last`` is what it said."""
+        """Solves a problem and writes the answer as a plan; None where there is no answer. ``last`` is the solution as
+        the solver gave it.
+        """
         limits_s = [limit for limit in (options.pop("time_limit_s", None), self._left_s()) if limit is not None]
         options["time_limit_s"] = min(limits_s, default=None)
         self.last = solve(problem, backend=self._options.backend, **options)
@@ -197,7 +199,10 @@ class _Search:
         return min(fitting, key=lambda found: (found.cost_ns, found.peak_bytes), default=None)
 
     def _polished(self, program: Formulation, budget: int, best: _Found) -> _Found:
-        """Solved under the budget, as the program counts the best answer so far, until that no longer helps."""
+        """The best answer after further solves under the budget. The program over- or underestimates memory, so its
+        limit is what it counts for the best answer so far plus what that answer leaves of the budget; repeated while it
+        helps.
+        """
         until_s = time.monotonic() + POLISH_S
         limit = -1
         while (wider := budget - best.peak_bytes + self._estimated(program, best)) > limit:
@@ -212,7 +217,7 @@ class _Search:
 
     @staticmethod
     def _estimated(program: Formulation, found: _Found) -> int:
-        """The peak of an answer as the program counts it."""
+        """The most bytes that an answer holds at a time, as the program estimates it."""
         assert found.solution.choices is not None
         return evaluate(program.problem, found.solution.choices).peak_usage
 
@@ -229,7 +234,9 @@ class _Search:
         return outcome(found.timeline, limit.optimizer, limit.budget_bytes, limit.soft_ms_per_gib)
 
     def explanation(self, budget: int, relaxed: Iterable[Relaxed]) -> str:
-        """Why nothing fits, and what would."""
+        """The text of the error where no plan fits: the smallest budget found to work, who holds the memory there, and
+        what would free the most.
+        """
         asked = f"no plan fits {format_bytes(budget)} per rank ({budget} bytes)"
         found = self.leanest
         assert found is not None
@@ -250,7 +257,7 @@ class _Search:
         )
 
     def _frees_most(self, found: _Found, relaxed: Iterable[Relaxed]) -> str:
-        """The optimizer's policy or the constraint without which the smallest peak is least."""
+        """A clause on what would help most: another optimizer policy, or a plan without one of the constraints."""
         freed: list[tuple[int, str]] = []
         for name in OPTIMIZERS:
             if name not in ("none", self._limit.optimizer):
@@ -271,7 +278,7 @@ class _Search:
 
 
 class _Ladder:
-    """Answers of the program with prices on memory, one for each rung; none depends on the budget or on another."""
+    """Answers of one program with memory at each price of LADDER. None depends on the budget or on another answer."""
 
     def __init__(self, search: _Search, program: Formulation, free: _Found) -> None:
         self._search, self._program, self._free = search, program, free
@@ -280,7 +287,7 @@ class _Ladder:
         self._steps = [self._peak_step(free)]
 
     def answers(self) -> list[_Found]:
-        """Those known so far, by rising price."""
+        """The answers found so far, from the lowest price of memory to the highest."""
         return [found for _, found in sorted(self._known.items())]
 
     def leanest(self) -> _Found:
@@ -301,7 +308,7 @@ class _Ladder:
         return self._known[top]
 
     def answer(self, rung: int) -> _Found:
-        """The answer at the price of a rung."""
+        """The answer at the price number ``rung`` of LADDER; solved once."""
         if rung not in self._known:
             self._known[rung] = self._solved(rung)
         return self._known[rung]
@@ -313,7 +320,7 @@ class _Ladder:
         return self._free if found is None else found  # none in the time given
 
     def _peak_step(self, found: _Found) -> int:
-        """The fullest step of an answer, as the program counts."""
+        """The time step at which an answer holds the most bytes, as the program estimates it."""
         assert found.solution.choices is not None
         choices = found.solution.choices
         if len(choices) < len(self._program.problem.nodes):  # the free answer knows nothing of copies

@@ -27,7 +27,7 @@ from .capture import CapturedGraph, Node, Ref, TensorMeta, annotated
 from .constraints import Alike, Constraint, Family, check_constraints_match, check_specs_fit, parse_pin
 from .errors import ConstraintError, LayoutError
 from .families import restrict
-from .layout import Layout, format_layout
+from .layout import Layout, format_layout, format_strategy
 from .mesh import Mesh
 from .pricing import Banned, Prices
 from .restrictions import Exactly, Limit, Restrictions, Taking
@@ -233,7 +233,7 @@ class _Candidates:
         if not alone:
             texts = [format_layout(layout, self._mesh) for layout in _layouts(strategies)]
             if isinstance(limit, Taking):
-                texts = [_strategy_text(strategy, self._mesh) for strategy in strategies]
+                texts = [format_strategy(s.inputs, s.outputs, self._mesh) for s in strategies]
             possible = "; ".join(texts[:MOST_SHOWN]) + (
                 f"; and {len(texts) - MOST_SHOWN} more" * (len(texts) > MOST_SHOWN)
             )
@@ -247,14 +247,6 @@ def _kept(limit: Limit, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...
     layouts = limit.keep(_layouts(strategies))
     kept = (s for s in strategies if s.outputs[0] in layouts or (isinstance(limit, Taking) and s.outputs[0] is None))
     return tuple(s for s in kept if not isinstance(limit, Taking) or limit.allows(s.inputs, s.outputs))
-
-
-def _strategy_text(strategy: Strategy, mesh: Mesh) -> str:
-    inputs, outputs = (
-        ", ".join("-" if layout is None else format_layout(layout, mesh) for layout in layouts)
-        for layouts in (strategy.inputs, strategy.outputs)
-    )
-    return f"{inputs} -> {outputs}"
 
 
 def _layouts(strategies: tuple[Strategy, ...]) -> tuple[Layout, ...]:

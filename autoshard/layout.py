@@ -19,7 +19,7 @@ ones shorter or empty. Nested cuts apply the same rule to the block.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -137,6 +137,16 @@ def format_layout(layout: Layout, mesh: Mesh) -> str:
     return " ".join(f"{axis}:{placement}" for axis, placement in zip(mesh.axes, layout.placements))
 
 
+def format_strategy(inputs: Iterable[Layout], outputs: Iterable[Layout | None], mesh: Mesh) -> str:
+    """Writes what an operator takes and gives: ``dp:S(0), dp:R -> dp:S(0), -``; ``-`` for a result that is no tensor.
+
+    What has no inputs, such as a parameter, is written ``-> dp:R``.
+    """
+    taken = ", ".join(format_layout(layout, mesh) for layout in inputs)
+    given = ", ".join("-" if layout is None else format_layout(layout, mesh) for layout in outputs)
+    return f"{taken} -> {given}".strip()
+
+
 def block(size: int, parts: int, index: int) -> tuple[int, int]:
     """``[start, stop)`` of block ``index`` when ``size`` is cut into ``parts``, as ``torch.chunk`` cuts.
 
@@ -186,13 +196,15 @@ def check_fits(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> None:
 
 
 def has_empty_shard(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
-    """Whether some rank would hold no element along a cut dim."""
+    """Whether some rank would hold no element along a cut dim. A tensor without elements is only ever replicated."""
+    if 0 in shape:
+        return not layout.is_replicated
     for dim, size in enumerate(shape):
         spans = [size]
         for axis in layout.axes_of(dim):
             parts = mesh.shape[axis]
             spans = [stop - start for span in spans for start, stop in (block(span, parts, i) for i in range(parts))]
-        if size and min(spans) == 0:
+        if min(spans) == 0:
             return True
     return False
 

@@ -1,4 +1,4 @@
-"""Seconds: of each strategy of each operator, and of each way from one layout to another.
+"""Predicted seconds of each strategy of an operator, and of moving a tensor from one layout to another.
 
 Compute is priced on the largest shard: flops and bytes touched, under the profile's roofline. A view moves nothing and
 is free. Redistributions are priced step by step, along the cheapest path.
@@ -58,7 +58,7 @@ Banned = frozenset[tuple[str, int, int]]
 
 
 class Prices:
-    """Prices of one graph on one mesh of one machine, each worked out once."""
+    """The prices of one graph on one mesh of one machine; each is worked out once and kept."""
 
     def __init__(self, graph: CapturedGraph, mesh: Mesh, profile: Profile) -> None:
         self._graph = graph
@@ -144,7 +144,7 @@ class Prices:
 
 
 def is_free(node: Node) -> bool:
-    """Whether an operator only looks at its input in another way and moves nothing."""
+    """Whether an operator is a view: it moves and computes nothing."""
     assert node.op is not None
     alias = node.op._schema.returns[0].alias_info if node.op._schema.returns else None
     return node.op in (aten._unsafe_view.default, CONSTRAIN) or (alias is not None and not alias.is_write)

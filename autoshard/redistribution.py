@@ -45,6 +45,9 @@ def transient_bytes(path: Sequence[Layout], shape: tuple[int, ...], itemsize: in
     """The most that a redistribution holds at a time beside the tensor it starts from: copies, the buffers of a
     collective, the result. Exact for :func:`run_step` where every shard is even; padding of others is left out.
     """
+    # Sizes are of the largest rank's shard: `taken` before a step, `made` after it, `given` as made by the step before
+    # (0 for the first: what it starts from is not counted). Each case says which of them, packed or joined copies
+    # included, are alive together at the fullest moments of run_step.
     most, given = 0, 0
     for step, before, after in zip(steps_along(path), path, path[1:]):
         made = itemsize * int(np.prod(largest_local_shape(shape, after, mesh), dtype=np.int64))
@@ -123,7 +126,11 @@ def cheapest_paths(
 
 
 class Emitter(Protocol):
-    """What executes a step: operators on local tensors, and collectives along a mesh axis on their first dim."""
+    """The operations that :func:`run_step` is made of: torch operators on local tensors, and collectives along a mesh
+    axis, which gather, cut or exchange blocks of dim 0.
+
+    Lowering's emitter adds them to a graph; a test's emitter runs them at once.
+    """
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies a torch operator."""
@@ -180,7 +187,11 @@ def run_step(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard)
         x = emit.call(aten.contiguous.default, _pad(emit, x, local, padded))
         gathered = emit.all_gather(x, step.axis)
         return _join(emit, gathered, padded, goal, step.source, parts)
-    # both others send block r of the target dim to rank r, each padded to the widest block
+    # Reduce-scatter and all-to-all both send block r of the target dim to rank r. Collectives exchange blocks of dim 0
+    # of one buffer, so the blocks are cut along the target dim, padded to the widest, and stacked along dim 0. What an
+    # all-to-all brings from the other ranks is joined along the source dim. Example, S(0) -> S(1) of a (4, 6) tensor
+    # on two ranks: a rank holds (2, 6), cuts it into two (2, 3) and stacks them to (4, 3); it gets one (2, 3) of its
+    # own columns from each rank, and joins the two along dim 0 to (4, 3).
     width = -(-padded[step.target] // parts)
     piece_shape = _with(padded, step.target, width)
     if step.target == 0 and local == _with(padded, 0, width * parts):

@@ -1,7 +1,8 @@
-"""What the tensors of a training step are for: parameters, their gradients, activations; batch, layers, experts.
+"""The roles of tensors in a training step: which are parameters, gradients or activations; which parameters are
+matrices, biases or experts; which inputs are batches; which operators belong to a layer.
 
-Read from the graph, not from names: the same for every model. A view or cast of a parameter is a parameter still; what
-becomes a parameter's gradient by views, casts and additions alone is a gradient already.
+Roles are read from the graph, not from names, so they hold for every model. A view or cast of a parameter counts as a
+parameter; a tensor that becomes a parameter's gradient by views, casts and additions alone counts as a gradient.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Roles:
         self._graph = graph
 
     def of(self, ref: Ref) -> TensorClass:
-        """The class of a tensor."""
+        """The class of a tensor: ``parameters``, ``gradients`` or ``activations``, as in constraints."""
         if ref.node in self.origins:
             return "parameters"
         return "gradients" if ref in self.gradients else "activations"
@@ -98,7 +99,9 @@ class Roles:
 
     @cached_property
     def layered(self) -> Mapping[int, str]:
-        """What stands in a layer, with the path of the outermost; all nodes of a model that has no layers."""
+        """Nodes that belong to a layer, with the path of the outermost layer (``layers.3``). In a model without layers
+        all nodes count, with an empty path.
+        """
         found: dict[int, str] = {}
         for path, nodes in sorted(layers(self._graph).items(), key=lambda item: item[0].count(".")):
             for i in nodes:

@@ -25,11 +25,13 @@ from itertools import pairwise, zip_longest
 from math import prod
 from typing import Literal
 
+from cost_models.collective_kinds import RedistributionKind
+
 from .errors import LayoutError
 from .layout import Layout, R, largest_local_shape
 from .mesh import Mesh
 
-StepKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice"]
+StepKind = Literal[RedistributionKind, "slice"]
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def mistakes_explained() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name == "jinja2":
             fail("a report needs jinja2, which is not installed; pip install 'autoshard[report]'", EXIT_MISTAKE)
-        if error.name not in ("torch", "numpy", "ortools", "pulp"):
+        if error.name not in ("torch", "numpy"):
             raise
         fail(f"this needs {error.name}, which is not installed; pip install autoshard", EXIT_MISTAKE)
 

@@ -1,4 +1,4 @@
-"""What one rank holds in memory, moment by moment: read off the local graphs that it will run.
+"""What one rank holds in memory at every moment of a step, found by walking the local graphs that it will run.
 
 A tensor lives from the operator that makes it to the last one that reads it, or a view of it: the local graphs let go
 of everything at that moment (:mod:`autoshard.lowering`), so what is counted is what runs. Views share the storage of
@@ -22,13 +22,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 from cost_models import OptimizerPolicy
 
 from .capture import CapturedGraph
 from .layout import is_even, local_shape
-from .lowering import LocalProgram, Rank, lower
+from .lowering import LocalProgram, Rank, lower, storages
 from .mesh import Mesh
 from .plans import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, ShardingPlan, TenantKind, TensorEntry
 from .plans.memory import MAX_POINTS, MAX_TENANTS
@@ -38,7 +37,7 @@ OPTIMIZER_STEP = "step"
 
 @dataclass(frozen=True)
 class Tenant:
-    """A storage: the tensor it holds, what that is, and its bytes."""
+    """Memory in use: the name of the tensor that it holds, the tensor's kind (``parameter``, ...), and its bytes."""
 
     name: str
     kind: TenantKind
@@ -60,7 +59,7 @@ class Timeline:
 
 
 def timeline_of(graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy) -> Timeline:
-    """The course of one training step on the fullest rank.
+    """What the fullest rank holds in memory over one training step.
 
     Shards of rank 0 are the largest, but where a tensor is cut unevenly the others pad theirs before they send them, so
     the ranks at the corners of the mesh are looked at too.
@@ -73,7 +72,7 @@ def timeline_of(graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolic
 def timeline(
     graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, coordinate: tuple[int, ...]
 ) -> Timeline:
-    """The course of one training step on the rank at a coordinate of the mesh; needs no process group."""
+    """What the rank at a coordinate of the mesh holds in memory over one training step. Needs no process group."""
     groups = tuple(f"axis {axis}" for axis in plan.mesh.axes)
     program = lower(graph, plan, Rank(coordinate, torch.device("cpu"), groups))
     return _Simulation(graph, plan, policy, program, coordinate).run()
@@ -82,7 +81,7 @@ def timeline(
 def outcome(
     found: Timeline, optimizer: str, budget_bytes: int | None = None, soft_ms_per_gib: float | None = None
 ) -> MemoryOutcome:
-    """A timeline as a plan states it: the largest tenants, and a course of few points."""
+    """A timeline as a plan file has it: the largest tensors at the peak, and at most MAX_POINTS moments of the step."""
     tenants = _merged(found.at_peak)
     named, others = tenants[:MAX_TENANTS], tenants[MAX_TENANTS:]
     return MemoryOutcome(
@@ -148,7 +147,10 @@ class _Lifetime:
 
 
 class _Simulation:
-    """Walks the local graphs once. Storages are known by their address on the meta device."""
+    """Walks the forward and backward graph once and notes when each storage is made and last needed.
+
+    Two tensors share a storage where torch gave them the same address on the meta device.
+    """
 
     def __init__(
         self,
@@ -217,7 +219,7 @@ class _Simulation:
         for key in _keys(returned):
             self._storages[key].last = max(self._storages[key].last, last)
         for node in given:  # tangents: autograd holds them to the end of the backward
-            for key, size in _sizes(node).items():
+            for key, size in storages(node).items():
                 self._storages.setdefault(key, _Lifetime(node.meta["label"].tensor, "temporary", size, first, last))
         return returned
 
@@ -227,7 +229,7 @@ class _Simulation:
         for key in _keys(node.all_input_nodes):
             if key in self._storages:
                 self._storages[key].last = moment
-        for key, size in _sizes(node).items():
+        for key, size in storages(node).items():
             kind: TenantKind = "temporary" if label.is_copy else "activation"
             self._storages.setdefault(key, _Lifetime(label.tensor, kind, size, moment, moment))
 
@@ -274,11 +276,5 @@ class _Simulation:
         return Timeline(points, tuple(sorted(alive, key=lambda t: (-t.size_bytes, t.name))), self._static)
 
 
-def _sizes(node: fx.Node) -> dict[int, int]:
-    """The storages of a value with their bytes."""
-    tensors = (leaf for leaf in tree_leaves(node.meta["val"]) if isinstance(leaf, torch.Tensor))
-    return {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
-
-
 def _keys(values: Iterable[Any]) -> set[int]:
-    return {key for value in values if isinstance(value, fx.Node) for key in _sizes(value)}
+    return {key for value in values if isinstance(value, fx.Node) for key in storages(value)}

@@ -208,7 +208,7 @@ def _timed(name: str, plan, seconds: list[float]) -> Timed:
 
 
 def write_results(found, timed: list[Timed], folder: Path) -> None:
-    """Prints the tables and writes ``result.json`` and, where matplotlib is there, the report."""
+    """Prints the tables and writes ``result.json`` and, where jinja2 is there, the report."""
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
     errors = held_out(found.compared)
     table = Table(title="Collectives: error on held-out sizes of 64 KiB and more")

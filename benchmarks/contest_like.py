@@ -1,4 +1,4 @@
-"""Writes problems of the sizes that the IOPDDL contest has and ../shared/iopddl has not, all costs finite.
+"""Writes problems of the sizes of the IOPDDL contest's largest instances, all costs finite.
 
 `python benchmarks/contest_like.py wide.json.gz` is like its largest graphs (65,000 nodes, up to 60 strategies),
 `--shape mesh3d` like its 3-D meshes (180 strategies on thousands of nodes). Both are about 250 MB of JSON. Then

@@ -1,8 +1,8 @@
 """The solver on the IOPDDL instances, beside the best published results: `python benchmarks/solver.py [G A M S]`.
 
 Every instance is solved within its contest time limit, loading included, and every printed cost comes from the
-evaluator on the original instance. Published costs and lower bounds: ../shared/iopddl/README.md (contest machine: 8
-cores, 32 GB).
+evaluator on the original instance. Costs and lower bounds are those that the contest and its winners published (its
+machine: 8 cores, 32 GB); the instances are those of https://github.com/google/iopddl, in the folder `FOLDER`.
 """
 
 from __future__ import annotations

@@ -1,26 +1,70 @@
 """Seconds of operations and collectives on a known machine. Knows bytes, flops and links, never tensors or layouts.
 
+>>> from cost_models import load_profile
 >>> profile = load_profile("dgx-h100")
 >>> topology = profile.topology(("dp", "tp"), (8, 8))
 >>> [link.name for link in topology.links]
 ['InfiniBand NDR', 'NVLink 4']
 >>> f"{topology.collective_s('all_gather', axis=1, size_bytes=1 << 30) * 1e3:.2f} ms"
 '2.58 ms'
+
+Names are loaded when they are first used: whoever reads a plan needs the YAML reader that lives here, and no numpy.
 """
 
-from .collectives import wire_bytes
-from .compute import OP_KINDS, Compute, Efficiency
-from .curve import Curve
-from .errors import ProfileError
-from .hosts import Hosts
-from .link import COLLECTIVE_KINDS, Algorithm, Link
-from .measured import MeasuredMesh
-from .memory import OPTIMIZERS, OptimizerPolicy, optimizer_policy
-from .profile import Profile
-from .profile_file import PRESETS, dump_profile, load_profile, parse_profile
-from .provenance import Provenance, Residual
-from .topology import Route, Topology
-from .torus import Torus
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .collective_kinds import COLLECTIVE_KINDS
+    from .collectives import wire_bytes
+    from .compute import OP_KINDS, Compute, Efficiency
+    from .curve import Curve
+    from .errors import ProfileError
+    from .hosts import Hosts
+    from .link import Algorithm, Link
+    from .measured import MeasuredMesh
+    from .memory import OPTIMIZERS, OptimizerPolicy, optimizer_policy
+    from .profile import Profile
+    from .profile_file import PRESETS, dump_profile, load_profile, parse_profile
+    from .provenance import Provenance, Residual
+    from .topology import Route, Topology
+    from .torus import Torus
+
+_HOMES = {
+    "COLLECTIVE_KINDS": "collective_kinds",
+    "wire_bytes": "collectives",
+    "Compute": "compute",
+    "Efficiency": "compute",
+    "OP_KINDS": "compute",
+    "Curve": "curve",
+    "ProfileError": "errors",
+    "Hosts": "hosts",
+    "Algorithm": "link",
+    "Link": "link",
+    "MeasuredMesh": "measured",
+    "OPTIMIZERS": "memory",
+    "OptimizerPolicy": "memory",
+    "optimizer_policy": "memory",
+    "Profile": "profile",
+    "PRESETS": "profile_file",
+    "dump_profile": "profile_file",
+    "load_profile": "profile_file",
+    "parse_profile": "profile_file",
+    "Provenance": "provenance",
+    "Residual": "provenance",
+    "Route": "topology",
+    "Topology": "topology",
+    "Torus": "torus",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "COLLECTIVE_KINDS",

@@ -38,8 +38,9 @@ from functools import reduce
 import numpy as np
 
 from .amounts import Amount, require_amount
-from .errors import nearest
-from .link import COLLECTIVE_KINDS, Algorithm, Link
+from .collective_kinds import COLLECTIVE_KINDS
+from .link import Algorithm, Link
+from .spelling import did_you_mean
 
 _PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1, "broadcast": 1}
 
@@ -61,7 +62,7 @@ def collective_s(kind: str, ranks: int, size_bytes: Amount, link: Link) -> Amoun
     """
     if kind not in _PASSES:
         known = ", ".join(COLLECTIVE_KINDS)
-        raise ValueError(f"unknown collective {kind!r}; the kinds are {known}{nearest(kind, COLLECTIVE_KINDS)}")
+        raise ValueError(f"unknown collective {kind!r}; the kinds are {known}{did_you_mean(kind, COLLECTIVE_KINDS)}")
     require_amount("size_bytes", size_bytes)
     if kind == "reduce_scatter" and link.reduce_scatter_as_all_reduce:
         kind = "all_reduce"

@@ -28,7 +28,8 @@ import numpy as np
 
 from .amounts import Amount, require_amount
 from .curve import Curve, Knots
-from .errors import ProfileError, nearest
+from .errors import ProfileError
+from .spelling import did_you_mean
 
 OpKind: TypeAlias = Literal[
     "matmul",
@@ -101,7 +102,7 @@ class Compute:
         """
         if kind not in OP_KINDS:
             raise ValueError(
-                f"unknown kind of operation {kind!r}; the kinds are {', '.join(OP_KINDS)}{nearest(kind, OP_KINDS)}"
+                f"unknown kind of operation {kind!r}; the kinds are {', '.join(OP_KINDS)}{did_you_mean(kind, OP_KINDS)}"
             )
         require_amount("flops", flops)
         require_amount("bytes_moved", bytes_moved)
@@ -134,7 +135,7 @@ class Compute:
             return self.peak_flops_per_s["float32"]
         raise ProfileError(
             f"no peak rate for dtype {dtype!r}; compute.peak_flops_per_s of this profile has "
-            f"{', '.join(self.peak_flops_per_s)}{nearest(dtype, self.peak_flops_per_s)}"
+            f"{', '.join(self.peak_flops_per_s)}{did_you_mean(dtype, self.peak_flops_per_s)}"
         )
 
 

@@ -19,11 +19,12 @@ from statistics import median
 import numpy as np
 
 from .amounts import Array
+from .collective_kinds import COLLECTIVE_KINDS
 from .collectives import wire_bytes
 from .compute import Compute, Efficiency
 from .curve import Curve
 from .errors import ProfileError
-from .link import COLLECTIVE_KINDS, Link
+from .link import Link
 from .measured import MeasuredMesh
 from .profile import Profile
 from .provenance import Provenance, Residual
@@ -54,7 +55,7 @@ def isotonic(values: Sequence[float]) -> Array:
 
 @dataclass(frozen=True)
 class Compared:
-    """What a profile says of a point, and what was measured."""
+    """A point with the seconds that a profile predicts and the median of those that were measured."""
 
     point: Point
     predicted_s: float
@@ -277,7 +278,7 @@ def _order(point: Point) -> tuple[object, ...]:
 
 
 def residual(compared: Iterable[Compared]) -> Residual | None:
-    """Median and largest absolute relative error; None of nothing."""
+    """The median and the largest absolute relative error of some points; None where there are no points."""
     errors = [abs(one.error) for one in compared]
     return Residual(_rounded(median(errors)), _rounded(max(errors)), len(errors)) if errors else None
 

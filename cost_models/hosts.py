@@ -73,6 +73,9 @@ class Hosts:
         Members are taken in the order of their ranks, so host by host: a library lays its rings so, whatever the order
         of the mesh.
         """
+        # With two hosts of four devices: the group (0, 1, 2, 3) stays inside a host; of (0, 4) every step to the next
+        # member leaves the host; (0, 1, 4, 5) has two members in each host, so it can run level by level; (0, 1, 2, 4)
+        # has three and one, so it is a flat ring at the worse of both links.
         groups = np.sort(groups, axis=1)
         hosts = groups // (self.devices_per_host or size)
         leaves = hosts[:, 1:] != hosts[:, :-1]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal
 
 from .amounts import Amount
+from .collective_kinds import COLLECTIVE_KINDS
 from .curve import Curve
-
-CollectiveKind: TypeAlias = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"]
-COLLECTIVE_KINDS: tuple[str, ...] = get_args(CollectiveKind)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One mesh whose axes were measured: what a calibration run writes. It prices that mesh and no other."""
+"""A network of which one mesh was measured, axis by axis: what a calibration writes. It prices that mesh alone."""
 
 from __future__ import annotations
 

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .errors import ProfileError, nearest
+from .errors import ProfileError
 from .profile import VERSION, Profile
 from .profile_schema import profile_of
-from .safe_yaml import parse, spell, text_of
+from .profile_text import parse, spell, text_of
+from .spelling import did_you_mean
 
 READABLE = (1, VERSION)
 
@@ -36,7 +37,8 @@ def load_profile(name_or_path: str) -> Profile:
     if len(path.parts) < 2 and path.suffix not in (".yaml", ".yml") and not os.path.isfile(path):
         raise ProfileError(
             f"unknown hardware profile {name_or_path!r}; the presets are {', '.join(PRESETS)}"
-            f"{nearest(name_or_path, PRESETS)}; a profile of your own is given by its path, for example my-cluster.yaml"
+            f"{did_you_mean(name_or_path, PRESETS)}; a profile of your own is given by its path, for example "
+            "my-cluster.yaml"
         )
     if not os.path.exists(path):  # unlike Path.exists, never an OSError: a name too long, a folder closed to us
         raise ProfileError(f"hardware profile {path}: there is no such file; the presets are {', '.join(PRESETS)}")
@@ -96,7 +98,7 @@ def _on_its_base(entries: dict[Any, Any]) -> dict[Any, Any]:
     """The entries of the named preset, overridden table by table; a network of another kind replaces the preset's."""
     name = entries["based_on"]
     if name not in PRESETS:
-        close = nearest(name, PRESETS) if isinstance(name, str) else ""
+        close = did_you_mean(name, PRESETS) if isinstance(name, str) else ""
         raise ProfileError(f"based_on is {name!r}, which is no preset; they are {', '.join(PRESETS)}{close}")
     base = parse(text_of(_PRESET_DIR / f"{name}.yaml"))
     del base["provenance"], base["name"]  # both are of the base's own constants

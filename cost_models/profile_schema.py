@@ -26,14 +26,16 @@ from pydantic import (
     model_validator,
 )
 
+from .collective_kinds import CollectiveKind
 from .compute import OP_KINDS, Compute, Dtype, Efficiency
 from .curve import Curve
-from .errors import ProfileError, nearest
+from .errors import ProfileError
 from .hosts import Hosts
-from .link import Algorithm, CollectiveKind, Link
+from .link import Algorithm, Link
 from .measured import MeasuredMesh
 from .profile import Network, Profile
 from .provenance import Provenance, Residual
+from .spelling import did_you_mean
 from .torus import Torus
 
 MAX_ERRORS_SHOWN = 5
@@ -55,7 +57,7 @@ def profile_of(entries: Mapping[Any, Any]) -> Profile:
 
 
 def _whole(value: Any) -> Any:
-    """``80e9`` counts as the integer it is."""
+    """A float that is a whole number, such as ``80e9``, as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -72,8 +74,8 @@ def _kernel(value: str) -> str:
         return value
     known = ("default", *OP_KINDS)
     raise ValueError(
-        f"{value!r} is no kind of kernel{nearest(kind, known)}; write one of {', '.join(known)}, or kind/dtype as in "
-        "matmul/bfloat16"
+        f"{value!r} is no kind of kernel{did_you_mean(kind, known)}; write one of {', '.join(known)}, or kind/dtype "
+        "as in matmul/bfloat16"
     )
 
 
@@ -306,7 +308,7 @@ class _ProvenanceEntry(_Entry):
 
 
 def _as_sources(value: Any) -> Any:
-    """Plain text is the short form of a provenance."""
+    """A provenance that is plain text means one that has nothing but these sources."""
     return {"sources": value} if isinstance(value, str) else value
 
 
@@ -395,7 +397,7 @@ def _problem(error: dict[str, Any]) -> str:
     if error["type"] == "missing":
         return f"{where} is missing"
     if error["type"] == "extra_forbidden":
-        return f"{where} is not an entry of a profile{nearest(where.rpartition('.')[2], _ENTRY_NAMES)}"
+        return f"{where} is not an entry of a profile{did_you_mean(where.rpartition('.')[2], _ENTRY_NAMES)}"
     expected = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if error["type"] == "value_error":
         return f"{where}: {expected}" if where else expected

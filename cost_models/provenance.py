@@ -27,7 +27,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Never part of a price, nor of the fingerprint.
+    """Where the constants of a profile come from. It is no part of any price, nor of the fingerprint.
 
     Attributes:
         sources: in words, where the constants come from.

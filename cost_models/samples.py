@@ -238,7 +238,7 @@ class SamplesFile:
         )
 
     def _truncate(self) -> None:
-        """Cuts off what is no whole line."""
+        """Cuts off the end of the file behind its last whole line."""
         try:
             if os.fstat(self._file.fileno()).st_size > self._good:
                 self._file.truncate(self._good)
@@ -326,7 +326,7 @@ def _problem(reason: ValidationError, only: str = "") -> str:
 
 
 def _flat(header: Header) -> dict[str, object]:
-    """What must be equal, by name."""
+    """The facts, by name, in which two headers must agree for their samples to belong together."""
     found: dict[str, object] = {name: getattr(header, name) for name in ("mesh", "hosts", "device", "backend")}
     for name in ("machine", "versions"):
         found |= {f"{name} {key}": value for key, value in getattr(header, name).items()}

@@ -26,7 +26,7 @@ MAX_RANKS = 1 << 20
 
 @dataclass(frozen=True)
 class Route:
-    """What a group of ranks talks over.
+    """The links that a group of ranks communicates over.
 
     Attributes:
         link: of every hop of a flat ring through the group.

@@ -61,6 +61,9 @@ class Torus:
         Raises:
             ProfileError: no slice has that many devices, or a group is not a box of it.
         """
+        # The places of a group's members, relative to its first, must be the same for every group and fill a box: on
+        # each dimension `count` positions, `stride` apart. On a torus of 4 x 4 the group (0, 1, 4, 5) is at (0, 0),
+        # (0, 1), (1, 0), (1, 1): two positions, one apart, on both dimensions.
         shape = self.slice_shape(devices)
         places = np.stack(np.unravel_index(groups, shape), axis=-1)
         offsets = places[0] - places[0, :1]

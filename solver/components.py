@@ -55,7 +55,7 @@ def _total(values: Sequence[int | None]) -> int | None:
 
 
 def _on_top(request: Request, costs: int | None, bounds: int | None, cost: int | None, bound: int | None) -> None:
-    """Reports the cost and bound of the last part on top of those of the others."""
+    """Reports a cost and bound of the whole problem: those of the last part plus those of the other parts."""
     request.on_progress(_total([costs, cost]), _total([bounds, bound]))
 
 

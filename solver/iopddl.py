@@ -8,7 +8,7 @@
 Plain or gzipped. Integers fit int64, and a cost of 10^18 or more means infinite. Two edges may join the same nodes
 (instances of the contest have such): both are paid. Lists of integers are parsed row by row
 into numpy arrays, equal rows into one array object, so that a 250 MB file needs little more memory than its text.
-Source: google/iopddl, and ../shared/iopddl/README.md.
+Source: https://github.com/google/iopddl.
 """
 
 from __future__ import annotations
@@ -118,7 +118,10 @@ def write_solution(solution: Solution, path: str | Path) -> None:
 
 
 def _write(path: str | Path, text: str) -> None:
-    """Writes beside the file, then renames: a failing write loses nothing."""
+    """Writes beside the file, then renames: a failing write loses nothing.
+
+    ``autoshard.atomic_write`` does more of this (permissions, links, the disk's cache); this package runs alone.
+    """
     data = text.encode()
     # mtime=0: the same problem gives the same bytes.
     data = gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data

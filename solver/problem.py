@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -203,6 +203,11 @@ class Problem:
     def strategies(self) -> int:
         """How many strategies the nodes have together."""
         return sum(len(node.costs) for node in self.nodes)
+
+    @cached_property
+    def grouped(self) -> frozenset[int]:
+        """The edges that belong to a group; each of the others pays for itself."""
+        return frozenset(edge for group in self.groups for edge in group.edges)
 
     def _check_node(self, node: int, where: str) -> None:
         if not 0 <= node < len(self.nodes):

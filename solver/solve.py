@@ -1,4 +1,4 @@
-"""The one door: reduce, run a backend, lift, judge."""
+"""`solve`: reduces the problem, runs a backend on what is left, translates the answer back, and judges it."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _minimised(backend: Backend, request: Request, problem: Problem) -> Answer:
 
 
 class _Run:
-    """One call of solve: its clock, what it reports, and how it ends."""
+    """The state of one call of `solve`: when it started, what it reported so far, and the unit its costs are in."""
 
     def __init__(self, problem: Problem, unit: int, backend: str, progress: Callable[[Incumbent], None] | None) -> None:
         self.problem = problem

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import autoshard
@@ -51,3 +51,10 @@ def measured(
                 steps.step()
             steps.zero_grad()
         return log
+
+
+@contextmanager
+def one_rank() -> Iterator[DeviceMesh]:
+    """A mesh of this process alone, on which values are right: what autograd does with a module can be seen on it."""
+    with fake_ranks(1):
+        yield init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))

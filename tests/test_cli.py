@@ -115,7 +115,7 @@ MISTAKES = {
     "mesh": (["--mesh", "dp2"], "error: cannot read the mesh 'dp2'; write axis=size"),
     "folder": (["-o", "none/new.yaml"], "error: cannot write the plan none/new.yaml: there is no folder"),
     "file missing": (["none.py:model"], "error: cannot load the model 'none.py:model': there is no file none.py"),
-    "name missing": (["model.py:modle"], "Did you mean 'model'?"),
+    "name missing": (["model.py:modle"], "did you mean 'model'?"),
     "hardware": (["--hardware", "none"], "none"),
     "backend": (["--backend", "none"], "unknown backend 'none'"),
     "objective": (["--objective", "none"], "communication-time"),

@@ -96,7 +96,7 @@ def test_the_file_is_not_run_as_the_main_program(model_file: Path) -> None:
     ("name", "said"),
     [
         ("tow", "has no function 'tow'; it has bad_kwargs, failing"),
-        ("tow", "Did you mean 'two'?"),
+        ("tow", "did you mean 'two'?"),
         ("WIDTH", "'WIDTH' in"),
         ("failing", 'model.py:33 (raise RuntimeError("no weights here")): RuntimeError: no weights here'),
         ("failing_elsewhere", "model.py:37 (return beside.fail()): KeyError: 'lost'"),

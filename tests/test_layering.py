@@ -19,7 +19,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("autoshard", "solver", "cost_models")
 
-VOCABULARY = frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.layout", "autoshard.steps"})
+# What cost_models has for everybody: it needs no numpy, and knows no machine.
+SHARED = frozenset({"cost_models.collective_kinds", "cost_models.safe_yaml", "cost_models.spelling"})
+VOCABULARY = frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.layout", "autoshard.steps"}) | SHARED
 MODEL = frozenset({"autoshard.capture", "autoshard.strategies", "autoshard.redistribution", "autoshard.localize"})
 STAGES = MODEL | {
     "autoshard.calls",
@@ -58,16 +60,28 @@ class Row:
     third_party: frozenset[str] = frozenset()
 
 
+MEMORY = Row(
+    VOCABULARY
+    | {"autoshard.memory_moments", "autoshard.memory_sizes", "autoshard.memory_storages", "autoshard.memory_copies"}
+    | {"autoshard.capture", "autoshard.strategies", "autoshard.redistribution", "autoshard.pricing"}
+    | {"autoshard.formulation", "cost_models", "solver"},
+    frozenset({"numpy"}),
+)
+
 # A group is a module or a package with all that is inside it; the longest name that fits decides.
 TABLE = {
     "solver": Row(frozenset(), frozenset({"numpy"})),
     "solver.backends": Row(frozenset({"solver"}), frozenset({"numpy", "ortools", "pulp"})),
-    "cost_models": Row(frozenset(), frozenset({"numpy"}) | FILES),
+    "cost_models": Row(SHARED, frozenset({"numpy"}) | FILES),
+    "cost_models.collective_kinds": Row(frozenset()),
+    "cost_models.safe_yaml": Row(frozenset(), frozenset({"yaml"})),
+    "cost_models.spelling": Row(frozenset()),
     "autoshard.errors": Row(VOCABULARY),
     "autoshard.mesh": Row(VOCABULARY),
     "autoshard.layout": Row(VOCABULARY),
     "autoshard.steps": Row(VOCABULARY),
-    "autoshard.plans": Row(VOCABULARY, FILES | {"rich", "jinja2"}),
+    "autoshard.atomic_write": Row(frozenset()),
+    "autoshard.plans": Row(VOCABULARY | {"autoshard.atomic_write"}, FILES | {"rich", "jinja2"}),
     "autoshard.capture": Row(VOCABULARY, frozenset({"torch"})),
     "autoshard.localize": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
     "autoshard.strategies": Row(VOCABULARY | {"autoshard.capture", "autoshard.localize"}, frozenset({"torch"})),
@@ -115,12 +129,11 @@ TABLE = {
         | {"autoshard.capture", "autoshard.redistribution", "autoshard.localize"},
         frozenset({"torch"}),
     ),
-    "autoshard.memory": Row(
-        VOCABULARY
-        | {"autoshard.capture", "autoshard.strategies", "autoshard.redistribution", "autoshard.pricing"}
-        | {"autoshard.formulation", "cost_models", "solver"},
-        frozenset({"numpy"}),
-    ),
+    "autoshard.memory": MEMORY,
+    "autoshard.memory_moments": MEMORY,
+    "autoshard.memory_sizes": MEMORY,
+    "autoshard.memory_storages": MEMORY,
+    "autoshard.memory_copies": MEMORY,
     "autoshard.fitting": Row(
         VOCABULARY
         | {"autoshard.plans", "autoshard.formulation", "autoshard.memory", "autoshard.timeline"}
@@ -148,9 +161,10 @@ TABLE = {
         VOCABULARY | STAGES | {"autoshard.api", "cost_models", "solver"}, frozenset({"numpy", "torch"})
     ),
     "autoshard.measure": Row(
-        frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.lowering", "cost_models"}), frozenset({"torch"})
+        SHARED | {"autoshard.atomic_write", "autoshard.errors", "autoshard.mesh", "autoshard.lowering", "cost_models"},
+        frozenset({"torch"}),
     ),
-    "autoshard.measure.report": Row(frozenset({"autoshard.measure", "cost_models"}), frozenset({"matplotlib"})),
+    "autoshard.measure.report": Row(frozenset({"autoshard.measure", "cost_models"}), frozenset({"jinja2"})),
     "autoshard.calibration": Row(
         frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.plans", "autoshard.measure", "cost_models"})
         | {"autoshard.measure.report"},
@@ -182,9 +196,11 @@ EXACT = frozenset({"autoshard"})
 # Modules that may import first-party modules inside a function, and why.
 DEFERRED = {
     "autoshard": "the public names are loaded when asked for: reading a plan loads no torch",
+    "cost_models": "the public names are loaded when asked for: reading a plan loads no numpy",
+    "autoshard.__main__": "the command line needs libraries of an extra: where they are missing, it says which",
     "autoshard.cli": "only the commands that need torch load it",
     "autoshard.cli_review": "as for the other commands",
-    "autoshard.calibration": "only a report needs matplotlib",
+    "autoshard.calibration": "only a report needs jinja2",
     "solver.backends": "the registry loads the one backend that was asked for",
 }
 # Third-party packages that a module may import inside a function only.

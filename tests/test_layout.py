@@ -136,7 +136,9 @@ def test_even_and_empty_say_what_the_shards_show(case: tuple[Layout, Mesh], shap
     all_shapes = [local_shape(shape, layout, mesh, coordinate) for coordinate in mesh.coordinates()]
     if is_even(shape, layout, mesh):
         assert len(set(all_shapes)) == 1
-    if 0 not in shape:
+    if 0 in shape:
+        assert has_empty_shard(shape, layout, mesh) == any(placement.kind != "R" for placement in layout)
+    else:
         assert has_empty_shard(shape, layout, mesh) == any(0 in local for local in all_shapes)
         assert is_even(shape, layout, mesh) == (len(set(all_shapes)) == 1)
 

@@ -14,25 +14,22 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("autoshard", "solver", "cost_models")
+OF_EXTRAS = (
+    "ortools",
+    "pulp",
+    "typer",
+    "rich",
+)  # what planning and the command line need, and a rank of a job does not
 
 PRELUDE = """
 import importlib, pkgutil, sys
 
-class Absent:
-    '''Makes packages look as if they were not installed.'''
-
-    def __init__(self, *names):
-        self.names = names
-
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in self.names:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
 def absent(*names):
-    sys.meta_path.insert(0, Absent(*names))
+    '''Makes packages look as if they were not installed, to imports and to find_spec.'''
+    sys.modules.update(dict.fromkeys(names))
 
 def loaded(*names):
-    return sorted({module.partition(".")[0] for module in sys.modules} & set(names))
+    return sorted({name.partition(".")[0] for name, module in sys.modules.items() if module} & set(names))
 
 def import_all(package):
     importlib.import_module(package)
@@ -54,12 +51,6 @@ def run(program: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def needs(*files: str) -> pytest.MarkDecorator:
-    """Skips a test until the files that it checks are written."""
-    missing = [file for file in files if not (ROOT / file).exists()]
-    return pytest.mark.skipif(bool(missing), reason=f"not written yet: {', '.join(missing)}")
-
-
 def test_a_blocked_package_looks_absent() -> None:
     run(
         "absent('numpy')\n"
@@ -69,18 +60,82 @@ def test_a_blocked_package_looks_absent() -> None:
     )
 
 
-@needs("autoshard/__init__.py")
-def test_autoshard_imports_without_the_solvers() -> None:
-    run("absent('ortools', 'pulp')\nimport autoshard, autoshard.plans")
-
-
-@needs("autoshard/__init__.py", "autoshard/api.py")
-def test_every_public_name_loads_without_the_solvers() -> None:
+def test_every_public_name_loads_without_the_packages_of_the_extras() -> None:
     run(
-        "absent('ortools', 'pulp')\nimport autoshard\n"
+        f"absent{OF_EXTRAS}\nimport autoshard\n"
         "assert autoshard.__all__\n"
         "for name in autoshard.__all__:\n    getattr(autoshard, name)"
     )
+
+
+MODEL = """
+import torch, autoshard
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 4)
+
+    def forward(self, x, y):
+        return torch.nn.functional.mse_loss(self.linear(x), y)
+
+torch.manual_seed(0)
+model, arguments = Model(), (torch.randn(4, 8), torch.randn(4, 4))
+"""
+
+APPLIED = """
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+expected = model(*arguments).item()
+dist.init_process_group("gloo", init_method="file://" + FOLDER + "/store", rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+module = autoshard.parallelize(model, autoshard.read_plan(FOLDER + "/plan.yaml"), mesh)
+loss = module(*arguments)
+loss.backward()
+assert loss.item() == expected and all(p.grad is not None for p in module.parameters())
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_applies_a_plan_and_trains_without_the_packages_of_the_extras(tmp_path: Path) -> None:
+    folder = f"FOLDER = {str(tmp_path)!r}\n"
+    made = "plan = autoshard.plan(model, arguments, mesh='dp=1', hardware='cpu-gloo')\n"
+    run(folder + MODEL + made + "autoshard.write_plan(plan, FOLDER + '/plan.yaml')")
+    run(f"absent{OF_EXTRAS}\n" + folder + MODEL + APPLIED + f"assert loaded{OF_EXTRAS} == []")
+
+
+@pytest.mark.parametrize(("backend", "missing"), [("auto", "ortools"), ("cp-sat", "ortools"), ("cbc", "pulp")])
+def test_planning_without_its_solver_names_the_extra_before_the_model_is_captured(backend: str, missing: str) -> None:
+    run(
+        f"absent({missing!r})\n{MODEL}\nmodel.forward = None\n"
+        f"try:\n    autoshard.plan(model, arguments, mesh='dp=2', backend={backend!r})\n"
+        f"except ImportError as error:\n    said = str(error)\n"
+        f"assert {missing!r} in said and \"pip install 'autoshard[plan]'\" in said, said"
+    )
+
+
+def command(missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``python -m autoshard`` where a package is not installed."""
+    program = f"import runpy\nabsent({missing!r})\nrunpy.run_module('autoshard', run_name='__main__')"
+    return subprocess.run(
+        [sys.executable, "-c", PRELUDE + program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_the_command_without_its_libraries_names_the_extra(missing: str) -> None:
+    done = command(missing, "--version")
+    said = f"error: the command needs {missing}, which is not installed; pip install 'autoshard[cli]'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+def test_the_command_plan_without_a_solver_names_the_extra(tmp_path: Path) -> None:
+    options = ["--mesh", "dp=2,tp=2", "--output", str(tmp_path / "plan.yaml")]
+    done = command("ortools", "plan", "examples/llama.py:demo", *options)
+    assert done.returncode == 2
+    assert "needs ortools, not installed here: pip install 'autoshard[plan]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_reviewing_a_plan_loads_neither_torch_nor_a_solver() -> None:
@@ -90,7 +145,6 @@ def test_reviewing_a_plan_loads_neither_torch_nor_a_solver() -> None:
     )
 
 
-@needs("autoshard/cli.py")
 def test_the_command_line_starts_without_torch_or_a_solver() -> None:
     run("absent('torch', 'ortools', 'pulp')\nfrom autoshard.cli import main\nassert callable(main)")
 
@@ -102,7 +156,15 @@ def test_torch_free_packages_never_load_torch(package: str) -> None:
 
 def test_the_command_is_declared_as_the_function_main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"autoshard": "autoshard.cli:main"}
+    assert project["scripts"] == {"autoshard": "autoshard.__main__:main"}
+
+
+def test_a_rank_of_a_job_installs_no_package_of_the_extras_and_make_setup_installs_all() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert {_name(line) for line in project["dependencies"]} == {"torch", "numpy", "pydantic", "pyyaml"}
+    assert {_name(line) for extra in ("plan", "cli") for line in extras[extra]} == set(OF_EXTRAS)
+    assert f"'.[{','.join(extras)}]'" in (ROOT / "Makefile").read_text()
 
 
 def test_every_dependency_is_pinned_and_explained() -> None:
@@ -150,5 +212,6 @@ def test_the_wheel_holds_the_three_packages_and_their_data(tmp_path: Path) -> No
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert "cost_models/profiles/planted.yaml" in names
     templates = {f"autoshard/plans/templates/report.{suffix}" for suffix in ("html", "css", "js")}
+    templates |= {f"autoshard/measure/templates/{name}" for name in ("calibration.html", "chart.svg")}
     assert templates <= names
     assert {name.partition("/")[0] for name in names} == {*PACKAGES, "autoshard-0.1.0.dist-info"}

@@ -1,19 +1,26 @@
 """Capture: the training step of a module as one immutable joint forward and backward graph."""
 
+from .adapter import global_hooks
 from .annotation import CONSTRAIN, annotated, constrain
-from .capture import capture, input_names
-from .graph import CapturedGraph, Node, Ref, TensorMeta, is_random, map_refs, refs_in
+from .arguments import Call, CallSignature, differences, input_names
+from .capture import capture
+from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, map_refs, refs_in
 from .repeats import is_contraction, layers, tied_nodes
 
 __all__ = [
     "CONSTRAIN",
+    "Call",
+    "CallSignature",
     "CapturedGraph",
     "Node",
     "Ref",
+    "SameTensor",
     "TensorMeta",
     "annotated",
     "capture",
     "constrain",
+    "differences",
+    "global_hooks",
     "input_names",
     "is_contraction",
     "is_random",

@@ -1,4 +1,4 @@
-"""The private torch APIs that capture needs, all in this file (torch 2.11 to 2.13).
+"""The private torch APIs that capture needs, but for dynamo's, which are in ``dynamo.py`` (torch 2.11 to 2.13).
 
 ``trace`` turns a model on fake tensors into one joint forward and backward FX graph. Source of the recipe: torch's own
 ``aot_export_joint_with_descriptors`` (torch/_functorch/aot_autograd.py).
@@ -6,22 +6,25 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 from torch import nn
 from torch._decomp import get_decompositions
-from torch._dynamo.functional_export import _dynamo_graph_capture_for_export
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export._trace import _restore_state_dict
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
+from ..errors import CaptureError
 from .annotation import marking
+from .dynamo import Guards
+from .forward import forward_of
+from .graph import SameTensor
+from .observed import MODEL
 
 aten = torch.ops.aten
 
@@ -47,59 +50,115 @@ _DECOMPOSED = [
 class Trace:
     """The joint graph, with a descriptor ``(kind, detail)`` for each placeholder and each output.
 
-    Kinds of placeholder: parameter (FQN), buffer (FQN), input (position), tangent (position).
-    Kinds of output: output (position), gradient (FQN), mutation (FQN), none.
+    Kinds of placeholder: parameter (FQN), buffer (FQN), input (position), tangent (position), state tangent (FQN),
+    token.
+    Kinds of output: output (position), gradient (FQN), mutation (FQN of a buffer, which is written in place),
+    replacement (FQN of a buffer, which stands for another tensor afterwards), parameter mutation (FQN), input mutation
+    (position), effect (of an operator that does more than compute), none.
+
+    ``same`` are the results that are no new tensors, by position; an input among them is named by its own position.
+    ``guards`` are the conditions on Python state under which the model does what the graph does, if they were asked
+    for; ``names`` are those of functions and attributes that the model's own code uses.
     """
 
     graph: torch.fx.Graph
     placeholders: tuple[tuple[str, Any], ...]
     outputs: tuple[tuple[str, Any], ...]
+    same: dict[int, SameTensor]
     out_spec: TreeSpec
+    guards: Guards | None
+    names: frozenset[str]
 
 
-def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
+def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guarded: bool) -> Trace:
     """Captures one joint graph of a model. Its parameters, and the tensors in args and kwargs, may be on any device.
 
     The model is left as it was; no memory is allocated for its tensors.
+
+    Raises:
+        CaptureError: the forward does something that no graph can hold.
     """
-    mode = FakeTensorMode()
-    convert = _Faker(mode)
-    with convert.fake_module(model), marking(), ExitStack() as stack:
-        fake_args, fake_kwargs = tree_map(convert, (args, kwargs))
-        module = _dynamo_graph_capture_for_export(model)(*fake_args, **fake_kwargs)
-        _restore_state_dict(model, module)
+    faker = _Faker(FakeTensorMode())
+    with faker.fake_module(model), marking(), _same_modes(), ExitStack() as stack:
+        fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
+        forward = forward_of(model, fake_args, fake_kwargs)
         decompositions: Any = get_decompositions(_DECOMPOSED)
+        # the backward is called outside of autocast
+        stack.enter_context(functorch_config.patch({"backward_pass_autocast": "off"}))
         joint = aot_export_joint_with_descriptors(
-            stack, module, fake_args, fake_kwargs or None, decompositions=decompositions
+            stack, forward.module, fake_args, fake_kwargs or None, decompositions=decompositions
         )
     graph = joint.graph_module.graph
     placeholders = tuple(_placeholder(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder")
-    output = graph.output_node()
-    outputs = tuple(_output(desc) for desc in tree_flatten(output.meta["desc"])[0])
-    return Trace(graph, placeholders, outputs, joint.out_spec)
+    kinds: dict[int, tuple[str, Any]] = {k: ("output", k) for k in range(forward.results)}
+    kinds |= {forward.results + k: ("replacement", name) for k, name in enumerate(forward.replaced)}
+    outputs = tuple(_output(desc, kinds) for desc in tree_flatten(graph.output_node().meta["desc"])[0])
+    found = forward.found
+    guards = found.guards() if guarded else None
+    return Trace(graph, placeholders, outputs, forward.same, forward.out_spec, guards, found.names)
 
 
-def model_stack(error: Exception) -> str:
-    """The frames of the model in which dynamo met an error, as a traceback prints them; empty for other errors."""
-    return "".join(traceback.format_list(getattr(error, "real_stack", None) or []))
+@contextmanager
+def _same_modes() -> Iterator[None]:
+    """Keeps the modes of torch that a traced forward may set.
+
+    Raises:
+        CaptureError: it sets the default dtype.
+    """
+    dtype = torch.get_default_dtype()
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        yield
+    if torch.get_default_dtype() != dtype:
+        torch.set_default_dtype(dtype)
+        raise CaptureError("the forward sets torch's default dtype; set it outside, or give each tensor its dtype")
+
+
+def global_hooks() -> list[Any]:
+    """The hooks that torch calls for every module."""
+    kinds = ("forward_pre", "forward", "backward_pre", "backward")
+    return [hook for kind in kinds for hook in getattr(torch.nn.modules.module, f"_global_{kind}_hooks").values()]
+
+
+def module_backward_hooks(module: nn.Module) -> list[Any]:
+    """The hooks that the backward of a module calls."""
+    return [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+
+
+def gradient_hooks(tensor: torch.Tensor) -> list[Any]:
+    """The hooks that the gradient of a tensor goes through, or that are called once it has arrived."""
+    return [*(tensor._backward_hooks or {}).values(), *(tensor._post_accumulate_grad_hooks or {}).values()]
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a dense block of numbers, and no class of its own with another meaning."""
+    known = type(tensor) in (torch.Tensor, nn.Parameter) or isinstance(tensor, FakeTensor)
+    return known and tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
 class _Faker:
-    """Turns tensors into fake CPU tensors of the same shape, one for each distinct tensor, so that ties stay ties."""
+    """Turns tensors into fake CPU tensors of the same shape: one for each distinct parameter or buffer, so that ties
+    stay ties, and one for each argument, even where two arguments are one tensor: they need not be in another call.
+    """
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         self._memo: dict[int, torch.Tensor] = {}
 
-    def __call__(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
+    def argument(self, value: Any) -> Any:
+        """A fake for a tensor; any other leaf as it is."""
+        return self._fake(value) if isinstance(value, torch.Tensor) else value
+
+    def _fake(self, value: torch.Tensor) -> torch.Tensor:
+        with self._mode:
+            return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
+
+    def _held(self, value: torch.Tensor | None) -> torch.Tensor | None:
+        if value is None:
+            return None
         if id(value) not in self._memo:
-            with self._mode:
-                fake = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
-                if isinstance(value, nn.Parameter):
-                    fake = nn.Parameter(fake, requires_grad=value.requires_grad)
-            self._memo[id(value)] = fake
+            fake = self._fake(value)
+            is_parameter = isinstance(value, nn.Parameter)
+            self._memo[id(value)] = nn.Parameter(fake, requires_grad=value.requires_grad) if is_parameter else fake
         return self._memo[id(value)]
 
     @contextmanager
@@ -110,7 +169,7 @@ class _Faker:
         try:
             for table in tables:
                 for key, tensor in list(table.items()):
-                    table[key] = self(tensor)
+                    table[key] = self._held(tensor)
             yield
         finally:
             for table, real in zip(tables, kept):
@@ -120,25 +179,32 @@ class _Faker:
 def _placeholder(desc: Any) -> tuple[str, Any]:
     match type(desc).__name__:
         case "ParamAOTInput":
-            return "parameter", desc.target
+            return "parameter", desc.target.removeprefix(MODEL)
         case "BufferAOTInput":
-            return "buffer", desc.target
+            return "buffer", desc.target.removeprefix(MODEL)
         case "PlainAOTInput":
             return "input", desc.idx
         case "TangentAOTInput":
-            return "tangent", desc.output.idx
-    raise NotImplementedError(f"the captured graph has an input of a kind autoshard does not know: {desc}")
+            if type(desc.output).__name__ == "PlainAOTOutput":
+                return "tangent", desc.output.idx
+            return "state tangent", _output(desc.output, {})[1]
+        case "ForwardTokenAOTInput" | "BackwardTokenAOTInput":
+            return "token", desc.idx
+    raise CaptureError(f"the captured graph has an input of a kind autoshard does not know: {desc}")
 
 
-def _output(desc: Any) -> tuple[str, Any]:
+def _output(desc: Any, kinds: dict[int, tuple[str, Any]]) -> tuple[str, Any]:
     match type(desc).__name__:
         case "PlainAOTOutput":
-            return "output", desc.idx
+            return kinds[desc.idx]
         case "GradAOTOutput":
-            inner = desc.grad_of
-            return ("gradient", inner.target) if type(inner).__name__ == "ParamAOTInput" else ("none", None)
+            kind, detail = _placeholder(desc.grad_of)
+            return ("gradient", detail) if kind == "parameter" else ("none", None)
         case "InputMutationAOTOutput":
-            return "mutation", desc.mutated_input.target
+            kind, detail = _placeholder(desc.mutated_input)
+            return ("mutation" if kind == "buffer" else f"{kind} mutation"), detail
+        case "ForwardTokenAOTOutput" | "BackwardTokenAOTOutput":
+            return "effect", desc.idx
         case "NoneType":
             return "none", None
-    raise NotImplementedError(f"the captured graph has a result of a kind autoshard does not know: {desc}")
+    raise CaptureError(f"the captured graph has a result of a kind autoshard does not know: {desc}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
-import os
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -14,32 +12,38 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.fx import Node as FxNode
-from torch.utils._pytree import MappingKey, SequenceKey, keystr, tree_flatten_with_path
 
 from ..errors import CaptureError
-from .adapter import Trace, model_stack, trace
+from .adapter import Trace, trace
+from .arguments import CallSignature
 from .attention import attention, attention_backward
+from .autocast import check_autocast_around
+from .dynamo import model_stack
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
+from .lines import line_in, line_of
+from .models import check_example, check_model
+from .writes import refuse_writes
 
 aten = torch.ops.aten
 
 # A value that only passes through: the node is the same tensor as its input.
 _IDENTITY = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default}
+_STRIDED = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
-# Frames that are no lines of the model.
-_NOT_THE_MODEL = (os.path.dirname(torch.__file__), os.path.join(os.path.dirname(__file__), "annotation.py"))
 
 
-def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> CapturedGraph:
+def capture(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, guarded: bool = False
+) -> CapturedGraph:
     """Captures one step of a model: forward, and backward where something is trained.
 
     Args:
         model: any module whose forward is one graph; its tensors may be on any device, meta included.
         args: example positional arguments; only shapes, dtypes and Python values are read.
         kwargs: example keyword arguments.
+        guarded: gives the graph ``guards``, which cost some time: for those who run the graph later.
 
     Returns:
         The joint graph. A scalar floating-point result is the loss; other results get one tangent each.
@@ -48,31 +52,19 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | No
         CaptureError: the model has a graph break, an operator whose result shape depends on data, or dynamic shapes.
     """
     kwargs = dict(kwargs or {})
+    check_autocast_around()
+    check_model(model)
     try:
-        traced = trace(model, args, kwargs)
+        signature = CallSignature(model)
+        check_example(signature.bind(args, kwargs))
+        traced = trace(model, args, kwargs, guarded)
+    except CaptureError:
+        raise
     except Exception as error:
         raise CaptureError(_why(model, error)) from error
-    return _Builder(traced, model, input_names(model, args, kwargs)).build()
-
-
-def input_names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """A name for each leaf of the arguments: the parameter's name in ``forward``, then keys into containers.
-
-    Where the model has a parameter, buffer or submodule of that name, the name is put behind ``args.``.
-    """
-    taken = model._parameters.keys() | model._buffers.keys() | model._modules.keys()
-    names = [p.name for p in inspect.signature(model.forward).parameters.values()]
-    leaves, _ = tree_flatten_with_path((args, kwargs))
-    result = []
-    for path, _ in leaves:
-        top, *rest = path[1:]
-        if isinstance(top, SequenceKey):
-            first = names[top.idx] if top.idx < len(names) else f"args.{top.idx}"
-        else:
-            first = str(cast(MappingKey[str, Any], top).key)
-        first = f"args.{first}" if first in taken else first
-        result.append(first + re.sub(r"[\[\]'\"]+", ".", keystr(tuple(rest))).rstrip("."))
-    return result
+    names = signature.names(args, kwargs)
+    refuse_writes(traced, model, names)
+    return _Builder(traced, model, names).build()
 
 
 class _Builder:
@@ -105,13 +97,13 @@ class _Builder:
         roots = [
             value
             for value, (kind, _) in zip(results, self._traced.outputs)  # type: ignore[arg-type]
-            if kind in ("output", "mutation") and isinstance(value, FxNode)
+            if kind in ("output", "mutation", "replacement") and isinstance(value, FxNode)
         ]
         return _ancestors(roots)
 
     def _add_placeholder(self, fx: FxNode, kind: Any, detail: Any) -> None:
         value = fx.meta.get("val")
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or kind == "state tangent":
             return
         name = self._input_names[detail] if kind == "input" else f"grad.{detail}" if kind == "tangent" else detail
         phase: Phase = "backward" if kind == "tangent" else "forward"
@@ -119,7 +111,7 @@ class _Builder:
 
     def _add_constant(self, fx: FxNode) -> None:
         raise CaptureError(
-            f"the model makes a constant tensor in its forward ({_source(next(iter(fx.users)))}); "
+            f"the model makes a constant tensor in its forward ({line_of(next(iter(fx.users)))}); "
             "register it as a buffer in __init__ instead"
         )
 
@@ -129,7 +121,12 @@ class _Builder:
             return
         op = fx.target
         if not isinstance(op, torch._ops.OpOverload):
-            raise CaptureError(f"the captured graph calls {op}, which is no torch operator ({_source(fx)})")
+            raise CaptureError(f"the captured graph calls {op}, which is no torch operator ({line_of(fx)})")
+        if op in _STRIDED:
+            raise CaptureError(
+                f"{op} reads memory as one process lays it out, which shards do not ({line_of(fx)}); index or unfold "
+                "instead"
+            )
         if op in _IDENTITY:
             self._refs[fx] = self._refs[fx.args[0]]  # type: ignore[index]
             return
@@ -141,7 +138,7 @@ class _Builder:
                 return
         op, args, kwargs = _canonical(op, args, kwargs)
         if phase == "backward" and torch.Tag.nondeterministic_seeded in op.tags:
-            raise CaptureError(f"{op} draws random numbers in the backward ({_source(fx)}), where ranks could differ")
+            raise CaptureError(f"{op} draws random numbers in the backward ({line_of(fx)}), where ranks could differ")
         path = self._path(fx)
         role = ("bwd." if phase == "backward" else "") + op._schema.name.split("::")[-1]
         values = fx.meta["val"] if isinstance(fx.meta["val"], (tuple, list)) else (fx.meta["val"],)
@@ -151,7 +148,7 @@ class _Builder:
         count = self._counts[path, role]
         self._counts[path, role] += 1
         name = f"{path}/{role}" + (f".{count}" if count else "")
-        self._append(fx, Node(name, "operator", phase, outputs, op, args, kwargs, _source(fx)), path)
+        self._append(fx, Node(name, "operator", phase, outputs, op, args, kwargs, line_of(fx)), path)
 
     def _append(self, fx: FxNode, node: Node, path: str) -> None:
         self._refs[fx] = Ref(len(self._nodes))
@@ -165,24 +162,23 @@ class _Builder:
         if isinstance(value, FxNode):
             if value not in self._refs:
                 raise CaptureError(
-                    f"{fx.target} depends on a Python number computed from data ({_source(fx)}); "
+                    f"{fx.target} depends on a Python number computed from data ({line_of(fx)}); "
                     "autoshard needs static shapes"
                 )
             return self._refs[value]
         if isinstance(value, (tuple, list)):
             return tuple(self._convert(item, fx) for item in value)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise CaptureError(f"{fx.target} has a dynamic size ({_source(fx)}); autoshard needs static shapes")
+            raise CaptureError(f"{fx.target} has a dynamic size ({line_of(fx)}); autoshard needs static shapes")
         return value
 
     def _path(self, fx: FxNode) -> str:
         """The module that called the operator; the sum of two gradients belongs to the module that adds the second."""
         stack = fx.meta.get("nn_module_stack", fx.meta.get("fwd_nn_module_stack"))
-        if stack is not None:
-            if not stack:  # called by the model itself
-                return ""
-            path = list(stack.values())[-1][0]
-            return re.sub(r"\._modules\['([^']*)'\]|\['([^']*)'\]", _dotted, path.removeprefix("L['self']")).strip(".")
+        if stack:
+            path = list(stack.values())[-1][0].removeprefix("L['self']")
+            path = re.sub(r"\._modules\['([^']*)'\]|\['([^']*)'\]", _dotted, path)
+            return path.removeprefix(".model").strip(".")
         producers = [self._paths[self._node_of(n)] for n in fx.all_input_nodes if n in self._refs]
         return next((path for path in reversed(producers) if path), "")
 
@@ -196,11 +192,13 @@ class _Builder:
             ref = self._refs[value] if isinstance(value, FxNode) else None
             if kind == "output":
                 outputs.append(ref)
-                constants.append(None if ref else value)
+                constants.append(self._constant(detail, None if ref else value))
             elif kind == "gradient" and ref:
                 gradients.append((detail, ref))
-            elif kind == "mutation" and ref:
+            elif kind in ("mutation", "replacement") and ref:
                 mutations.append((detail, ref))
+        if not any(outputs) and not mutations:
+            raise CaptureError(f"{type(self._model).__name__} computes nothing: there is nothing to plan")
         nodes, renumber = _without_dead(self._nodes, [*outputs, *(ref for _, ref in gradients + mutations)])
         return CapturedGraph(
             nodes=nodes,
@@ -211,7 +209,17 @@ class _Builder:
             aliases=_aliases(self._model),
             unused=self._unused(),
             out_spec=self._traced.out_spec,
+            replaced=frozenset(name for kind, name in self._traced.outputs if kind == "replacement"),
+            guards=self._traced.guards,
+            names=self._traced.names,
         )
+
+    def _constant(self, position: int, value: Any) -> Any:
+        """What a result is that is no new tensor, or no tensor."""
+        same = self._traced.same.get(position)
+        if same is not None and same.kind == "input":
+            return replace(same, name=self._input_names[int(same.name)])
+        return same or value
 
     def _unused(self) -> tuple[tuple[str, TensorMeta], ...]:
         used = {node.name for node in self._nodes if node.kind == "parameter"}
@@ -285,19 +293,9 @@ def _dotted(match: re.Match[str]) -> str:
     return "." + (match[1] or match[2])
 
 
-def _source(fx: FxNode) -> str:
-    return _user_frame(fx.meta.get("stack_trace") or "")
-
-
-def _user_frame(trace_text: str) -> str:
-    """``file:line: code`` of the innermost frame that is not torch's own."""
-    frames = [m for m in _FRAME.finditer(trace_text) if not m["file"].startswith(_NOT_THE_MODEL)]
-    return f"{frames[-1]['file']}:{frames[-1]['line']}: {frames[-1]['code'].strip()}" if frames else ""
-
-
 def _why(model: nn.Module, error: Exception) -> str:
     text = str(error)
-    where = _user_frame(text) or _user_frame(model_stack(error))
+    where = line_in(text) or line_in(model_stack(error))
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if explanation := _EXPLANATION.search(text):
         first += f" ({explanation[1].rstrip('.')})"

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch.utils._pytree import TreeSpec
 
+from .dynamo import Guards
+
 Phase = Literal["forward", "backward"]
 NodeKind = Literal["parameter", "buffer", "input", "tangent", "operator"]
 
@@ -61,14 +63,32 @@ class Node:
         return tuple(refs_in((self.args, self.kwargs)))
 
 
+@dataclass(frozen=True)
+class SameTensor:
+    """What a result is that is no new tensor: the parameter, buffer or input ``name``, or the result of that number.
+
+    ``is_copy`` says that the model's result only shares memory with that tensor, and that the graph makes a copy.
+    """
+
+    kind: Literal["parameter", "buffer", "input", "output"]
+    name: str
+    is_copy: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class CapturedGraph:
     """One training step (or inference step): nodes in execution order, forward before backward.
 
-    ``outputs`` are the leaves of the model's result (None for a leaf that is no tensor: its value is in ``constants``);
+    ``outputs`` are the leaves of the model's result, None for one that the graph does not make; ``constants`` has for
+    that one its value, and for one that is no new tensor in the model a :class:`SameTensor`;
     ``gradients`` maps the FQN of each trained parameter to its gradient; ``mutations`` maps the FQN of each buffer that
-    the forward updates to its new value; ``aliases`` maps each further FQN of a tied parameter to the first one;
-    ``unused`` are the parameters the step never reads. ``out_spec`` rebuilds the model's result from the leaves.
+    the forward updates to its new value (``replaced`` are those that are another tensor afterwards; the others are
+    written in place); ``aliases`` maps each further FQN of a tied parameter to the first one; ``unused`` are the
+    parameters the step never reads. ``out_spec`` rebuilds the model's result from the leaves.
+
+    The graph is what the model does as long as the Python values that its forward reads stay as they are, which
+    ``guards`` finds out (None if the capture was not asked for it). ``names`` are those of functions and attributes
+    that the model's own code uses: what guards do not see shows there, such as ``is_grad_enabled``.
     """
 
     nodes: tuple[Node, ...]
@@ -79,6 +99,9 @@ class CapturedGraph:
     aliases: tuple[tuple[str, str], ...]
     unused: tuple[tuple[str, TensorMeta], ...]
     out_spec: TreeSpec
+    replaced: frozenset[str] = frozenset()
+    guards: Guards | None = None
+    names: frozenset[str] = frozenset()
 
     def meta(self, ref: Ref) -> TensorMeta:
         """Shape and dtype of a tensor of the graph."""

@@ -2,8 +2,10 @@
 
 from .agree import agreed, bind, from_first_rank, shared_seed
 from .board import open_board
+from .emitter import storages
 from .failure import Failures
 from .identity import check_same_start, check_same_tensors
+from .inputs import Inputs
 from .match import check_graph, check_mesh, mesh_of
 from .module import ParallelModule
 from .needs import check_redistributions
@@ -15,6 +17,7 @@ from .verify import verify
 __all__ = [
     "CollectiveLog",
     "Failures",
+    "Inputs",
     "LocalProgram",
     "MemoryLog",
     "ParallelModule",
@@ -35,5 +38,6 @@ __all__ = [
     "shard_inputs",
     "shard_parameters",
     "shared_seed",
+    "storages",
     "verify",
 ]

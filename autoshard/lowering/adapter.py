@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,9 @@ COLLECTIVES = {
 }
 
 
+_Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+
+
 def group_names(mesh: DeviceMesh) -> tuple[str, ...]:
     """The name of the process group along each mesh axis, as functional collectives take it."""
     return tuple(mesh.get_group(axis).group_name for axis in range(mesh.ndim))
@@ -56,6 +59,13 @@ def broadcast_along(tensor: torch.Tensor, mesh: DeviceMesh, axis: int) -> None:
     """Gives every rank along a mesh axis the values of the first one, in place."""
     group = mesh.get_group(axis)
     dist.broadcast(tensor, dist.get_global_rank(group, 0), group)
+
+
+def maximum(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """The largest of the values of all ranks of the mesh, elementwise, on every rank: in place."""
+    for axis in range(mesh.ndim):
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, mesh.get_group(axis))
+    return tensor
 
 
 def device_of(mesh: DeviceMesh) -> torch.device:
@@ -114,6 +124,28 @@ class BoxedCodeGen(fx.graph.CodeGen):
 def keeps_graph() -> bool:
     """Whether the backward that runs now was called with ``retain_graph=True``, so that another may follow."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def is_backward_running() -> bool:
+    """Whether this is called from within a backward: what checkpointing does to make activations once more."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def saved_tensor_hooks() -> _Hooks | None:
+    """The two hooks that the caller has set on what is saved for a backward: one that packs, one that unpacks."""
+    return cast(_Hooks | None, torch._C._autograd._top_saved_tensors_default_hooks(True))
+
+
+def is_transforming() -> bool:
+    """Whether a transform of torch.func runs (vmap, grad, jvp and what is built of them), or a trace is made."""
+    is_traced = torch.jit.is_tracing() or torch.compiler.is_exporting()
+    return is_traced or bool(torch._C._are_functorch_transforms_active())
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for many, one for each turn of a vmap; gradients under ``is_grads_batched`` do."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
 @contextmanager

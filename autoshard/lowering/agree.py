@@ -9,14 +9,14 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import JobError
-from .adapter import broadcast, device_of, group_names
+from .adapter import broadcast, device_of, group_names, maximum
 from .board import Board, open_board, within
 from .failure import STORE_S, failure_text
 from .program import LocalProgram, Rank
@@ -145,6 +145,13 @@ def from_first_rank(mesh: DeviceMesh, make: Callable[[], str], stage: str) -> st
         if board.is_first:
             board.put("text", _packed(make()))
     return _unpacked(board.get("text") or "")
+
+
+def is_same_everywhere(numbers: Sequence[int], mesh: DeviceMesh) -> bool:
+    """Whether all ranks of a mesh have the same numbers; every rank learns it. They must be equally many."""
+    pairs = torch.tensor([(number, -number) for number in numbers], dtype=torch.int64, device=device_of(mesh))
+    largest, smallest = maximum(pairs, mesh).unbind(1)
+    return bool((largest == -smallest).all())
 
 
 def shared_seed(program: LocalProgram, mesh: DeviceMesh) -> int | None:

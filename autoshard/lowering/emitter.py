@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..mesh import Mesh
 from .adapter import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, WAIT, BoxedCodeGen
+
+aten = torch.ops.aten
 
 _META = torch.device("meta")
 
@@ -62,6 +64,10 @@ class GraphEmitter:
         node.meta["val"], node.meta["label"] = value, Label("", tensor, is_copy=False)
         return node
 
+    def placeholders(self) -> list[fx.Node]:
+        """The inputs of the graph, in order."""
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
     def call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Adds an operator."""
         metas = tree_map(_value, (args, kwargs))
@@ -93,7 +99,11 @@ class GraphEmitter:
         return self._collective(ALL_TO_ALL, (x, each, each, self._groups[axis]), lambda rows: rows)
 
     def _collective(self, op: Any, args: tuple[Any, ...], rows: Callable[[int], int]) -> fx.Node:
+        """Complex numbers travel as pairs of real ones; not every collective of every backend knows them."""
         value = args[0].meta["val"]
+        if value.is_complex():
+            pairs = self.call(aten.view_as_real.default, self.call(aten.resolve_conj.default, args[0]))
+            return self.call(aten.view_as_complex.default, self._collective(op, (pairs, *args[1:]), rows))
         shape = (rows(value.shape[0]), *value.shape[1:]) if value.dim() else ()
         result = value.new_empty(shape)
         return self._append(WAIT, (self._append(op, args, {}, result),), {}, result)
@@ -102,6 +112,12 @@ class GraphEmitter:
         node = self.graph.call_function(op, args, kwargs)
         node.meta["val"], node.meta["label"] = result, self._label
         return node
+
+
+def storages(node: fx.Node) -> dict[int, int]:
+    """The storages of a value, each with its bytes."""
+    tensors = (leaf for leaf in tree_leaves(node.meta["val"]) if isinstance(leaf, torch.Tensor))
+    return {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
 
 
 def _value(arg: Any) -> Any:

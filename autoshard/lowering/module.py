@@ -4,26 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
-from ..capture import input_names
+from ..capture import CapturedGraph, SameTensor
 from ..errors import InputError
-from ..layout import format_layout, local_shape
-from ..plans import ShardingPlan, TensorEntry
-from .adapter import device_of, keeps_graph
+from ..plans import ShardingPlan
+from .adapter import device_of
 from .failure import Failures
-from .placements import as_dtensor, placements_of
+from .held import HeldTensors
+from .inputs import Inputs
 from .program import LocalProgram
+from .settings import Settings
 from .shards import agree_on_replicas
+from .state import ModelState
+from .step import Step
 
-# modules that do something else in training than in evaluation
-_MODAL = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+# What the module has in common with the model it was made from: its tensors and submodules, and how they are saved.
+_SHARED = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_version",
+)
 
 
 class ParallelModule(nn.Module):
@@ -45,65 +58,105 @@ class ParallelModule(nn.Module):
         plan: ShardingPlan,
         mesh: DeviceMesh,
         program: LocalProgram,
-        constants: dict[str, Any],
-        out_spec: TreeSpec,
+        inputs: Inputs,
+        graph: CapturedGraph,
         seed: int | None,
         failures: Failures,
     ) -> None:
         super().__init__()
-        self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
+        for table in _SHARED:
+            setattr(self, table, getattr(model, table))
         self.training = model.training
         self.plan = plan
         self._mesh = mesh
         self._program = program
         self._failures = failures
-        self._constants = constants
-        self._out_spec = out_spec
+        self._inputs = inputs
+        self._graph = graph
+        self._held = HeldTensors(model, plan, mesh)
+        self._step = Step(graph, plan, mesh, program, failures)
+        self._state = ModelState(model, graph)
+        self._written = [name for name in program.mutated if name not in graph.replaced]
+        self._settings = Settings.of_capture(mesh.device_type)
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
-        self._signature = [model]  # in a list, so that it is not registered as a submodule
-        self._inputs = {entry.name: entry for entry in plan.inputs}
         self._was_meta = any(p.is_meta for p in model.parameters())
-        self._captured_training = model.training
-        self._depends_on_mode = program.is_random or any(isinstance(m, _MODAL) for m in model.modules())
-        self._tables = dict(_tables(model))
-        self._coordinate = tuple(mesh.get_coordinate() or ())
+        self._own = frozenset({*self.__dict__, "_own", "_model"})
+        self._model = [model]  # in a list, so that it is not registered as a submodule; from here on, see __setattr__
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute of the module, and of the model it was made from: ``module.k = 2`` is meant for both."""
+        super().__setattr__(name, value)
+        if self._is_of_model(name):
+            setattr(self._model[0], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Deletes an attribute of the module, and of the model it was made from."""
+        of_model = self._is_of_model(name)
+        super().__delattr__(name)
+        if of_model and name in self._model[0].__dict__:
+            delattr(self._model[0], name)
+
+    def _is_of_model(self, name: str) -> bool:
+        if "_model" not in self.__dict__:
+            return False
+        return name == "training" or (name not in self._own and not hasattr(type(self), name))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self._model[0]._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._model[0]._load_from_state_dict(*args)
+
+    @torch.compiler.disable(reason="a parallel module runs the graphs of its plan")  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One step's forward on this rank.
 
         Raises:
-            InputError: arguments of another number, shape or dtype than the plan declares, or another mode (training or
-                evaluation) than the model was captured in, where that makes a difference.
+            InputError: the call is not one that the plan was made for.
+            PlanMismatchError: the model has changed since it was captured: its tensors, or the Python values, modes
+                and hooks that its forward depends on.
             JobError: another rank failed or ended.
         """
         with self._failures.telling("the forward"):
             return self._forward(args, kwargs)
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.training != self._captured_training and self._depends_on_mode:
-            raise InputError(
-                f"the model was captured in {_mode(self._captured_training)} mode, runs in {_mode(self.training)} mode "
-                "and has dropout or batch norm; make another plan for that mode"
-            )
+        self._step.check_caller()
+        self._state.check()
+        self._settings.check(Settings.now(self._mesh.device_type))
+        held = {name: self._held[name] for name in self._program.arguments if name not in self._inputs.names}
         if self._was_meta:
-            self._was_meta = False
             agree_on_replicas(self, self._mesh)
-        given = self._local_inputs(args, kwargs)
-        flat = [given[name] if name in given else self._held(name) for name in self._program.arguments]
+            self._was_meta = False
+        given = self._inputs.of(args, kwargs)
+        self._inputs.refuse_aliases(given, {name: held[name] for name in self._written})
+        arguments = {name: held[name] if name in held else given[name] for name in self._program.arguments}
         with self._same_draws():
-            results = _Step.apply(self._program, self._failures, *flat)
-        count = self._program.results
-        results, updates = results[:count], results[count:]
-        with torch.no_grad():
-            for name, value in zip(self._program.mutated, updates):
-                self._held(name).copy_(value)
-        return tree_unflatten([self._wrap(k, value) for k, value in enumerate(results)], self._out_spec)
+            made, kept = self._step(list(arguments.values()), self._held.replace)
+        leaves: list[Any] = []
+        for result, constant in zip(made, self._graph.constants):
+            if result is not None or not isinstance(constant, SameTensor):
+                leaves.append(constant if result is None else result)
+            elif constant.kind == "output":
+                leaves.append(leaves[int(constant.name)])
+            else:
+                leaves.append(self._step.given_back(constant.name, arguments[constant.name], kept))
+        return tree_unflatten(leaves, self._graph.out_spec)
 
-    def _held(self, name: str) -> torch.Tensor:
-        """This rank's tensor of a parameter or buffer."""
-        table, key = self._tables[name]
-        tensor = table[key]
-        return tensor.to_local(grad_placements=tensor.placements) if isinstance(tensor, DTensor) else tensor
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
+        """A module with tensors of its own that runs the same program on the same mesh."""
+        shared = (self.plan, self._mesh, self._program, self._failures, self._inputs, self._graph, self._step)
+        memo |= {id(value): value for value in shared}
+        copied = self.__class__.__new__(self.__class__)
+        memo[id(self)] = copied
+        copied.__dict__.update({key: deepcopy(value, memo) for key, value in self.__dict__.items()})
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InputError(
+            "a parallel module cannot be pickled: it belongs to the processes of this job. Save its state_dict() with "
+            "torch.distributed.checkpoint, and the plan with autoshard.write_plan"
+        )
 
     @contextmanager
     def _same_draws(self) -> Iterator[None]:
@@ -115,127 +168,3 @@ class ParallelModule(nn.Module):
         with torch.random.fork_rng(devices, device_type=self._mesh.device_type):
             torch.manual_seed(int(torch.randint(1 << 62, (), generator=self._generator)))
             yield
-
-    def _local_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
-        leaves, _ = tree_flatten((args, kwargs))
-        named = dict(zip(input_names(self._signature[0], args, kwargs), leaves))
-        tensors = {name: leaf for name, leaf in named.items() if isinstance(leaf, torch.Tensor)}
-        if tensors.keys() != self._inputs.keys():
-            raise InputError(
-                f"the plan was made for the tensors {', '.join(self._inputs)}; this call has {', '.join(tensors)}"
-            )
-        changed = [n for n, leaf in named.items() if n in self._constants and leaf != self._constants[n]]
-        if changed:
-            raise InputError(
-                f"{changed[0]} was {self._constants[changed[0]]!r} when the model was captured and is "
-                f"{named[changed[0]]!r} now; make another plan for it"
-            )
-        return {name: self._local_input(self._inputs[name], tensor) for name, tensor in tensors.items()}
-
-    def _local_input(self, entry: TensorEntry, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.requires_grad:
-            raise InputError(f"{entry.name} requires a gradient, but the plan has none for inputs; detach it")
-        if isinstance(tensor, DTensor):
-            placements = placements_of(entry.layout)
-            if tensor.shape != entry.shape or tuple(tensor.placements) != placements:
-                raise InputError(
-                    f"{entry.name} is a DTensor of shape {list(tensor.shape)} placed {tuple(tensor.placements)}; the "
-                    f"plan wants {list(entry.shape)} placed {placements}: redistribute it first"
-                )
-            tensor = tensor.to_local()
-        wanted = local_shape(entry.shape, entry.layout, self.plan.mesh, self._coordinate)
-        if tuple(tensor.shape) != wanted:
-            raise InputError(self._wrong_shape(entry, tensor, wanted))
-        if str(tensor.dtype) != f"torch.{entry.dtype}":
-            raise InputError(f"{entry.name} has dtype {tensor.dtype}; the plan was made for {entry.dtype}")
-        return tensor
-
-    def _wrong_shape(self, entry: TensorEntry, tensor: torch.Tensor, wanted: tuple[int, ...]) -> str:
-        layout = format_layout(entry.layout, self.plan.mesh)
-        if tuple(tensor.shape) == entry.shape:
-            return (
-                f"{entry.name} has the full shape {list(entry.shape)}, but each rank passes its shard {list(wanted)} "
-                f"({layout}); cut it with autoshard.shard_inputs(plan, mesh, ...)"
-            )
-        return (
-            f"{entry.name} has shape {list(tensor.shape)}; the plan was made for {list(entry.shape)} in all, which is "
-            f"{list(wanted)} on this rank ({layout})"
-        )
-
-    def _wrap(self, index: int, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dim() == 0:
-            return value
-        entry = next(e for e in self.plan.outputs if e.name == f"output.{index}")
-        return as_dtensor(value, entry.shape, entry.layout, self._mesh)
-
-
-def _mode(training: bool) -> str:
-    return "training" if training else "evaluation"
-
-
-def _tables(model: nn.Module) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
-    """Where each parameter and buffer is kept: FQN, then the table of its module and its key there."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        for table in (module._parameters, module._buffers):
-            for key in table:
-                yield (f"{path}.{key}" if path else key), (table, key)
-
-
-class _Step(torch.autograd.Function):
-    """The local program as one differentiable operation on the shards.
-
-    What only the backward needs is held by nobody else and let go of as the backward is done with it. Arguments that
-    are saved belong to the caller.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, program: LocalProgram, failures: Failures, *flat: torch.Tensor) -> tuple[Any, ...]:
-        results = program.forward(list(flat))
-        count = program.results + len(program.mutated)
-        kept, saved = results[:count], results[count:]
-        ctx.program, ctx.failures = program, failures
-        ctx.save_for_backward(*(value for k, value in enumerate(saved) if k in program.saved_arguments))
-        # a result that held the step that made it would keep both alive; its alias does not
-        own = {id(value) for value in kept}
-        ctx.activations = [
-            value.detach() if id(value) in own else value
-            for k, value in enumerate(saved)
-            if k not in program.saved_arguments
-        ]
-        plain = [v for k, v in enumerate(kept) if isinstance(v, torch.Tensor) and k not in program.tangents]
-        ctx.mark_non_differentiable(*plain)
-        ctx.shapes = {k: (kept[k].shape, kept[k].dtype, kept[k].device) for k in program.tangents}
-        ctx.set_materialize_grads(False)  # torch would make zeros for buffers and other results without a tangent
-        return tuple(kept)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        program = ctx.program
-        with ctx.failures.telling("the backward"):
-            values = _Step._saved(ctx)
-            values += [_tangent(grads[k], *ctx.shapes[k]) for k in program.tangents]
-            found = dict(zip(program.trained, program.backward(values)))
-        return (None, None, *(found.get(name) for name in program.arguments))
-
-    @staticmethod
-    def _saved(ctx: Any) -> list[torch.Tensor]:
-        """What the forward saved, in order; afterwards it is gone, unless the graph is retained."""
-        if ctx.activations is None:
-            raise RuntimeError(
-                "this step went backward before, and what it had saved is gone; call the module again, or call the "
-                "first backward with retain_graph=True"
-            )
-        positions = ctx.program.saved_arguments
-        sources = {True: iter(ctx.saved_tensors), False: iter(ctx.activations)}
-        values = [next(sources[k in positions]) for k in range(len(positions) + len(ctx.activations))]
-        if not keeps_graph():
-            ctx.activations = None
-        return values
-
-
-def _tangent(grad: torch.Tensor | None, shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The gradient of a result; nothing flows into one that the caller did not use."""
-    if grad is None:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # a scalar result that the caller added to a DTensor gets a DTensor back
-    return grad.full_tensor() if isinstance(grad, DTensor) else grad

@@ -12,6 +12,7 @@ from ..layout import Layout, local_range, local_shape
 from ..mesh import Mesh
 from ..plans import ShardingPlan
 from .adapter import broadcast, broadcast_along, device_of
+from .match import check_mesh
 from .placements import as_dtensor
 
 
@@ -23,12 +24,16 @@ def shard_inputs(plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor) -
 
     Raises:
         InputError: another number of tensors, or one of another shape than the plan's.
+        PlanMismatchError: the plan was made for another mesh.
     """
+    check_mesh(plan, mesh)
     if len(tensors) != len(plan.inputs):
         names = ", ".join(entry.name for entry in plan.inputs)
         raise InputError(f"the plan has {len(plan.inputs)} inputs ({names}); {len(tensors)} tensors were given")
     coordinate = tuple(mesh.get_coordinate() or ())
     for entry, tensor in zip(plan.inputs, tensors):
+        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor):
+            raise InputError(f"{entry.name} is a {type(tensor).__name__}; shard_inputs cuts plain tensors")
         if tuple(tensor.shape) != entry.shape:
             raise InputError(
                 f"{entry.name} has shape {list(tensor.shape)}; shard_inputs cuts the full batch, {list(entry.shape)}"
@@ -51,11 +56,18 @@ def local_part(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tup
 def shard_parameters(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> None:
     """Replaces every parameter of a model by a DTensor placed as planned, with the values of the mesh's first rank.
 
-    Parameters on the meta device stay there. Buffers move to the mesh's device. Tied parameters stay tied.
+    Parameters on the meta device stay there. Buffers move to the mesh's device. Tied parameters and buffers stay tied.
+
+    Raises:
+        InputError: a parameter has a gradient already, which would be lost.
     """
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            raise InputError(f"the parameter {name} has a gradient, which would be lost; call model.zero_grad() first")
     layouts = {entry.name: entry.layout for entry in plan.parameters}
     device = device_of(mesh)
     made: dict[int, nn.Parameter] = {}
+    copies: dict[int, torch.Tensor] = {}
     for path, module in model.named_modules():
         for key, parameter in list(module._parameters.items()):
             if parameter is None:
@@ -66,7 +78,9 @@ def shard_parameters(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> 
             module._parameters[key] = made[id(parameter)]
         for key, buffer in list(module._buffers.items()):
             if buffer is not None and buffer.device.type != "meta":
-                module._buffers[key] = broadcast(_copy(buffer, device), mesh)
+                if id(buffer) not in copies:
+                    copies[id(buffer)] = broadcast(_copy(buffer, device), mesh)
+                module._buffers[key] = copies[id(buffer)]
 
 
 def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -87,6 +101,7 @@ def agree_on_replicas(module: nn.Module, mesh: DeviceMesh) -> None:
 def _sharded(
     parameter: nn.Parameter, layout: Layout, mesh: Mesh, device_mesh: DeviceMesh, device: torch.device
 ) -> nn.Parameter:
+    """A parameter as a DTensor, with the attributes that the user gave it."""
     coordinate = tuple(device_mesh.get_coordinate() or ())
     with torch.no_grad():
         if parameter.device.type == "meta":
@@ -96,4 +111,6 @@ def _sharded(
             whole = broadcast(_copy(parameter, device), device_mesh)
             local = local_part(whole, layout, mesh, coordinate)
         sharded = as_dtensor(local, tuple(parameter.shape), layout, device_mesh)
-    return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
+    made = nn.Parameter(sharded, requires_grad=parameter.requires_grad)
+    made.__dict__.update(parameter.__dict__)
+    return made

@@ -23,7 +23,7 @@ SHARE_OF_FREE = 32  # a collective of B bytes holds a few times B, and others us
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a run found: the profile, its samples, and both side by side."""
+    """The result of a run: the profile, the samples it was fitted to, and both side by side, point by point."""
 
     profile: Profile
     samples: Samples
@@ -60,7 +60,7 @@ def calibrate(job: Job, effort: Effort, samples: Path, output: Path, progress: P
 
 
 def points_of(job: Job, effort: Effort) -> list[Point]:
-    """What a run of an effort measures on a job, within the memory that every rank has free."""
+    """The points that a run measures: as many sizes as the effort asks for and the free memory of every rank allows."""
     most = min(effort.max_bytes, free_bytes(job) // SHARE_OF_FREE)
     return [*collective_points(job.mesh, most), *kernel_points(effort.max_width, most)]
 

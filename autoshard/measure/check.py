@@ -1,4 +1,4 @@
-"""Whether a profile still fits its machine: a few of its points, measured again."""
+"""Checks a profile against its machine: measures a few of its points again and compares."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Series:
         return median(one.measured_s / one.predicted_s for one in self.compared)
 
     def rows(self) -> list[tuple[str, float, float]]:
-        """Of every point: in words, predicted seconds, measured seconds."""
+        """A row for every point: the point in words, predicted seconds, measured seconds."""
         return [(describe(one.point), one.predicted_s, one.measured_s) for one in self.compared]
 
     def fits(self, tolerance: float) -> bool:
@@ -67,9 +67,10 @@ def check(job: Job, profile: Profile, progress: Progress, effort: Effort = CHECK
 
 
 def _some(points: Sequence[Point]) -> list[Point]:
-    """Every kind of collective and the commonest kernels, at sizes that steps are made of.
+    """The points that a check measures: every kind of collective, and kernels at sizes that are common in training
+    steps.
 
-    Of a kind of kernel all are measured: a profile has one curve for them, which lies between them.
+    All kernels of a kind are measured, since a profile has one curve for the kind, which lies between them.
     """
     collectives = [p for p in points if isinstance(p, CollectivePoint)]
     kernels = [p for p in points if isinstance(p, KernelPoint) and p.dtype == "float32"]

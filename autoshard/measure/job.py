@@ -1,4 +1,4 @@
-"""The ranks of a calibration run: which one this is, what it runs on, and what all of them agree on."""
+"""The job that a calibration runs in: this process's rank, its device and its process groups."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Job:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank prints and writes."""
+        """Whether this is the first rank, the one that prints and writes files."""
         return self.rank == 0
 
     def highest(self, *values: float) -> tuple[float, ...]:
@@ -59,7 +59,7 @@ class Job:
         return tuple(agreed.tolist())
 
     def on_first(self, do: Callable[[], T]) -> T | None:
-        """What the first rank makes, there; None on the others.
+        """Runs ``do`` on the first rank alone: its result there, None on the others.
 
         Raises:
             Exception: on the first rank, what ``do`` raised.

@@ -1,4 +1,4 @@
-"""Kernels to time: one or two of each kind of operation that profiles price, called as a lowered graph calls them."""
+"""The kernels that a calibration times: one or two of each kind that profiles price, called as lowered graphs do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEAD = 64
 
 @dataclass(frozen=True)
 class Kernel:
-    """An operator and what it costs.
+    """A kernel that can be timed, and how much work it does.
 
     Attributes:
         kind: of operation, as profiles name it.

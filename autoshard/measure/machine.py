@@ -1,4 +1,4 @@
-"""Facts about the machine that samples belong to."""
+"""Facts about the machine that a run measures: its name, cores, memory, hosts and versions of software."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def memory_bytes(job: Job) -> int:
 
 
 def free_bytes(job: Job) -> int:
-    """What every rank can still allocate."""
+    """The bytes that every rank can still allocate: the least over all ranks."""
     if job.device.type == "cpu":
         own = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _ranks_here()
     else:

@@ -125,7 +125,7 @@ class _Run:
         return _STOP if over else _GO
 
     def _keep(self, sample: Sample) -> None:
-        """On the first rank; what fails there is told to the others in the next repetition."""
+        """Records a sample on the first rank; the others learn of a failure there in the next repetition."""
         if self._job.is_first:
             try:
                 self._record(sample)
@@ -141,19 +141,21 @@ class _Run:
 
 
 def _operation(job: Job, point: Point) -> Callable[[], object]:
-    """Made anew for each repetition: kept, the buffers of all sizes would fill the memory."""
+    """The function that runs a point once. It is made for each repetition, since the buffers of all sizes together
+    would fill the memory.
+    """
     return collective(job, point) if isinstance(point, CollectivePoint) else kernel(job, point)
 
 
 def describe(point: Point) -> str:
-    """A point in words."""
+    """A point in words, for example ``all_reduce over dp, 65536 bytes``."""
     if isinstance(point, CollectivePoint):
         return f"{point.kind} over {point.axis}, {point.size_bytes} bytes"
     return f"{point.name} in {point.dtype}, {' x '.join(map(str, point.shape))}"
 
 
 def _family(point: Point) -> tuple[str, ...]:
-    """Points of one family differ in size alone."""
+    """A key that is equal for points that differ in size alone."""
     if isinstance(point, CollectivePoint):
         return point.kind, point.axis
     return point.kind, point.name, point.dtype

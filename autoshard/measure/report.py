@@ -2,56 +2,34 @@
 
 from __future__ import annotations
 
-import base64
-import html
-import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cost_models import COLLECTIVE_KINDS, Profile
 from cost_models.fit import Compared, grouped, honest, mesh_of, residual
 from cost_models.samples import CollectivePoint, KernelPoint, Point, Samples
 
 from .calibrate import Calibration
+from .chart import COLOURS, Dot, Line, Mark, Panel, Picture, Scale, spanning
 from .output import write
 
-DPI = 100
-_COLOURS = (
-    "#1f77b4",
-    "#d62728",
-    "#2ca02c",
-    "#9467bd",
-    "#ff7f0e",
-    "#8c564b",
-    "#17becf",
-    "#7f7f7f",
-    "#e377c2",
-    "#bcbd22",
-)
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222 }}
-table {{ border-collapse: collapse; margin: 1em 0 }} td, th {{ padding: .2em .8em; border-bottom: 1px solid #ddd }}
-td.n {{ text-align: right; font-variant-numeric: tabular-nums }} th {{ text-align: left }} img {{ max-width: 100% }}
-</style></head><body><h1>{title}</h1>
-{facts}
-<h2>Errors</h2>
-<p>Relative error of the fit against the median of the samples, where there are any on sizes that were held out of the
-fit.</p>
-{errors}
-<h2>Pictures</h2>
-<p>Small dots are samples (one repetition, the slowest rank), large ones their medians, rings medians that were held out
-of the fit, lines the fit. Times are those of one operation while all ranks run it.</p>
-{pictures}
-</body></html>
-"""
+# Pixels of the pictures.
+LEFT, TOP, BOTTOM, GAP = 60.0, 46.0, 44.0, 14.0
+COLLECTIVE_WIDTH, TIMES_HEIGHT, ERRORS_HEIGHT = 230.0, 300.0, 100.0
+KERNELS_WIDTH, KERNELS_HEIGHT, LEGEND_WIDTH = 420.0, 400.0, 170.0
+
+GOOD_ERROR = 0.2
+"""The error of a fit up to which its dots lie in the shaded band."""
+
+_TEMPLATES = Environment(loader=PackageLoader("autoshard.measure"), autoescape=True, undefined=StrictUndefined)
 
 
 def write_report(found: Calibration, page_path: Path, with_pictures: bool) -> list[Path]:
-    """Writes the page, and beside it its pictures where wanted; which files.
+    """Writes the page and, where wanted, its pictures as files beside it; returns the paths of what was written.
 
     Raises:
         CalibrationError: one cannot be written.
@@ -60,33 +38,30 @@ def write_report(found: Calibration, page_path: Path, with_pictures: bool) -> li
     drawn = pictures(*parts)
     write(page_path, page(*parts, drawn).encode())
     files = [page_path]
-    for name, data in drawn.items() if with_pictures else ():
-        files.append(page_path.with_name(f"{name}.png"))
-        write(files[-1], data)
+    for picture in drawn if with_pictures else ():
+        files.append(page_path.with_name(f"{picture.name}.svg"))
+        write(files[-1], svg(picture).encode())
     return files
 
 
-def pictures(profile: Profile, samples: Samples, compared: Sequence[Compared]) -> dict[str, bytes]:
-    """Every picture as PNG, by the name of its file without the suffix."""
-    found = {}
-    for axis in dict.fromkeys(one.point.axis for one in compared if isinstance(one.point, CollectivePoint)):
-        found[f"collectives-{axis}"] = _png(_collectives(axis, profile, samples, compared))
-    found["kernels"] = _png(_kernels(profile, samples, compared))
-    return found
+def pictures(profile: Profile, samples: Samples, compared: Sequence[Compared]) -> tuple[Picture, ...]:
+    """One picture for the collectives of each axis, and one for the kernels."""
+    axes = dict.fromkeys(one.point.axis for one in compared if isinstance(one.point, CollectivePoint))
+    return (*(_collectives(axis, profile, samples, compared) for axis in axes), _kernels(compared))
 
 
-def page(profile: Profile, samples: Samples, compared: Sequence[Compared], drawn: dict[str, bytes]) -> str:
+def svg(picture: Picture) -> str:
+    """A picture as the text of an SVG file."""
+    return _TEMPLATES.get_template("chart.svg").render(picture=picture)
+
+
+def page(profile: Profile, samples: Samples, compared: Sequence[Compared], drawn: Sequence[Picture]) -> str:
     """The report as one HTML text that needs no other file."""
-    images = (
-        f'<h3>{html.escape(name)}</h3><img alt="{html.escape(name)}" src="data:image/png;base64,'
-        f'{base64.b64encode(data).decode()}">'
-        for name, data in drawn.items()
-    )
-    return _PAGE.format(
-        title=html.escape(f"Calibration of {profile.name} on {samples.header.mesh}"),
-        facts=_table(_facts(samples)),
-        errors=_table(_errors(compared)),
-        pictures="\n".join(images),
+    return _TEMPLATES.get_template("calibration.html").render(
+        title=f"Calibration of {profile.name} on {samples.header.mesh}",
+        facts=_facts(samples),
+        errors=_errors(compared),
+        pictures=drawn,
     )
 
 
@@ -114,81 +89,85 @@ def _errors(compared: Sequence[Compared]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    def cell(text: str) -> str:
-        return f"<td{' class=n' if text[:1].isdigit() and len(text) < 8 else ''}>{html.escape(text)}</td>"
-
-    return "<table>" + "\n".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows) + "</table>"
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
-    return buffer.getvalue()
-
-
-def _collectives(axis: str, profile: Profile, samples: Samples, compared: Sequence[Compared]) -> Figure:
-    """For each kind, seconds over bytes, and below it the relative error."""
+def _collectives(axis: str, profile: Profile, samples: Samples, compared: Sequence[Compared]) -> Picture:
+    """For each kind, milliseconds over bytes, and below it the relative error; all kinds on the same axes."""
     mine = [one for one in compared if isinstance(one.point, CollectivePoint) and one.point.axis == axis]
     kinds = [kind for kind in COLLECTIVE_KINDS if any(one.point.kind == kind for one in mine)]
-    figure = Figure(figsize=(3.4 * len(kinds), 6.0), layout="constrained")
-    grid = figure.subplots(2, len(kinds), squeeze=False, sharex=True, sharey="row", height_ratios=(3, 1))
     axes, shape = mesh_of(samples.header)
-    topology = profile.topology(axes, shape)
-    by_point = samples.by_point()
-    for kind, upper, lower in zip(kinds, grid[0], grid[1]):
+    topology, by_point = profile.topology(axes, shape), samples.by_point()
+    foot = TOP + TIMES_HEIGHT
+    milliseconds = [s * 1e3 for one in mine for s in (*by_point[one.point], one.measured_s, one.predicted_s)]
+    times = spanning(milliseconds, foot, TOP)
+    errors = Scale(-1.0, 1.0, foot + GAP + ERRORS_HEIGHT, foot + GAP, logarithmic=False)
+    panels: list[Panel] = []
+    for k, kind in enumerate(kinds):
+        start = LEFT + k * (COLLECTIVE_WIDTH + GAP)
+        bytes_axis = spanning((_size(one.point) for one in mine), start, start + COLLECTIVE_WIDTH)
         own = [one for one in mine if one.point.kind == kind]
-        sizes = [float(_size(one.point)) for one in own]
-        line = [float(topology.collective_s(kind, axes.index(axis), size)) for size in _between(sizes)]
-        upper.loglog(_between(sizes), [s * 1e3 for s in line], color=_COLOURS[0])
-        _dots(upper, own, {one.point: [s * 1e3 for s in by_point[one.point]] for one in own}, 1e3, _COLOURS[0])
-        upper.set_title(kind)
-        _error(lower, own, _COLOURS[0])
-        lower.set_xlabel("bytes")
-    grid[0][0].set_ylabel("milliseconds")
-    grid[1][0].set_ylabel("error of the fit")
-    figure.suptitle(f"Collectives over {axis}")
-    return figure
+        sizes = _between([_size(one.point) for one in own])
+        fitted = [(size, float(topology.collective_s(kind, axes.index(axis), size)) * 1e3) for size in sizes]
+        panels.append(_times(Panel(bytes_axis, times, title=kind, named_y=k == 0), own, by_point, fitted))
+        panels.append(_relative_errors(Panel(bytes_axis, errors, named_y=k == 0), own))
+    width = LEFT + len(kinds) * (COLLECTIVE_WIDTH + GAP)
+    return Picture(f"collectives-{axis}", f"Collectives over {axis}", width, errors.first_px + BOTTOM, tuple(panels))
 
 
-def _dots(plot: Axes, own: Sequence[Compared], all_seconds: dict[Point, list[float]], unit: float, colour: str) -> None:
-    for one in own:
-        seconds = all_seconds[one.point]
-        plot.plot([_size(one.point)] * len(seconds), seconds, ".", color="#bbb", markersize=3, zorder=1)
-        face = "white" if one.point.held_out else colour
-        plot.plot(_size(one.point), one.measured_s * unit, "o", color=colour, markerfacecolor=face, markersize=6)
+def _times(
+    panel: Panel,
+    own: Sequence[Compared],
+    by_point: Mapping[Point, Sequence[float]],
+    fitted: Sequence[tuple[float, float]],
+) -> Panel:
+    """The milliseconds of every sample, above them the medians, and the fit."""
+    dots = [panel.dot(_size(one.point), s * 1e3, "sample", COLOURS[0]) for one in own for s in by_point[one.point]]
+    dots += [panel.dot(_size(one.point), one.measured_s * 1e3, _mark(one), COLOURS[0]) for one in own]
+    return replace(panel, dots=tuple(dots), lines=(panel.line(fitted, COLOURS[0]),), y_label="milliseconds")
 
 
-def _error(plot: Axes, own: Sequence[Compared], colour: str) -> None:
-    plot.axhline(0.0, color="#888", linewidth=0.8)
-    plot.axhspan(-0.2, 0.2, color="#eee")
-    for one in own:
-        face = "white" if one.point.held_out else colour
-        plot.plot(_size(one.point), one.error, "o", color=colour, markerfacecolor=face, markersize=4)
-    plot.set_ylim(-1.0, 1.0)
+def _relative_errors(panel: Panel, own: Sequence[Compared]) -> Panel:
+    dots = tuple(panel.dot(_size(one.point), one.error, _mark(one), COLOURS[0]) for one in own)
+    return replace(panel, dots=dots, x_label="bytes", y_label="error of the fit", band=(-GOOD_ERROR, GOOD_ERROR))
 
 
-def _kernels(profile: Profile, samples: Samples, compared: Sequence[Compared]) -> Figure:
+def _kernels(compared: Sequence[Compared]) -> Picture:
     """Rates: of kernels that compute over their flops, of those that stream over their bytes."""
     own = [one for one in compared if isinstance(one.point, KernelPoint)]
-    figure = Figure(figsize=(13.0, 5.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    _rates(left, [one for one in own if _computes(one.point)], profile, 1e9)
-    left.set(xlabel="flops", ylabel="GFLOP/s", title="Products, attention, convolution")
-    _rates(right, [one for one in own if not _computes(one.point)], profile, 1e9)
-    right.set(xlabel="bytes read and written", ylabel="GB/s", title="Kernels that stream")
-    return figure
+    start = LEFT + KERNELS_WIDTH + LEGEND_WIDTH + LEFT
+    computing = [one for one in own if _computes(one.point)]
+    streaming = [one for one in own if not _computes(one.point)]
+    panels = (
+        _rates(computing, LEFT, "Products, attention, convolution", "flops", "GFLOP/s"),
+        _rates(streaming, start, "Kernels that stream", "bytes read and written", "GB/s"),
+    )
+    width, height = start + KERNELS_WIDTH + LEGEND_WIDTH, TOP + KERNELS_HEIGHT + BOTTOM
+    return Picture("kernels", "Kernels", width, height, tuple(panel for panel in panels if panel is not None))
 
 
-def _rates(plot: Axes, own: Sequence[Compared], profile: Profile, unit: float) -> None:
-    for colour, (label, group) in zip(_COLOURS * 2, _labelled(own)):
+def _rates(own: Sequence[Compared], start_px: float, title: str, x_label: str, y_label: str) -> Panel | None:
+    """The rates of kernels, in billions a second, over their sizes; None where none were measured."""
+    if not own:
+        return None
+    rates = [_size(one.point) / seconds / 1e9 for one in own for seconds in (one.measured_s, one.predicted_s)]
+    panel = Panel(
+        spanning((_size(one.point) for one in own), start_px, start_px + KERNELS_WIDTH),
+        spanning(rates, TOP + KERNELS_HEIGHT, TOP),
+        title=title,
+        x_label=x_label,
+        y_label=y_label,
+    )
+    dots: list[Dot] = []
+    lines: list[Line] = []
+    for colour, (label, group) in zip(cycle(COLOURS), _labelled(own)):
         for one in group:
-            face = "white" if one.point.held_out else colour
             size = _size(one.point)
-            plot.loglog(size, size / one.measured_s / unit, "o", color=colour, markerfacecolor=face, markersize=4)
-        fitted = sorted((_size(one.point), _size(one.point) / one.predicted_s / unit) for one in group)
-        plot.loglog([x for x, _ in fitted], [y for _, y in fitted], color=colour, label=label, linewidth=1.0)
-    plot.legend(fontsize="small")
+            dots.append(panel.dot(size, size / one.measured_s / 1e9, _mark(one), colour))
+        fitted = sorted((_size(one.point), _size(one.point) / one.predicted_s / 1e9) for one in group)
+        lines.append(panel.line(fitted, colour, label))
+    return replace(panel, dots=tuple(dots), lines=tuple(lines))
+
+
+def _mark(one: Compared) -> Mark:
+    return "held out" if one.point.held_out else "fitted"
 
 
 def _labelled(own: Sequence[Compared]) -> Iterator[tuple[str, list[Compared]]]:

@@ -6,13 +6,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cost_models.collective_kinds import COLLECTIVE_KINDS
 from cost_models.samples import CollectivePoint, Point
 
 from ..mesh import Mesh
 
 SMALLEST_BYTES = 1024
 ITEM_BYTES = 4  # collectives carry float32
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def collective_points(mesh: Mesh, max_bytes: int) -> list[CollectivePoint]:
         for step in range(steps)
         for axis, ranks in zip(mesh.axes, mesh.shape)
         if ranks > 1
-        for kind in KINDS
+        for kind in COLLECTIVE_KINDS
     ]
 
 

@@ -1,4 +1,4 @@
-"""Plans of one training step beside each other: the optimum and the baselines it was compared with."""
+"""The result of ``autoshard compare``: the optimal plan of a training step beside the schemes that people use."""
 
 from __future__ import annotations
 

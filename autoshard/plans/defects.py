@@ -36,7 +36,10 @@ _EXPECTED = {
 
 
 def explain(error: ValidationError, text: str, source: str) -> PlanFileError:
-    """The first defect pydantic found, as a sentence with its place; a misspelt key goes before the missing one."""
+    """The error to raise for a file that pydantic refused: its first defect in one sentence, with the line.
+
+    A misspelt key is both unknown and missing; the sentence is then about the misspelt one.
+    """
     defects = error.errors(include_url=False)
     first = next((defect for defect in defects if defect["type"] == "extra_forbidden"), defects[0])
     path: Path = tuple(part for part in first["loc"] if part not in ("[key]", "[run]", "[loop]"))
@@ -56,7 +59,7 @@ def explain(error: ValidationError, text: str, source: str) -> PlanFileError:
 
 
 def _known(path: Path) -> str:
-    """The keys a section may have."""
+    """The keys that the section at this place may have."""
     sections: dict[str | int, type[BaseModel]] = {
         "hardware": HardwareSection,
         "result": ResultSection,

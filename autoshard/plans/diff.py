@@ -23,7 +23,7 @@ ABSENT = "-"
 
 @dataclass(frozen=True)
 class Fact:
-    """Something the plans state differently: the model, the mesh, the objective."""
+    """A head line of the two plans that differs: the model, the mesh or the objective, as it was and as it is."""
 
     name: str
     before: str
@@ -168,7 +168,7 @@ def _placements(old: ShardingPlan, new: ShardingPlan, repeats: Repeats) -> Itera
 
 
 def _operators(old: ShardingPlan, new: ShardingPlan, repeats: Repeats) -> Iterator[Change]:
-    """Operators that changed, but for those that follow their input in both plans."""
+    """Operators whose strategy changed; those that follow their first input in both plans are left out."""
     entries = [{(entry.phase, entry.name): entry for entry in plan.operators} for plan in (old, new)]
     for phase in ("forward", "backward"):
         before, after = (
@@ -187,7 +187,7 @@ def _strategy(entry: OperatorEntry, mesh: Mesh) -> str:
 
 
 def _changes(section: str, before: Mapping[str, str], after: Mapping[str, str], repeats: Repeats) -> Iterator[Change]:
-    """What differs by name, the names of one change together, in the order of the first of them."""
+    """What is different under a name; names that changed in the same way are one entry, at the place of the first."""
     names = dict.fromkeys((*before, *after))
     pairs = [(name, (before.get(name, ABSENT), after.get(name, ABSENT))) for name in names]
     groups: dict[tuple[str, str], list[Line[tuple[str, str]]]] = defaultdict(list)
@@ -240,7 +240,7 @@ def _steps(entry: Redistribution) -> str:
 def _other(
     old: ShardingPlan, new: ShardingPlan, operators: tuple[Change, ...], moves: tuple[Move, ...]
 ) -> Iterator[str]:
-    """Parts that differ where no list shows it, so that no difference goes unsaid."""
+    """The parts of the plans that differ although no list above shows it: two plans that differ never look the same."""
     if old.call != new.call:
         yield "how the model is called"
     if old.solver.gap != new.solver.gap:

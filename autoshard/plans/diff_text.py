@@ -34,7 +34,7 @@ class _Table:
     rows: tuple[tuple[str, ...], ...]
 
     def is_left(self, column: str) -> bool:
-        """Whether a column is no number."""
+        """Whether a column is aligned to the left: names and layouts are, numbers and words are not."""
         return column in self.names or column == self.columns[0]
 
 

@@ -1,4 +1,4 @@
-"""What changed between two plans, in the words of the field."""
+"""What changed between two plans in sentences, such as *along dp: data parallel became fully sharded*."""
 
 from __future__ import annotations
 

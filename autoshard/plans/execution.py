@@ -52,7 +52,7 @@ Block = tuple[Run | Loop, ...]
 
 @dataclass(frozen=True)
 class _Item:
-    """An operator, its name taken apart."""
+    """An operator of the execution, with its name split into the components of its path and its role."""
 
     name: str
     ns: int
@@ -70,7 +70,9 @@ class _Item:
         return self.name.partition("/")[2]
 
     def likeness(self, level: int) -> tuple[object, ...]:
-        """What it has in common with its like in the other layers of one level."""
+        """What is equal for this operator and the same operator of another layer: its name without the index at
+        ``level``.
+        """
         return self.components, self.role, self.ns, self.indices[:level], self.indices[level + 1 :]
 
 
@@ -188,6 +190,9 @@ def _fold(items: Sequence[_Item], level: int) -> list[_Item | _Rounds]:
 
 def _rounds_at(items: Sequence[_Item], at: int, level: int, places: dict[object, list[int]]) -> tuple[int, int]:
     """How long a body is that begins here, and how many rounds of it follow each other: (1, 1) if none repeats."""
+    # Where 0.wq 0.wk 1.wq 1.wk 2.wq 2.wk run in this order and `at` is 0, the next operator like 0.wq is 1.wq, two
+    # places on: the body may be two operators long, and the index rises by 1 from round to round. Another round follows
+    # as long as the next two operators are like the last two and their index is one further: here there are three.
     later = [place for place in places[items[at].likeness(level)] if place > at][:1]
     if not later or len(items[at].indices) <= level:
         return 1, 1

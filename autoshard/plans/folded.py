@@ -1,4 +1,4 @@
-"""A plan's entries as lines: identical layers folded. What the file holds, and what tables for people show."""
+"""A plan as the lines of its file: entries of identical layers stand in one line, as ``layers.*.wq.weight``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .relative import fold_unframed, frame_of, relative_patterns
 
 @dataclass(frozen=True)
 class FoldedPlan:
-    """A plan's entries as lines: what the file holds, and what tables for people show.
+    """The lines of a plan, section by section; the file is written from them, and so are tables for people.
 
     The value of a line is an entry whose own name is left empty; its consumers are written relative to the tensor
     (:mod:`autoshard.plans.relative`). ``repeats`` names the paths written with ``*``.
@@ -30,7 +30,7 @@ class FoldedPlan:
 
     @property
     def operators(self) -> list[Line[OperatorEntry]]:
-        """Those of both phases."""
+        """The lines of the operators of both phases, the forward first."""
         return [*self.forward, *self.backward]
 
 

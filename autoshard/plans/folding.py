@@ -64,7 +64,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Line(Generic[V]):
-    """What one line of a plan file says: a value, and the pattern of the names that have it."""
+    """One line of a plan file: a pattern of names, and the value that all of them have, for example their layout."""
 
     pattern: Pattern
     value: V
@@ -90,7 +90,11 @@ def split_name(name: str) -> tuple[Pattern, tuple[int, ...]]:
 
 
 def count_repeats(names: Iterable[str]) -> dict[str, int]:
-    """One more than the largest index seen after each path."""
+    """How many layers there are after each path: one more than the largest index found there.
+
+    >>> count_repeats(["layers.0.w", "layers.1.w"])
+    {'layers': 2}
+    """
     counts: dict[str, int] = {}
     for name in names:
         pattern, indices = split_name(name)
@@ -100,7 +104,7 @@ def count_repeats(names: Iterable[str]) -> dict[str, int]:
 
 
 def fold(entries: Iterable[tuple[str, V]]) -> list[Line[V]]:
-    """The fewest-lines form of entries that have no order: one line per set of layers with one value.
+    """Names with their values, in as few lines as there can be: one line for each set of layers that share a value.
 
     The lines are in the natural order of their first names. The same set of entries gives the same lines.
     """
@@ -151,7 +155,9 @@ def format_pattern(pattern: Pattern, repeats: Repeats) -> str:
 
 
 def starred(pattern: Pattern, repeats: Repeats) -> list[str]:
-    """The paths whose every index the pattern names, and which are therefore written with ``*``."""
+    """The paths of which a pattern names all indices, so that they are written ``*``: ``layers`` for
+    ``layers.{0-31}.w`` in a model of 32 layers.
+    """
     return [
         prefix
         for runs, prefix in zip(pattern.choices, prefixes(pattern))
@@ -210,7 +216,9 @@ def _escape(component: str) -> str:
 
 
 def prefix_of(components: Iterable[str | None]) -> str:
-    """A path as ``repeats`` writes it: ``*`` for each index."""
+    """A path as ``repeats`` names it, with ``*`` for each index: ``layers.*.experts`` for (``layers``, None,
+    ``experts``).
+    """
     return ".".join("*" if c is None else _escape(c) for c in components)
 
 
@@ -226,6 +234,8 @@ def _first(pattern: Pattern) -> str:
 
 def _boxes(indices: Iterable[tuple[int, ...]]) -> list[tuple[Runs, ...]]:
     """A set of index tuples as disjoint products of choices: heads with the same tails go together."""
+    # Of (0, 0), (0, 1), (1, 0), (1, 1), (2, 0) the heads 0 and 1 have the same tails, 0 and 1; the head 2 has the tail
+    # 0: two boxes, {0-1} x {0-1} and {2} x {0}.
     tails: dict[int, set[tuple[int, ...]]] = {}
     for index in indices:
         if not index:

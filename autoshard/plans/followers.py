@@ -1,4 +1,4 @@
-"""Operators that merely follow their first input: in the plan, but not among its decisions.
+"""Operators that keep the layout of their first input, such as an addition: a plan lists them apart from decisions.
 
 Whether an operator follows is a law on its own entry, so that writing and reading a file agree on it without a graph.
 """
@@ -14,7 +14,7 @@ from .plan import OperatorEntry
 
 
 def follows(entry: OperatorEntry) -> bool:
-    """Whether an operator merely follows its first input, or only handles whole tensors.
+    """Whether an operator keeps the layout of its first input, or takes and gives whole tensors alone.
 
     It follows if every axis does to each result what it does to the first input (cut, replicate or partial; a view or
     transpose may call the dim otherwise), and the other inputs are like the first or replicated.

@@ -1,4 +1,4 @@
-"""What a plan needs in memory on one rank: the peak, who holds it, and the course over one training step."""
+"""What a plan needs in memory on one rank: the most bytes in use at a time, who holds them, and the use over a step."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ MAX_DEPTH = 16
 
 @dataclass
 class TreeMove:
-    """Redistributions of one tensor, of all layers that the line stands for."""
+    """The redistributions of one tensor; of a tensor of identical layers, those of all of them together."""
 
     tensor: str
     phase: str
@@ -33,7 +33,7 @@ class TreeMove:
 
 @dataclass
 class TreeNode:
-    """A module by its path: predicted seconds of all that is inside it."""
+    """A module of the model, by its path, with the predicted seconds of everything inside it."""
 
     name: str
     compute_s: float = 0.0
@@ -43,7 +43,7 @@ class TreeNode:
 
     @property
     def ordered(self) -> list[TreeNode]:
-        """The modules inside, the dearest first; one that only holds another is left out for it."""
+        """The modules inside, those that take longest first. A module with nothing but one module inside is skipped."""
         children = [child._joined() for child in self.children.values()]
         return sorted(children, key=lambda node: (-node.compute_s - node.communication_s, node.name))
 

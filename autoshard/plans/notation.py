@@ -15,9 +15,11 @@ import re
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from math import prod
-from typing import get_args
+
+from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 
 from ..layout import Layout, check_fits, format_layout, parse_layout
+from ..layout import format_strategy as strategy_text
 from ..mesh import Mesh
 from ..steps import step_on
 from .dtypes import DTYPE_BYTES
@@ -27,7 +29,7 @@ _STRATEGY = re.compile(r"(?P<inputs>[^>]*)->(?P<outputs>[^>]*?)(?: x(?P<count>[1
 _COLLECTIVE = re.compile(
     r"(?P<kind>[a-z_]+) (?P<axis>\w+) (?P<bytes>\d{1,18}) bytes (?P<ms>\d[\d.]{0,400}(?:E[+-]?\d{1,3})?) ms", re.ASCII
 )
-_KINDS: dict[str, CollectiveKind] = {kind: kind for kind in get_args(CollectiveKind)}
+_KINDS: dict[str, CollectiveKind] = {kind: kind for kind in REDISTRIBUTION_KINDS}
 
 MAX_SECONDS = 1e9
 """The longest predicted time (30 years), so that sums of times stay finite."""
@@ -39,9 +41,7 @@ Strategy = tuple[tuple[Layout, ...], tuple[Layout | None, ...]]
 
 def format_strategy(entry: OperatorEntry, mesh: Mesh, count: int = 1) -> str:
     """The strategy of an operator, and the count of a folded line."""
-    inputs = ", ".join(format_layout(layout, mesh) for layout in entry.inputs)
-    outputs = ", ".join("-" if layout is None else format_layout(layout, mesh) for layout in entry.outputs)
-    return f"{inputs} -> {outputs}".strip() + (f" x{count}" if count > 1 else "")
+    return strategy_text(entry.inputs, entry.outputs, mesh) + (f" x{count}" if count > 1 else "")
 
 
 def parse_strategy(text: str, mesh: Mesh) -> tuple[Strategy, int]:
@@ -98,7 +98,7 @@ def parse_collective(text: str) -> Collective:
 
 
 def check_tensor(entry: TensorEntry, mesh: Mesh) -> None:
-    """Checks what a tensor's line must satisfy.
+    """Checks that a tensor of a plan can exist.
 
     Raises:
         ValueError: the element type is unknown, no tensor has the shape, or the layout does not fit it.

@@ -1,4 +1,4 @@
-"""Where in a plan file the line stands that decides a name."""
+"""Finds the line of a plan file in which the layout of a tensor or operator stands, for error messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .yaml_text import Node, Path, compose, line_of
 
 
 def line_of_decision(text: str, name: str) -> int | None:
-    """The line of the parameter, buffer, input, output or operator of a name in the text of a plan file.
+    """The line, counted from 1, in which a parameter, buffer, input, output or operator has its layout.
 
     None where it has none, or the text is of an older format whose sections are others.
     """

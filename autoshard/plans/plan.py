@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from cost_models.collective_kinds import RedistributionKind as CollectiveKind
+
 from ..layout import Layout
 from ..mesh import Mesh
 from .memory import MemoryOutcome
@@ -18,7 +20,6 @@ from .order import natural_key
 
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = ("forward", "backward")
-CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 IdenticalLayers = Literal["alike", "free", "unknown"]
 
 

@@ -1,9 +1,9 @@
-"""Names written relative to the layer that they are said of.
+"""Names written relative to a layer, so that one line of a plan file can speak of every layer.
 
-Inside what is said once for every layer, ``layers.*.wq/mm`` is the operator of the same layer, ``layers.*+1.wq/mm``
-that of the next and ``layers.*-1.wq/mm`` that of the one before. A number is that number. Which layer is the current
-one is told by a *frame*: the index that each path has here, ``{"layers": 3}``; indices inside a path are written
-``*``, as in ``repeats`` (:mod:`autoshard.plans.folding`).
+In a line that stands for all layers, ``layers.*.wq/mm`` is the operator of the same layer, ``layers.*+1.wq/mm`` that of
+the next and ``layers.*-1.wq/mm`` that of the one before; ``layers.3.wq/mm`` is always that of layer 3. Which layer is
+the current one is told by a *frame*: the index that each path has here, ``{"layers": 3}``; indices inside a path are
+written ``*``, as in ``repeats`` (:mod:`autoshard.plans.folding`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ _RELATIVE = re.compile(r"\*(?:[+-][1-9][0-9]{0,5})?")
 
 
 def frame_of(name: str) -> dict[str, int]:
-    """The indices of a name, as the frame of what is said of it."""
+    """The frame in which names are written that belong to an entry of this name: the index that each path has in it.
+
+    >>> frame_of("layers.3.wq/mm")
+    {'layers': 3}
+    """
     pattern, indices = split_name(name)
     return dict(zip(prefixes(pattern), indices))
 
@@ -53,7 +57,7 @@ def relative_name(name: str, frame: Frame) -> str:
 
 
 def absolute_name(text: str, frame: Frame) -> str:
-    """The pattern that :func:`relative_name` wrote, its relative components made numbers.
+    """Reads what :func:`relative_name` wrote: a pattern in which ``*+1`` and the like have become numbers.
 
     Raises:
         ValueError: a number that comes out is below 0 or above 999999.
@@ -86,7 +90,7 @@ def relative_patterns(names: Sequence[str], frame: Frame, repeats: Repeats) -> t
 
 
 def fold_unframed(names: Sequence[str], frame: Frame) -> list[Line[None]]:
-    """The names that have no index in the frame, folded."""
+    """The names of layers that the frame says nothing of, each set of identical layers as one pattern."""
     return fold([(name, None) for name in names if not _meets(name, frame)])
 
 
@@ -100,7 +104,11 @@ def absolute_names(text: str, frame: Frame, repeats: Repeats) -> list[str]:
 
 
 def written_for(pattern: Pattern, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Relative names as a line with this pattern writes them: those of a single name in full."""
+    """The names that belong to a line, as its file writes them.
+
+    A line that stands for several layers has them relative (``layers.*+1.wq/mm``); a line that stands for one name has
+    them in full, since there is no other layer to be relative to.
+    """
     if pattern.count > 1:
         return texts
     frame = frame_of(pattern.names()[0])

@@ -1,4 +1,4 @@
-"""A plan as one HTML file that opens offline: no address is fetched, nothing but its own script runs.
+"""A plan as one HTML file that opens offline: it fetches nothing, and runs no script but its own.
 
 Names in a plan come from anywhere, so every value is escaped by the template engine, and the page's content policy
 allows the one script and the one style sheet by their digests.
@@ -31,7 +31,7 @@ CHART_WIDTH = 1000
 
 @dataclass(frozen=True)
 class _Bar:
-    """A plan's step as a bar: each part with its place and width in the chart."""
+    """The predicted step of a plan as one bar of the chart; each part has its left end and its width in pixels."""
 
     name: str
     total_s: float
@@ -114,5 +114,5 @@ def _file(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """What a content security policy calls a source by."""
+    """The digest by which the page's content security policy allows this style sheet or script."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""What a report shows, as plain values: the template only lays them out."""
+"""The values that the report of a plan shows: parts of the step, a map of the layers, the course of memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cost_split(plan: ShardingPlan) -> list[Part]:
 
 
 def layout_label(layout: Layout, mesh: Mesh) -> str:
-    """A layout in a few characters: the axes that do something, ``whole`` for none."""
+    """A layout in a few characters: ``dp:S(0)`` for ``dp:S(0) tp:R``, and ``whole`` where every axis replicates."""
     cut = [f"{axis}:{placement}" for axis, placement in zip(mesh.axes, layout) if placement.kind != "R"]
     return " ".join(cut) or "whole"
 
@@ -127,7 +127,9 @@ def _layer_map(stack: str, rows: dict[tuple[str, str], dict[int, str]]) -> Layer
 
 
 def palette(maps: Iterable[LayerMap]) -> dict[str, str]:
-    """A class for each label, those seen most first; ``whole`` is plain."""
+    """The CSS class of each layout's label: one of eight tones, given by how often a label is seen; after that the same
+    tones hatched. ``whole`` has a class of its own.
+    """
     seen: dict[str, int] = defaultdict(int)
     for row in (row for layers in maps for row in layers.rows):
         for label in row.labels:
@@ -154,7 +156,7 @@ class MemoryChart:
 
 
 def memory_chart(plan: ShardingPlan, width: int = 900, height: int = 220) -> MemoryChart | None:
-    """None where the plan knows no course of memory."""
+    """The chart of a plan's memory over one step; None where the plan does not know it."""
     memory = plan.memory
     if memory is None or not memory.timeline:
         return None

@@ -14,6 +14,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, RootModel, Tag
 from pydantic.config import JsonDict
 
+from cost_models.collective_kinds import REDISTRIBUTION_KINDS
+
 from .memory import MAX_POINTS, MAX_TENANTS, MemoryPhase, TenantKind
 from .notation import MAX_SECONDS
 from .plan import IdenticalLayers
@@ -22,7 +24,7 @@ FORMAT_VERSION = 3
 MAX_REPEATS = 1_000_000
 
 _LAYOUT = r"^\s*([A-Za-z_]\w*:(R|S\(\d{1,3}\)|P\((sum|max|min)\))(\s+|$))*$"
-_COLLECTIVE = r"^(all_gather|reduce_scatter|all_reduce|all_to_all) \w+ \d+ bytes [\d.]+(E[+-]?\d+)? ms$"
+_COLLECTIVE = rf"^({'|'.join(REDISTRIBUTION_KINDS)}) \w+ \d+ bytes [\d.]+(E[+-]?\d+)? ms$"
 
 # Scalars are read as text, so that no name turns into a number; to an editor these are none.
 _VERSION: JsonDict = {"type": "integer", "const": FORMAT_VERSION}

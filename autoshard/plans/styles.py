@@ -22,7 +22,7 @@ from .plan import CollectiveKind, Redistribution, ShardingPlan, TensorEntry
 Use = Literal["whole", "gathered", "cut"]
 
 SUMMED: Mapping[CollectiveKind, str] = {"all_reduce": "all-reduced", "reduce_scatter": "reduce-scattered"}
-"""What is said of a gradient that a collective sums."""
+"""What is said of a gradient that a collective sums, for example *gradients all-reduced*."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,16 @@ class ParameterStyle:
 
     @property
     def name(self) -> str:
-        """The term of the field."""
+        """What this use is called: ``data parallel``, ``fully sharded`` or ``tensor parallel``; ``replicated`` where no
+        gradient is summed either.
+        """
         if self.use == "gathered":
             return "fully sharded"
         return "tensor parallel" if self.use == "cut" else "data parallel" if self.summed else "replicated"
 
 
 class Styles:
-    """The styles of one plan's parameters."""
+    """How a plan uses each of its parameters along each mesh axis, read from its redistributions once."""
 
     def __init__(self, plan: ShardingPlan) -> None:
         self._plan = plan
@@ -61,7 +63,7 @@ class Styles:
                     self._gradients[name].append(entry)
 
     def of(self, entry: TensorEntry, axis: str) -> ParameterStyle:
-        """The style of a parameter along an axis."""
+        """How a parameter is used along the axis of this name."""
         index = self._plan.mesh.index(axis)
         placement = entry.layout[index]
         use: Use = "whole" if placement.kind != "S" else "gathered" if self._is_gathered(entry, index) else "cut"
@@ -74,7 +76,9 @@ class Styles:
         return ParameterStyle(use, placement.dim if placement.kind == "S" else None, sums[0] if sums else None)
 
     def words(self, axis: str) -> str:
-        """What the plan does along an axis: the style that most bytes of parameters have, and the shares if mixed."""
+        """How parameters are used along an axis: ``data parallel``, or ``60% fully sharded, 40% replicated`` where uses
+        are mixed; shares are of the bytes of all parameters.
+        """
         weights: Counter[str] = Counter()
         for entry in self._plan.parameters:
             weights[self.of(entry, axis).name] += size_bytes(entry)

@@ -1,4 +1,4 @@
-"""What a plan amounts to in numbers, for scripts and for the tables of :mod:`autoshard.plans.show`."""
+"""The numbers of a plan: predicted seconds, bytes per rank, totals of collectives; for scripts and for tables."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PlanSummary:
 
 
 def summarize(plan: ShardingPlan) -> PlanSummary:
-    """Computes the numbers of a plan."""
+    """Adds up the numbers of a plan: see :class:`PlanSummary`."""
     return PlanSummary(
         model=plan.model,
         mesh=str(plan.mesh),

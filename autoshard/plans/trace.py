@@ -90,7 +90,7 @@ def _in_order(plan: ShardingPlan) -> Iterator[tuple[Phase, Redistribution | tupl
 def _places(
     plan: ShardingPlan, phase: Phase, place: dict[str, int]
 ) -> tuple[dict[str, list[Redistribution]], dict[str, list[Redistribution]], list[Redistribution]]:
-    """The redistributions that run before an operator, after one, and at the end of a phase."""
+    """When redistributions run: before which operator, after which operator, or at the end of the phase."""
     before: dict[str, list[Redistribution]] = defaultdict(list)
     after: dict[str, list[Redistribution]] = defaultdict(list)
     last: list[Redistribution] = []

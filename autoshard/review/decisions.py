@@ -1,11 +1,11 @@
-"""A plan's decisions as choices of the program: what is priced again, compared and kept."""
+"""Translates the layouts in a plan to choices of the integer program, and choices back to layouts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ..formulation import Formulation, pin_name
-from ..layout import format_layout
+from ..layout import format_strategy
 from ..plans import ShardingPlan
 from ..strategies import Strategy
 
@@ -40,14 +40,11 @@ def choices_of(decisions: Decisions, formulation: Formulation) -> tuple[int | No
 
 
 def decisions_made(formulation: Formulation, choices: Sequence[int]) -> Decisions:
-    """The decisions that choices stand for."""
+    """The strategy that each solver node has under these choices."""
     return tuple(strategies[choice] for strategies, choice in zip(formulation.strategies, choices))
 
 
 def decision_text(decision: Strategy, formulation: Formulation) -> str:
     """A decision as the plan file writes it: a layout, or those that an operator takes and gives."""
-    inputs, outputs = (
-        ", ".join("-" if layout is None else format_layout(layout, formulation.mesh) for layout in layouts)
-        for layouts in (decision.inputs, decision.outputs)
-    )
-    return f"{inputs} -> {outputs}" if decision.inputs else outputs
+    text = format_strategy(decision.inputs, decision.outputs, formulation.mesh)
+    return text if decision.inputs else text.removeprefix("-> ")

@@ -1,4 +1,4 @@
-"""What was changed by hand in a plan file.
+"""Finds out which decisions of a plan file were changed by hand.
 
 A file says more than its decisions: it records which redistributions the original decisions needed, for whom, and how
 long each operator took. Whoever edits a layout leaves these as they were. The original is therefore the assignment
@@ -34,7 +34,7 @@ GIVE_THE_ORIGINAL = (
 
 @dataclass(frozen=True)
 class Edit:
-    """Decisions that were changed alike by hand: what they were, what the file says now, and what holds it.
+    """Decisions that were changed by hand in the same way: what they were, what they are now, and pins that keep them.
 
     ``pattern`` names them for people, ``names`` are all of them; ``texts`` are constraints, as in
     :mod:`autoshard.constraints`.
@@ -92,7 +92,7 @@ def _reconstructed(plan: ShardingPlan, planner: Planner, formulation: Formulatio
 
 
 def _record(plan: ShardingPlan) -> object:
-    """What a file says beside its decisions, but for sums that are rounded."""
+    """What a file records beside its decisions; sums are left out, since they are rounded."""
     return [_moved(entry) for entry in plan.redistributions], plan.execution
 
 
@@ -101,7 +101,7 @@ def _moved(entry: Redistribution) -> object:
 
 
 def _edits(changed: list[tuple[str, tuple[Strategy, Strategy]]], formulation: Formulation) -> Iterator[Edit]:
-    """Changes that are alike together, each with its constraints."""
+    """The changes, those that are alike as one :class:`Edit`, with the constraints that keep them."""
     known = [name for name in names_of(formulation) if name]
     repeats = count_repeats(known)
     for line in fold(changed):
@@ -120,7 +120,9 @@ def _edits(changed: list[tuple[str, tuple[Strategy, Strategy]]], formulation: Fo
 
 
 def _constraint(before: Strategy, after: Strategy, formulation: Formulation) -> str:
-    """What holds the layouts that were changed, and leaves the others of the line free."""
+    """The constraint that keeps the layouts that were changed by hand; layouts of the same line that were not changed
+    stay free.
+    """
     first = after.outputs[0] if after.outputs else None
     if before.inputs == after.inputs and before.outputs[1:] == after.outputs[1:] and first is not None:
         return format_layout(first, formulation.mesh)

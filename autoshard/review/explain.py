@@ -1,28 +1,35 @@
-"""Why is this placement so, and what if it were otherwise: the what-if is solved, and compared with the plan."""
+"""Why does a tensor have this placement? Solves the problem again with another one, and compares the two plans."""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
-
-from cost_models import Profile
 
 from ..constraints import Pin, nearest
 from ..constraints_file import Constraints, gather_constraints
 from ..errors import BudgetError, ConstraintError, InfeasibleError, LayoutError
 from ..formulation import MOST_SHOWN
 from ..layout import Layout, check_fits, format_layout, has_empty_shard, is_even
-from ..mesh import HybridMesh, Mesh
 from ..planner import Planner
 from ..plans import ShardingPlan
 from ..strategies import Enumerator
 from .decisions import Decisions, decisions_made, decisions_of, names_of
-from .session import Priced, best_plan, check_model, constraints_of, planner_of, priced, with_memory
+from .session import (
+    Conditions,
+    Priced,
+    best_plan,
+    check_model,
+    constraints_of,
+    planner_of,
+    priced,
+    reporter,
+    with_memory,
+)
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,7 @@ def explain(
     *,
     why: str,
     instead: str | None = None,
-    mesh: Mesh | HybridMesh | str | None = None,
-    hardware: str | Profile | None = None,
-    backend: str = "auto",
-    time_limit_s: float | None = None,
-    progress: Callable[[str], None] | None = None,
+    **conditions: Unpack[Conditions],
 ) -> Explanation:
     """Solves the plan's problem once more with another placement.
 
@@ -74,26 +77,16 @@ def explain(
         why: the name of a parameter, input, operator or output, or a glob pattern for several.
         instead: the layout to have instead (a partition spec, or the layouts that an operator takes and gives, too); by
             default any other than the present.
-        mesh: the plan's mesh, where its ranks have an order of their own.
-        hardware: the profile to price with, by default the one that the plan names, as it is now.
+        conditions: mesh, hardware, backend, time_limit_s and progress, as in
+            :class:`~autoshard.review.session.Conditions`.
 
     Raises:
         ConstraintError: ``why`` names nothing, or what is asked about is what the plan does.
         PlanMismatchError: the plan is for another model.
         LayoutError: ``instead`` cannot be read.
     """
-    report = progress or (lambda stage: None)
-    planner = planner_of(
-        plan,
-        model,
-        args,
-        kwargs,
-        mesh=mesh,
-        hardware=hardware,
-        backend=backend,
-        time_limit_s=time_limit_s,
-        progress=progress,
-    )
+    report = reporter(conditions)
+    planner = planner_of(plan, model, args, kwargs, **conditions)
     check_model(plan, planner)
     report("pricing the plan again")
     constraints = constraints_of(plan)
@@ -104,7 +97,9 @@ def explain(
 
 
 class _Question:
-    """The names that are asked about, and their layouts."""
+    """What was asked: the solver nodes that the pattern names, their layouts in the plan, and the layout wanted
+    instead.
+    """
 
     def __init__(self, planner: Planner, now: Priced, why: str, instead: str | None) -> None:
         self._planner, self._now, self._why = planner, now, why
@@ -118,7 +113,9 @@ class _Question:
         self._present = self._layouts(decisions_made(now.formulation, now.choices))
 
     def answer(self, constraints: Constraints, plan: ShardingPlan) -> Explanation:
-        """Solves the what-if."""
+        """Solves the problem with the other placement and puts the answer together; where there is no such plan, why
+        not.
+        """
         alternative, reason = None, ""
         found: tuple[str, ...] = ()
         asked = gather_constraints(self._texts(), self._planner.mesh)
@@ -149,7 +146,7 @@ class _Question:
         return tuple(dict.fromkeys("-" if layout is None else format_layout(layout, mesh) for layout in layouts))
 
     def _texts(self) -> list[str]:
-        """The constraint that makes it otherwise."""
+        """The constraints that make the placement another one: a pin to the layout asked for, or ``NAME!=LAYOUT``."""
         if self._instead is not None:
             pin = gather_constraints(f"{self._why}={self._instead}", self._planner.mesh).values[0]
             if isinstance(pin, Pin) and all(layout == pin.layout for layout in self._present):
@@ -162,7 +159,9 @@ class _Question:
         return [f"{glob.escape(name)}!={format_layout(layout, mesh)}" for name, layout in pairs if layout is not None]
 
     def _reason(self, asked: Constraints, error: Exception) -> str:
-        """The shape's own reason where the layout does not suit it, else what the formulation or the solver said."""
+        """Why there is no such plan: that the layout does not suit the tensor's shape, else what formulation or solver
+        say.
+        """
         wanted = asked.values[0]
         if isinstance(wanted, Pin):
             for node, name in zip(self._nodes, self._names):

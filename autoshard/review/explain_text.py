@@ -98,7 +98,7 @@ def _number(number: Number) -> tuple[str, ...]:
 
 
 def _is_asked(change: Change, found: Explanation) -> bool:
-    """Whether a change is what was asked about, and nothing else."""
+    """Whether a change is of exactly the tensors that were asked about."""
     return change.count == len(found.names) and set(change.patterns) <= {*found.names, found.why}
 
 
@@ -109,7 +109,7 @@ def _change(change: Change) -> tuple[str, ...]:
 
 
 def _moves(found: Explanation) -> Iterator[tuple[str, ...]]:
-    """Redistributions that one of the plans has alone, in the order of the step; identical layers together."""
+    """Redistributions that only one of the two plans has, in the order of the step; identical layers are one entry."""
     assert found.alternative is not None
     place = {name: i for i, name in enumerate(found.order)}
     was, then = (_keyed(plan) for plan in (found.plan, found.alternative))

@@ -67,7 +67,7 @@ def _change(name: str, before: dict[str, str], now: dict[str, str]) -> tuple[str
 
 
 def _operators(plan: ShardingPlan, graph: CapturedGraph) -> list[ModelChange]:
-    """Operators by their module: a plan knows of them what they are called."""
+    """Changes of operators, counted by module: a plan knows the names of operators and no more of them."""
     before = {entry.name for entry in plan.operators}
     now = {node.name for _, node in graph.of_kind("operator")}
     values: list[tuple[str, tuple[str, str]]] = []

@@ -54,7 +54,9 @@ def _scaled(problem: Problem, scale: int, wanted: Sequence[int | None]) -> Probl
     known: dict[tuple[int, int | None], np.ndarray] = {}
 
     def times(costs: np.ndarray, keep: int | None = None) -> np.ndarray:
-        """Costs that no assignment worth having can pay are as good as absent, and multiplied would not fit."""
+        """Costs times ``scale``, plus 1 for every choice but ``keep``. Costs too large to multiply become absent: no
+        cheapest assignment pays them.
+        """
         key = (id(costs), keep)
         if key not in known:
             fits = np.abs(costs) <= LARGEST_COST // scale

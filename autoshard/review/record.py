@@ -1,4 +1,8 @@
-"""What a plan file records beside its decisions, as a problem: the decisions that agree with it."""
+"""The evidence in a plan file: which decisions agree with the redistributions and times that it records.
+
+A file that was edited by hand still lists the redistributions and times of the plan before the edit. As a problem for
+the solver they tell what that plan decided (:mod:`autoshard.review.edits`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from ..plans import Redistribution, ShardingPlan
 
 
 class Record:
-    """The redistributions and the times of a plan, held against the strategies of a formulation."""
+    """The redistributions and times that a plan records, and the strategies of a formulation to compare them with."""
 
     def __init__(self, plan: ShardingPlan, formulation: Formulation) -> None:
         self._formulation, self._graph = formulation, formulation.graph
@@ -28,8 +32,8 @@ class Record:
         self._times: dict[int, np.ndarray] = {}
 
     def problem(self, found: Sequence[int | None]) -> Problem:
-        """Every disagreement with the record costs more than all decisions together; a decision that is not the one
-        ``found`` in the file costs 1.
+        """The problem whose optimum is the plan before the edit: a strategy that disagrees with a recorded time or
+        redistribution costs more than all decisions together, and one that is not the ``found`` one costs 1.
         """
         given = self._formulation.problem
         nodes = tuple(Node(node.name, self._node_costs(i, node.costs, found[i])) for i, node in enumerate(given.nodes))
@@ -47,7 +51,7 @@ class Record:
         return np.where(costs >= INFEASIBLE, INFEASIBLE, differs).astype(np.int64)
 
     def _time_ns(self, node: int) -> np.ndarray:
-        """The times of an operator as a plan writes them; equal operators have one tuple of strategies."""
+        """The nanoseconds of an operator under each of its strategies, rounded as a plan file rounds them."""
         strategies = self._formulation.strategies[node]
         if id(strategies) not in self._times:
             seconds = self._formulation.prices.compute_s(self._graph.nodes[node], strategies)
@@ -55,7 +59,7 @@ class Record:
         return self._times[id(strategies)]
 
     def _edges(self) -> Iterator[Edge]:
-        """Those of the formulation, which come demand by demand, with disagreements in the place of seconds."""
+        """The edges of the formulation, in its order; their costs count disagreements with the record."""
         edges = iter(self._formulation.problem.edges)
         for demand in self._formulation.demands:
             times = Counter(consumer for consumer, _ in demand.consumers)
@@ -69,7 +73,9 @@ class Record:
                 yield self._judged(edge, have, want, *self._moves_for(demand, consumer, times[consumer]))
 
     def _moves_for(self, demand: Demand, consumer: int, times: int) -> tuple[set[tuple[Layout, Layout]], bool]:
-        """From and to which layouts the tensor is moved for a consumer, and whether it may take it as it is too."""
+        """The layouts (from, to) between which a tensor is recorded to move for a consumer, and whether the consumer
+        may also take it as it lies.
+        """
         name = self._name(consumer)
         moves = self._moves[self._graph.tensor_name(demand.ref), demand.phase]
         named = [move for move in moves if name in move.consumers]
@@ -77,7 +83,7 @@ class Record:
         return {(move.path[0], move.path[-1]) for move in named + unnamed}, not named or times > 1
 
     def _name(self, consumer: int) -> str:
-        """A consumer as redistributions call it."""
+        """The name of a consumer as the ``for`` of a redistribution writes it."""
         nodes = self._graph.nodes
         if consumer >= len(nodes):
             return self._formulation.results[consumer - len(nodes)][0].removeprefix("new ")

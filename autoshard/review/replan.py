@@ -1,25 +1,22 @@
-"""A plan whose file was edited by hand, made whole again: the edits are kept, the rest is decided anew around them."""
+"""Makes a complete plan of a file that was edited by hand: the edits are kept, everything else is decided again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
-from cost_models import Profile
-
 from ..constraints import Constraint, Pin, StrategyPin, patterns_of
 from ..constraints_file import Constraints, gather_constraints
-from ..mesh import HybridMesh, Mesh
 from ..planner import warn_if_unproven
 from ..plans import ShardingPlan
 from ..plans.places import line_of_decision
 from .decisions import decisions_of, names_of
 from .edits import Edit, edited_names, find_edits
-from .session import best_plan, check_model, constraints_of, planner_of
+from .session import Conditions, best_plan, check_model, constraints_of, planner_of, reporter
 
 
 @dataclass(frozen=True)
@@ -48,11 +45,7 @@ def replan(
     text: str = "",
     source: str = "the plan file",
     original: ShardingPlan | None = None,
-    mesh: Mesh | HybridMesh | str | None = None,
-    hardware: str | Profile | None = None,
-    backend: str = "auto",
-    time_limit_s: float | None = None,
-    progress: Callable[[str], None] | None = None,
+    **conditions: Unpack[Conditions],
 ) -> Replanned:
     """Keeps what was changed by hand in a plan and decides the rest again, with the fewest other changes.
 
@@ -64,8 +57,8 @@ def replan(
         text, source: the file and its name, so that an error can say in which line an edit stands.
         original: the plan before the edit; by default it is told from what the file records
             (:mod:`autoshard.review.edits`).
-        mesh: the plan's mesh, where its ranks have an order of their own.
-        hardware: the profile to price with, by default the one that the plan names, as it is now.
+        conditions: mesh, hardware, backend, time_limit_s and progress, as in
+            :class:`~autoshard.review.session.Conditions`.
 
     Warns:
         UserWarning: the new plan is not proven optimal.
@@ -76,18 +69,8 @@ def replan(
         InfeasibleError: no plan keeps the edits; the message names those that contradict each other.
         BudgetError: no plan that keeps the edits fits the plan's memory budget.
     """
-    report = progress or (lambda stage: None)
-    planner = planner_of(
-        plan,
-        model,
-        args,
-        kwargs,
-        mesh=mesh,
-        hardware=hardware,
-        backend=backend,
-        time_limit_s=time_limit_s,
-        progress=progress,
-    )
+    report = reporter(conditions)
+    planner = planner_of(plan, model, args, kwargs, **conditions)
     check_model(plan, planner)
     report("finding what was edited")
     old = constraints_of(plan)
@@ -108,7 +91,9 @@ def replan(
 
 
 def _kept(old: Constraints, edits: Iterable[Edit], names: tuple[str, ...]) -> tuple[Constraints, tuple[str, ...]]:
-    """The constraints without pins that hold nothing but what was edited: the later word counts."""
+    """The constraints of the old plan that stay, and the texts of those that go: pins of nothing but what was edited by
+    hand since, where the edit counts.
+    """
     edited = edited_names(edits)
 
     def is_replaced(constraint: Constraint) -> bool:

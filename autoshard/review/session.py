@@ -1,11 +1,11 @@
-"""A plan beside the model that it is for, ready to be priced, solved and asked about."""
+"""What ``check``, ``explain`` and ``replan`` share: a plan and its model as a problem that can be priced and solved."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from torch import nn
 
@@ -29,30 +29,34 @@ from .nearest import nearest
 Progress = Callable[[str], None]
 
 
-def planner_of(
-    plan: ShardingPlan,
-    model: nn.Module,
-    args: Any = (),
-    kwargs: dict[str, Any] | None = None,
-    *,
-    mesh: Mesh | HybridMesh | str | Mapping[str, int] | None = None,
-    hardware: str | Profile | None = None,
-    backend: str = "auto",
-    time_limit_s: float | None = None,
-    progress: Progress | None = None,
-) -> Planner:
-    """A planner for a model as it is now, with the options that a plan was made with.
+class Conditions(TypedDict, total=False):
+    """Under what a question about a plan is answered; each may be left out.
 
-    Args:
-        mesh: by default the plan's.
-        hardware: a profile, its name or file; by default the preset that the plan names.
-        backend, time_limit_s: as for :func:`autoshard.plan`.
+    Attributes:
+        mesh: the plan's mesh, where its ranks have an order of their own; by default the plan's.
+        hardware: the profile to price with, its name or its file; by default the one that the plan names, as it is now.
+        backend, time_limit_s: of the solver, as for :func:`autoshard.plan`.
+        progress: called with the name of each stage as it starts.
+    """
+
+    mesh: Mesh | HybridMesh | str | Mapping[str, int] | None
+    hardware: str | Profile | None
+    backend: str
+    time_limit_s: float | None
+    progress: Progress | None
+
+
+def planner_of(
+    plan: ShardingPlan, model: nn.Module, args: Any, kwargs: dict[str, Any] | None, **conditions: Unpack[Conditions]
+) -> Planner:
+    """A planner for a model as it is now, with the objective and the memory limit that a plan was made with.
 
     Raises:
         CaptureError, ProfileError: the model cannot be captured, the profile not be read.
     """
     args = as_arguments(args)
-    (progress or _silent)("capturing the training step")
+    reporter(conditions)("capturing the training step")
+    mesh, hardware = conditions.get("mesh"), conditions.get("hardware")
     profile = hardware if isinstance(hardware, Profile) else _profile(plan, hardware)
     return Planner(
         capture(model, args, kwargs),
@@ -61,15 +65,16 @@ def planner_of(
         model=plan.model,
         call=call_text(model, args, kwargs or {}),
         objective=plan.objective,  # type: ignore[arg-type]
-        backend=backend,
-        time_limit_s=time_limit_s,
+        backend=conditions.get("backend", "auto"),
+        time_limit_s=conditions.get("time_limit_s"),
         tie_layers=plan.solver.identical_layers != "free",
         limit=limit_of(plan),
     )
 
 
-def _silent(stage: str) -> None:
-    """The progress that nobody watches."""
+def reporter(conditions: Conditions) -> Progress:
+    """What is called with the name of each stage; where nobody watches, a function that does nothing."""
+    return conditions.get("progress") or (lambda stage: None)
 
 
 def _profile(plan: ShardingPlan, hardware: str | None) -> Profile:
@@ -193,7 +198,7 @@ def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> 
 
 
 def _completed(formulation: Formulation, known: dict[int, int]) -> Solution | None:
-    """The solution of known choices, the others chosen best."""
+    """The solution in which the known nodes have their choices and the solver decides the others."""
     problem = replace(formulation.problem, ties=())
     choices: tuple[int, ...] | None = tuple(known.get(node, 0) for node in range(len(problem.nodes)))
     if len(known) < len(problem.nodes):
@@ -223,9 +228,9 @@ def fits(plan: ShardingPlan) -> bool:
 
 
 def solution_of(formulation: Formulation, choices: tuple[int, ...]) -> Solution | None:
-    """Known choices as a solution that claims nothing of its bound; None where they do not fit together.
+    """Choices that are known already as a solution, its bound being its own cost; None where they break a constraint.
 
-    Identical layers may differ: that they be decided once is no part of the price.
+    Identical layers may choose differently: a plan of old, or one edited by hand, need not have decided them once.
     """
     judged = evaluate(replace(formulation.problem, ties=()), choices)
     if not judged.feasible:

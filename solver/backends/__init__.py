@@ -42,6 +42,9 @@ class BackendEntry:
 
 _ORTOOLS = ("ortools",)
 
+# What to give to pip for a package: this one is installed as a part of autoshard, whose extra it is.
+_INSTALLED_BY = {"ortools": "'autoshard[plan]'", "pulp": "'autoshard[plan]'"}
+
 BACKENDS: Final = MappingProxyType(
     {
         "auto": BackendEntry(
@@ -77,8 +80,9 @@ def load_backend(name: str) -> Backend:
     missing = [package for package in entry.packages if not find_spec(package)]
     if missing:
         ready = ", ".join(other for other, entry in BACKENDS.items() if entry.available)
+        wanted = " ".join(dict.fromkeys(_INSTALLED_BY.get(package, package) for package in missing))
         raise BackendUnavailable(
-            f"backend {name!r} needs {' and '.join(missing)}, not installed here: pip install {' '.join(missing)}. "
+            f"backend {name!r} needs {' and '.join(missing)}, not installed here: pip install {wanted}. "
             f"Available now: {ready}"
         )
     return entry.load()

@@ -1,4 +1,4 @@
-"""The small interface behind which every backend stands."""
+"""What every backend takes, gives and can do: `Request`, `Answer` and `Backend`."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _wait_for_threads() -> None:
 
 
 class Backend(Protocol):
-    """A frozen dataclass of knobs with one method."""
+    """Solves problems. An implementation is a frozen dataclass whose fields are its options."""
 
     def run(self, problem: Problem, request: Request) -> Answer:
         """Minimises a problem without ties and fixed choices (the reductions have resolved them)."""

@@ -2,7 +2,7 @@
 
 Every round's program is a relaxation of the problem, so its bound is valid for the problem, and a solution that
 violates nothing is feasible for the problem. Few rows ever bind, and rows of many steps are nearly equal: two or three
-rounds usually suffice. Source: measured on the IOPDDL instances, ../shared/iopddl/README.md.
+rounds usually suffice. Source: measured on instances of the IOPDDL contest (docs/solver.md).
 """
 
 from __future__ import annotations

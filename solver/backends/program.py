@@ -15,8 +15,8 @@ With a usage_price the limit of the last rows grows by a variable, in [0, 1] of 
 
 An edge of a group pays nothing itself where w pays. A pair that costs nothing, or that only one edge of the group can
 choose, needs no w. Given x in {0, 1} the least z and w are integral, and the relaxation is as tight as the one with a
-variable per pair of strategies. Source: ../shared/research/formulation.md; Kim et al., "A structure-preserving ILP
-formulation of auto-sharding".
+variable per pair of strategies. Source: Kim et al., "A structure-preserving ILP formulation of auto-sharding"; sizes of
+both forms in docs/solver.md.
 """
 
 from __future__ import annotations
@@ -102,9 +102,8 @@ def build(problem: Problem) -> Program:
     first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     parts = _Parts(first)
     parts.choose(problem, sizes)
-    in_group = {edge for group in problem.groups for edge in group.edges}
     for index, edge in enumerate(problem.edges):
-        if index not in in_group:
+        if index not in problem.grouped:
             parts.edge(edge)
     for group in problem.groups:
         parts.group([problem.edges[index] for index in group.edges])
@@ -170,6 +169,9 @@ class _Parts:
 
     def group(self, edges: Sequence[Edge]) -> None:
         """Shared prices: w for the priced pairs that two edges can choose, else the price stays on z."""
+        # Each consumer c has its own z_c[l, m] of moving the tensor from row l to column m. Where several consumers can
+        # choose the pair, z_c costs nothing but is at most the one w[l, m] of the pair, which has the price: two
+        # consumers that both choose (l, m) set w to 1 once. A pair that only one can choose keeps its price on z.
         members = [(edge, self._pairs(edge)) for edge in edges]
         priced = [pairs.keys[pairs.prices > 0] for _, pairs in members]
         keys, counts = np.unique(np.concatenate(priced), return_counts=True)

@@ -19,9 +19,8 @@ def compact_edges(problem: Problem) -> Outcome:
     """The problem with the smallest equivalent edge matrices."""
     compact = _Compact()
     edges = list(problem.edges)
-    grouped = {edge for group in problem.groups for edge in group.edges}
     for index, edge in enumerate(problem.edges):
-        if index not in grouped:
+        if index not in problem.grouped:
             edges[index] = compact.edge(edge)
     for group in problem.groups:
         members = compact.group([problem.edges[index] for index in group.edges])

@@ -30,7 +30,7 @@ class _Contraction:
         self.problem = problem
         self.pool = Pool()
         self.edges: list[Edge | None] = list(problem.edges)
-        self.grouped = {edge for group in problem.groups for edge in group.edges}
+        self.grouped = problem.grouped
         self.edges_of: list[set[int]] = [set() for _ in problem.nodes]
         for index, edge in enumerate(problem.edges):
             self.edges_of[edge.u].add(index)

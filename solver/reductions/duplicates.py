@@ -53,16 +53,15 @@ def _outlines(problem: Problem) -> Iterator[tuple[int, Hashable]]:
 
 
 class _Surroundings:
-    """What is around the candidates, told by the identity of pooled arrays."""
+    """What surrounds each candidate: its edges and groups, compared by the identity of pooled arrays."""
 
     def __init__(self, problem: Problem, candidates: set[int]) -> None:
         self.problem = problem
         self.candidates = candidates
         self.pool = Pool()
         self.around: list[list[tuple[Hashable, ...]]] = [[] for _ in problem.nodes]
-        grouped = {edge for group in problem.groups for edge in group.edges}
         for index, edge in enumerate(problem.edges):
-            if index not in grouped:
+            if index not in problem.grouped:
                 self._plain(edge)
         for number, group in enumerate(problem.groups):
             self._group(number, [problem.edges[index] for index in group.edges])

@@ -67,7 +67,7 @@ class _Elimination:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.edges: list[Edge | None] = list(problem.edges)
-        self.grouped = {edge for group in problem.groups for edge in group.edges}
+        self.grouped = problem.grouped
         self.costs = [node.costs for node in problem.nodes]
         self.edges_of: list[set[int]] = [set() for _ in problem.nodes]
         for index, edge in enumerate(problem.edges):

@@ -1,4 +1,4 @@
-"""A fixed node keeps its one strategy. Exact by definition."""
+"""A node whose choice is fixed loses its other strategies. Exact, since no valid assignment chooses one of them."""
 
 from __future__ import annotations
 

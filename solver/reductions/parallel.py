@@ -1,4 +1,4 @@
-"""Edges that say the same are said once.
+"""Edges that price the same choices become one edge.
 
 Edges between the same two nodes with the same rows and columns add up. A group of one edge is an ordinary edge. Edges
 of a group with the same consumer and columns choose the same pair, which is paid once anyway. Groups of one producer
@@ -21,8 +21,7 @@ Ends = tuple[int, int, int, int, tuple[int, ...]]
 def merge_parallel(problem: Problem) -> Outcome:
     """The problem with one edge per pair of nodes and maps, and one group per set of such edges."""
     pool = Pool()
-    grouped = {edge for group in problem.groups for edge in group.edges}
-    plain = [edge for index, edge in enumerate(problem.edges) if index not in grouped]
+    plain = [edge for index, edge in enumerate(problem.edges) if index not in problem.grouped]
     images: dict[tuple[Ends, ...], list[Edge]] = {}
     for group in problem.groups:
         members = {_ends(pool, problem.edges[index]): problem.edges[index] for index in group.edges}

@@ -17,9 +17,8 @@ def fold_separable(problem: Problem) -> Outcome:
     terms_of: dict[int, tuple[IntArray, IntArray] | None] = {}
     extra: dict[int, list[IntArray]] = {}
     kept: list[int] = []
-    grouped = {edge for group in problem.groups for edge in group.edges}
     for index, edge in enumerate(problem.edges):
-        if index in grouped:
+        if index in problem.grouped:
             kept.append(index)
             continue
         if id(edge.costs) not in terms_of:

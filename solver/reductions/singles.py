@@ -44,9 +44,8 @@ class _Fold:
 
     def reduced(self) -> Reduced | Contradiction:
         problem = self.problem
-        grouped = {edge for group in problem.groups for edge in group.edges}
         for index, edge in enumerate(problem.edges):
-            if index not in grouped:
+            if index not in problem.grouped:
                 self._edge(edge)
         for group in problem.groups:
             self._group([problem.edges[index] for index in group.edges])

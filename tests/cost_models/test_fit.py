@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_models import Profile, ProfileError, dump_profile, parse_profile
+from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 from cost_models.fit import compare, fit, honest, isotonic, residual
 from cost_models.samples import CollectivePoint, Header, KernelPoint, Point, Sample, Samples
 
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+KINDS = REDISTRIBUTION_KINDS
 SIZES = [1024 << step for step in range(15)]
 KERNELS = ("pointwise", "copy", "reduction")
 Machine = Callable[[Point], float]

@@ -19,7 +19,7 @@ import yaml
 
 import cost_models
 from cost_models import PRESETS, Hosts, Profile, ProfileError, load_profile
-from cost_models.safe_yaml import MAX_BYTES
+from cost_models.profile_text import MAX_BYTES
 
 from .texts import GOOD
 
@@ -182,14 +182,14 @@ def walk(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
             r"links\.intra_host: efficiency is not monotone: all_reduce 0\.9 is above twice reduce_scatter 0\.4",
         ),
         ("compute:\n", "colour: red\ncompute:\n", "colour is not an entry of a profile"),
-        ("name: two-boxes", "name: two-boxes\nname: three", "line 3: the key 'name' is there twice"),
-        ("name: two-boxes", "name: &a two-boxes", "line 2: anchors and aliases"),
-        ("name: two-boxes", "name: *a", "line 2: anchors and aliases"),
-        ("name: two-boxes", "name: !!python/object/apply:os.system [id]", r"line 2: tags \(!\) are not allowed"),
-        ("name: two-boxes", "name: [[[[[[[[[[[[]]]]]]]]]]]]", "line 2: nested deeper than 8 levels"),
-        ("name: two-boxes", "{name: x}: two-boxes", "line 2: a key must be a word"),
-        ("name: two-boxes", 'name: "\\UFFFFFFFF"', "not valid YAML"),
-        ("name: two-boxes", "name: 'two-boxes", "not valid YAML"),
+        ("name: two-boxes", "name: two-boxes\nname: three", "line 3: 'name' stands here a second time"),
+        ("name: two-boxes", "name: &a two-boxes", "line 2: the anchor &a is not allowed in a profile file"),
+        ("name: two-boxes", "name: *a", r"line 2: the alias \*a is not allowed"),
+        ("name: two-boxes", "name: !!python/object/apply:os.system [id]", "line 2: the tag .*os.system is not allowed"),
+        ("name: two-boxes", "name: " + "[" * 17 + "]" * 17, "line 2: the file is nested more than 16 deep"),
+        ("name: two-boxes", "{name: x}: two-boxes", "line 2: a key must be a name"),
+        ("name: two-boxes", 'name: "\\UFFFFFFFF"', "is not YAML"),
+        ("name: two-boxes", "name: 'two-boxes", "is not YAML"),
         ("name: two-boxes", "name: 2026-11-20", None),
     ],
 )
@@ -210,12 +210,12 @@ def test_a_bad_entry_gets_its_clear_error(
         (b"", "the file is empty"),
         (b"- 1\n- 2\n", "holds a list"),
         (b"dgx-h100", "holds a str"),
-        (b"a: 1\n---\nb: 2\n", "not valid YAML"),
-        (b"a: [1, 2", "not valid YAML"),
-        (b"a: \x00", "not valid YAML"),
+        (b"a: 1\n---\nb: 2\n", "line 2: a second document starts here"),
+        (b"a: [1, 2", "is not YAML"),
+        (b"a: \x00", "is not YAML"),
         (b"\xff\xfe\xfa", "not UTF-8 text"),
         (b"#" * (MAX_BYTES + 1), "larger than 65536 bytes"),
-        (b"[" * MAX_BYTES, "nested deeper"),
+        (b"[" * MAX_BYTES, "nested more than 16 deep"),
         (b"x: " + b"1" * 5000, "version is missing"),
     ],
 )

@@ -67,7 +67,7 @@ def test_wrong_calls_name_what_is_wrong_and_the_remedy(plan: ShardingPlan):
             "full batch": "autoshard.shard_inputs",
             "other batch": "the plan was made for [7, 9] in all",
             "dtype": "x has dtype torch.float64; the plan was made for float32",
-            "missing": "the plan was made for the tensors x, target; this call has x",
+            "missing": "missing a required argument: 'target'; the plan was made for the tensors x, target",
             "placed otherwise": "redistribute it first",
             "wants gradient": "detach",
             "shard_inputs of shards": "shard_inputs cuts the full batch, [7, 9]",

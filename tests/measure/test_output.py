@@ -31,7 +31,7 @@ def test_checking_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
-    for path, said in ((tmp_path, "no ordinary file"), (tmp_path / "none" / "p.yaml", "there is no folder")):
+    for path, said in ((tmp_path, "it is a folder"), (tmp_path / "none" / "p.yaml", "there is no folder")):
         with pytest.raises(CalibrationError, match=said):
             check_writable(path)
 

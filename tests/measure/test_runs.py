@@ -16,9 +16,9 @@ from autoshard.measure import Effort, Job, Series, calibrate, check
 from autoshard.measure.calibrate import points_of
 from autoshard.measure.collectives import collective
 from autoshard.measure.measure import measure
-from autoshard.measure.schedule import KINDS
 from autoshard.mesh import Mesh
 from cost_models import MeasuredMesh, load_profile
+from cost_models.collective_kinds import COLLECTIVE_KINDS, REDISTRIBUTION_KINDS
 from cost_models.fit import Compared
 from cost_models.samples import CollectivePoint, KernelPoint, Point, Sample, SamplesError, SamplesFile, read_samples
 
@@ -46,7 +46,7 @@ def test_four_ranks_write_a_profile_that_prices_their_mesh(tmp_path: Path) -> No
     assert samples.complete and set(counts.values()) == {TINY.rounds}
     profile = load_profile(str(tmp_path / "p.yaml"))
     topology = profile.topology(MESH.axes, MESH.shape)
-    assert all(topology.collective_s(kind, axis, 1 << 20) > 0 for kind in KINDS for axis in (0, 1))
+    assert all(topology.collective_s(kind, axis, 1 << 20) > 0 for kind in COLLECTIVE_KINDS for axis in (0, 1))
     assert set(profile.provenance.collectives) == {"dp", "tp"}
     assert profile.provenance.machine and profile.provenance.versions["torch"]
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["p.yaml", "s.jsonl"]
@@ -59,7 +59,7 @@ def test_four_ranks_write_a_profile_that_prices_their_mesh(tmp_path: Path) -> No
 def _run_collectives() -> list[tuple[str, int, int, list[float]]]:
     job = Job.on(MESH, "cpu")
     found = []
-    for kind in KINDS[:4]:  # a broadcast works in place
+    for kind in REDISTRIBUTION_KINDS:  # a broadcast works in place
         point = CollectivePoint(kind, "tp", 1024, held_out=False)
         run: Any = collective(job, point)
         (given,) = (cell.cell_contents for cell in run.__closure__ if hasattr(cell.cell_contents, "nbytes"))
@@ -170,7 +170,7 @@ def _all_too_slow() -> list[Any]:
 def test_where_every_size_takes_too_long_the_smallest_of_each_is_measured() -> None:
     points, *_ = run_ranks(4, _all_too_slow)
     sizes = {(p.kind, p.axis): p.size_bytes for p in points if isinstance(p, CollectivePoint)}
-    assert sizes == {(kind, axis): 1024 for kind in KINDS for axis in ("dp", "tp")}
+    assert sizes == {(kind, axis): 1024 for kind in COLLECTIVE_KINDS for axis in ("dp", "tp")}
     kernels = [(p.name, p.dtype) for p in points if isinstance(p, KernelPoint)]
     assert len(kernels) == len(set(kernels)) > 9
 
@@ -194,7 +194,7 @@ def test_links_that_are_a_thousand_times_slower_in_the_profile_do_not_fit(tmp_pa
     first, *others = run_ranks(4, _check, str(tmp_path / "p.yaml"), "dp=2,tp=2", 1000.0)
     assert [rank for rank in others if rank is not None] == []
     off = {name.partition(",")[0] for name, ratio in first if ratio < 0.1}
-    assert off >= {f"{kind} over {axis}" for kind in KINDS for axis in ("dp", "tp")}
+    assert off >= {f"{kind} over {axis}" for kind in COLLECTIVE_KINDS for axis in ("dp", "tp")}
 
 
 def test_a_profile_of_another_mesh_cannot_be_checked(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_failing_write_leaves_the_good_file_and_no_litter(
         raise error
 
     if failing == "write":
-        monkeypatch.setattr("autoshard.plans.file._write_through", _half_then(error))
+        monkeypatch.setattr("autoshard.atomic_write._write_through", _half_then(error))
     else:
         monkeypatch.setattr(os, failing, fail)
     with pytest.raises((PlanFileError, KeyboardInterrupt)) as caught:

@@ -77,6 +77,9 @@ class Messages:
         return bound
 
     def _send(self, index: int, part: FloatArray, *, forward: bool) -> float:
+        # The formula of the module's docstring for a batch of edges: `given` is gamma theta of the sender less the
+        # message that came from the other end, and per column the least over the rows is the new message. Its least
+        # entry goes to the bound; the receiver's theta gets the new message in place of the old one (`kept`).
         batch = self.energy.batches[index]
         if forward:
             given = batch.u.least(part) - self.to_u[index]

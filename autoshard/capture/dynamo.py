@@ -1,0 +1,298 @@
+"""The private APIs of torch's dynamo that capture needs, all in this file (torch 2.11 to 2.13).
+
+Dynamo runs a model's Python symbolically. Besides the graph it knows what else the forward does to Python objects
+(*side effects*) and which Python values it read on the way (*guards*). Both would be lost with the graph alone: a side
+effect would never happen, and a value that changes later would be ignored.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy, deepcopy
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch._dynamo import functional_export
+from torch._dynamo.convert_frame import get_traced_fn
+from torch._dynamo.guards import CheckFunctionManager
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+from torch._guards import Guard, GuardsSet
+from torch.export._trace import _restore_state_dict
+from torch.utils._ordered_set import OrderedSet
+from torch.utils._pytree import TreeSpec, tree_structure
+
+from .arguments import same_constant
+from .autocast import check_autocast_within
+from .lines import is_models_file, line_in, line_of
+from .observed import Observed
+
+_MODEL = "L['self']._modules['_export_root']._modules['model']"
+_BUFFERS = re.compile(re.escape(_MODEL) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
+# Guards on modes of torch, and on tensors.
+_OF_A_CALL = frozenset(
+    {
+        "AUTOGRAD_SAVED_TENSORS_HOOKS",
+        "DEFAULT_DEVICE",
+        "DETERMINISTIC_ALGORITHMS",
+        "GLOBAL_STATE",
+        "GRAD_MODE",
+        "SHAPE_ENV",
+        "TENSOR_MATCH",
+        "TORCH_FUNCTION_STATE",
+    }
+)
+# The arguments of the capture, and what its own code reads.
+_OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput")
+
+
+@dataclass(frozen=True)
+class SideEffect:
+    """A Python object that the forward changes: its name, and the line that changes it (empty where unknown)."""
+
+    name: str
+    line: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Nested:
+    """A tuple with lists in it, which dynamo compares with itself: its name, where it is, and how it printed."""
+
+    name: str
+    source: Any
+    text: str
+
+
+class Guards:
+    """The conditions on Python state under which the captured graph is what the model does."""
+
+    def __init__(self, manager: Any, scope: dict[str, Any], nested: list[_Nested], lines: dict[str, str]) -> None:
+        self._manager = manager
+        self._scope = scope
+        self._nested = nested
+        self._lines = lines
+
+    def broken(self) -> tuple[str, str] | None:
+        """The first condition that no longer holds, such as ``model.k == 3.0``, and the line that relies on it; None if
+        all hold.
+        """
+        if not self._manager.check(self._scope["L"]):
+            parts = self._manager.check_verbose(self._scope["L"]).verbose_code_parts
+            code = str(parts[0]).partition("  # ")[0].strip() if parts else "the state of the model"
+            return readable(code), self._lines.get(code, "")
+        for nested in self._nested:
+            if repr(nested.source.get_value(self._scope, {}, {})) != nested.text:
+                return f"{nested.name} == {nested.text}", ""
+        return None
+
+    def on(self, model: nn.Module) -> Guards:
+        """The same conditions on another model that was made like the captured one."""
+        traced = copy(self._scope["L"]["self"])
+        traced._modules = {"_export_root": Observed(model)}
+        return Guards(self._manager, {"L": {"self": traced}, "G": self._scope["G"]}, self._nested, self._lines)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guards:
+        return self.on(deepcopy(self._scope["L"]["self"]._export_root.model, memo))
+
+
+@dataclass
+class Dynamo:
+    """What dynamo found in a forward besides its graph.
+
+    ``assigned`` are the FQNs of buffers that the forward replaces; ``side_effects`` the other objects it changes;
+    ``names`` are those that the model's own code uses, of functions and attributes; ``answer`` is the module that
+    dynamo traced, and what it says of it.
+    """
+
+    assigned: list[str] = field(default_factory=list)
+    side_effects: list[SideEffect] = field(default_factory=list)
+    names: frozenset[str] = frozenset()
+    answer: tuple[nn.Module, Any] | None = None
+
+    def guards(self) -> Guards:
+        """The conditions under which the model does what the graph does, with the values that are in force now: to be
+        called once nothing is set that was only set for the capture.
+        """
+        assert self.answer is not None, "dynamo has given an answer"
+        module, output = self.answer
+        return _guards(output.output_graph, module)
+
+
+def forward_graph(
+    observed: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.fx.GraphModule, Dynamo, TreeSpec]:
+    """The torch operators that a module calls, its parameters and buffers under their FQNs; what else it does; and the
+    structure of its result, whose leaves the graph returns.
+    """
+    found = Dynamo()
+    answers: list[tuple[nn.Module, Any]] = []
+    with _side_effects_into(found), _answers_into(answers):
+        graph = functional_export._dynamo_graph_capture_for_export(observed)(*args, **kwargs)
+    (found.answer,) = answers
+    found.names = frozenset().union(*(_names(code) for code in found.answer[1].traced_code))
+    _check_autocast(graph.graph)
+    _restore_state_dict(observed, graph)
+    codegen: Any = graph.graph._codegen
+    return graph, found, codegen.pytree_info.out_spec
+
+
+def _check_autocast(graph: torch.fx.Graph) -> None:
+    entered: list[torch.fx.Node] = []  # regions whose first line is still to come: they have none of their own
+    for node in graph.nodes:
+        if node.target is torch.amp.autocast_mode._enter_autocast:
+            entered.append(node)
+        for region in entered if line_of(node) or node.op == "output" else ():
+            device_type, _, is_enabled, *_ = region.args
+            check_autocast_within(str(device_type), bool(is_enabled), line_of(node))
+
+
+def return_only(graph: torch.fx.GraphModule, out_spec: TreeSpec, result: Sequence[Any], others: Sequence[Any]) -> None:
+    """Makes a graph of :func:`forward_graph` return a result of the structure ``out_spec``, and a list of others."""
+    graph.graph.output_node().args = ((*result, *others),)
+    codegen: Any = graph.graph._codegen
+    both = TreeSpec(tuple, None, [out_spec, tree_structure(list(others))])
+    codegen.pytree_info = codegen.pytree_info._replace(out_spec=both)
+    graph.recompile()
+
+
+def model_stack(error: Exception) -> str:
+    """The frames of the model in which dynamo met an error, as a traceback prints them; empty for other errors."""
+    return "".join(traceback.format_list(getattr(error, "real_stack", None) or []))
+
+
+def readable(source: str) -> str:
+    """Dynamo's name for an object, or its condition on one, as a reader writes it: ``model.layers.0.k == 3.0``."""
+    source = source.replace(_MODEL, "model")
+    source = re.sub(r"G\['__import_(\w+)'\]", lambda m: m[1].replace("_dot_", "."), source)
+    source = re.sub(r"\._modules\['([^']*)'\]|\._buffers\['([^']*)'\]|\._parameters\['([^']*)'\]", _dotted, source)
+    source = re.sub(r"[GL]\['([^']*)'\]", r"\1", source)
+    source = re.sub(r"___check_type_id\((.*), \d+\), type=<class '(.*)'>", r"type(\1) is \2", source)
+    source = re.sub(r"___check_obj_id\((.*), \d+\), type=.*", r"\1 is what it was", source)
+    source = re.sub(r"^len\((.*)\) != (\d+)$", r"len(\1) == \2", source)  # so dynamo prints the length of a dict
+    return re.sub(r"not ___dict_contains\((.*), (.*)\)", r"\1 not in \2", source)
+
+
+def _dotted(match: re.Match[str]) -> str:
+    return "." + next(group for group in match.groups() if group is not None)
+
+
+@contextmanager
+def _side_effects_into(found: Dynamo) -> Iterator[None]:
+    """Dynamo writes code that repeats side effects after the graph has run; just before, it has them all in a list."""
+    write_code = SideEffects.codegen_update_mutated
+
+    def and_record(self: SideEffects, *args: Any, **kwargs: Any) -> Any:
+        found.assigned, found.side_effects = [], []  # code is written twice
+        for variable in self._get_modified_vars():
+            if isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
+                _record(self, variable, found)
+        return write_code(self, *args, **kwargs)
+
+    with patch.object(SideEffects, "codegen_update_mutated", and_record):
+        yield
+
+
+def _record(effects: SideEffects, variable: Any, found: Dynamo) -> None:
+    source = variable.source.name if isinstance(variable.source.name, str) else variable.source.name()
+    known: dict[Any, list[traceback.StackSummary]] = effects.mutation_user_stacks
+    stacks = known.get(variable) or known.get(getattr(variable, "_base_vt", None))  # of an OrderedDict, its dict
+    line = line_in("".join(traceback.format_list(stacks[-1]))) if stacks else ""
+    buffers = _BUFFERS.fullmatch(source)
+    if buffers is not None and _keys(variable.items) == _keys(variable.original_items):
+        path = readable("model" + buffers["path"]).removeprefix("model").removeprefix(".")
+        found.assigned += [f"{path}.{key}".removeprefix(".") for key in _replaced(variable)]
+    else:
+        found.side_effects += [SideEffect(readable(source) + name, line) for name in _changed(effects, variable)]
+
+
+def _keys(items: dict[Any, Any]) -> set[Any]:
+    return {getattr(key, "vt", key).as_python_constant() for key in items}
+
+
+def _replaced(variable: Any) -> list[str]:
+    """The keys of a dict whose values are others than they were."""
+    before: dict[Any, Any] = variable.original_items
+    new = (key.vt for key, value in variable.items.items() if variable.is_new_item(before.get(key.vt), value))
+    return [key.as_python_constant() for key in new]
+
+
+def _changed(effects: SideEffects, variable: Any) -> list[str]:
+    """The attributes of an object that are not as they were, each behind a dot; one empty name for other objects."""
+    attributes = effects.store_attr_mutations.get(variable)
+    if not attributes:
+        return [""]
+    before = getattr(variable, "value", None)
+    return [
+        f".{name}"
+        for name, value in attributes.items()
+        if not (
+            value.is_python_constant()
+            and hasattr(before, name)
+            and same_constant(value.as_python_constant(), getattr(before, name))
+        )
+    ]
+
+
+@contextmanager
+def _answers_into(answers: list[tuple[nn.Module, Any]]) -> Iterator[None]:
+    """Appends the module that dynamo traced, and all that it says of it."""
+    capture = functional_export.fullgraph_capture
+
+    def and_record(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        answer = capture(module, *args, **kwargs)
+        answers.append((module, answer.graph_capture_output))
+        return answer
+
+    with patch.object(functional_export, "fullgraph_capture", and_record):
+        yield
+
+
+def _guards(graph: Any, module: nn.Module) -> Guards:
+    kept = [guard for guard in graph.guards if _is_state(guard)]
+    everything, graph._guards = graph._guards, GuardsSet(OrderedSet(kept))
+    try:
+        with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+            manager = CheckFunctionManager(get_traced_fn(module)[0].__code__, graph).guard_manager
+    finally:
+        graph._guards = everything
+    lines = {
+        code: line_in("".join(traceback.format_list(guard.user_stack)))
+        for guard in kept
+        if guard.user_stack
+        for code in guard.code_list or ()
+    }
+    scope = {"L": {"self": module}, "G": graph.global_scope}
+    return Guards(manager, scope, list(_nested(kept, scope)), lines)
+
+
+def _nested(guards: list[Guard], scope: dict[str, Any]) -> Iterator[_Nested]:
+    for guard in guards:
+        if guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH"):
+            source = guard.originating_source
+            value = source.get_value(scope, {}, {})
+            if isinstance(value, (tuple, list, dict)):
+                yield _Nested(readable(guard.name), source, repr(value))
+
+
+def _is_state(guard: Guard) -> bool:
+    """Whether a guard, which dynamo has evaluated, is on what stays as it is from call to call: no tensor, no mode."""
+    value_type = guard.guarded_class_weakref() if guard.guarded_class_weakref is not None else None
+    is_tensor = value_type is not None and issubclass(value_type, torch.Tensor)
+    is_of_capture = "L['self']" in guard.name and _MODEL not in guard.name
+    is_of_capture |= any(name in guard.name for name in _OF_CAPTURE)
+    return not (guard.create_fn_name() in _OF_A_CALL or is_tensor or is_of_capture)
+
+
+def _names(code: CodeType) -> frozenset[str]:
+    """The names that the model's own code uses, inner functions included."""
+    if not is_models_file(code.co_filename):
+        return frozenset()
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return frozenset(code.co_names).union(*inner)

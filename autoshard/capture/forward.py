@@ -1,0 +1,79 @@
+"""A model's forward as a graph of torch operators that changes nothing but buffers, ready for torch's own capture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+from torch.utils._pytree import TreeSpec
+
+from .dynamo import Dynamo, forward_graph, return_only
+from .effects import (
+    Leaves,
+    refuse_other_arguments,
+    refuse_other_modes,
+    refuse_side_effects,
+    refuse_stray_tensors,
+    replaced_buffers,
+)
+from .graph import SameTensor
+from .observed import MODEL, Observed
+from .results import separate_results
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """The graph of a forward. ``module`` gives the ``results`` leaves of the model's result, then the tensors that take
+    the place of the buffers ``replaced`` (FQNs). ``same`` are the results that are no new tensors, by position; an
+    input among them is named by its own position. ``found`` is what dynamo noticed besides.
+    """
+
+    module: GraphModule
+    results: int
+    out_spec: TreeSpec
+    replaced: tuple[str, ...]
+    same: dict[int, SameTensor]
+    found: Dynamo
+
+
+def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
+    """Traces a model whose tensors are fake.
+
+    Raises:
+        CaptureError: the forward does something that no graph can hold.
+    """
+    module, found, out_spec = forward_graph(Observed(model), args, kwargs)
+    refuse_side_effects(found.side_effects)
+    if found.assigned:
+        module, found, out_spec = forward_graph(Observed(model, tuple(found.assigned)), args, kwargs)
+    known = _tensors_of(model, module)
+    refuse_stray_tensors(module, known.keys())
+    leaves = Leaves.of(module, out_spec)
+    refuse_other_arguments(module, leaves, args, kwargs)
+    refuse_other_modes(leaves)
+    replaced = dict(replaced_buffers(module, leaves, tuple(found.assigned)))
+    result_spec = out_spec.children()[0]
+    return_only(module, result_spec, leaves.result, [leaves.after[k] for k in replaced])
+    values = {node: node.meta.get("example_value") for node in module.graph.nodes}
+    seen = {node: value for node, value in values.items() if isinstance(value, torch.Tensor)}
+    same = separate_results(module, known, seen)
+    return Forward(module, len(leaves.result), result_spec, tuple(replaced.values()), same, found)
+
+
+def _tensors_of(model: nn.Module, module: GraphModule) -> dict[FxNode, SameTensor]:
+    """The parameters, buffers and inputs among the nodes of a graph."""
+    kinds: dict[Any, Literal["parameter", "buffer"]]
+    kinds = {f"{MODEL}{name}": "parameter" for name, _ in model.named_parameters(remove_duplicate=False)}
+    kinds |= {f"{MODEL}{name}": "buffer" for name, _ in model.named_buffers(remove_duplicate=False)}
+    tensors = {}
+    for position, node in enumerate(node for node in module.graph.nodes if node.op == "placeholder"):
+        if isinstance(node.meta.get("example_value"), torch.Tensor):
+            tensors[node] = SameTensor("input", str(position))
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and node.target in kinds:
+            tensors[node] = SameTensor(kinds[node.target], node.target.removeprefix(MODEL))
+    return tensors

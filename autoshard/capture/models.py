@@ -1,0 +1,107 @@
+"""Models that cannot be captured faithfully, whatever their forward does: hooks, shared memory, unusual tensors."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
+
+from ..errors import CaptureError
+from .adapter import global_hooks, gradient_hooks, is_plain, module_backward_hooks
+from .arguments import Call
+
+
+def check_model(model: nn.Module) -> None:
+    """Checks that the tensors and hooks of a model are of a kind that a captured step can honour.
+
+    Raises:
+        CaptureError: they are not; the message names the tensor or module.
+    """
+    if hooks := global_hooks():
+        raise CaptureError(
+            f"a hook on all modules is registered ({_named(hooks[0])}); a captured step does not call it; "
+            "remove it, or register hooks on modules"
+        )
+    for path, module in model.named_modules():
+        if module_backward_hooks(module):
+            raise CaptureError(
+                f"the module {path or type(module).__name__} has a backward hook, which a captured step does not call; "
+                "remove it, or register a hook on the parallel module or on its parameters"
+            )
+    for name, tensor in _tensors(model):
+        _check_tensor(name, tensor)
+    _check_memory(model)
+
+
+def check_example(call: Call) -> None:
+    """Checks that the tensors of an example call are plain ones that want no gradient, and have each its own name.
+
+    Raises:
+        CaptureError: they are not, or have not.
+    """
+    for name, count in Counter(call.names).items():
+        if count > 1:
+            raise CaptureError(f"two arguments are both called {name}; rename a key of the containers that hold them")
+    for name, tensor in call.tensors().items():
+        if tensor.requires_grad:
+            raise CaptureError(
+                f"the argument {name} requires a gradient, but a plan has none for arguments; detach it, or make it a "
+                "parameter of the model"
+            )
+        if not (is_plain(tensor) or isinstance(tensor, DTensor)):
+            raise CaptureError(f"the argument {name} is a {type(tensor).__name__}; give a plain dense tensor")
+
+
+def _check_tensor(name: str, tensor: torch.Tensor) -> None:
+    if is_lazy(tensor):
+        raise CaptureError(f"{name} has no shape yet; call the model once, so that lazy modules make their parameters")
+    if not is_plain(tensor):
+        raise CaptureError(
+            f"{name} is a {type(tensor).__name__} of layout {tensor.layout}; autoshard plans plain dense tensors (a "
+            "model that is sharded, sparse or quantized already cannot be planned)"
+        )
+    if hooks := gradient_hooks(tensor):
+        raise CaptureError(
+            f"{name} has a gradient hook ({_named(hooks[0])}), which would be lost: parameters become DTensors. "
+            "Register it on the parameter of the parallel module"
+        )
+
+
+def _check_memory(model: nn.Module) -> None:
+    """Refuses tensors of the model that overlap in memory without being one: a change of one would change the other in
+    one process, but not where each is sharded by itself.
+    """
+    storages: dict[int, list[tuple[str, torch.Tensor]]] = defaultdict(list)
+    for name, tensor in _tensors(model):
+        storages[tensor.untyped_storage()._cdata].append((name, tensor))
+    for tensors in storages.values():
+        for (name, tensor), (other_name, other) in combinations(tensors, 2):
+            if _overlap(tensor, other):
+                raise CaptureError(
+                    f"{name} and {other_name} are different tensors that share memory; make them one tensor (for "
+                    "example b.weight = a.weight), or give each its own (.clone())"
+                )
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one storage have an element in common."""
+    if a.element_size() != b.element_size():
+        return bool(a.numel() and b.numel())
+    taken = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool)
+    taken.as_strided(a.size(), a.stride(), a.storage_offset()).fill_(True)
+    return bool(taken.as_strided(b.size(), b.stride(), b.storage_offset()).any())
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _named(hook: Any) -> str:
+    return str(getattr(hook, "__qualname__", type(hook).__name__))

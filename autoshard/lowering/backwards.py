@@ -1,0 +1,82 @@
+"""The backward graphs of one rank: one for each set of results that received a gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..capture import CapturedGraph
+from ..errors import BackwardError
+from ..plans import ShardingPlan
+from .agree import bind, is_same_everywhere
+from .program import LocalProgram, lower
+from .verify import verify
+
+
+@dataclass(frozen=True, eq=False)
+class Backward:
+    """The backward for the gradients of some results.
+
+    Of what the forward saved, it reads the positions ``needed``; those that are ``spent``, no operator reads that it
+    leaves out: a later backward through other results does without them.
+    """
+
+    graph: fx.GraphModule
+    needed: frozenset[int]
+    spent: frozenset[int]
+
+
+class Backwards:
+    """Finds the graph that gives what autograd would give where only some results of a step received a gradient.
+
+    Most jobs need one. That of all results is the program's own; any other is lowered the first time it is needed, and
+    runs a part of the planned collectives. The ranks compare notes the first time, so that none waits for collectives
+    that another leaves out.
+    """
+
+    def __init__(self, graph: CapturedGraph, plan: ShardingPlan, mesh: DeviceMesh, program: LocalProgram) -> None:
+        self._graph, self._plan, self._mesh, self._program = graph, plan, mesh, program
+        self._made: dict[frozenset[int], Backward] = {}
+
+    def of(self, used: frozenset[int]) -> Backward:
+        """The backward for gradients of the results numbered ``used``; it takes the tangents of these alone.
+
+        Raises:
+            BackwardError: other ranks have gradients of other results.
+        """
+        if used not in self._made:
+            possible = self._program.tangents
+            if len(possible) > 1 and not is_same_everywhere([k in used for k in possible], self._mesh):
+                raise BackwardError(
+                    f"this rank goes backward through {_names(used)} of the module, another rank through others; every "
+                    "rank must compute its loss from the same results"
+                )
+            whole = self._program.backward
+            graph = whole if used == frozenset(possible) else self._part(used)
+            assert graph is not None and whole is not None
+            readers = _readers(graph)
+            spent = (
+                k for k, found in enumerate(_readers(whole)) if k < len(readers) - len(used) and found <= readers[k]
+            )
+            needed = (k for k, found in enumerate(readers[: -len(used)]) if found)
+            self._made[used] = Backward(graph, frozenset(needed), frozenset(spent))
+        return self._made[used]
+
+    def _part(self, used: frozenset[int]) -> fx.GraphModule | None:
+        rank = bind(self._mesh)
+        part = lower(self._graph, self._plan, rank, used)
+        verify(part, self._plan, rank.groups, whole=False)
+        return part.backward
+
+
+def _readers(module: fx.GraphModule) -> list[frozenset[str]]:
+    """For each input of a graph, the operators in whose turn it is read."""
+    given = (node for node in module.graph.nodes if node.op == "placeholder")
+    return [frozenset(user.meta["label"].operator for user in node.users) for node in given]
+
+
+def _names(results: frozenset[int]) -> str:
+    """Numbers of results as an error says them."""
+    return ("result " if len(results) == 1 else "results ") + ", ".join(map(str, sorted(results)))

@@ -1,0 +1,112 @@
+"""The Python side of a model, which a captured step took for granted: attributes, submodules, methods, hooks, modes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..capture import CapturedGraph, global_hooks
+from ..errors import PlanMismatchError
+
+_MODES = frozenset({"is_grad_enabled", "is_inference_mode_enabled", "is_inference", "requires_grad", "is_leaf"})
+_ENVIRONMENT = frozenset({"environ", "getenv"})
+_AGAIN = "set it back, or plan and parallelize the model as it is now"
+
+
+class ModelState:
+    """Notices what changed in a model, or around it, since it was captured."""
+
+    def __init__(self, model: nn.Module, graph: CapturedGraph) -> None:
+        self._model = model
+        self._guards = graph.guards
+        self._modules = tuple(_modules(model))
+        self._methods = tuple(_methods(model))
+        self._grad_mode = torch.is_grad_enabled() if graph.names & _MODES else None
+        self._trained = _trained(model) if "requires_grad" in graph.names else None
+        self._environment = dict(os.environ) if graph.names & _ENVIRONMENT else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelState:
+        copy = object.__new__(ModelState)
+        memo[id(self)] = copy
+        copy.__dict__.update(self.__dict__)  # classes and their methods are those of the original
+        for name in ("_model", "_guards", "_modules"):
+            copy.__dict__[name] = deepcopy(self.__dict__[name], memo)
+        return copy
+
+    def check(self) -> None:
+        """Checks that the model would still do what was captured.
+
+        Raises:
+            PlanMismatchError: it would not; the message says what changed, and which line reads it.
+        """
+        for path, table, key, module in self._modules:
+            if table.get(key) is not module:
+                raise PlanMismatchError(f"the module {path} is another one than when the model was captured; {_AGAIN}")
+        for owner, name, method, code in self._methods:
+            found = owner.__dict__.get(name)
+            if found is not method or getattr(found, "__code__", None) is not code:
+                raise PlanMismatchError(f"{owner.__name__}.{name} was replaced after the model was captured; {_AGAIN}")
+        if self._grad_mode not in (None, torch.is_grad_enabled()):
+            raise PlanMismatchError(
+                f"the forward asks whether gradients are computed, and was captured where they "
+                f"{_are(self._grad_mode)}; now they {_are(torch.is_grad_enabled())}: make another plan for that"
+            )
+        if self._environment not in (None, dict(os.environ)):
+            raise PlanMismatchError(f"the forward reads the environment, which has changed since; {_AGAIN}")
+        if self._trained is not None and self._trained != _trained(self._model):
+            raise PlanMismatchError(f"the forward asks which parameters require gradients, and these changed; {_AGAIN}")
+        hooks = [hook for hook in global_hooks() if not str(getattr(hook, "__module__", "")).startswith("torch.")]
+        if hooks:
+            raise PlanMismatchError(
+                "a hook on all modules was registered, which the parallel module cannot call; remove it"
+            )
+        broken = None if self._guards is None else self._guards.broken()
+        if broken is not None:
+            raise PlanMismatchError(_sentence(*broken))
+
+
+def _sentence(condition: str, line: str) -> str:
+    at = f" (read at {line})" if line else ""
+    if "_hooks" in condition:
+        return (
+            f"the hooks of a module changed after the model was captured: `{condition}` no longer holds{at}; the "
+            "captured step calls none but those it was captured with. Register hooks on the parallel module itself, or "
+            "before the model is captured"
+        )
+    if ".training ==" in condition:
+        return (
+            f"the model was captured when `{condition}`{at}, and is in the other mode (training or evaluation) now; "
+            "make another plan for that mode"
+        )
+    return f"the model was captured when `{condition}`{at}, which no longer holds; {_AGAIN}"
+
+
+def _trained(model: nn.Module) -> list[bool]:
+    return [parameter.requires_grad for parameter in model.parameters()]
+
+
+def _are(enabled: bool | None) -> str:
+    return "are" if enabled else "are not"
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, nn.Module]]:
+    """Each submodule with its path, and the table and key under which its parent keeps it."""
+    for path, parent in model.named_modules():
+        for key, module in parent._modules.items():
+            if module is not None:
+                yield f"{path}.{key}" if path else key, parent._modules, key, module
+
+
+def _methods(model: nn.Module) -> Iterator[tuple[type, str, Any, Any]]:
+    """What the classes of the user's modules define: owner, name, value and, of a function, its code."""
+    classes = {base for module in model.modules() for base in type(module).__mro__}
+    for owner in sorted(classes, key=lambda owner: (owner.__module__, owner.__qualname__)):
+        if owner is not object and not owner.__module__.startswith("torch."):
+            for name, value in owner.__dict__.items():
+                if callable(value) or isinstance(value, (property, staticmethod, classmethod)):
+                    yield owner, name, value, getattr(value, "__code__", None)

@@ -1,0 +1,254 @@
+"""The local program as one differentiable operation on what a module holds and what it is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from ..capture import CapturedGraph, SameTensor
+from ..errors import BackwardError, InputError
+from ..plans import ShardingPlan
+from .adapter import is_backward_running, is_batched, is_transforming, keeps_graph
+from .backwards import Backward, Backwards
+from .failure import Failures
+from .kept import Kept, count_optimizer_steps
+from .placements import as_dtensor, placements_of
+from .program import LocalProgram
+
+_TRANSFORMED = (
+    "torch.func, vmap, forward-mode derivatives, torch.jit.trace and torch.export cannot see into a parallel module; "
+    "take gradients with backward() or torch.autograd.grad, one at a time, or transform the original model"
+)
+
+
+class Step:
+    """Calls the local program of one rank so that autograd sees one operation on DTensors."""
+
+    def __init__(
+        self, graph: CapturedGraph, plan: ShardingPlan, mesh: DeviceMesh, program: LocalProgram, failures: Failures
+    ) -> None:
+        self.program, self.mesh, self.replaced, self.failures = program, mesh, graph.replaced, failures
+        self._constants = graph.constants
+        self.backwards = Backwards(graph, plan, mesh, program)
+        self._is_captured_with_gradients = torch.is_grad_enabled()
+        count_optimizer_steps()
+        self._entries = {e.name: e for e in (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs)}
+        self._titles = {
+            entry.name: f"{kind} {entry.name}"
+            for kind, entries in (("parameter", plan.parameters), ("buffer", plan.buffers), ("input", plan.inputs))
+            for entry in entries
+        }
+
+    def check_caller(self) -> None:
+        """Checks who calls the module.
+
+        Raises:
+            InputError: a transform or a trace, or a second forward that would not draw the numbers of the first.
+        """
+        if is_transforming():
+            raise InputError(_TRANSFORMED)
+        if is_backward_running() and self.program.is_random:
+            raise InputError(
+                "the module draws random numbers (dropout) and is called again within a backward, as checkpointing "
+                "does; it would draw others. Leave it out of the checkpoint"
+            )
+
+    def __call__(
+        self, arguments: Sequence[torch.Tensor], replace: Callable[[str, torch.Tensor], None]
+    ) -> tuple[tuple[Any, ...], Kept | None]:
+        """Runs the forward.
+
+        Args:
+            arguments: DTensors, or this rank's shards, in the order of the program's ``arguments``.
+            replace: puts a new tensor in the place of a buffer that the model replaces; called with its name.
+
+        Returns:
+            The results that the program makes (None for others): DTensors, and plain tensors where they are scalars;
+            and what is kept for the backward, if one can follow.
+
+        Raises:
+            InputError: the program has no backward, and one could follow.
+        """
+        can_go_back = torch.is_grad_enabled() and any(argument.requires_grad for argument in arguments)
+        if can_go_back and not self._is_captured_with_gradients:
+            raise InputError(
+                "the model was captured under torch.no_grad, so its plan has no backward; call it under torch.no_grad, "
+                "or plan and parallelize it outside"
+            )
+        kept = Kept() if can_go_back else None
+        return _Operation.apply(self, kept, replace, *arguments), kept
+
+    def title(self, name: str) -> str:
+        """What errors call an argument."""
+        return self._titles[name]
+
+    def placed(self, name: str, shard: torch.Tensor) -> torch.Tensor:
+        """This rank's shard of a tensor of the plan as the DTensor it is part of, in the same memory."""
+        entry = self._entries[name]
+        return as_dtensor(shard, entry.shape, entry.layout, self.mesh)
+
+    def result(self, index: int, value: torch.Tensor | None) -> torch.Tensor | None:
+        """A result as the caller gets it."""
+        if value is None or value.dim() == 0:
+            # what is kept holds the value; a result that held the step that made it would keep both alive
+            return None if value is None else value.detach()
+        return self.placed(f"output.{index}", value)
+
+    def given_back(self, name: str, argument: torch.Tensor, kept: Kept | None) -> torch.Tensor:
+        """A result that is an argument, as the caller gets it: in the same memory."""
+        if isinstance(argument, DTensor) or argument.dim() == 0:
+            return argument
+        placed = self.placed(name, argument)
+        if kept is not None and name in self.program.exposed_arguments:
+            kept.watch(self.title(name), placed)
+        return placed
+
+    def tangent(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """This rank's shard of the gradient of a result.
+
+        Raises:
+            BackwardError: a plain tensor for the gradient of a DTensor.
+        """
+        entry = self._entries[f"output.{index}"]
+        if isinstance(gradient, DTensor):
+            if not entry.shape:  # a scalar, for example a loss that the caller added to a DTensor
+                return gradient.full_tensor()
+            return gradient.redistribute(self.mesh, placements_of(entry.layout)).to_local().contiguous()
+        if entry.shape:
+            raise BackwardError(
+                f"the gradient of result {index} is a plain tensor, but the result is a DTensor placed "
+                f"{placements_of(entry.layout)}; distribute the gradient first (torch.distributed.tensor)"
+            )
+        return gradient.contiguous()
+
+    def watch(
+        self,
+        kept: Kept,
+        arguments: Sequence[torch.Tensor],
+        shards: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor | None],
+        values: Sequence[torch.Tensor],
+    ) -> None:
+        """Watches what the caller can reach of what the backward reads: a DTensor and its shard, each by itself."""
+        named = dict(zip(self.program.arguments, arguments))
+        for (name, argument), shard in zip(named.items(), shards):
+            if name in self.program.exposed_arguments:
+                kept.watch(self.title(name), argument, *(() if shard is argument else (shard,)))
+        for k in sorted(self.program.exposed_results):
+            result = results[k]
+            assert result is not None
+            kept.watch(f"result {k}", result.detach(), values[k])
+        for k, same in enumerate(self._constants):
+            copy = results[k]
+            if not isinstance(same, SameTensor) or copy is None:
+                continue
+            owner = results[int(same.name)] if same.kind == "output" else named[same.name]
+            assert owner is not None
+            if same.kind == "output":
+                kept.watch_copy(k, f"result {same.name}", owner.detach())
+                kept.watch_copy(int(same.name), f"result {k}", copy.detach())
+            elif same.kind == "parameter":
+                kept.watch_copy(k, self.title(same.name), owner)
+
+    def gradients(self, backward: Backward, values: list[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+        """Runs a backward on what was kept and the tangents, which it lets go of; the gradients by parameter."""
+        with torch.autocast(self.mesh.device_type, enabled=False):
+            found = zip(self.program.trained, backward.graph(values))
+        return {name: self.placed(name, value) for name, value in found if value is not None}
+
+
+def _readable(shard: torch.Tensor) -> torch.Tensor:
+    """The tensor as the local graph was written for: contiguous, and no lazy conjugate or negative of another."""
+    return shard.resolve_conj().resolve_neg().contiguous()
+
+
+class _Operation(torch.autograd.Function):
+    """See :class:`Step`. What only the backward needs, nobody else holds; it goes as the backward is done with it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        step: Step,
+        kept: Kept | None,
+        replace: Callable[[str, torch.Tensor], None],
+        *arguments: torch.Tensor,
+    ) -> tuple[Any, ...]:
+        program = step.program
+        shards = [a.to_local() if isinstance(a, DTensor) else a for a in arguments]
+        with torch.autocast(step.mesh.device_type, enabled=False):
+            made = program.forward([_readable(shard) for shard in shards])
+        count = program.results
+        results = tuple(step.result(k, value) for k, value in enumerate(made[:count]))
+        updates, saved = made[count : count + len(program.mutated)], made[count + len(program.mutated) :]
+        ctx.step, ctx.kept = step, kept
+        ctx.sources = [argument for argument in arguments if argument.requires_grad]
+        try:
+            if kept is not None:
+                kept.save(saved)
+                step.watch(kept, arguments, shards, results, made)
+        finally:  # checkpointing ends its second forward with an exception, as soon as everything is saved
+            held = dict(zip(program.arguments, shards))
+            for name, value in zip(program.mutated, updates):
+                if name in step.replaced:
+                    replace(name, value.clone(memory_format=torch.contiguous_format))
+                else:
+                    held[name].copy_(value)
+        ctx.mark_non_differentiable(*(r for k, r in enumerate(results) if r is not None and k not in program.tangents))
+        ctx.set_materialize_grads(False)  # torch would make zeros for results that the caller does not use
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        with ctx.step.failures.telling("the backward"):
+            return _Operation._backward(ctx, grads)
+
+    @staticmethod
+    def _backward(ctx: Any, grads: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+        step: Step = ctx.step
+        arguments = step.program.arguments
+        if any(grad is not None and is_batched(grad) for grad in grads):
+            raise BackwardError(_TRANSFORMED)
+        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+            raise BackwardError(
+                "torch.autograd.detect_anomaly cannot look for NaN in DTensors, which the gradients are; give it "
+                "check_nan=False"
+            )
+        used = frozenset(k for k in step.program.tangents if grads[k] is not None)
+        if not used:
+            return (None,) * (3 + len(arguments))
+        with torch.no_grad():
+            backward = step.backwards.of(used)
+            tangents = [step.tangent(k, grad) for k, grad in enumerate(grads) if k in used and grad is not None]
+            values = [*ctx.kept.take(used, backward.needed, () if keeps_graph() else backward.spent), *tangents]
+            del tangents
+            found = step.gradients(backward, values)
+        if torch.is_grad_enabled():
+            sources = [*ctx.sources, *(grad for grad in grads if grad is not None)]
+            found = dict(zip(found, _Once.apply(len(sources), *sources, *found.values())))
+        return (None, None, None, *(found.get(name) for name in arguments))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise InputError(_TRANSFORMED)
+
+
+class _Once(torch.autograd.Function):
+    """Gradients made under ``create_graph=True``: they can be used, but not differentiated again.
+
+    Takes the number of tensors that they may depend on, these tensors, and the gradients.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, sources: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(gradient.detach() for gradient in tensors[sources:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise BackwardError(
+            "a gradient through a parallel module was differentiated again (a gradient penalty, a Hessian); a plan has "
+            "first derivatives only: compute what needs second ones with the original model, or leave it out"
+        )

@@ -1,0 +1,74 @@
+"""Plans in which every operator has a strategy drawn at random: no solver, and no reason to leave a rule out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+from torch import nn
+
+import cost_models
+from autoshard.api import call_text
+from autoshard.capture import CapturedGraph
+from autoshard.formulation import Formulation, formulate
+from autoshard.interpretation import interpret
+from autoshard.layout import Layout
+from autoshard.mesh import Mesh
+from autoshard.plans import ShardingPlan
+from autoshard.strategies import Strategy
+from solver import INFEASIBLE, Edge, Solution, Status
+from solver.evaluate import evaluate
+from solver.solution import SolveReport, relative_gap
+
+PROFILE = cost_models.load_profile("cpu-gloo")
+
+WHOLE = 0.1
+"""How often an operator that could be sharded runs whole on every rank."""
+
+
+def random_plan(
+    graph: CapturedGraph, mesh: Mesh, seed: int, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+) -> ShardingPlan:
+    """A plan drawn at random; ``model``, ``args`` and ``kwargs`` are those that the graph was captured from."""
+    draw = np.random.default_rng(seed)
+    formulation = formulate(graph, mesh, PROFILE, tie_layers=False, keep_copies=bool(draw.integers(2)))
+    choices = _choices(formulation, draw)
+    cost = evaluate(formulation.problem, choices).cost
+    solution = Solution(Status.FEASIBLE, choices, cost, 0, relative_gap(cost, 0), SolveReport("random", 0.0, (), ()))
+    return interpret(formulation, solution, PROFILE, type(model).__name__, call_text(model, args, kwargs))
+
+
+def _choices(formulation: Formulation, draw: np.random.Generator) -> tuple[int, ...]:
+    """A strategy for every node in turn, among those that the nodes chosen before can be joined up with.
+
+    Whole on every rank is always among them: a layout can always be gathered or reduced.
+    """
+    problem = formulation.problem
+    touching: dict[int, list[Edge]] = defaultdict(list)
+    for edge in problem.edges:
+        touching[edge.u].append(edge)
+        touching[edge.v].append(edge)
+    chosen: dict[int, int] = {}
+    for i, node in enumerate(problem.nodes):
+        allowed = node.costs < INFEASIBLE
+        for edge in touching[i]:
+            if edge.u == i and edge.v in chosen:
+                allowed &= edge.costs[edge.rows, edge.cols[chosen[edge.v]]] < INFEASIBLE
+            elif edge.v == i and edge.u in chosen:
+                allowed &= edge.costs[edge.rows[chosen[edge.u]], edge.cols] < INFEASIBLE
+        candidates = np.flatnonzero(allowed)
+        assert len(candidates), f"no strategy of {node.name} can be joined up with those of its neighbours"
+        sharded = [k for k in candidates if not _is_whole(formulation.strategies[i][k])]
+        kept = sharded if sharded and draw.random() >= WHOLE else candidates
+        chosen[i] = int(draw.choice(kept))
+    return tuple(chosen[i] for i in range(len(problem.nodes)))
+
+
+def _is_whole(strategy: Strategy) -> bool:
+    return all(layout.is_replicated for layout in _layouts(strategy))
+
+
+def _layouts(strategy: Strategy) -> Iterator[Layout]:
+    yield from strategy.inputs
+    yield from (layout for layout in strategy.outputs if layout is not None)

@@ -1,0 +1,40 @@
+"""Programs that the fuzzer writes give what one process gives, or an autoshard error; and it finds bugs that are there.
+
+``python -m tests.fuzz --programs 5000`` runs more of them (docs/testing.md).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from .batch import program_of
+from .campaign import report, run_campaign
+from .mutants import MUTANTS
+
+PROGRAMS, PARTS = 200, 4
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_programs_give_what_one_process_gives_or_are_refused(part: int, tmp_path: Path) -> None:
+    each = PROGRAMS // PARTS
+    outcomes = run_campaign(range(part * each, (part + 1) * each), tmp_path, shrink_s=20)
+    findings = [outcome for outcome in outcomes if outcome.verdict.is_finding]
+    assert not findings, f"{report(outcomes)}\n\n{Path(findings[0].file).read_text()}"
+    equal = sum(outcome.kind == "equal" for outcome in outcomes)
+    assert equal >= each * 2 / 3, report(outcomes)
+
+
+@pytest.mark.parametrize("mutant", [name for name in MUTANTS if name])
+def test_a_planted_bug_is_found(mutant: str, tmp_path: Path) -> None:
+    first, count = MUTANTS[mutant].seeds
+    outcomes = run_campaign(range(first, first + count), tmp_path, mutant=mutant, shrink_s=0)
+    assert any(outcome.verdict.is_finding for outcome in outcomes), report(outcomes)
+
+
+def test_a_seed_always_stands_for_the_same_program() -> None:
+    before = [program_of(seed) for seed in range(20)]
+    torch.rand(3)
+    assert [program_of(seed) for seed in reversed(range(20))] == before[::-1]
