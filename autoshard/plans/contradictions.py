@@ -22,7 +22,7 @@ from ..mesh import Mesh
 from ..steps import size_bytes, steps_along
 from .dtypes import DTYPE_BYTES
 from .memory import MemoryOutcome, MemoryPoint
-from .notation import format_path
+from .notation import check_redistribution, format_path
 from .plan import Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
 
 COUNTED: Mapping[str, tuple[bool, bool]] = {"step-time": (True, True), "communication-time": (False, True)}
@@ -63,6 +63,10 @@ def check_record(plan: ShardingPlan) -> None:
     forward = {(e.tensor, e.path) for e in plan.redistributions if e.phase == "forward"}
     ends: dict[tuple[str, Phase, Layout, Layout], Redistribution] = {}
     for entry in plan.redistributions:
+        try:
+            check_redistribution(entry, plan.mesh)
+        except ValueError as error:
+            raise Contradiction(f"{entry.tensor}: {error}", entry) from None
         _check_bytes(entry, plan, sources, holders)
         if entry.kept and (entry.tensor, entry.path) not in forward:
             raise Contradiction(
