@@ -55,7 +55,9 @@ def check_example(call: Call) -> None:
                 "parameter of the model"
             )
         if not (is_plain(tensor) or isinstance(tensor, DTensor)):
-            raise CaptureError(f"the argument {name} is a {type(tensor).__name__}; give a plain dense tensor")
+            raise CaptureError(
+                f"the argument {name} is a {type(tensor).__name__} of layout {tensor.layout}; give a plain dense tensor"
+            )
 
 
 def _check_tensor(name: str, tensor: torch.Tensor) -> None:
