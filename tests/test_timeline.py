@@ -65,14 +65,14 @@ class Twins(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.v, self.w = (torch.nn.Parameter(torch.ones(8, 8)) for _ in range(2))
+        self.v, self.w = (torch.nn.Parameter(torch.ones(64, 64)) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x @ (self.v + self.w)).square().mean()
 
 
 def test_a_gradient_that_would_share_memory_is_copied_and_the_copy_is_counted() -> None:
-    args = (torch.ones(8, 8),)
+    args = (torch.ones(2, 64),)
     graph = capture(Twins(), args)
     plan = autoshard.plan(Twins(), args, mesh="dp=2", hardware="cpu-gloo", pins=["x=dp:S(0)", "v=dp:R", "w=dp:R"])
     found = timeline(graph, plan, optimizer_policy("sgd"), (0,))
