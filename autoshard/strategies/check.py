@@ -75,7 +75,8 @@ class Check:
         for ranks, kinds in _SMALL:
             form = small(self._node, self._inputs, self._parts, ranks)
             found += _trials(self._node, form, ranks, kinds) if form else []
-        return tuple(found) or (self._real if self._is_affordable else ())
+        enough = sum(trial.tells for trial in found) >= _LEAST
+        return tuple(found) if enough or not self._is_affordable else self._real
 
     @property
     def _real(self) -> tuple[Trial, ...]:

@@ -158,7 +158,9 @@ def _is_grouped(node: Node) -> bool:
 
 
 def _keeps(node: Node, position: int, dim: int, rank: int) -> bool:
-    """Whether a length stays: an image must fit the stride of its kernel, and channels their groups."""
+    """Whether a length stays: an image must fit its kernel, channels their groups, and as many rows as results."""
+    if node.op is aten.unbind.int:
+        return dim == (node.args[1] if len(node.args) > 1 else 0) % rank
     if node.op in GROUP_NORMS:
         return dim == 1 or rank == 1
     images = _image_dims(node)
@@ -286,6 +288,8 @@ def _widen(value: Any) -> Any:
 _KNOWN: dict[Any, Shrink] = {
     aten.split.Tensor: _small_split,
     aten.split_with_sizes.default: _small_split,
+    aten.split_with_sizes_copy.default: _small_split,
+    aten.unsafe_split.Tensor: _small_split,
     aten.slice.Tensor: _small_slice,
     aten.slice_backward.default: _small_slice_backward,
     aten.slice_scatter.default: _small_slice_scatter,

@@ -80,6 +80,7 @@ OTHERS = {
     "one among zeros": lambda n: operator(aten.select_backward.default, f(6), [6, n], 1, n - 1),
     "part of another": lambda n: operator(aten.slice_scatter.default, f(6, n), f(6, n - 2), 1, 1, n - 1),
     "gradient of a part": lambda n: operator(aten.slice_backward.default, f(6, n), [6, n + 3], 1, 2, n + 2, 1),
+    "rows one by one": lambda n: operator(aten.unbind.int, f(3, 6, n)),
     "gated": lambda n: operator(aten.glu.default, f(6, 2 * n), 1),
     "windows": lambda n: operator(aten.unfold.default, f(6, n), 1, 4, 3),
     "expanded": lambda n: operator(aten.expand.default, f(6, 1, n), [4, 6, n, -1]),
