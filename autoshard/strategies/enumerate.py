@@ -70,9 +70,7 @@ class Enumerator:
             placements = [R, *(S(d) for d in range(len(meta.shape)))] if cut else [R]
             per_axis = ([R] if size == 1 else placements for size in self._mesh.shape)
             layouts = (Layout(combination) for combination in product(*per_axis))
-            self._tensors[key] = tuple(
-                Strategy((), (layout,)) for layout in layouts if self._can_hold(meta, layout)
-            )
+            self._tensors[key] = tuple(Strategy((), (layout,)) for layout in layouts if self._can_hold(meta, layout))
         return self._tensors[key]
 
     def _can_hold(self, meta: TensorMeta, layout: Layout) -> bool:

@@ -61,7 +61,10 @@ LARGE = {
         "0>0",
     ),
     "rows one by one": (lambda: operator(aten.unbind.int, f(3, BATCH, WIDE)), "1>0 2>1 P>P"),
-    "columns apart": (lambda: operator(aten.split_with_sizes.default, f(BATCH, WIDE), [4096, 1024, 3072], 1), "0>0 P>P"),
+    "columns apart": (
+        lambda: operator(aten.split_with_sizes.default, f(BATCH, WIDE), [4096, 1024, 3072], 1),
+        "0>0 P>P",
+    ),
     "split rows": (lambda: operator(aten.view.default, f(BATCH, WIDE, 768), (BATCH, WIDE, 12, 64)), "0>0 1>1 2>2 P>P"),
     "joined rows": (lambda: operator(aten.view.default, f(BATCH, WIDE, 64), (BATCH * WIDE, 64)), "0>0 2>1 P>P"),
 }
