@@ -17,6 +17,7 @@ from torch import nn
 from torch._decomp import get_decompositions
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from ..errors import CaptureError
@@ -133,6 +134,21 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a dense block of numbers, and no class of its own with another meaning."""
     known = type(tensor) in (torch.Tensor, nn.Parameter) or isinstance(tensor, FakeTensor)
     return known and tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """A number for the memory that a tensor lies in, the same for all that share it."""
+    return tensor.untyped_storage()._cdata
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one storage have an element in common."""
+    if a.element_size() != b.element_size():
+        return bool(a.numel() and b.numel())
+    with _disable_current_modes():
+        taken = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool, device="cpu")
+        taken.as_strided(a.size(), a.stride(), a.storage_offset()).fill_(True)
+        return bool(taken.as_strided(b.size(), b.stride(), b.storage_offset()).any())
 
 
 class _Faker:

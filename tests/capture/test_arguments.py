@@ -191,7 +191,7 @@ def test_an_argument_that_is_a_parameter_or_a_buffer_of_the_model_is_an_input() 
     expected = capture(model, (torch.zeros(3),)).fingerprint
     assert capture(model, (model.b,)).fingerprint == expected
     assert capture(model, (model.w.detach(),)).fingerprint == expected
-    with pytest.raises(CaptureError, match="the argument x requires a gradient.*detach it"):
+    with pytest.raises(CaptureError, match=r"the argument x requires a gradient.*detach it"):
         capture(model, (model.w,))
 
 

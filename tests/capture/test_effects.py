@@ -431,7 +431,7 @@ def test_a_buffer_that_cannot_be_replaced_is_refused(body: Callable[[Any, Any], 
 def test_a_buffer_known_by_two_names_is_not_replaced_under_one() -> None:
     model = Stateful(tied)
     model.other = model.linear.seen
-    with pytest.raises(CaptureError, match="linear.seen .*, which is also other|other .*, which is also linear.seen"):
+    with pytest.raises(CaptureError, match=r"linear\.seen .*, which is also other|other .*, which is also linear.seen"):
         capture(model, (example(),))
 
 

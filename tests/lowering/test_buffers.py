@@ -92,7 +92,7 @@ def kept_and_loaded(module: nn.Module) -> Any:
 
 def held_by_the_caller(module: Any) -> Any:
     """A tensor that was the buffer before stays what it was if the buffer was replaced, and not if it was written."""
-    held = {name: buffer for name, buffer in module.named_buffers()}
+    held = dict(module.named_buffers())
     one_step(module)
     now = dict(module.named_buffers())
     return [[held[name].clone(), held[name] is now[name]] for name in held]

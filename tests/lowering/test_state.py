@@ -1,4 +1,4 @@
-"""A model that changed since it was captured: what the captured step would ignore is refused, all else works as ever."""
+"""A model that changed since it was captured: what the captured step would ignore is refused, all else works."""
 
 from __future__ import annotations
 
@@ -360,12 +360,22 @@ def test_what_is_tied_stays_tied_and_what_only_shares_a_storage_does_not_matter(
 
 
 def test_lazy_parameters_and_gradients_that_would_be_lost_are_refused(mesh: DeviceMesh) -> None:
-    with pytest.raises(CaptureError, match="0.weight has no shape yet; call the model once"):
+    with pytest.raises(CaptureError, match="weight has no shape yet; call the model once"):
         autoshard.plan(nn.Sequential(nn.LazyLinear(3)), (X,), mesh="dp=1", hardware="cpu-gloo")
     model = Model()
     model(X).backward()
     with pytest.raises(InputError, match=r"linear\.weight has a gradient, which would be lost"):
         autoshard.auto_parallelize(model, mesh, (X,))
+
+
+def test_an_optimizer_made_before_its_model_was_parallelized_says_so(mesh: DeviceMesh) -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parallel = autoshard.auto_parallelize(model, mesh, (X,))
+    parallel(X).backward()
+    with pytest.raises(InputError, match=r"layers\.0\.linear\.weight as it was before its model was parallelized"):
+        optimizer.step()
+    torch.optim.SGD(parallel.parameters(), lr=0.1).step()
 
 
 def test_attributes_of_parameters_stay(mesh: DeviceMesh) -> None:
