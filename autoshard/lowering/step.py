@@ -83,7 +83,7 @@ class Step:
         return _Operation.apply(self, kept, replace, *self._reached(arguments)), kept
 
     def _reached(self, arguments: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """The arguments, cut off where no gradient can reach them: torch would call hooks of the parameter with None."""
+        """The arguments, cut off where no gradient can reach them: torch would call a hook there with None."""
         for name, argument in zip(self.program.arguments, arguments):
             is_cut_off = argument.requires_grad and name not in self.program.trained
             yield argument.detach() if is_cut_off else argument

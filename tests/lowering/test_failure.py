@@ -10,12 +10,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import autoshard
 from autoshard.errors import InputError, JobError
 from autoshard.lowering.agree import agreed
 from autoshard.lowering.board import Board
 from autoshard.lowering.failure import Failures
 
-from ..one_rank import one_rank, parallel_of
+from ..one_process import one_rank
 
 
 @pytest.fixture
@@ -86,7 +87,8 @@ def test_activation_checkpointing_tells_of_no_failure(monkeypatch: pytest.Monkey
     """It ends the second forward by an exception, as soon as everything is saved."""
     told: list[str] = []
     monkeypatch.setattr(Failures, "_tell", lambda self, text: told.append(text))
-    with one_rank():
-        module = parallel_of(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(2, 4))
-        checkpoint(module, torch.randn(2, 4), use_reentrant=False).to_local().sum().backward()
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(2, 4)
+    with one_rank() as mesh:
+        module = autoshard.auto_parallelize(model, mesh, x)
+        checkpoint(module, x, use_reentrant=False).to_local().sum().backward()
     assert told == [] and all(p.grad is not None for p in module.parameters())
