@@ -80,7 +80,8 @@ class Step:
                 "or plan and parallelize it outside"
             )
         kept = Kept() if can_go_back else None
-        return _Operation.apply(self, kept, replace, *self._reached(arguments)), kept
+        reached = arguments if kept is None else self._reached(arguments)
+        return _Operation.apply(self, kept, replace, *reached), kept
 
     def _reached(self, arguments: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         """The arguments, cut off where no gradient can reach them: torch would call a hook there with None."""
