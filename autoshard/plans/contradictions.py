@@ -180,6 +180,12 @@ def _check_bytes(
     tensor = next((holders[name] for name in entry.consumers if name in holders), sources.get(entry.tensor))
     if tensor is None:
         return
+    if any(placement.dim >= len(tensor.shape) for layout in entry.path for placement in layout):
+        raise Contradiction(
+            f"{entry.tensor} is {tensor.dtype}{list(tensor.shape)}, which has not all the dims that its path "
+            f"{format_path(entry.path, plan.mesh)} cuts",
+            entry,
+        )
     sent = ((step, before) for step, before in zip(steps_along(entry.path), entry.path) if step.communicates)
     for (step, before), collective in zip(sent, entry.collectives):
         size = size_bytes(step, before, tensor.shape, DTYPE_BYTES[tensor.dtype], plan.mesh)
