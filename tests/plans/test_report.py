@@ -72,7 +72,7 @@ class Page(HTMLParser):
 def expected_numbers(plan: ShardingPlan) -> dict[str, str]:
     """Every number that the page of a plan must hold, computed here from the plan."""
     numbers: dict[str, object] = {
-        "status": plan.solver.status,
+        "status": plan.solver.verdict,
         "gap": plan.solver.gap,
         "step_s": plan.compute_s + plan.communication_s,
         "compute_s": plan.compute_s,

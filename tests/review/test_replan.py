@@ -97,7 +97,8 @@ def test_an_edited_line_of_identical_layers_holds_them_all() -> None:
 def test_several_edits_are_kept_together() -> None:
     plan = plan_of("mlp", constraints=PINNED)
     text = edited(plan, r'  up\.bias: {layout: "[^"]*"', '  up.bias: {layout: "dp:R tp:R"')
-    text = edited(parse_plan(text), r'  down\.bias: {layout: "[^"]*"', '  down.bias: {layout: "dp:R tp:R"')
+    text, count = re.subn(r'  down\.bias: {layout: "[^"]*"', '  down.bias: {layout: "dp:R tp:R"', text)
+    assert count == 1
     made = replanned(text)
     assert sorted(edit.pattern for edit in made.edits) == ["down.bias", "up.bias"]
     assert {layout_of(made.plan, "up.bias"), layout_of(made.plan, "down.bias")} == {"dp:R tp:R"}
@@ -127,15 +128,15 @@ def test_under_other_prices_the_original_must_be_given() -> None:
     plan = plan_of("mlp", constraints=PINNED)
     text = edited(plan, r'  up\.weight: {layout: "[^"]*"', '  up.weight: {layout: "dp:R tp:R"')
     with pytest.raises(PlanMismatchError, match="--original"):
-        replan(parse_plan(text), *example("mlp"), hardware=profile_of("cpu-gloo"))
-    made = replan(parse_plan(text), *example("mlp"), original=plan, hardware=profile_of("cpu-gloo"))
+        replan(parse_plan(text, edited=True), *example("mlp"), hardware=profile_of("cpu-gloo"))
+    made = replan(parse_plan(text, edited=True), *example("mlp"), original=plan, hardware=profile_of("cpu-gloo"))
     assert layout_of(made.plan, "up.weight") == "dp:R tp:R" and made.plan.hardware == "cpu-gloo"
 
 
 def test_an_edit_of_what_follows_from_the_layouts_is_refused() -> None:
     plan = plan_of("mlp", constraints=PINNED)
     lines = dump_plan(plan).splitlines(keepends=True)
-    line = next(i for i, text in enumerate(lines) if text.startswith("  - {tensor:"))
+    line = next(i for i, text in enumerate(lines) if text.startswith("  - {tensor:") and "kept: true" in text)
     count = len(plan.redistributions)
     text = "".join(lines[:line] + lines[line + 1 :]).replace(
         f"redistributions: {count}}}", f"redistributions: {count - 1}}}"
@@ -182,7 +183,7 @@ def test_edits_that_contradict_each_other_are_both_named() -> None:
         else e
         for e in plan.operators
     )
-    made = replace(parse_plan(text), operators=operators)
+    made = replace(parse_plan(text, edited=True), operators=operators)
     with pytest.raises(InfeasibleError) as error:
         replan(made, *example("mlp"), original=plan, hardware=profile_of("slow"))
     assert "'up/t=dp:P(sum) tp:R -> dp:P(sum) tp:R' leaves none" in str(error.value)
