@@ -75,6 +75,7 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
                 "pins": (),
                 "backend": "auto",
                 "time_limit_s": None,
+                "tie_layers": True,
                 "memory": None,
                 "memory_soft": None,
                 "optimizer": None,
@@ -102,10 +103,10 @@ def test_plan_writes_the_file_and_says_what_it_is_worth(calls: list[tuple[Any, .
     assert read_plan("new.yaml") == PLAN
     assert result.stdout == (
         "wrote new.yaml\n"
-        "optimal: cost 1234567 ns, bound 1234567 ns, gap 0.000%\n"
-        "predicted step 862.6 us: compute 775.1 us, communication 87.54 us\n"
+        "optimal with identical layers decided alike: cost 1041348 ns, bound 1041348 ns, gap 0.000%\n"
+        "predicted step 1.041 ms: compute 953.8 us, communication 87.54 us\n"
         "parameters 1.502 MiB, 1.002 MiB on the rank with the largest shards\n"
-        "memory per rank 4.508 MiB (budget 8 MiB), fullest in the backward at layers.1.attention.wo/mm.1; "
+        "memory per rank 4.508 MiB (budget 5 MiB), fullest in the backward at layers.1.attention.wo/mm.1; "
         "parameters, gradients and adamw state 4.008 MiB\n"
     )
     assert result.stderr == ""
