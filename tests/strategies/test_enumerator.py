@@ -176,7 +176,6 @@ def test_numbers_that_are_not_finite_and_complex_numbers_have_the_rules_of_other
         (aten.bernoulli.p, (f(8, 6), 0.5), "it draws random numbers"),
         (torch.ops.autoshard_tests.scramble.default, (f(8, 6),), "neither torch nor autoshard has a rule that cuts it"),
         (aten.cholesky_inverse.default, (f(8, 8),), "neither torch nor autoshard has a rule that cuts it"),
-        (aten.linalg_cross.default, (f(3), f(3)), "gives its numbers when it is checked"),
     ],
 )
 def test_the_warning_says_why_an_operator_is_not_cut(op, args: tuple[object, ...], why: str) -> None:
