@@ -138,7 +138,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def storage_of(tensor: torch.Tensor) -> int:
     """A number for the memory that a tensor lies in, the same for all that share it."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
