@@ -55,7 +55,7 @@ def _sessions() -> dict[str, list[str]]:
 
 
 def test_sessions_end_as_in_one_process():
-    for seen in run_ranks(2, _sessions, timeout_s=180.0):
+    for seen in run_ranks(2, _sessions, timeout_s=240.0):
         assert len(seen) > 30
         assert not {name: found for name, found in seen.items() if found}
 
