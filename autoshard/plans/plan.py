@@ -112,6 +112,7 @@ class SolverOutcome:
     def of(cls, cost_ns: int, bound_ns: int, identical_layers: IdenticalLayers) -> SolverOutcome:
         """The outcome of a cost and a bound, from which status and gap follow."""
         status = "optimal" if cost_ns == bound_ns else "feasible"
+        # the gap as solver.solution.relative_gap has it: whoever reads plans loads no solver
         return cls(status, cost_ns, bound_ns, (cost_ns - bound_ns) / max(1, abs(cost_ns)), identical_layers)
 
     @property
