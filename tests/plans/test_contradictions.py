@@ -20,10 +20,14 @@ GOOD = dump_plan(PLAN)
 
 # One value changed within what a plan records: what stands there, what is written, and what the error says.
 WITHIN_THE_RECORD = {
-    "cost": ("cost_ns: 2067696", "cost_ns: 1", "the bound of 2067696 ns is above the cost of 1 ns"),
-    "bound": ("bound_ns: 2067696", "bound_ns: 2067697", "bound of 2067697 ns is above the cost of 2067696 ns"),
-    "lower bound": ("bound_ns: 2067696", "bound_ns: 1033848", "the gap is 0.0, but the cost of 2067696 ns and the"),
-    "gap": ("gap: 0.0", "gap: 0.25", "result, gap: the gap is 0.25, but the cost of 2067696 ns"),
+    "cost": ("cost_ns: 2067696", "cost_ns: 1", "a cost of 1 ns is below a bound of 2067696 ns"),
+    "bound": ("bound_ns: 2067696", "bound_ns: 2067697", "a cost of 2067696 ns is below a bound of 2067697 ns"),
+    "lower bound": (
+        "bound_ns: 2067696",
+        "bound_ns: 1033848",
+        "the gap is 0.0, but a cost of 2067696 ns and a bound of 1033848 ns give 0.5",
+    ),
+    "gap": ("gap: 0.0", "gap: 0.25", "result, gap: the gap is 0.25, but a cost of 2067696 ns"),
     "status": ("status: optimal", "status: feasible", "the status is feasible, but a cost of 2067696 ns and a bound"),
     "unknown status": ("status: optimal", "status: best", "status: found 'best'"),
     "compute": ("compute_s: 0.001892624", "compute_s: 0.0017", "but the operators of the execution take 0.001892624 s"),
@@ -46,7 +50,6 @@ WITHIN_THE_RECORD = {
         'backward, path: "dp:S(0) tp:P(sum) => dp:S(0) tp:S(1)", collectives: [], kept',
         "layers.0.attention.wo/mm is kept from the forward, where nothing takes it along the same path",
     ),
-    "one operator twice": ("wo/mm.2:", "wo/mm:", "'layers.0.attention.wo/mm' is named 2 times among the operators"),
     "one tensor twice": ("  freqs: {", "  tokens: {", "'tokens' is named 2 times among the parameters, buffers and"),
     "tenants": ("other_bytes: 1576960", "other_bytes: 5", "the tenants of the peak hold"),
     "timeline": ("wo/mm.1: 7356416", "wo/mm.1: 7356415", "fullest point has 7356415 bytes, the peak 7356416"),
@@ -107,6 +110,12 @@ def test_a_record_that_contradicts_itself_is_refused_with_both_values(case: str)
     for edited in (False, True):
         message = error_of(changed(old, new), edited)
         assert said in message and message.startswith("plan.yaml")
+
+
+def test_an_operator_of_both_phases_is_refused() -> None:
+    """Its strategy is looked up by name."""
+    text = changed("wo/mm.2:", "wo/mm:").replace("mm.2: 0.089355", "mm: 0.089355")
+    assert "'layers.0.attention.wo/mm' is named 2 times among the operators of both phases" in error_of(text)
 
 
 @pytest.mark.parametrize("case", DECISIONS)
