@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import zip_longest
 from typing import Any, Literal
 
 from torch import nn
@@ -12,11 +13,12 @@ from torch import nn
 from cost_models import Profile
 
 from ..constraints_file import Constraints
-from ..errors import BudgetError, ConstraintError
+from ..errors import BudgetError, ConstraintError, VerificationError
 from ..formulation import Formulation
+from ..lowering import check_redistributions
 from ..mesh import HybridMesh, Mesh
 from ..planner import Planner
-from ..plans import Execution, ShardingPlan, SolverOutcome
+from ..plans import Execution, MemoryOutcome, ShardingPlan, SolverOutcome
 from ..plans.units import format_bytes, format_seconds
 from .model_changes import CONNECTIONS, model_changes
 from .session import Priced, constraints_of, fits, limit_of, planner_of, priced, with_memory
@@ -160,14 +162,20 @@ def _hardware(plan: ShardingPlan, planner: Planner) -> Finding:
 
 
 def _decisions(plan: ShardingPlan, now: Priced, planner: Planner) -> Iterator[Finding]:
-    """The redistributions of the file against those that its layouts need; another profile may choose other ways."""
-    if _same_prices(plan, planner) and now.plan.redistributions != plan.redistributions:
-        yield Finding(
-            "decisions",
-            False,
-            "the redistributions in the file are not those that its layouts need; it was edited by hand or written by "
-            "another version: `autoshard replan` writes them anew",
-        )
+    """The redistributions of the file against those that its layouts need; another profile may choose other ways, but
+    the bytes of a way are the same under all.
+    """
+    said, same = "", _same_prices(plan, planner)
+    if not same:
+        try:
+            check_redistributions(plan, planner.graph)
+        except VerificationError as error:
+            said = str(error)
+    elif now.plan.redistributions != plan.redistributions:
+        said = "the redistributions in the file are not those that its layouts need"
+    if said:
+        advice = "it was edited by hand or written by another version: `autoshard replan` writes them anew"
+        yield Finding("decisions", False, f"{said}; {advice}")
 
 
 def _same_prices(plan: ShardingPlan, planner: Planner) -> bool:
@@ -188,11 +196,26 @@ def _record(plan: ShardingPlan, now: Priced, planner: Planner) -> Iterator[Findi
         ("the order of execution", *_orders(plan.execution, now.plan.execution)),
     ]
     if plan.memory is not None and known.memory is not None:
-        fields = vars(plan.memory).keys()
-        pairs += [(f"{field} of memory", getattr(plan.memory, field), getattr(known.memory, field)) for field in fields]
+        pairs += _memories(plan.memory, known.memory)
     wrong = [f"{what}: {said} in the file, {right} found" for what, said, right in pairs if not _equal(said, right)]
     if wrong:
         yield Finding("record", False, "the file does not say what its own layouts come to", tuple(wrong[:MOST_SHOWN]))
+
+
+def _memories(said: MemoryOutcome, right: MemoryOutcome) -> Iterator[tuple[str, object, object]]:
+    """Every number of memory, by what it is called; the points of the course and the tenants by their names."""
+    for field in fields(said):
+        pair = getattr(said, field.name), getattr(right, field.name)
+        if isinstance(pair[0], tuple):
+            differing = [(a, b) for a, b in zip_longest(*pair) if a != b][:1]
+            yield from ((f"{field.name} of memory", *_shown(one)) for one in differing)
+        else:
+            yield (f"{field.name} of memory", *_shown(pair))
+
+
+def _shown(pair: tuple[object, object]) -> tuple[object, object]:
+    shown = [" ".join(map(str, vars(one).values())) if is_dataclass(one) else one for one in pair]
+    return shown[0], shown[1]
 
 
 def _equal(said: object, right: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,12 +10,13 @@ import pytest
 from autoshard.api import plan
 from autoshard.capture import capture
 from autoshard.layout import replicated
-from autoshard.plans import ShardingPlan, SolverOutcome
+from autoshard.plans import Redistribution, ShardingPlan, SolverOutcome, dump_plan, parse_plan
 from autoshard.review import Review, check
 from autoshard.review.model_changes import CONNECTIONS, model_changes
 from autoshard.review.texts import review_json, review_text
 
 from ..models import llama, mlp
+from ..plans.synthetic import costed
 from ..plans_of import profile_of
 from .subjects import example, plan_of
 
@@ -48,6 +50,59 @@ def test_a_plan_of_a_worse_scheme_is_good_only_within_what_is_allowed() -> None:
     assert failing(found) == ["optimality"] and found.best_ns == best
     assert checked(scheme, within=share + 0.01).fits
     assert checked(plan_of("mlp", "dp=2", constraints=("baseline ddp",))).fits
+
+
+def test_a_bound_that_a_better_plan_refutes_is_told() -> None:
+    """The file still says optimal, as under the scheme."""
+    scheme = replace(plan_of("mlp", "dp=2", constraints=("baseline ddp",)), pins=())
+    found = checked(scheme, within=10.0)
+    assert failing(found) == ["record"]
+    assert f"no plan costs less than {scheme.solver.bound_ns} ns, but one of" in review_text(found, "plan.yaml")
+
+
+def _slower(plan: ShardingPlan) -> ShardingPlan:
+    run = tuple(replace(entry, predicted_ns=entry.predicted_ns + 1000) for entry in plan.execution)
+    return costed(replace(plan, execution=run, compute_s=sum(entry.predicted_ns for entry in run) / 1e9))
+
+
+def _leaner(plan: ShardingPlan) -> ShardingPlan:
+    """Another course of memory that adds up."""
+    assert plan.memory is not None and plan.memory.other_bytes > 1
+    peak = replace(plan.memory.peak, size_bytes=plan.memory.peak.size_bytes - 1)
+    points = tuple(replace(p, size_bytes=min(p.size_bytes, peak.size_bytes)) for p in plan.memory.timeline)
+    less = plan.memory.other_bytes - 1
+    return replace(plan, memory=replace(plan.memory, peak=peak, timeline=points, other_bytes=less))
+
+
+def _narrower(plan: ShardingPlan) -> ShardingPlan:
+    """Fewer bytes of results of operators, whose shapes the file does not say."""
+    named = {e.name for e in (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs)}
+
+    def less(entry: Redistribution) -> Redistribution:
+        sent = tuple(replace(c, size_bytes=c.size_bytes - 4) for c in entry.collectives)
+        return entry if {entry.tensor, *entry.consumers} & named else replace(entry, collectives=sent)
+
+    return replace(plan, redistributions=tuple(map(less, plan.redistributions)))
+
+
+@pytest.mark.parametrize(
+    ("change", "hardware", "part", "said"),
+    [
+        (_slower, "slow", "record", "in ns: "),
+        (_leaner, "slow", "record", "peak of memory: "),
+        (_narrower, "slow", "decisions", "not those that its layouts need"),
+        (_narrower, "cpu-gloo", "decisions", "does not communicate as planned: the plan says "),
+    ],
+)
+def test_numbers_that_the_layouts_do_not_come_to_are_told(
+    change: Callable[[ShardingPlan], ShardingPlan], hardware: str, part: str, said: str
+) -> None:
+    """Each is a file that contradicts nothing within itself."""
+    made = plan_of("llama of 3", "dp=2")
+    changed = parse_plan(dump_plan(change(made)))
+    assert changed != made
+    found = checked(changed, "llama of 3", hardware=hardware, within=10.0)
+    assert part in failing(found) and said in review_text(found, "plan.yaml")
 
 
 def test_another_profile_prices_the_plan_again() -> None:
