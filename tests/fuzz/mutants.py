@@ -22,10 +22,10 @@ from autoshard.redistribution import run_step
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug, and the seeds of programs among which some find it."""
+    """A bug, and a pattern of programs that may meet it."""
 
     plant: Callable[[], Any]
-    seeds: tuple[int, int] = (0, 40)
+    where: str
 
 
 def _unchecked_rules() -> Any:
@@ -66,10 +66,10 @@ def _padding_kept() -> Any:
 
 
 MUTANTS = {
-    "unchecked rules": Mutant(_unchecked_rules),
-    "local means": Mutant(_local_means),
-    "lost tangents": Mutant(_lost_tangents),
-    "padding": Mutant(_padding_kept),
+    "unchecked rules": Mutant(_unchecked_rules, r"tril|triu|diagonal"),
+    "local means": Mutant(_local_means, r"\.mean\("),
+    "lost tangents": Mutant(_lost_tangents, r"return [\[({]"),
+    "padding": Mutant(_padding_kept, "backward"),
 }
 
 __all__ = ["MUTANTS", "Mutant", "mutated"]

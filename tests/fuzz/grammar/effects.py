@@ -52,9 +52,9 @@ CHANGES = (
 
 
 def in_place(w: Writer) -> None:
-    """Writes into a tensor, or a view of it, that the forward made; sometimes into a copy, which is never refused."""
+    """Writes into a tensor, or a view of it, that the forward made: mostly a copy, as no backward needs what it was."""
     v = w.tensor(lambda t: t.is_floating_point() and t.dim() > 0)
-    if v not in w.locals or w.chance(50):
+    if v not in w.locals or w.chance(80):
         v = w.let(f"{v}.clone()")
     if w.chance(25):
         view = w.fresh("v")
