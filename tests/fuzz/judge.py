@@ -135,8 +135,9 @@ def _run(names: Any, session: Session) -> Seen:
 
 @contextmanager
 def _capturing_once(graph: CapturedGraph | None) -> Iterator[None]:
-    """One rank checks the plan's strategies for all, and captures, where there is no graph yet: dynamo knows no threads,
-    and both are slow.
+    """One rank checks the plan's strategies for all; where there is no graph yet, it captures for all, too.
+
+    Dynamo knows no threads, and both are slow.
     """
     lock = threading.Lock()
     captured: list[CapturedGraph | Exception] = [] if graph is None else [graph]
