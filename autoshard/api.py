@@ -68,7 +68,8 @@ def plan(
             parameter, input, operator or ``output.0``.
         backend: a name of ``solver.BACKENDS``, or ``auto``.
         time_limit_s: wall-clock seconds for the solver; the best plan found is returned.
-        tie_layers: decide identical layers once.
+        tie_layers: decide identical layers alike, as far as no constraint tells them apart. The optimum is then one
+            among such plans, and the plan says so; otherwise solving takes much longer.
         optimizer: whose state counts in memory: a name of ``cost_models.OPTIMIZERS``; ``adamw`` by default. What is
             given here of the optimizer and of memory comes before what constraints files say.
         memory: what a rank may hold: ``"80GiB"``, bytes, or ``"profile"`` for what the hardware profile says; None for

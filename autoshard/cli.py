@@ -156,6 +156,9 @@ def plan(
     ] = None,
     backend: Annotated[str, _BACKEND] = "auto",
     time_limit: Annotated[float | None, _TIME_LIMIT] = None,
+    no_tie: Annotated[
+        bool, typer.Option("--no-tie", help="Decide every layer for itself; else identical layers are decided alike.")
+    ] = False,
 ) -> None:
     """Plan the sharding of a model and write the plan file."""
     with _mistakes_explained():
@@ -180,6 +183,7 @@ def plan(
                 pins=tuple(pin or ()),
                 backend=backend,
                 time_limit_s=time_limit,
+                tie_layers=not no_tie,
                 memory=memory,
                 memory_soft=memory_soft,
                 optimizer=optimizer,

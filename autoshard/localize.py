@@ -1,8 +1,10 @@
 """The local form of an operator: what runs on one rank's shards.
 
 For most operators it is the operator itself. Those that carry a size get the size of the rank's shard; a mean over a
-cut dim adds up and divides by the whole length; a factory makes its block; the bias of a product cut along the summed
-dim is added by one rank. The numeric check of the rules executes these forms and lowering emits them.
+cut dim adds up and divides by the whole length; a factory makes its block; a triangle starts where the block does; a
+squeeze drops the dims that are 1 in the whole tensor, not those of which the rank has one index; the bias of a product
+cut along the summed dim is added by one rank. The numeric check of the rules executes these forms and lowering emits
+them.
 """
 
 from __future__ import annotations
@@ -31,17 +33,36 @@ _SIZE_ARGUMENT = {
     aten.new_zeros.default: 1,
     aten.new_ones.default: 1,
     aten.new_empty.default: 1,
+    aten.new_empty_strided.default: 1,
     aten.new_full.default: 1,
     aten.zeros.default: 0,
     aten.ones.default: 0,
     aten.empty.memory_format: 0,
     aten.full.default: 0,
 }
-_ARANGES = frozenset({aten.arange.default, aten.arange.start, aten.arange.start_step})
+ARANGES = frozenset({aten.arange.default, aten.arange.start, aten.arange.start_step})
+_WANT_ROWS = frozenset({aten.view_as_complex.default, aten.view.dtype})  # whatever strides a shard has
 _MEANS = frozenset({aten.mean.default, aten.mean.dim})
+TRIANGLES = frozenset({aten.tril.default, aten.triu.default})
+_SQUEEZES = frozenset(
+    getattr(op, overload) for op in (aten.squeeze, aten.squeeze_copy) for overload in ("default", "dim", "dims")
+)
+
+# Operators that carry the length of the batch dim at this position; two more lengths follow.
+GROUP_NORMS = {aten.native_group_norm.default: 3, aten.native_group_norm_backward.default: 5}
+
+# Operators whose result is whatever the memory holds.
+UNINITIALISED = frozenset(
+    {
+        aten.empty.memory_format,
+        aten.empty_like.default,
+        aten.new_empty.default,
+        aten.new_empty_strided.default,
+    }
+)
 
 # Operators that make a tensor from nothing; each rank can make any block of it.
-FACTORIES = frozenset({op for op, position in _SIZE_ARGUMENT.items() if position == 0} | _ARANGES)
+FACTORIES = frozenset({op for op, position in _SIZE_ARGUMENT.items() if position == 0} | ARANGES)
 
 
 class Caller(Protocol):
@@ -83,8 +104,10 @@ def run_local(
         kwargs = {key: device if isinstance(value, torch.device) else value for key, value in kwargs.items()}
     if op in _SIZE_ARGUMENT:
         args = _with_local_size(node, args, outputs, mesh, coordinate)
+        if op is aten.new_empty_strided.default:  # strides are no part of a graph
+            return caller.call(aten.new_empty.default, *args[:2], **kwargs)
         return caller.call(aten.reshape.default if op in VIEWS else op, *args, **kwargs)
-    if op in _ARANGES:
+    if op in ARANGES:
         meta, layout = node.outputs[0], outputs[0]
         assert meta is not None and layout is not None
         start, stop = local_range(meta.shape[0], layout, 0, mesh, coordinate)
@@ -93,6 +116,16 @@ def run_local(
     if op in _MEANS and (scale := _mean_length(node, metas[0], inputs[0])) is not None:
         total = aten.sum.default if op is aten.mean.default else aten.sum.dim_IntList
         return caller.call(aten.div.Scalar, caller.call(total, *args, **kwargs), scale)
+    if op in _WANT_ROWS:
+        return caller.call(op, caller.call(aten.contiguous.default, args[0]), *args[1:], **kwargs)
+    if op in TRIANGLES:
+        return caller.call(op, args[0], _local_diagonal(node, metas[0].shape, inputs[0], mesh, coordinate))
+    if op in _SQUEEZES:
+        return caller.call(aten.squeeze.dims, args[0], _squeezed_dims(node, metas[0].shape))
+    if op in GROUP_NORMS:
+        position = GROUP_NORMS[op]
+        batch = local_shape(metas[0].shape, inputs[0], mesh, coordinate)[0]
+        return caller.call(op, *args[:position], batch, *args[position + 1 :], **kwargs)
     if op is aten.addmm.default and _adds_elsewhere(inputs[0], outputs[0], coordinate):
         return caller.call(aten.mm.default, *args[1:])
     return caller.call(op, *args, **kwargs)
@@ -123,3 +156,17 @@ def _mean_length(node: Node, meta: TensorMeta, layout: Layout) -> int | None:
     if not any(layout.axes_of(d) for d in averaged):
         return None
     return math.prod(meta.shape[d] for d in averaged)
+
+
+def _local_diagonal(node: Node, shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> int:
+    """The diagonal of the whole matrix as a diagonal of the rank's block, whose first element is (row, column)."""
+    dims = len(shape) - 2, len(shape) - 1
+    row, column = (local_range(shape[dim], layout, dim, mesh, coordinate)[0] for dim in dims)
+    diagonal: int = node.args[1] if len(node.args) > 1 else dict(node.kwargs).get("diagonal", 0)
+    return diagonal + row - column
+
+
+def _squeezed_dims(node: Node, shape: tuple[int, ...]) -> tuple[int, ...]:
+    dims = node.args[1] if len(node.args) > 1 else tuple(range(len(shape)))
+    dims = (dims,) if isinstance(dims, int) else dims
+    return tuple(dim for dim in dims if shape and shape[dim] == 1)

@@ -71,6 +71,37 @@ class MoE(nn.Module):
         return (torch.einsum("eth,ehd->etd", wide, self.down) * kept.t().unsqueeze(-1)).sum(0).square().mean()
 
 
+class Assorted(nn.Module):
+    """Operators with arguments that bear on lengths, masks, truths, complex numbers, kernels without a rule.
+
+    Windowed attention written out, with a rotary embedding in complex numbers, on rows that weight norm and group norm
+    made.
+    """
+
+    def __init__(self, width: int = 8, window: int = 3) -> None:
+        super().__init__()
+        self.rows = nn.utils.parametrizations.weight_norm(nn.Linear(width, width))
+        self.norm = nn.GroupNorm(2, width)
+        self.window = window
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        length = x.shape[1]
+        rows = self.norm(self.rows(x).transpose(1, 2)).transpose(1, 2).contiguous()
+        turns = torch.polar(x.new_ones(length, 1), 0.3 * torch.arange(length, dtype=x.dtype).unsqueeze(-1))
+        turned = torch.view_as_real(torch.view_as_complex(rows.unflatten(-1, (-1, 2))) * turns).flatten(-2)
+        near = torch.ones(length, length, dtype=torch.bool).tril(0).triu(1 - self.window)
+        scores = (turned @ turned.transpose(-1, -2)).masked_fill(~near, float("-inf"))
+        mixed = scores.softmax(-1) @ rows.roll(1, 1)
+        kept = (mixed > 0.5).any(-1, keepdim=True) & ~(tokens > 9).all(0).unsqueeze(-1)
+        largest = tokens.amax(1).unsqueeze(-1).unsqueeze(-1)
+        return (mixed * kept).triu(-1).square().mean() + (mixed.var(1) * largest.squeeze(1)).mean()
+
+
+def assorted(batch: int = 4, length: int = 6) -> Example:
+    torch.manual_seed(0)
+    return Assorted(), (torch.randn(batch, length, 8), torch.randint(0, 12, (batch, length)))
+
+
 def llama(batch: int = 4, **sizes: Any) -> Example:
     config = dataclasses.replace(LLAMA, **sizes)
     model = Llama(config)
@@ -121,6 +152,7 @@ EXAMPLES: dict[str, Callable[[], Example]] = {
     "gpt2": gpt2,
     "conv": conv,
     "moe": moe,
+    "assorted": assorted,
     "vit": vit.tiny,
     "routed": routed_experts.tiny,
 }

@@ -9,7 +9,8 @@ from typing import get_args
 import pytest
 
 from autoshard.lowering.adapter import COLLECTIVES
-from autoshard.redistribution import Emitter, StepKind
+from autoshard.redistribution import Emitter
+from autoshard.steps import StepKind
 from cost_models.collective_kinds import COLLECTIVE_KINDS, REDISTRIBUTION_KINDS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+import autoshard
 from autoshard.capture import CapturedGraph, capture
+from autoshard.plans import summarize
+from autoshard.plans.show import headline
 from solver import solve
 
 from .models import MLP, WithLoss
-from .plans_of import formulated
+from .plans_of import formulated, profile_of
 
 
 class Tower(nn.Module):
@@ -93,3 +98,21 @@ def test_a_constraint_on_the_result_counts_for_the_layer_that_makes_it() -> None
     assert {len(names) for names in classes(graph)} == {3}
     tied = classes(graph, "output.0=dp:S(1)")
     assert {"1.up.weight", "2.up.weight"} in tied and {len(names) for names in tied} == {2}
+
+
+def test_a_plan_says_whether_identical_layers_were_decided_alike() -> None:
+    model, args = WithLoss(Tower(3)), (torch.zeros(12, 8), torch.zeros(12, 8))
+    options: dict[str, Any] = {"mesh": "dp=2", "hardware": profile_of("slow")}
+    tied, free = (autoshard.plan(model, args, tie_layers=tie, **options) for tie in (True, False))
+    assert (tied.solver.identical_layers, free.solver.identical_layers) == ("alike", "free")
+    assert tied.solver.verdict == "optimal with identical layers decided alike" and free.solver.verdict == "optimal"
+    alone = autoshard.plan(WithLoss(MLP()), args, **options)  # nothing is identical, so nothing was decided alike
+    assert alone.solver.verdict == "optimal"
+    assert headline(summarize(tied))[0].startswith("optimal with identical layers decided alike: cost ")
+
+
+def test_a_budget_and_a_soft_limit_keep_what_the_plan_says_of_layers() -> None:
+    model, args = WithLoss(Tower(3)), (torch.zeros(12, 8), torch.zeros(12, 8))
+    options: dict[str, Any] = {"mesh": "dp=2", "hardware": profile_of("slow"), "memory": "1GiB"}
+    for tie, said in ((True, "alike"), (False, "free")):
+        assert autoshard.plan(model, args, tie_layers=tie, **options).solver.identical_layers == said

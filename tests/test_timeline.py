@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+import autoshard
 from autoshard.capture import capture
 from autoshard.interpretation import interpret
 from autoshard.layout import local_shape
@@ -57,6 +58,28 @@ def test_the_predicted_peak_is_the_measured_one_on_every_rank(
         assert abs(found.peak.size_bytes - log.peak_bytes) <= LOSS_BYTES, (rank, found.peak, log)
         peaks.append(found.peak.size_bytes)
     assert timeline_of(graph, plan, optimizer_policy(optimizer)).peak.size_bytes >= max(peaks)
+
+
+class Twins(torch.nn.Module):
+    """Two parameters with one gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v, self.w = (torch.nn.Parameter(torch.ones(64, 64)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ (self.v + self.w)).square().mean()
+
+
+def test_a_gradient_that_would_share_memory_is_copied_and_the_copy_is_counted() -> None:
+    args = (torch.ones(2, 64),)
+    graph = capture(Twins(), args)
+    plan = autoshard.plan(Twins(), args, mesh="dp=2", hardware="cpu-gloo", pins=["x=dp:S(0)", "v=dp:R", "w=dp:R"])
+    found = timeline(graph, plan, optimizer_policy("sgd"), (0,))
+    log = measured(Twins(), args, plan, "sgd")
+    assert abs(found.peak.size_bytes - log.peak_bytes) <= LOSS_BYTES, (found.peak, log)
+    gradients = [tenant for tenant in found.at_peak if tenant.kind == "gradient"]
+    assert sorted(tenant.name for tenant in gradients) == ["v", "w"]
 
 
 def test_what_is_held_is_what_the_layouts_say_and_the_tenants_add_up() -> None:

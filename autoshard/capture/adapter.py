@@ -17,6 +17,7 @@ from torch import nn
 from torch._decomp import get_decompositions
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from ..errors import CaptureError
@@ -50,10 +51,11 @@ _DECOMPOSED = [
 class Trace:
     """The joint graph, with a descriptor ``(kind, detail)`` for each placeholder and each output.
 
-    Kinds of placeholder: parameter (FQN), buffer (FQN), input (position), tangent (position), state tangent (FQN).
+    Kinds of placeholder: parameter (FQN), buffer (FQN), input (position), tangent (position), state tangent (FQN),
+    token.
     Kinds of output: output (position), gradient (FQN), mutation (FQN of a buffer, which is written in place),
     replacement (FQN of a buffer, which stands for another tensor afterwards), parameter mutation (FQN), input mutation
-    (position), none.
+    (position), effect (of an operator that does more than compute), none.
 
     ``same`` are the results that are no new tensors, by position; an input among them is named by its own position.
     ``guards`` are the conditions on Python state under which the model does what the graph does, if they were asked
@@ -134,6 +136,21 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return known and tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    """A number for the memory that a tensor lies in, the same for all that share it."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one storage have an element in common."""
+    if a.element_size() != b.element_size():
+        return bool(a.numel() and b.numel())
+    with _disable_current_modes():
+        taken = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool, device="cpu")
+        taken.as_strided(a.size(), a.stride(), a.storage_offset()).fill_(True)
+        return bool(taken.as_strided(b.size(), b.stride(), b.storage_offset()).any())
+
+
 class _Faker:
     """Turns tensors into fake CPU tensors of the same shape: one for each distinct parameter or buffer, so that ties
     stay ties, and one for each argument, even where two arguments are one tensor: they need not be in another call.
@@ -187,7 +204,9 @@ def _placeholder(desc: Any) -> tuple[str, Any]:
             if type(desc.output).__name__ == "PlainAOTOutput":
                 return "tangent", desc.output.idx
             return "state tangent", _output(desc.output, {})[1]
-    raise NotImplementedError(f"the captured graph has an input of a kind autoshard does not know: {desc}")
+        case "ForwardTokenAOTInput" | "BackwardTokenAOTInput":
+            return "token", desc.idx
+    raise CaptureError(f"the captured graph has an input of a kind autoshard does not know: {desc}")
 
 
 def _output(desc: Any, kinds: dict[int, tuple[str, Any]]) -> tuple[str, Any]:
@@ -200,6 +219,8 @@ def _output(desc: Any, kinds: dict[int, tuple[str, Any]]) -> tuple[str, Any]:
         case "InputMutationAOTOutput":
             kind, detail = _placeholder(desc.mutated_input)
             return ("mutation" if kind == "buffer" else f"{kind} mutation"), detail
+        case "ForwardTokenAOTOutput" | "BackwardTokenAOTOutput":
+            return "effect", desc.idx
         case "NoneType":
             return "none", None
-    raise NotImplementedError(f"the captured graph has a result of a kind autoshard does not know: {desc}")
+    raise CaptureError(f"the captured graph has a result of a kind autoshard does not know: {desc}")

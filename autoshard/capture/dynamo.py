@@ -11,7 +11,7 @@ import re
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -32,6 +32,7 @@ from torch.utils._pytree import TreeSpec, tree_structure
 from .arguments import same_constant
 from .autocast import check_autocast_within
 from .lines import is_models_file, line_in, line_of
+from .observed import Observed
 
 _MODEL = "L['self']._modules['_export_root']._modules['model']"
 _BUFFERS = re.compile(re.escape(_MODEL) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
@@ -49,7 +50,7 @@ _OF_A_CALL = frozenset(
     }
 )
 # The arguments of the capture, and what its own code reads.
-_OF_CAPTURE = ("L['flat_args']", "L['self'].in_spec", "pytree", "ExportTracerOutput")
+_OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput")
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,14 @@ class Guards:
                 return f"{nested.name} == {nested.text}", ""
         return None
 
+    def on(self, model: nn.Module) -> Guards:
+        """The same conditions on another model that was made like the captured one."""
+        traced = copy(self._scope["L"]["self"])
+        traced._modules = {"_export_root": Observed(model)}
+        return Guards(self._manager, {"L": {"self": traced}, "G": self._scope["G"]}, self._nested, self._lines)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Guards:
-        traced = self._scope["L"]["self"]
-        memo[id(traced.in_spec)] = traced.in_spec
-        scope = {"L": {"self": deepcopy(traced, memo)}, "G": self._scope["G"]}
-        return Guards(self._manager, scope, self._nested, self._lines)
+        return self.on(deepcopy(self._scope["L"]["self"]._export_root.model, memo))
 
 
 @dataclass
@@ -281,7 +285,8 @@ def _is_state(guard: Guard) -> bool:
     """Whether a guard, which dynamo has evaluated, is on what stays as it is from call to call: no tensor, no mode."""
     value_type = guard.guarded_class_weakref() if guard.guarded_class_weakref is not None else None
     is_tensor = value_type is not None and issubclass(value_type, torch.Tensor)
-    is_of_capture = any(name in guard.name for name in _OF_CAPTURE)
+    is_of_capture = "L['self']" in guard.name and _MODEL not in guard.name
+    is_of_capture |= any(name in guard.name for name in _OF_CAPTURE)
     return not (guard.create_fn_name() in _OF_A_CALL or is_tensor or is_of_capture)
 
 

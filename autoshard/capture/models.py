@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from ..errors import CaptureError
-from .adapter import global_hooks, gradient_hooks, is_plain, module_backward_hooks
+from .adapter import global_hooks, gradient_hooks, is_plain, module_backward_hooks, overlap, storage_of
 from .arguments import Call
 
 
@@ -55,7 +55,9 @@ def check_example(call: Call) -> None:
                 "parameter of the model"
             )
         if not (is_plain(tensor) or isinstance(tensor, DTensor)):
-            raise CaptureError(f"the argument {name} is a {type(tensor).__name__}; give a plain dense tensor")
+            raise CaptureError(
+                f"the argument {name} is a {type(tensor).__name__} of layout {tensor.layout}; give a plain dense tensor"
+            )
 
 
 def _check_tensor(name: str, tensor: torch.Tensor) -> None:
@@ -79,23 +81,14 @@ def _check_memory(model: nn.Module) -> None:
     """
     storages: dict[int, list[tuple[str, torch.Tensor]]] = defaultdict(list)
     for name, tensor in _tensors(model):
-        storages[tensor.untyped_storage()._cdata].append((name, tensor))
+        storages[storage_of(tensor)].append((name, tensor))
     for tensors in storages.values():
         for (name, tensor), (other_name, other) in combinations(tensors, 2):
-            if _overlap(tensor, other):
+            if overlap(tensor, other):
                 raise CaptureError(
                     f"{name} and {other_name} are different tensors that share memory; make them one tensor (for "
                     "example b.weight = a.weight), or give each its own (.clone())"
                 )
-
-
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one storage have an element in common."""
-    if a.element_size() != b.element_size():
-        return bool(a.numel() and b.numel())
-    taken = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool)
-    taken.as_strided(a.size(), a.stride(), a.storage_offset()).fill_(True)
-    return bool(taken.as_strided(b.size(), b.stride(), b.storage_offset()).any())
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

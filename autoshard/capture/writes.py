@@ -26,6 +26,11 @@ def refuse_writes(trace: Trace, model: nn.Module, input_names: list[str]) -> Non
         if kind == "input mutation":
             name = input_names[detail]
             raise CaptureError(f"the forward writes into its argument {name}{where}; write {name} = {name}.clone()")
+        if kind == "effect":
+            raise CaptureError(
+                f"the forward calls an operator that does more than compute its result{where}, such as raising an "
+                "error that depends on data; use one that does not (torch.linalg.inv_ex instead of inv)"
+            )
         if kind == "parameter mutation":
             raise CaptureError(f"the forward writes into the parameter {detail}{where}; change it between steps")
         if kind == "mutation":

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # registers torch.ops._c10d_functional
+import torch.utils.checkpoint
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -93,6 +94,10 @@ def timeout_s(store: Store) -> float:
 def rank_in_job() -> int:
     """The number of this rank in the job."""
     return dist.get_rank()
+
+
+ENOUGH_SAVED = torch.utils.checkpoint._StopRecomputationError
+"""Ends a forward that activation checkpointing runs again, as soon as everything is saved: no failure."""
 
 
 def collective_name(node: fx.Node) -> str | None:

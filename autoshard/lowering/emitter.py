@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..mesh import Mesh
 from .adapter import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, WAIT, BoxedCodeGen
 
+aten = torch.ops.aten
+
 _META = torch.device("meta")
 
 
@@ -97,7 +99,11 @@ class GraphEmitter:
         return self._collective(ALL_TO_ALL, (x, each, each, self._groups[axis]), lambda rows: rows)
 
     def _collective(self, op: Any, args: tuple[Any, ...], rows: Callable[[int], int]) -> fx.Node:
+        """Complex numbers travel as pairs of real ones; not every collective of every backend knows them."""
         value = args[0].meta["val"]
+        if value.is_complex():
+            pairs = self.call(aten.view_as_real.default, self.call(aten.resolve_conj.default, args[0]))
+            return self.call(aten.view_as_complex.default, self._collective(op, (pairs, *args[1:]), rows))
         shape = (rows(value.shape[0]), *value.shape[1:]) if value.dim() else ()
         result = value.new_empty(shape)
         return self._append(WAIT, (self._append(op, args, {}, result),), {}, result)

@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from torch import fx
 
 from ..errors import JobError
-from .adapter import collective_name, is_connection_error
+from .adapter import ENOUGH_SAVED, collective_name, is_connection_error
 from .board import Board, within
 
 STORE_S = 5.0
@@ -48,7 +48,7 @@ class Failures:
         self._take_back()
         try:
             yield
-        except JobError:
+        except (JobError, ENOUGH_SAVED):
             raise
         except BaseException as error:
             stood = standing(error)

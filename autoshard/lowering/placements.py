@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
@@ -17,7 +19,11 @@ def placements_of(layout: Layout) -> tuple[Placement, ...]:
 
 def as_dtensor(local: torch.Tensor, shape: tuple[int, ...], layout: Layout, mesh: DeviceMesh) -> DTensor:
     """A DTensor of a global shape from this rank's shard."""
-    stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
-        local, mesh, placements_of(layout), run_check=False, shape=torch.Size(shape), stride=stride
+        local, mesh, placements_of(layout), run_check=False, shape=torch.Size(shape), stride=_contiguous(shape)
     )
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor: 2 x 3 x 4 has 12, 4, 1."""
+    return tuple(prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))

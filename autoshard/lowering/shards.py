@@ -14,6 +14,7 @@ from ..plans import ShardingPlan
 from .adapter import broadcast, broadcast_along, device_of
 from .match import check_mesh
 from .placements import as_dtensor
+from .taken import mark_taken
 
 
 def shard_inputs(plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -75,6 +76,7 @@ def shard_parameters(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> 
             if id(parameter) not in made:
                 name = f"{path}.{key}" if path else key
                 made[id(parameter)] = _sharded(parameter, layouts[name], plan.mesh, mesh, device)
+                mark_taken(parameter, name)
             module._parameters[key] = made[id(parameter)]
         for key, buffer in list(module._buffers.items()):
             if buffer is not None and buffer.device.type != "meta":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -80,7 +80,14 @@ class Step:
                 "or plan and parallelize it outside"
             )
         kept = Kept() if can_go_back else None
-        return _Operation.apply(self, kept, replace, *arguments), kept
+        reached = arguments if kept is None else self._reached(arguments)
+        return _Operation.apply(self, kept, replace, *reached), kept
+
+    def _reached(self, arguments: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """The arguments, cut off where no gradient can reach them: torch would call a hook there with None."""
+        for name, argument in zip(self.program.arguments, arguments):
+            is_cut_off = argument.requires_grad and name not in self.program.trained
+            yield argument.detach() if is_cut_off else argument
 
     def title(self, name: str) -> str:
         """What errors call an argument."""

@@ -22,7 +22,7 @@ from ..mesh import Mesh
 from ..steps import size_bytes, steps_along
 from .dtypes import DTYPE_BYTES
 from .memory import MemoryOutcome, MemoryPoint
-from .notation import format_path
+from .notation import check_redistribution, format_path
 from .plan import Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
 
 COUNTED: Mapping[str, tuple[bool, bool]] = {"step-time": (True, True), "communication-time": (False, True)}
@@ -63,6 +63,10 @@ def check_record(plan: ShardingPlan) -> None:
     forward = {(e.tensor, e.path) for e in plan.redistributions if e.phase == "forward"}
     ends: dict[tuple[str, Phase, Layout, Layout], Redistribution] = {}
     for entry in plan.redistributions:
+        try:
+            check_redistribution(entry, plan.mesh)
+        except ValueError as error:
+            raise Contradiction(f"{entry.tensor}: {error}", entry) from None
         _check_bytes(entry, plan, sources, holders)
         if entry.kept and (entry.tensor, entry.path) not in forward:
             raise Contradiction(
@@ -176,6 +180,12 @@ def _check_bytes(
     tensor = next((holders[name] for name in entry.consumers if name in holders), sources.get(entry.tensor))
     if tensor is None:
         return
+    if any(placement.dim >= len(tensor.shape) for layout in entry.path for placement in layout):
+        raise Contradiction(
+            f"{entry.tensor} is {tensor.dtype}{list(tensor.shape)}, which has not all the dims that its path "
+            f"{format_path(entry.path, plan.mesh)} cuts",
+            entry,
+        )
     sent = ((step, before) for step, before in zip(steps_along(entry.path), entry.path) if step.communicates)
     for (step, before), collective in zip(sent, entry.collectives):
         size = size_bytes(step, before, tensor.shape, DTYPE_BYTES[tensor.dtype], plan.mesh)

@@ -40,7 +40,7 @@ def dtensor_rules(node: Node, inputs: tuple[TensorMeta, ...], parts: int) -> lis
         rows = _mesh_rows(propagator.op_strategy_funcs[op], node, inputs, parts)
     else:
         return []
-    found = (_rule(row, node, len(inputs)) for row in rows)
+    found = (_rule(row, node, inputs) for row in rows)
     return list(dict.fromkeys(rule for rule in found if rule is not None))
 
 
@@ -128,17 +128,23 @@ def _spec_row(spec: OpSpec, output_count: int) -> list[Any]:
     return [None if s is None else s.placements[0] for s in (*outputs, *inputs)]
 
 
-def _rule(row: list[Any], node: Node, input_count: int) -> Rule | None:
+def _rule(row: list[Any], node: Node, metas: tuple[TensorMeta, ...]) -> Rule | None:
     output_count = len(node.outputs)
-    if len(row) != output_count + input_count:
+    if len(row) != output_count + len(metas):
         return None
     placements = [_placement(p, node.op) for p in row]
     outputs = tuple(None if meta is None else p for p, meta in zip(placements, node.outputs))
     present = all((p is None) == (meta is None) for p, meta in zip(outputs, node.outputs))
     inputs = tuple(p for p in placements[output_count:] if p is not None)
     # a tensor still to be combined by max or min is combined before anything reads it
-    known = len(inputs) == input_count and all(p.reduce in ("", "sum") for p in inputs)
-    return Rule(inputs, outputs) if present and known else None
+    known = len(inputs) == len(metas) and all(p.reduce in ("", "sum") for p in inputs)
+    return Rule(inputs, outputs) if present and known and _has_dims(inputs + outputs, metas + node.outputs) else None
+
+
+def _has_dims(placements: tuple[Placement | None, ...], metas: tuple[TensorMeta | None, ...]) -> bool:
+    """Whether every cut dim exists; some rules cut scalars."""
+    pairs = zip(placements, metas)
+    return all(p is None or meta is None or p.kind != "S" or 0 <= p.dim < len(meta.shape) for p, meta in pairs)
 
 
 def _placement(placement: Any, op: Any) -> Placement | None:

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from ..capture import CapturedGraph, Node, TensorMeta
+from ..capture import CapturedGraph, Node, TensorMeta, is_random
 from ..errors import StrategyWarning
 from ..layout import Layout, R, S, has_empty_shard, is_even
 from ..localize import VIEWS
 from ..mesh import Mesh
-from .check import rule_holds
+from .check import Check
 from .dtensor import dtensor_rules
-from .own import added_rules, aligned, alike_rules, own_rules
+from .guesses import guessed_rules
+from .own import added_rules, aligned, own_rules
 from .rule import Rule, replicate_rule
 
 
@@ -61,55 +62,40 @@ class Enumerator:
         """The layouts in which a tensor enters or leaves the graph: no partial ones, and no dim cut unevenly twice.
 
         What leaves the graph is a DTensor, and torch loses rows of a dim cut unevenly by two axes (pytorch#194457).
+        Complex tensors are cut evenly only: ``view_as_real`` of an uneven DTensor is a copy in torch 2.13, so that
+        AdamW, which writes through it, would leave the parameter behind.
         """
-        key = (meta.shape, cut)
+        key = (meta.shape, cut, meta.dtype.is_complex)
         if key not in self._tensors:
             placements = [R, *(S(d) for d in range(len(meta.shape)))] if cut else [R]
             per_axis = ([R] if size == 1 else placements for size in self._mesh.shape)
             layouts = (Layout(combination) for combination in product(*per_axis))
-            self._tensors[key] = tuple(
-                Strategy((), (layout,)) for layout in layouts if self._can_hold(meta.shape, layout)
-            )
+            self._tensors[key] = tuple(Strategy((), (layout,)) for layout in layouts if self._can_hold(meta, layout))
         return self._tensors[key]
 
-    def _can_hold(self, shape: tuple[int, ...], layout: Layout) -> bool:
-        if self._has_empty(shape, layout):
+    def _can_hold(self, meta: TensorMeta, layout: Layout) -> bool:
+        if self._has_empty(meta.shape, layout):
             return False
-        twice = any(len(layout.axes_of(dim)) > 1 for dim in range(len(shape)))
-        return not twice or is_even(shape, layout, self._mesh)
+        twice = any(len(layout.axes_of(dim)) > 1 for dim in range(len(meta.shape)))
+        return not (twice or meta.dtype.is_complex) or is_even(meta.shape, layout, self._mesh)
 
     def _enumerate(self, node: Node, metas: tuple[TensorMeta, ...]) -> tuple[Strategy, ...]:
-        by_size = {size: self._rules(node, metas, size) for size in sorted(set(self._mesh.shape))}
-        whole_only = all(len(rules) == 1 for rules in by_size.values())
-        if whole_only and self._mesh.size > 1 and _could_be_cut(node):
+        sizes = sorted(set(self._mesh.shape) - {1})
+        found = {size: _rules(node, metas, size) for size in sizes}
+        if sizes and all(f.lack for f in found.values()) and _could_be_cut(node):
             warnings.warn(
-                f"{node.op} has no sharding rule: {node.name} runs replicated on every rank"
+                f"{node.op}: {found[sizes[0]].lack}; {node.name} runs replicated on every rank"
                 + (f" ({node.source})" if node.source else ""),
                 StrategyWarning,
                 stacklevel=2,
             )
+        whole = replicate_rule(len(metas), node.outputs)
         strategies = []
-        for combination in product(*(by_size[size] for size in self._mesh.shape)):
+        for combination in product(*([whole, *(found[size].rules if size > 1 else ())] for size in self._mesh.shape)):
             strategy = _combine(combination)
             if self._is_valid(node, metas, strategy):
                 strategies.append(strategy)
         return tuple(dict.fromkeys(strategies))
-
-    def _rules(self, node: Node, metas: tuple[TensorMeta, ...], parts: int) -> list[Rule]:
-        whole = replicate_rule(len(metas), node.outputs)
-        if parts == 1:
-            return [whole]
-        rules = own_rules(node, metas)
-        if rules is None:
-            rules = self._checked(node, metas, [*dtensor_rules(node, metas, parts), *added_rules(node, metas)], parts)
-        if not rules and node.op.namespace == "aten":  # type: ignore[union-attr]
-            rules = self._checked(node, metas, alike_rules(node, metas), parts)
-        return [whole, *rules]
-
-    @staticmethod
-    def _checked(node: Node, metas: tuple[TensorMeta, ...], rules: list[Rule], parts: int) -> list[Rule]:
-        whole = replicate_rule(len(metas), node.outputs)
-        return [rule for rule in rules if rule != whole and rule_holds(node, metas, rule, parts)]
 
     def _is_valid(self, node: Node, metas: tuple[TensorMeta, ...], strategy: Strategy) -> bool:
         pairs = [*zip(strategy.inputs, metas), *zip(strategy.outputs, node.outputs)]
@@ -133,6 +119,48 @@ class Enumerator:
 def signature(node: Node, metas: tuple[TensorMeta, ...]) -> object:
     """What decides an operator's strategies and their cost."""
     return (node.op, repr(_anonymous(node.args)), repr(_anonymous(node.kwargs)), metas, node.outputs)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The rules of an operator along one axis beside replication.
+
+    ``lack`` says why there is none; empty where there are, and where its dims are only too short for the axis.
+    """
+
+    rules: tuple[Rule, ...]
+    lack: str = ""
+
+
+def _rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
+    if is_random(node):
+        return _Found((), "it draws random numbers, which all ranks must draw alike")
+    whole = replicate_rule(len(metas), node.outputs)
+    own = own_rules(node, metas)
+    rules = own if own is not None else [*dtensor_rules(node, metas, parts), *added_rules(node, metas)]
+    known = [rule for rule in dict.fromkeys(rules) if rule != whole]
+    usable = [rule for rule in known if _gives_every_rank_a_part(rule, node, metas, parts)]
+    if known and not usable:
+        return _Found(())
+    check = Check(node, metas, parts)
+    held = [rule for rule in usable if check.holds(rule)]
+    if not held and node.op.namespace == "aten":  # type: ignore[union-attr]
+        held = guessed_rules(node, metas, check)
+    return _Found(tuple(held), "" if held else _lack(usable, check))
+
+
+def _gives_every_rank_a_part(rule: Rule, node: Node, metas: tuple[TensorMeta, ...], parts: int) -> bool:
+    pairs = zip((*rule.inputs, *rule.outputs), (*metas, *node.outputs))
+    axis = Mesh(("axis",), (parts,))
+    return not any(p and meta and has_empty_shard(meta.shape, Layout((p,)), axis) for p, meta in pairs)
+
+
+def _lack(known: list[Rule], check: Check) -> str:
+    if not known:
+        return "neither torch nor autoshard has a rule that cuts it"
+    if not check.can_try:
+        return "its sharding rules cannot be checked, as it does not run on random tensors of a size that can be tried"
+    return f"none of its {len(known)} sharding rules gives its numbers when it is checked"
 
 
 def _anonymous(value: object) -> object:

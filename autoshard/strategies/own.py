@@ -1,4 +1,4 @@
-"""Our own rules, for operators where torch has none or where an exact condition is known.
+"""Our own rules, for operators where torch has none or where an exact condition is known. They are checked too.
 
 Attention: sharded over batch and heads. Factories: any block. Views: a cut dim of the input stays one cut dim of the
 result exactly when both cuts take the same elements (:func:`aligned`), uneven shards included.
@@ -12,13 +12,18 @@ import torch
 
 from ..capture import CONSTRAIN, Node, Ref, TensorMeta
 from ..capture.attention import attention, attention_backward
-from ..layout import P_SUM, Layout, Placement, R, S, is_even, local_range
-from ..localize import FACTORIES, VIEWS
+from ..layout import P_SUM, Layout, P, Placement, R, S, is_even, local_range
+from ..localize import FACTORIES, TRIANGLES, VIEWS
 from ..mesh import Mesh
 from .rule import Rule
 
 aten = torch.ops.aten
 
+# operators that reduce to a truth, and how the truths of the ranks are one
+_TRUTHS = {
+    **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), P("max")),
+    **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), P("min")),
+}
 _ATTENTION = {attention._opoverload, attention_backward._opoverload}
 
 
@@ -41,32 +46,23 @@ def own_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule] | None:
 
 
 def added_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule]:
-    """Our rules beside DTensor's, to be checked like those.
+    """Our rules beside DTensor's.
 
     A product with a bias, cut along the summed dim: DTensor wants the bias as addends, which nothing becomes. Here
-    every rank has the bias and the first one adds it.
+    every rank has the bias and the first one adds it. *Any* and *all* over a cut dim: the largest and the smallest of
+    the ranks' truths, where DTensor adds up booleans. Triangles, whose local form knows where its block starts.
     """
     if node.op is aten.addmm.default and not node.kwargs:
         return [Rule((R, S(1), S(0)), (P_SUM,))]
+    if node.op in _TRUTHS:
+        return [Rule((S(d),), (_TRUTHS[node.op],)) for d in range(len(inputs[0].shape))]
+    if node.op in TRIANGLES:
+        return [Rule((p,), (p,)) for p in (P_SUM, *(S(d) for d in range(len(inputs[0].shape))))]
+    if node.op is aten.native_group_norm_backward.default:
+        batch = tuple(R if len(meta.shape) == 1 else S(0) for meta in inputs)
+        results = (p if meta else None for meta, p in zip(node.outputs, (S(0), P_SUM, P_SUM)))
+        return [Rule(batch, tuple(results))]
     return []
-
-
-def alike_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule]:
-    """Guesses for an operator that no rule knows: one dim cut in everything that has the rank of the first result.
-
-    To be offered only after the numeric check.
-    """
-    first = node.outputs[0]
-    if first is None:
-        return []
-
-    def cut(meta: TensorMeta | None, dim: int) -> Placement:
-        return S(dim) if meta is not None and len(meta.shape) == len(first.shape) else R
-
-    return [
-        Rule(tuple(cut(m, d) for m in inputs), tuple(None if m is None else cut(m, d) for m in node.outputs))
-        for d in range(len(first.shape))
-    ]
 
 
 def _attention_rules(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule]:

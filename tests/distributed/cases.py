@@ -64,6 +64,8 @@ CASES: dict[str, Callable[[], Example]] = {
     "gpt2 odd": lambda: models.gpt2(**SIZES_ODD, max_sequence=13),
     "gpt2 small": lambda: models.gpt2(batch=5, n_layers=1),
     "moe": models.moe,
+    "assorted": models.assorted,
+    "assorted odd": lambda: models.assorted(batch=5, length=7),
     "conv": models.conv,
     "demo": lambda: _filled(llama.demo, 256),
     "vit": lambda: _filled(vit.tiny, 10),

@@ -110,7 +110,7 @@ def _one_stays_away(text: str, ends: bool) -> tuple[str, str]:
     model = cases.make(CASE)[0]
     if dist.get_rank() == ODD:
         if ends:
-            with mock.patch.object(apply, "capture", lambda *_: os._exit(7)):
+            with mock.patch.object(apply, "capture", lambda *_, **__: os._exit(7)):
                 autoshard.parallelize(model, plan, mesh)
         os._exit(7)
     return caught(lambda: autoshard.parallelize(model, plan, mesh))

@@ -64,7 +64,16 @@ def test_one_rank(case: str):
     _trained(case, plan)
 
 
-@pytest.mark.parametrize(("case", "axes"), [("mlp odd", "dp=2,tp=2"), ("llama small", "tp=3"), ("gpt2 small", "tp=2")])
+@pytest.mark.parametrize(
+    ("case", "axes"),
+    [
+        ("mlp odd", "dp=2,tp=2"),
+        ("llama small", "tp=3"),
+        ("gpt2 small", "tp=2"),
+        ("assorted", "dp=2,tp=2"),
+        ("assorted odd", "tp=3"),
+    ],
+)
 def test_plans_drawn_at_random(case: str, axes: str):
     """Not only good plans: any strategies that can be joined up give the right numbers, with what they planned."""
     plans = [cases.random_plan(case, axes, seed) for seed in range(3)]

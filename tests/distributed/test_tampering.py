@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 import autoshard
+from autoshard.capture import capture
 from autoshard.errors import VerificationError
 from autoshard.layout import P_SUM, Layout, R, S
+from autoshard.lowering import Rank, lower, verify
 from autoshard.plans import Collective, Redistribution, ShardingPlan
 from autoshard.steps import size_bytes, steps_along
 
+from ..plans.synthetic import costed
 from . import cases
 from .harness import RankError, caught, run_ranks
 from .parity import check_parity, device_mesh_of
@@ -46,7 +50,8 @@ def _detour(plan: ShardingPlan, says_so: bool) -> ShardingPlan:
             for step, size in sent
         )
     changed = replace(moved, path=path, collectives=collectives)
-    return replace(plan, redistributions=(*plan.redistributions[:index], changed, *plan.redistributions[index + 1 :]))
+    moved_all = (*plan.redistributions[:index], changed, *plan.redistributions[index + 1 :])
+    return costed(replace(plan, redistributions=moved_all), sums=True)
 
 
 def _tampered(plan: ShardingPlan, how: str) -> ShardingPlan:
@@ -64,7 +69,7 @@ def _tampered(plan: ShardingPlan, how: str) -> ShardingPlan:
         "other phase": [replace(first, phase="backward" if first.phase == "forward" else "forward")],
         "leads nowhere": [replace(first, path=(first.path[0], first.path[0]))],
     }[how]
-    return replace(plan, redistributions=(*rest, *changed))
+    return costed(replace(plan, redistributions=(*rest, *changed)), sums=True)
 
 
 TAMPERED = (
@@ -88,7 +93,17 @@ def test_tampered_plan_is_refused(plan: ShardingPlan):
     plans = [*(_tampered(plan, how) for how in TAMPERED), _detour(plan, says_so=False)]
     for refusals in run_ranks(4, _refusals, plans):
         assert [kind for kind, _ in refusals] == [VerificationError.__name__] * len(plans), refusals
-        assert "no redistribution" in refusals[0][1] and "not communicate as planned" in refusals[1][1]
+        assert all("contradicts itself" in said for _, said in refusals[:2])
+
+
+@pytest.mark.parametrize("how", ["no collective", "extra collective", "other bytes", "other kind", "other axis"])
+def test_a_program_that_does_not_communicate_as_its_plan_says_is_refused(plan: ShardingPlan, how: str):
+    """The last check, of the graph that runs: it looks at neither layouts nor paths."""
+    groups = tuple(f"axis {axis}" for axis in plan.mesh.axes)
+    program = lower(capture(*cases.make(CASE)), plan, Rank((0, 1), torch.device("cpu"), groups))
+    verify(program, plan, groups)
+    with pytest.raises(VerificationError, match="does not communicate as planned"):
+        verify(program, _tampered(plan, how), groups)
 
 
 def test_another_path_that_the_plan_says_is_taken_and_right(plan: ShardingPlan):
@@ -107,5 +122,8 @@ def test_plan_with_an_operator_strategy_that_is_no_rule_is_refused():
     moved = tuple(Redistribution(relu.name, phase, path, summed) for phase in ("forward", "backward"))
     with pytest.raises(RankError, match="VerificationError"):
         run_ranks(
-            2, check_parity, "mlp", autoshard.dump_plan(replace(plan, operators=operators, redistributions=moved))
+            2,
+            check_parity,
+            "mlp",
+            autoshard.dump_plan(costed(replace(plan, operators=operators, redistributions=moved), sums=True)),
         )

@@ -29,7 +29,7 @@ class Mutant:
 
 
 def _unchecked_rules() -> Any:
-    return patch("autoshard.strategies.enumerate.rule_holds", lambda *_: True)
+    return patch("autoshard.strategies.enumerate.Check.holds", lambda *_: True)
 
 
 def _local_means() -> Any:

@@ -403,3 +403,13 @@ def test_backward_runs_wherever_it_is_called(where: Any, pair: tuple[nn.Module, 
             loss.backward()
 
     assert is_parity(session, pair)
+
+
+def test_hooks_of_a_parameter_that_no_gradient_reaches_are_not_called(mesh: DeviceMesh) -> None:
+    for module in both(lambda m, x: (x @ m.v + (x @ m.w).detach()).sum(), mesh):
+        called: list[Tensor] = []
+        module.w.register_hook(called.append)
+        with torch.inference_mode():
+            module(example())
+        module(example()).backward()
+        assert not called and module.w.grad is None and module.v.grad is not None

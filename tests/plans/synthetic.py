@@ -360,8 +360,13 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
     return replace(plan, memory=draw(st.none() | memories(plan)))
 
 
-def costed(plan: ShardingPlan, bound: float = 1.0) -> ShardingPlan:
-    """A plan with the cost that its seconds give, and a bound that is a share of it."""
+def costed(plan: ShardingPlan, bound: float = 1.0, sums: bool = False) -> ShardingPlan:
+    """A plan with the cost that its seconds give, and a bound that is a share of it.
+
+    With ``sums`` the seconds of communication are added up from its redistributions.
+    """
+    if sums:
+        plan = replace(plan, communication_s=math.fsum(entry.predicted_s for entry in plan.redistributions))
     parts_s = plan.compute_s * COUNTED[plan.objective][0], plan.communication_s * COUNTED[plan.objective][1]
     cost = round(math.fsum(parts_s) * 1e9)
     return replace(plan, solver=SolverOutcome.of(cost, min(cost, int(cost * bound)), plan.solver.identical_layers))

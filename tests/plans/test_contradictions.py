@@ -11,7 +11,7 @@ import pytest
 from autoshard.errors import PlanFileError
 from autoshard.formulation import OBJECTIVES
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
-from autoshard.plans.contradictions import COUNTED
+from autoshard.plans.contradictions import COUNTED, Contradiction, check_record
 
 from .synthetic import transformer_plan
 
@@ -46,7 +46,11 @@ WITHIN_THE_RECORD = {
         'backward, path: "dp:S(0) tp:P(sum) => dp:S(0) tp:S(1)", collectives: [], kept',
         "layers.0.attention.wo/mm is kept from the forward, where nothing takes it along the same path",
     ),
-    "one operator twice": ("wo/mm.2:", "wo/mm:", "'layers.0.attention.wo/mm' is named 2 times among the operators"),
+    "a dim too many": (
+        "dp:P(sum) tp:S(0) => dp:R tp:S(0)",
+        "dp:P(sum) tp:S(2) => dp:R tp:S(2)",
+        "is float32[256, 256], which has not all the dims that its path dp:P(sum) tp:S(2) => dp:R tp:S(2) cuts",
+    ),
     "one tensor twice": ("  freqs: {", "  tokens: {", "'tokens' is named 2 times among the parameters, buffers and"),
     "tenants": ("other_bytes: 1576960", "other_bytes: 5", "the tenants of the peak hold"),
     "timeline": ("wo/mm.1: 7356416", "wo/mm.1: 7356415", "fullest point has 7356415 bytes, the peak 7356416"),
@@ -107,6 +111,12 @@ def test_a_record_that_contradicts_itself_is_refused_with_both_values(case: str)
     for edited in (False, True):
         message = error_of(changed(old, new), edited)
         assert said in message and message.startswith("plan.yaml")
+
+
+def test_an_operator_that_is_named_twice_is_refused() -> None:
+    plan = parse_plan(GOOD)
+    with pytest.raises(Contradiction, match="is named 2 times among the operators of both phases"):
+        check_record(replace(plan, operators=(*plan.operators, plan.operators[0])))
 
 
 @pytest.mark.parametrize("case", DECISIONS)

@@ -1,4 +1,4 @@
-"""The numeric check: its parts by hand, and wrong rules planted among DTensor's."""
+"""The numeric check: its parts by hand, and wrong rules planted among the right ones."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ def f(*shape: int) -> TensorMeta:
 
 def i(*shape: int) -> TensorMeta:
     return TensorMeta(shape, torch.int64)
+
+
+def b(*shape: int) -> TensorMeta:
+    return TensorMeta(shape, torch.bool)
+
+
+def c(*shape: int) -> TensorMeta:
+    return TensorMeta(shape, torch.complex64)
 
 
 def _cases(shape: tuple[int, ...]) -> dict[str, tuple[object, tuple[object, ...], Rule, Rule]]:
@@ -62,7 +70,58 @@ def _cases(shape: tuple[int, ...]) -> dict[str, tuple[object, tuple[object, ...]
         "mean of a block for the mean": (aten.mean.dim, (x, (0,)), rule((S(0),), (P_SUM,)), rule((S(0),), (R,))),
         "sum kept whole": (aten.sum.dim_IntList, (x, (0,)), rule((S(0),), (P_SUM,)), rule((S(0),), (R,))),
         "cumulative sum along the cut": (aten.cumsum.default, (x, 0), rule((S(1),), (S(1),)), rule((S(0),), (S(0),))),
-        "largest of a block": (aten.amax.default, (x, (0,)), rule((S(0),), (P("max"),)), rule((S(0),), (P_SUM,))),
+        "largest of a block": (
+            aten.amax.default,
+            (i(n, m), (0,)),
+            rule((S(0),), (P("max"),)),
+            rule((S(0),), (P_SUM,)),
+        ),
+        "largest of a block, where NaN is larger": (  # which of NaN and 1 a collective takes, its order decides
+            aten.amax.default,
+            (x, (0,)),
+            rule((S(1),), (S(0),)),
+            rule((S(0),), (P("max"),)),
+        ),
+        "band of a mask": (aten.tril.default, (x, -3), rule((S(0),), (S(0),)), rule((S(0),), (R,))),
+        "scores hidden by minus infinity": (
+            aten.masked_fill.Scalar,
+            (x, b(n, m), float("-inf")),
+            rule((S(0), S(0)), (S(0),)),
+            rule((S(0), S(0)), (S(1),)),
+        ),
+        "addends hidden by a number": (
+            aten.masked_fill.Scalar,
+            (x, b(n, m), 0.0),
+            rule((P_SUM, R), (P_SUM,)),
+            rule((P_SUM, P_SUM), (P_SUM,)),
+        ),
+        "addends divided, by zero as well": (
+            aten.div.Tensor,
+            (x, x),
+            rule((P_SUM, R), (P_SUM,)),
+            rule((R, P_SUM), (P_SUM,)),
+        ),
+        "logarithm, of negative numbers as well": (
+            aten.log.default,
+            (x,),
+            rule((S(0),), (S(0),)),
+            rule((P_SUM,), (P_SUM,)),
+        ),
+        "complex numbers": (
+            aten.mul.Tensor,
+            (c(n, m), c(n, m)),
+            rule((P_SUM, R), (P_SUM,)),
+            rule((P_SUM, P_SUM), (P_SUM,)),
+        ),
+        "truth of a cut batch": (aten.any.dim, (b(n, m), 0), rule((S(1),), (S(0),)), rule((S(0),), (P_SUM,))),
+        "one truth of all": (aten.all.default, (b(n, m),), rule((S(0),), (P("min"),)), rule((S(0),), (P("max"),))),
+        "variance of a block": (aten.var.correction, (x, (0,)), rule((S(1),), (S(0),)), rule((S(0),), (R,))),
+        "attention over the cut head size": (
+            torch.ops.autoshard.attention.default,
+            (f(2 * n, 2 * m, 5, 8), f(2 * n, 2 * m, 7, 8), f(2 * n, 2 * m, 7, 8), None, True, None),
+            rule((S(0),) * 3, (S(0), S(0))),
+            rule((R, S(2), S(2)), (R, R)),
+        ),
         "position of the largest": (aten.argmax.default, (x, 1), rule((S(0),), (S(0),)), rule((S(1),), (R,))),
         "norm of a partial": (
             aten.linalg_vector_norm.default,
@@ -114,7 +173,7 @@ def _cases(shape: tuple[int, ...]) -> dict[str, tuple[object, tuple[object, ...]
 def _offered(case: str, shape: tuple[int, ...], parts: int, monkeypatch: pytest.MonkeyPatch) -> set[Strategy]:
     op, args, right, wrong = _cases(shape)[case]
     graph = operator(op, *args)  # type: ignore[arg-type]
-    monkeypatch.setattr("autoshard.strategies.enumerate.dtensor_rules", lambda *_: [wrong, right])
+    monkeypatch.setattr("autoshard.strategies.enumerate.own_rules", lambda *_: [wrong, right])
     return set(Enumerator(graph, Mesh(("a",), (parts,))).strategies(graph.nodes[-1]))
 
 
@@ -155,6 +214,9 @@ def test_booleans_and_maxima_cannot_be_split_into_addends() -> None:
             split(tensor, placement, 2, torch.Generator())
 
 
+INF, NAN = float("inf"), float("nan")
+
+
 @pytest.mark.parametrize(
     ("shards", "placement", "expected", "verdict"),
     [
@@ -165,14 +227,42 @@ def test_booleans_and_maxima_cannot_be_split_into_addends() -> None:
         ([[3.0], [2.0], [1.0]], S(0), [1.0, 2.0, 3.0], False),
         ([[1.0, 5.0], [2.0, -1.0]], P_SUM, [3.0, 4.0], True),
         ([[1.0, 5.0], [2.0, -1.0]], P_SUM, [2.0, 5.0], False),
-        ([[1.0, 5.0], [2.0, -1.0]], P("max"), [2.0, 5.0], True),
-        ([[1.0, 5.0], [2.0, -1.0]], P("min"), [1.0, -1.0], True),
-        ([[1.0, 5.0], [2.0, -1.0]], P("min"), [2.0, -1.0], False),
+        ([[1, 5], [2, -1]], P("max"), [2, 5], True),
+        ([[1, 5], [2, -1]], P("min"), [1, -1], True),
+        ([[1, 5], [2, -1]], P("min"), [2, -1], False),
+        ([[1.0, 5.0], [2.0, -1.0]], P("max"), [2.0, 5.0], False),  # a collective may lose a NaN
+        ([[True, False], [False, False]], P("max"), [True, False], True),
+        ([[True, False], [False, False]], P_SUM, [True, False], False),  # 256 bytes of one are zero
+        ([[1, 5, 2]], P_SUM, [8], False),
+        ([[-INF, 1.0], [NAN]], S(0), [-INF, 1.0, NAN], True),
+        ([[-INF, 1.0], [NAN]], S(0), [INF, 1.0, NAN], False),
+        ([[NAN, 1.0], [NAN, 1.0]], R, [-INF, 1.0], False),
     ],
 )
 def test_agreement_of_shards_with_the_whole(shards, placement, expected, verdict: bool) -> None:
-    tensors = [torch.tensor(shard, dtype=torch.float64) for shard in shards]
-    assert agrees(tensors, placement, torch.tensor(expected, dtype=torch.float64)) is verdict
+    dtype = torch.tensor(expected).dtype
+    tensors = [torch.tensor(shard, dtype=dtype) for shard in shards]
+    assert agrees(tensors, placement, torch.tensor(expected, dtype=dtype)) is verdict
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "verdict"),
+    [
+        ([NAN, 2.0], [INF, 2.0], True),
+        ([-INF, 2.0], [NAN, 2.0], True),
+        ([7.0, 2.0], [INF, 2.0], False),
+        ([NAN, 2.0], [1.0, 2.0], False),
+        ([INF, 2.1], [INF, 2.0], False),
+    ],
+)
+def test_addends_may_make_another_number_that_is_not_finite_and_no_other_difference(found, expected, verdict) -> None:
+    assert agrees([torch.tensor(found)] * 2, R, torch.tensor(expected), "finite values") is verdict
+
+
+def test_what_an_operator_leaves_uninitialised_is_judged_by_its_shape_alone() -> None:
+    whole, blocks = torch.zeros(4, 2), [torch.full((2, 2), 7.0)] * 2
+    assert agrees(blocks, S(0), whole, "shapes") and not agrees(blocks, S(0), whole)
+    assert not agrees(blocks, S(1), whole, "shapes") and not agrees(blocks, R, whole, "shapes")
 
 
 def test_another_dtype_does_not_agree() -> None:

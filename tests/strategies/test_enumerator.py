@@ -14,10 +14,10 @@ from autoshard.layout import Layout, R, S, is_even, parse_layout
 from autoshard.mesh import Mesh
 from autoshard.strategies import Enumerator, Strategy
 
-from ..models import graph_of
+from ..models import EXAMPLES, graph_of
 from ..oracles import all_layouts
 from .subjects import operator
-from .test_check import f
+from .test_check import b, c, f, i
 
 aten = torch.ops.aten
 GRIDS = [Mesh.parse(text) for text in ("a=2,b=2", "a=2,b=3", "a=3,b=2", "a=4,b=2")]
@@ -81,7 +81,7 @@ def test_one_rank_warns_of_nothing() -> None:
     assert not _warnings(graph_of("gpt2"), Mesh.parse("a=1,b=1"))
 
 
-@pytest.mark.parametrize("name", ["mlp", "llama", "llama bf16", "llama odd", "gpt2", "moe"])
+@pytest.mark.parametrize("name", ["mlp", "llama", "llama bf16", "llama odd", "gpt2", "moe", "assorted"])
 def test_the_test_models_have_a_rule_for_every_operator(name: str) -> None:
     assert not _warnings(graph_of(name), Mesh.parse("a=2"))
 
@@ -110,6 +110,12 @@ def test_a_five_by_three_tensor_on_two_by_two_ranks_is_held_in_every_layout_but_
     assert held == set(all_layouts([R, S(0), S(1)], mesh)) - unsafe
 
 
+def test_complex_tensors_are_held_in_even_cuts_only() -> None:
+    mesh = Mesh.parse("a=3")
+    held = {s.outputs[0] for s in Enumerator(graph_of("mlp"), mesh).held(TensorMeta((8, 9), torch.complex64))}
+    assert held == {parse_layout(text, mesh) for text in ("a:R", "a:S(1)")}
+
+
 def test_buffers_are_whole_and_an_axis_of_one_rank_cuts_nothing() -> None:
     graph = graph_of("llama")
     enumerator = Enumerator(graph, Mesh.parse("a=2,b=1"))
@@ -118,6 +124,74 @@ def test_buffers_are_whole_and_an_axis_of_one_rank_cuts_nothing() -> None:
         assert all(layout is None or layout[1] == R for layout in layouts)
         if node.kind == "buffer":
             assert layouts == {Layout((R, R))}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_partial_results_are_what_a_collective_can_combine(name: str) -> None:
+    """No sum of booleans, which 256 ranks make zero; no largest float, of which a collective may lose a NaN."""
+    graph = graph_of(name)
+    enumerator = Enumerator(graph, Mesh.parse("a=2"))
+    for _, node in graph.of_kind("operator"):
+        for strategy in enumerator.strategies(node):
+            for meta, layout in zip(node.outputs, strategy.outputs):
+                if meta and layout and layout[0].kind == "P":
+                    is_sum = layout[0].reduce == "sum"
+                    assert meta.dtype is not torch.bool if is_sum else not meta.dtype.is_floating_point, node.name
+
+
+@pytest.mark.parametrize(
+    ("op", "meta", "expected"),
+    [
+        (aten.any.default, b(8, 6), {("S(0)", "P(max)"), ("S(1)", "P(max)")}),
+        (aten.all.default, b(8, 6), {("S(0)", "P(min)"), ("S(1)", "P(min)")}),
+        (aten.amax.default, i(8, 6), {("S(0)", "P(max)"), ("S(1)", "P(max)")}),
+        (aten.amax.default, f(8, 6), set()),
+        (aten.sum.default, b(8, 6), {("S(0)", "P(sum)"), ("S(1)", "P(sum)")}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
+def test_truths_and_whole_numbers_are_combined_by_what_they_are(op, meta: TensorMeta, expected) -> None:
+    graph = operator(op, meta)
+    offered = Enumerator(graph, Mesh.parse("a=2")).strategies(graph.nodes[-1])
+    found = {(str(s.inputs[0][0]), str(s.outputs[0][0])) for s in offered if s.outputs[0]}
+    assert found - {("R", "R"), ("P(sum)", "P(sum)")} == expected
+
+
+def test_numbers_that_are_not_finite_and_complex_numbers_have_the_rules_of_others() -> None:
+    def strategies(op, *args) -> tuple[Strategy, ...]:
+        graph = operator(op, *args)
+        return Enumerator(graph, Mesh.parse("a=2,b=2")).strategies(graph.nodes[-1])
+
+    for value in (float("-inf"), float("inf"), float("nan")):
+        with_zero = set(strategies(aten.masked_fill.Scalar, f(8, 6), b(8, 6), 0.0))
+        assert set(strategies(aten.masked_fill.Scalar, f(8, 6), b(8, 6), value)) == with_zero
+    for op in (aten.mul.Tensor, aten.add.Tensor, aten.mm.default):
+        assert set(strategies(op, c(8, 8), c(8, 8))) == set(strategies(op, f(8, 8), f(8, 8)))
+    assert len(strategies(aten.new_empty_strided.default, f(8, 6), [8, 6], [6, 1])) > 4
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "why"),
+    [
+        (aten.bernoulli.p, (f(8, 6), 0.5), "it draws random numbers"),
+        (torch.ops.autoshard_tests.scramble.default, (f(8, 6),), "neither torch nor autoshard has a rule that cuts it"),
+        (aten.cholesky_inverse.default, (f(8, 8),), "neither torch nor autoshard has a rule that cuts it"),
+        (aten.linalg_cross.default, (f(3, 3), f(3, 3)), "gives its numbers when it is checked"),
+    ],
+)
+def test_the_warning_says_why_an_operator_is_not_cut(op, args: tuple[object, ...], why: str) -> None:
+    (message,) = _warnings(operator(op, *args), Mesh.parse("a=3"))
+    assert str(op) in message and why in message and "op runs replicated on every rank" in message
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 6), (1, 1), (2, 1, 3)])
+@pytest.mark.parametrize("op", [aten.neg.default, aten.sum.default, aten.squeeze.default, aten.any.default])
+def test_scalars_and_dims_of_no_or_one_index_are_enumerated(op, shape: tuple[int, ...]) -> None:
+    for mesh in ("a=2", "a=2,b=3"):
+        graph = operator(op, f(*shape))
+        for strategy in Enumerator(graph, Mesh.parse(mesh)).strategies(graph.nodes[-1]):
+            cut = [p.dim for layout in strategy.inputs for p in layout if p.kind == "S"]
+            assert all(shape[dim] != 1 for dim in cut)
 
 
 @pytest.mark.parametrize("op", [aten.arange.default, aten.full.default])

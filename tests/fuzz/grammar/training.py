@@ -452,10 +452,7 @@ def training(w: Writer, trains: bool) -> tuple[str, ...]:
         elif kind < 72:
             rounds.append(w.pick(ORDINARY))
         elif kind < 89:
-            # torch's AdamW steps wrongly on complex DTensors that are cut unevenly in their last dim (2.13)
-            optimizer = w.pick(
-                ("sgd", "momentum") if w.dtype.is_complex else ("sgd", "momentum", "adamw", "adamw-foreach")
-            )
+            optimizer = w.pick(("sgd", "momentum", "adamw", "adamw-foreach"))
             times, zero = w.integer(1, 3), w.pick(("", "set_to_none=False"))
             rounds.append(OPTIMIZED.format(kind=optimizer, times=times, zero=zero))
         else:

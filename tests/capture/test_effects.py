@@ -1,0 +1,449 @@
+"""What a forward does besides computing: buffers become results of the graph, all else is refused with its line."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from autoshard.capture import CapturedGraph, capture
+from autoshard.errors import CaptureError
+
+COUNT = 0
+ITEMS: list[int] = []
+TENSOR = torch.ones(4)
+SIZE = 4
+
+
+class Stateful(nn.Module):
+    """A linear layer in the company of everything that a forward might change; ``body`` is the forward."""
+
+    def __init__(self, body: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.body = body
+        self.linear = nn.Linear(SIZE, SIZE)
+        self.register_buffer("ema", torch.zeros(SIZE))
+        self.register_buffer("other", torch.ones(SIZE))
+        self.register_buffer("absent", None)
+        self.linear.register_buffer("seen", torch.zeros(SIZE))
+        self.number = 0
+        self.table: dict[str, int] = {}
+        self.ordered: dict[str, int] = collections.OrderedDict()
+        self.items = [1.0]
+        self.counter = itertools.count()
+        self.config = type("Config", (), {"scale": 1.0})()
+        self.plain = torch.arange(float(SIZE))
+        self.listed = [torch.ones(SIZE)]
+        self.array = np.ones(SIZE, dtype=np.float32)
+
+    def forward(self, x: Any) -> Any:
+        return self.body(self, x)
+
+
+def example() -> Tensor:
+    return torch.randn(3, SIZE, generator=torch.Generator().manual_seed(0))
+
+
+def captured(body: Callable[[Any, Any], Any], x: Any = None) -> CapturedGraph:
+    return capture(Stateful(body), (example() if x is None else x,))
+
+
+def refused(body: Callable[[Any, Any], Any], x: Any = None) -> str:
+    """The error, which names the line of the body that is marked."""
+    with pytest.raises(CaptureError) as caught:
+        captured(body, x)
+    lines, first = inspect.getsourcelines(body)
+    marked = [first + k for k, line in enumerate(lines) if "# culprit" in line]
+    assert all(f"{__file__}:{number}" in str(caught.value) for number in marked), caught.value
+    return str(caught.value)
+
+
+def attribute(m: Any, x: Tensor) -> Tensor:
+    m.number += 1  # culprit
+    return m.linear(x) / m.number
+
+
+def new_attribute(m: Any, x: Tensor) -> Tensor:
+    m.last_loss = m.linear(x).sum()  # culprit
+    return m.last_loss
+
+
+def nested_attribute(m: Any, x: Tensor) -> Tensor:
+    m.config.scale *= 2  # culprit
+    return m.linear(x) * m.config.scale
+
+
+def deleted(m: Any, x: Tensor) -> Tensor:
+    del m.number  # culprit
+    return m.linear(x)
+
+
+def class_attribute(m: Any, x: Tensor) -> Tensor:
+    type(m).number = 3  # culprit
+    return m.linear(x)
+
+
+def append(m: Any, x: Tensor) -> Tensor:
+    m.items.append(2.0)  # culprit
+    return m.linear(x)
+
+
+def entry(m: Any, x: Tensor) -> Tensor:
+    m.table["a"] = 3  # culprit
+    return m.linear(x)
+
+
+def ordered_entry(m: Any, x: Tensor) -> Tensor:
+    m.ordered["a"] = 3  # culprit
+    return m.linear(x)
+
+
+def global_number(m: Any, x: Tensor) -> Tensor:
+    global COUNT
+    COUNT += 1  # culprit
+    return m.linear(x) * COUNT
+
+
+def global_list(m: Any, x: Tensor) -> Tensor:
+    ITEMS.append(1)  # culprit
+    return m.linear(x)
+
+
+def iterator(m: Any, x: Tensor) -> Tensor:
+    return m.linear(x) * next(m.counter)  # culprit
+
+
+def mode(m: Any, x: Tensor) -> Tensor:
+    m.linear.eval()  # culprit
+    return m.linear(x)
+
+
+def gradient(m: Any, x: Tensor) -> Tensor:
+    m.linear.weight.grad = None  # culprit
+    return m.linear(x)
+
+
+def mark_on_argument(m: Any, x: Tensor) -> Tensor:
+    x.mark = 3  # type: ignore[attr-defined]  # culprit
+    return m.linear(x)
+
+
+def new_buffer(m: Any, x: Tensor) -> Tensor:
+    m.register_buffer("fresh", x.mean(0))  # culprit
+    return m.linear(x)
+
+
+def no_buffer(m: Any, x: Tensor) -> Tensor:
+    del m.ema  # culprit
+    return m.linear(x)
+
+
+CHANGES = [
+    attribute, new_attribute, nested_attribute, deleted, class_attribute, append, entry, ordered_entry, global_number,
+    global_list, iterator, mode, gradient, mark_on_argument, new_buffer, no_buffer,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", CHANGES, ids=lambda body: body.__name__)
+def test_a_change_of_python_state_is_refused_with_its_line(body: Callable[[Any, Any], Any]) -> None:
+    assert "the forward changes" in refused(body)
+    assert COUNT == 0 and ITEMS == []
+
+
+def test_what_is_changed_and_restored_within_a_forward_is_no_change() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        m.number = 5
+        y = m.linear(x) * m.number
+        m.number = 0
+        return y
+
+    assert captured(body).mutations == ()
+
+
+def pop(m: Any, batch: Any) -> Tensor:
+    return m.linear(batch.pop("x"))
+
+
+def add(m: Any, batch: Any) -> Tensor:
+    batch["y"] = 3
+    return m.linear(batch["x"])
+
+
+def replace(m: Any, batch: Any) -> Tensor:
+    batch["x"] = batch["x"] * 2
+    return m.linear(batch["x"])
+
+
+@pytest.mark.parametrize("body", [pop, add, replace], ids=lambda body: body.__name__)
+def test_a_change_of_the_containers_of_a_call_is_refused(body: Callable[[Any, Any], Any]) -> None:
+    assert "changes a list or dict that it is called with" in refused(body, {"x": example(), "n": 3})
+
+
+def test_a_copy_of_a_container_may_be_changed() -> None:
+    def body(m: Any, batch: Any) -> Tensor:
+        batch = dict(batch, y=1)
+        return pop(m, batch) * batch["n"]
+
+    assert len(captured(body, {"x": example(), "n": 3}).nodes) > 3
+
+
+def no_gradients(m: Any, x: Tensor) -> Tensor:
+    torch.set_grad_enabled(False)
+    return m.linear(x)
+
+
+def default_dtype(m: Any, x: Tensor) -> Tensor:
+    torch.set_default_dtype(torch.float64)
+    return m.linear(x)
+
+
+@pytest.mark.parametrize(("body", "text"), [(no_gradients, "gradients switched"), (default_dtype, "default dtype")])
+def test_a_mode_of_torch_that_is_left_set_is_refused_and_does_not_stay(body: Any, text: str) -> None:
+    assert text in refused(body)
+    assert torch.is_grad_enabled() and torch.get_default_dtype() is torch.float32
+
+
+def to_argument(m: Any, x: Tensor) -> Tensor:
+    x.mul_(2)  # culprit
+    return m.linear(x)
+
+
+def to_a_view_of_an_argument(m: Any, x: Tensor) -> Tensor:
+    x[0] = 1  # culprit
+    return m.linear(x)
+
+
+def to_parameter(m: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        m.linear.weight.clamp_(-1, 1)  # culprit
+    return m.linear(x)
+
+
+def with_gradient(m: Any, x: Tensor) -> Tensor:
+    m.ema.mul_(0.9).add_(m.linear(x).mean(0))  # culprit
+    return m.linear(x)
+
+
+def within_checkpoint(m: Any, x: Tensor) -> Tensor:
+    def inner(y: Tensor) -> Tensor:
+        m.ema.add_(y.detach().mean(0))  # culprit
+        return m.linear(y).relu()
+
+    return checkpoint(inner, x * m.linear.bias, use_reentrant=False)
+
+
+WRITES = [
+    (to_argument, "writes into its argument x", "x = x.clone()"),
+    (to_a_view_of_an_argument, "writes into its argument x", "x = x.clone()"),
+    (to_parameter, "writes into the parameter linear.weight", "between steps"),
+    (with_gradient, "writes into the buffer ema what carries a gradient", "detach"),
+    (within_checkpoint, "writes into the buffer ema", "out of the checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("body", "what", "remedy"), WRITES, ids=[body.__name__ for body, *_ in WRITES])
+def test_a_write_in_place_that_shards_cannot_repeat_is_refused(body: Any, what: str, remedy: str) -> None:
+    text = refused(body)
+    assert what in text and remedy in text
+
+
+def test_a_checkpoint_may_write_buffers_where_nothing_goes_backward() -> None:
+    with torch.no_grad():
+        assert [name for name, _ in captured(within_checkpoint).mutations] == ["ema"]
+
+
+def from_attribute(m: Any, x: Tensor) -> Tensor:
+    return m.linear(x) * m.plain  # culprit
+
+
+def from_list(m: Any, x: Tensor) -> Tensor:
+    return m.linear(x) * m.listed[0]  # culprit
+
+
+def from_global(m: Any, x: Tensor) -> Tensor:
+    return m.linear(x) * TENSOR  # culprit
+
+
+def from_array(m: Any, x: Tensor) -> Tensor:
+    return m.linear(x) * torch.from_numpy(m.array)  # culprit
+
+
+def from_default(m: Any, x: Tensor, y: Tensor = TENSOR) -> Tensor:
+    return m.linear(x) * y  # culprit
+
+
+@pytest.mark.parametrize(
+    "body", [from_attribute, from_list, from_global, from_array, from_default], ids=lambda body: body.__name__
+)
+def test_a_tensor_that_is_no_parameter_buffer_or_argument_is_refused(body: Callable[[Any, Any], Any]) -> None:
+    if body is from_array and torch.__version__ < "2.13":
+        assert refused(body)
+    else:
+        assert "register_buffer" in refused(body)
+
+
+def test_a_tensor_from_a_closure_is_refused() -> None:
+    closed = torch.ones(SIZE)
+
+    def body(m: Any, x: Tensor) -> Tensor:
+        return m.linear(x) * closed  # culprit
+
+    assert "register_buffer" in refused(body)
+
+
+def ema(m: Any, x: Tensor) -> Tensor:
+    m.ema = 0.9 * m.ema + 0.1 * x.mean(0)
+    return m.linear(x).sum() + m.ema.sum()
+
+
+def only_written(m: Any, x: Tensor) -> Tensor:
+    m.linear.seen = x.amax(0)
+    return m.linear(x)
+
+
+def old_and_new(m: Any, x: Tensor) -> Tensor:
+    old, m.ema = m.ema, m.ema * 2 + 1
+    return m.linear(x) * old + m.ema
+
+
+def twice(m: Any, x: Tensor) -> Tensor:
+    m.ema = m.ema + 1
+    m.ema = m.ema * x.mean(0)
+    return m.linear(x)
+
+
+def by_name(m: Any, x: Tensor) -> Tensor:
+    for name in ("ema", "other"):
+        setattr(m, name, getattr(m, name) + x.mean(0))
+    return m.linear(x)
+
+
+def under_no_grad(m: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        m.ema = m.linear(x).mean(0)
+    return m.linear(x)
+
+
+def through_the_table(m: Any, x: Tensor) -> Tensor:
+    m._buffers["ema"] = m.ema + 1
+    return m.linear(x)
+
+
+REPLACED = {ema: {"ema"}, only_written: {"linear.seen"}, old_and_new: {"ema"}, twice: {"ema"}} | {
+    by_name: {"ema", "other"}, under_no_grad: {"ema"}, through_the_table: {"ema"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", REPLACED, ids=lambda body: body.__name__)
+def test_a_buffer_that_is_replaced_is_a_mutation_whether_it_was_read_or_not(body: Callable[[Any, Any], Any]) -> None:
+    graph = captured(body)
+    assert graph.replaced == {name for name, _ in graph.mutations} == REPLACED[body]
+    assert {node.name for _, node in graph.of_kind("buffer")} >= REPLACED[body]
+
+
+def test_a_buffer_that_is_written_in_place_is_a_mutation_and_stays_the_tensor_it_is() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        m.ema = m.ema.mul_(0.9)
+        m.other.view(2, 2)[0] = x.mean()
+        return m.linear(x)
+
+    graph = captured(body)
+    assert {name for name, _ in graph.mutations} == {"ema", "other"} and not graph.replaced
+
+
+def other_shape(m: Any, x: Tensor) -> Tensor:
+    m.ema = x.clone()  # culprit
+    return m.linear(x)
+
+
+def other_dtype(m: Any, x: Tensor) -> Tensor:
+    m.ema = x.mean(0).double()  # culprit
+    return m.linear(x)
+
+
+def from_none(m: Any, x: Tensor) -> Tensor:
+    m.absent = x.mean(0)  # culprit
+    return m.linear(x)
+
+
+def to_none(m: Any, x: Tensor) -> Tensor:
+    m.ema = None
+    return m.linear(x)
+
+
+def by_a_gradient(m: Any, x: Tensor) -> Tensor:
+    m.ema = m.linear(x).mean(0)  # culprit
+    return m.linear(x)
+
+
+def by_a_view_of_an_argument(m: Any, x: Tensor) -> Tensor:
+    m.ema = x[0]  # culprit
+    return m.linear(x)
+
+
+def by_a_result(m: Any, x: Tensor) -> Tensor:
+    m.ema = m.linear(x).mean(0).detach()  # culprit
+    return m.ema
+
+
+def by_each_other(m: Any, x: Tensor) -> Tensor:
+    m.ema, m.other = m.other, m.ema
+    return m.linear(x)
+
+
+def both_ways(m: Any, x: Tensor) -> Tensor:
+    m.ema.mul_(2)
+    m.ema = m.ema + 1
+    return m.linear(x)
+
+
+def tied(m: Any, x: Tensor) -> Tensor:
+    m.linear.seen = m.linear.seen + 1  # culprit
+    return m.linear(x)
+
+
+NOT_REPLACED = [
+    (other_shape, "final shape and dtype"),
+    (other_dtype, "becomes torch.float64[4]"),
+    (from_none, "None before or after"),
+    (to_none, "None before or after"),
+    (by_a_gradient, "carries a gradient"),
+    (by_a_view_of_an_argument, "shares memory"),
+    (by_a_result, "shares memory"),
+    (by_each_other, "shares memory"),
+    (both_ways, "do one of the two"),
+]
+
+
+@pytest.mark.parametrize(("body", "text"), NOT_REPLACED, ids=[body.__name__ for body, _ in NOT_REPLACED])
+def test_a_buffer_that_cannot_be_replaced_is_refused(body: Callable[[Any, Any], Any], text: str) -> None:
+    assert text in refused(body)
+
+
+def test_a_buffer_known_by_two_names_is_not_replaced_under_one() -> None:
+    model = Stateful(tied)
+    model.other = model.linear.seen
+    with pytest.raises(CaptureError, match=r"linear\.seen .*, which is also other|other .*, which is also linear.seen"):
+        capture(model, (example(),))
+
+
+def test_memory_read_by_strides_is_refused() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        return m.linear(x).as_strided((3, 2), (4, 1))  # culprit
+
+    assert "as_strided" in refused(body)
+
+
+def test_an_operator_that_raises_for_some_data_is_refused() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        return torch.linalg.inv(m.linear.weight + x.sum())  # culprit
+
+    assert "torch.linalg.inv_ex" in refused(body)

@@ -1,0 +1,157 @@
+"""Operators of every kind, every strategy on every rank at real size against an independent oracle.
+
+First those whose result is longer or shorter than what they read, where blocks of one need not be blocks of the other.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from autoshard.capture import CapturedGraph, TensorMeta
+from autoshard.layout import Layout, S
+from autoshard.mesh import Mesh
+from autoshard.strategies import Enumerator, Strategy
+
+from ..oracles import run_node, strategy_error, wide
+from .subjects import operator
+from .test_check import b, c, f, i
+
+aten = torch.ops.aten
+OPERATORS = {
+    "repeat": lambda n: operator(aten.repeat_interleave.self_int, f(8, n), 2, 1),
+    "tile": lambda n: operator(aten.repeat.default, f(8, n), [1, 2]),
+    "pool": lambda n: operator(aten.avg_pool2d.default, f(6, 6, n, n), [2, 2], [2, 2]),
+    "pool with halo": lambda n: operator(aten.avg_pool2d.default, f(6, 6, n, n), [3, 3], [1, 1], [1, 1]),
+    "every other": lambda n: operator(aten.slice.Tensor, f(8, n), 1, 0, None, 2),
+    "all but one": lambda n: operator(aten.slice.Tensor, f(8, n), 1, 0, n - 1),
+    "all but the first": lambda n: operator(aten.slice.Tensor, f(8, n), 1, 1, n),
+    "padded": lambda n: operator(aten.constant_pad_nd.default, f(8, n), [1, 1]),
+    "upsampled": lambda n: operator(aten.upsample_nearest2d.default, f(6, 6, n, n), [2 * n, 2 * n], None, None),
+    "rolled": lambda n: operator(aten.roll.default, f(8, n), [1], [1]),
+    "triangle": lambda n: operator(aten.tril.default, f(n, n)),
+    "split": lambda n: operator(aten.split.Tensor, f(8, n), 5, 1),
+    "joined": lambda n: operator(aten.cat.default, [f(8, n), f(8, 3)], 1),
+    "transposed convolution": lambda n: operator(
+        aten.convolution.default, f(4, 6, n), f(6, 4, 2), None, [2], [0], [1], True, [0], 1
+    ),
+}
+# reductions, masks, indices, orders, truths, complex numbers, whose shapes say nothing of what they do
+OTHERS = {
+    "band": lambda n: operator(aten.triu.default, f(6, n, n), -n // 3),
+    "diagonal": lambda n: operator(aten.diagonal.default, f(6, n, n), 1, 1, 2),
+    "placed on the diagonal": lambda n: operator(aten.diag_embed.default, f(6, n), 1),
+    "reversed": lambda n: operator(aten.flip.default, f(6, n), [1]),
+    "squeezed": lambda n: operator(aten.squeeze.default, f(4, 1, n)),
+    "squeezed where it is one": lambda n: operator(aten.squeeze.dims, f(4, 1, n), [0, 1]),
+    "hidden": lambda n: operator(aten.masked_fill.Scalar, f(6, n), b(6, n), float("-inf")),
+    "hidden by a row": lambda n: operator(aten.masked_fill.Scalar, f(6, n), b(n), float("inf")),
+    "chosen": lambda n: operator(aten.where.self, b(6, n), f(6, n), f(n)),
+    "any": lambda n: operator(aten.any.dim, b(6, n), 0),
+    "any at all": lambda n: operator(aten.any.default, b(6, n)),
+    "all": lambda n: operator(aten.all.dims, b(6, n, 4), [0, 2], True),
+    "any number": lambda n: operator(aten.any.dim, i(6, n), -1),
+    "largest number": lambda n: operator(aten.amax.default, i(6, n), [0]),
+    "largest": lambda n: operator(aten.amax.default, f(6, n), [0]),
+    "position of the largest": lambda n: operator(aten.argmax.default, f(6, n), 1),
+    "counted": lambda n: operator(aten.sum.default, b(6, n)),
+    "sum of few bits": lambda n: operator(aten.sum.dim_IntList, TensorMeta((6, n), torch.uint8), [0]),
+    "sum in few bits": lambda n: operator(aten.sum.dim_IntList, i(6, n), [0], dtype=torch.int8),
+    "product": lambda n: operator(aten.prod.dim_int, f(6, n), 0),
+    "mean over two": lambda n: operator(aten.mean.dim, f(6, n, 4), [0, 1]),
+    "variance": lambda n: operator(aten.var.correction, f(6, n), [0], correction=1),
+    "variance and mean": lambda n: operator(aten.var_mean.correction, f(6, n), [1]),
+    "norm": lambda n: operator(aten.linalg_vector_norm.default, f(6, n), 2, [0]),
+    "log of the sum": lambda n: operator(aten.logsumexp.default, f(6, n), [0]),
+    "running sum": lambda n: operator(aten.cumsum.default, f(6, n), 1),
+    "sorted": lambda n: operator(aten.sort.default, f(6, n), 0),
+    "largest few": lambda n: operator(aten.topk.default, f(6, n), 4),
+    "gathered": lambda n: operator(aten.gather.default, f(6, n), 1, i(6, 4)),
+    "scattered": lambda n: operator(aten.scatter.src, f(6, n), 0, i(4, n), f(4, n)),
+    "picked": lambda n: operator(aten.index_select.default, f(6, n), 0, i(n)),
+    "looked up": lambda n: operator(aten.embedding.default, f(6, n), i(n, 4)),
+    "gradient of looking up": lambda n: operator(
+        aten.embedding_dense_backward.default, f(n, 4, 6), i(n, 4), 9, -1, False
+    ),
+    "indexed": lambda n: operator(aten.index.Tensor, f(6, n), [i(n), i(n)]),
+    "put": lambda n: operator(aten.index_put.default, f(6, n), [i(4)], f(4, n), True),
+    "one of many": lambda n: operator(aten.select.int, f(6, n), 1, n - 1),
+    "one among zeros": lambda n: operator(aten.select_backward.default, f(6), [6, n], 1, n - 1),
+    "part of another": lambda n: operator(aten.slice_scatter.default, f(6, n), f(6, n - 2), 1, 1, n - 1),
+    "gradient of a part": lambda n: operator(aten.slice_backward.default, f(6, n), [6, n + 3], 1, 2, n + 2, 1),
+    "rows one by one": lambda n: operator(aten.unbind.int, f(3, 6, n)),
+    "gated": lambda n: operator(aten.glu.default, f(6, 2 * n), 1),
+    "windows": lambda n: operator(aten.unfold.default, f(6, n), 1, 4, 3),
+    "expanded": lambda n: operator(aten.expand.default, f(6, 1, n), [4, 6, n, -1]),
+    "complex product": lambda n: operator(aten.mul.Tensor, c(6, n), c(n)),
+    "matrix product of complex numbers": lambda n: operator(aten.mm.default, c(6, n), c(n, 4)),
+    "magnitude": lambda n: operator(aten.abs.default, c(6, n)),
+    "conjugate": lambda n: operator(aten._conj.default, c(6, n)),
+    "pairs": lambda n: operator(aten.view_as_real.default, c(6, n)),
+    "spectrum": lambda n: operator(aten._fft_c2c.default, c(6, n), [1], 0, True),
+    "layer norm": lambda n: operator(aten.native_layer_norm.default, f(6, n, 4), [n, 4], None, None, 1e-5),
+    "group norm": lambda n: operator(aten.native_group_norm.default, f(6, 4, n), f(4), None, 6, 4, n, 2, 1e-5),
+    "gradient of a group norm": lambda n: operator(
+        aten.native_group_norm_backward.default,
+        *(f(6, 4, n), f(6, 4, n), f(6, 2), f(6, 2), f(4), 6, 4, n, 2, [True, True, True]),
+    ),
+    "softmax": lambda n: operator(aten._softmax.default, f(6, n), -1, False),
+    "batched product": lambda n: operator(aten.baddbmm.default, f(6, n, 4), f(6, n, 5), f(6, 5, 4)),
+    "biased product": lambda n: operator(aten.addmm.default, f(4), f(6, n), f(n, 4)),
+    "cast": lambda n: operator(aten._to_copy.default, i(6, n), dtype=torch.float32),
+    "truth of a number": lambda n: operator(aten._to_copy.default, f(6, n), dtype=torch.bool),
+    "numbers in order": lambda n: operator(aten.arange.start_step, 3, 3 + 2 * n, 2),
+    "zeros": lambda n: operator(aten.full.default, [6, n], 0.0),
+    "attention": lambda n: operator(
+        torch.ops.autoshard.attention.default, f(6, 4, n, 8), f(6, 4, n + 1, 8), f(6, 4, n + 1, 8), None, True, None
+    ),
+}
+
+
+def _values(graph: CapturedGraph) -> list[Tensor]:
+    """Numbers of either sign with zeros and ties among them, coins, and indices of the shorter dims."""
+    generator = torch.Generator().manual_seed(0)
+
+    def value(meta: TensorMeta) -> Tensor:
+        whole = torch.randint(0, 4, meta.shape, generator=generator)
+        if meta.dtype is torch.bool:
+            return whole == 0
+        if not (meta.dtype.is_floating_point or meta.dtype.is_complex):
+            return whole.to(meta.dtype)
+        noise = torch.randn(meta.shape, generator=generator, dtype=torch.float64)
+        real = torch.where(whole > 0, noise, noise.round())
+        return torch.complex(real, real.roll(1)) if meta.dtype.is_complex else real
+
+    return [value(meta) for leaf in graph.nodes[:-1] for meta in leaf.outputs if meta]
+
+
+def _wrong(graph: CapturedGraph, mesh: Mesh) -> list[tuple[Strategy, str]]:
+    node, values = wide(graph.nodes[-1]), _values(graph)
+    expected = list(run_node(node, lambda ref: values[ref.node]))
+    offered = Enumerator(graph, mesh).strategies(graph.nodes[-1])
+    errors = ((strategy, strategy_error(node, values, expected, strategy, mesh)) for strategy in offered)
+    return [(strategy, error) for strategy, error in errors if error]
+
+
+@pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
+@pytest.mark.parametrize("mesh", ["a=2", "a=3", "a=4", "a=2,b=2", "a=2,b=3"])
+@pytest.mark.parametrize("length", [9, 12, 16, 22, 30])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_strategy_of_an_operator_that_changes_a_length_is_right(name: str, length: int, mesh: str) -> None:
+    """Shrunken blocks may match where the real ones do not: 16 over 3 is 6, 6, 4, and twice as long 11, 11, 10."""
+    assert not _wrong(OPERATORS[name](length), Mesh.parse(mesh))
+
+
+@pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
+@pytest.mark.parametrize(("length", "mesh"), [(12, "a=2"), (11, "a=3"), (12, "a=2,b=2"), (9, "a=2,b=3")])
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_strategy_of_an_operator_is_right(name: str, length: int, mesh: str) -> None:
+    assert not _wrong(OTHERS[name](length), Mesh.parse(mesh))
+
+
+def test_what_doubles_a_length_may_cut_it_where_the_ranks_divide_it() -> None:
+    for parts, offered in [(2, True), (3, False), (4, True)]:
+        graph = OPERATORS["repeat"](16)
+        strategies = Enumerator(graph, Mesh(("a",), (parts,))).strategies(graph.nodes[-1])
+        assert any(s.outputs[0] == Layout((S(1),)) for s in strategies) is offered
