@@ -144,9 +144,12 @@ class ParallelModule(nn.Module):
         return tree_unflatten(leaves, self._graph.out_spec)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
-        """A module with tensors of its own that runs the same program on the same mesh."""
+        """A module with tensors of its own that runs the same program on the same mesh. Gradients are not copied, as with
+        any module: torch's own copy of a parameter that is a DTensor would have one.
+        """
         shared = (self.plan, self._mesh, self._program, self._failures, self._inputs, self._graph, self._step)
         memo |= {id(value): value for value in shared}
+        memo |= {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in self.parameters() if id(p) not in memo}
         copied = self.__class__.__new__(self.__class__)
         memo[id(self)] = copied
         copied.__dict__.update({key: deepcopy(value, memo) for key, value in self.__dict__.items()})

@@ -15,9 +15,13 @@ from unittest.mock import patch
 import torch
 
 from autoshard import localize
+from autoshard.layout import P
 from autoshard.lowering import program
 from autoshard.lowering.step import Step
 from autoshard.redistribution import run_step
+from autoshard.strategies.check import Check
+from autoshard.strategies.own import added_rules
+from autoshard.strategies.rule import Rule
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,17 @@ class Mutant:
     where: str
 
 
-def _unchecked_rules() -> Any:
-    return patch("autoshard.strategies.enumerate.Check.holds", lambda *_: True)
+@contextmanager
+def _unchecked_rules() -> Iterator[None]:
+    """No rule is checked, and a wrong one is there: functions of one tensor take partial sums for what they stand for."""
+
+    def added(node: Any, metas: Any) -> list[Rule]:
+        partial = Rule((P("sum"),), (P("sum"),))
+        return [*added_rules(node, metas), *[partial] * (len(metas) == 1 and node.outputs == metas)]
+
+    unchecked = patch.object(Check, "holds", lambda *_: True)
+    with unchecked, patch("autoshard.strategies.enumerate.added_rules", added):
+        yield
 
 
 def _local_means() -> Any:
@@ -66,7 +79,7 @@ def _padding_kept() -> Any:
 
 
 MUTANTS = {
-    "unchecked rules": Mutant(_unchecked_rules, r"tril|triu|diagonal"),
+    "unchecked rules": Mutant(_unchecked_rules, r"tanh|sigmoid|exp\("),
     "local means": Mutant(_local_means, r"\.mean\("),
     "lost tangents": Mutant(_lost_tangents, r"return [\[({]"),
     "padding": Mutant(_padding_kept, "backward"),

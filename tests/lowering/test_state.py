@@ -408,3 +408,21 @@ def test_a_state_dict_has_the_keys_of_the_models_own_and_loads_into_it(mesh: Dev
     assert model.loaded == {"gain": 1.0}
     whole = {key: value.full_tensor() if hasattr(value, "full_tensor") else value for key, value in saved.items()}
     reference.load_state_dict(whole)
+
+
+def test_a_copy_has_parameters_of_its_own_and_no_gradients(original: tuple[nn.Module, nn.Module]) -> None:
+    for module in original:
+        twin = deepcopy(module)
+        trained(twin)
+        again = deepcopy(twin)
+        assert all(p.grad is not None for p in twin.parameters())
+        assert all(p.grad is None for p in again.parameters())
+        trained(again)
+        assert not {id(p) for p in twin.parameters()} & {id(p) for p in again.parameters()}
+        for ours, theirs in zip(again.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(_whole(ours), _whole(theirs)) and torch.equal(_whole(ours.grad), _whole(theirs.grad))
+
+
+def _whole(value: Any) -> Tensor:
+    whole: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return whole
