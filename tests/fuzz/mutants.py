@@ -34,7 +34,7 @@ class Mutant:
 
 @contextmanager
 def _unchecked_rules() -> Iterator[None]:
-    """No rule is checked, and a wrong one is there: functions of one tensor take partial sums for what they stand for."""
+    """No rule is checked, and a wrong one is there: functions of one tensor are taken of partial sums."""
 
     def added(node: Any, metas: Any) -> list[Rule]:
         partial = Rule((P("sum"),), (P("sum"),))
