@@ -45,7 +45,8 @@ def embedding(w: Writer) -> None:
     shape = w.shape(1, 2)
     whole = w.names(lambda t: t.dtype is torch.int64 and t.dim() > 0 and t.numel() > 0)
     there = [name for name in whole if 0 <= w.value(name).min() and w.value(name).max() < rows]
-    tokens = w.pick(there) if there and w.chance(60) else w.argument(shape, torch.int64, rows)
+    # other batches have other numbers
+    tokens = f"({w.pick(there)} % {rows})" if there and w.chance(60) else w.argument(shape, torch.int64, rows)
     table = w.parameter((rows, w.length()))
     padding = f", padding_idx={w.integer(0, rows - 1)}" if w.chance(20) else ""
     w.let(w.pick((f"F.embedding({tokens}, {table}{padding})", f"{table}[{tokens}]")))
