@@ -136,6 +136,11 @@ def is_backward_running() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Whether the caller wants to hear of the gradient of a tensor before it is accumulated (``register_hook``)."""
+    return bool(tensor._backward_hooks)
+
+
 def saved_tensor_hooks() -> _Hooks | None:
     """The two hooks that the caller has set on what is saved for a backward: one that packs, one that unpacks."""
     return cast(_Hooks | None, torch._C._autograd._top_saved_tensors_default_hooks(True))

@@ -149,7 +149,9 @@ class ParallelModule(nn.Module):
         """
         shared = (self.plan, self._mesh, self._program, self._failures, self._inputs, self._graph, self._step)
         memo |= {id(value): value for value in shared}
-        memo |= {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in self.parameters() if id(p) not in memo}
+        memo |= {
+            id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in self.parameters() if id(p) not in memo
+        }
         copied = self.__class__.__new__(self.__class__)
         memo[id(self)] = copied
         copied.__dict__.update({key: deepcopy(value, memo) for key, value in self.__dict__.items()})

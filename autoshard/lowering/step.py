@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from ..capture import CapturedGraph, SameTensor
 from ..errors import BackwardError, InputError
 from ..plans import ShardingPlan
-from .adapter import is_backward_running, is_batched, is_transforming, keeps_graph
+from .adapter import has_hooks, is_backward_running, is_batched, is_transforming, keeps_graph
 from .backwards import Backward, Backwards
 from .failure import Failures
 from .kept import Kept, count_optimizer_steps
@@ -192,7 +192,7 @@ class _Operation(torch.autograd.Function):
         results = tuple(step.result(k, value) for k, value in enumerate(made[:count]))
         updates, saved = made[count : count + len(program.mutated)], made[count + len(program.mutated) :]
         ctx.step, ctx.kept = step, kept
-        ctx.sources = [argument for argument in arguments if argument.requires_grad]
+        ctx.sources = {name: a for name, a in zip(program.arguments, arguments) if a.requires_grad}
         try:
             if kept is not None:
                 kept.save(saved)
@@ -233,8 +233,15 @@ class _Operation(torch.autograd.Function):
             values = [*ctx.kept.take(used, backward.needed, () if keeps_graph() else backward.spent), *tangents]
             del tangents
             found = step.gradients(backward, values)
+        for name, source in ctx.sources.items():
+            if has_hooks(source) and name not in found:
+                raise BackwardError(
+                    f"{step.title(name)} has a hook, and this backward does not reach it: of the results of the module "
+                    f"it goes through {', '.join(map(str, sorted(used)))} alone. Torch would call the hook with None; "
+                    "take the hook off for this backward, or let the loss depend on the other results"
+                )
         if torch.is_grad_enabled():
-            sources = [*ctx.sources, *(grad for grad in grads if grad is not None)]
+            sources = [*ctx.sources.values(), *(grad for grad in grads if grad is not None)]
             found = dict(zip(found, _Once.apply(len(sources), *sources, *found.values())))
         return (None, None, None, *(found.get(name) for name in arguments))
 

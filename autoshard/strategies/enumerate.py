@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
+import torch
+
 from ..capture import CapturedGraph, Node, TensorMeta, is_random
 from ..errors import StrategyWarning
 from ..layout import Layout, R, S, has_empty_shard, is_even
@@ -17,6 +19,10 @@ from .dtensor import dtensor_rules
 from .guesses import guessed_rules
 from .own import added_rules, aligned, own_rules
 from .rule import Rule, replicate_rule
+
+
+_NEVER_SENT = frozenset({torch.int16, torch.uint16})
+"""No collective of gloo or NCCL takes these ("Invalid scalar type" in torch 2.13), so that every rank has them whole."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,11 @@ class Enumerator:
         """The layouts in which a tensor enters or leaves the graph: no partial ones, and no dim cut unevenly twice.
 
         What leaves the graph is a DTensor, and torch loses rows of a dim cut unevenly by two axes (pytorch#194457).
+        Numbers that no collective takes are whole on every rank.
         Complex tensors are cut evenly only: ``view_as_real`` of an uneven DTensor is a copy in torch 2.13, so that
         AdamW, which writes through it, would leave the parameter behind.
         """
+        cut = cut and meta.dtype not in _NEVER_SENT
         key = (meta.shape, cut, meta.dtype.is_complex)
         if key not in self._tensors:
             placements = [R, *(S(d) for d in range(len(meta.shape)))] if cut else [R]
@@ -100,6 +108,8 @@ class Enumerator:
     def _is_valid(self, node: Node, metas: tuple[TensorMeta, ...], strategy: Strategy) -> bool:
         pairs = [*zip(strategy.inputs, metas), *zip(strategy.outputs, node.outputs)]
         if any(layout and meta and self._has_empty(meta.shape, layout) for layout, meta in pairs):
+            return False
+        if any(layout and meta and meta.dtype in _NEVER_SENT and not layout.is_replicated for layout, meta in pairs):
             return False
         if node.op in VIEWS:
             before, after = strategy.inputs[0], strategy.outputs[0]

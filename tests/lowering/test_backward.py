@@ -413,3 +413,16 @@ def test_hooks_of_a_parameter_that_no_gradient_reaches_are_not_called(mesh: Devi
             module(example())
         module(example()).backward()
         assert not called and module.w.grad is None and module.v.grad is not None
+
+
+def test_a_hook_of_a_parameter_that_a_backward_leaves_out_is_named(mesh: DeviceMesh) -> None:
+    """Torch would call it with None, where one process does not call it."""
+    module, _ = both(lambda m, x: ((x @ m.v).sum(), (x @ m.w).sum()), mesh)
+    called: list[Tensor] = []
+    hook = module.w.register_hook(called.append)
+    with pytest.raises(BackwardError, match=r"parameter w has a hook, and this backward does not reach it.* 0 alone"):
+        module(example())[0].backward()
+    assert not called
+    hook.remove()
+    module(example())[0].backward()
+    assert module.w.grad is None and module.v.grad is not None

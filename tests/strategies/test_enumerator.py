@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from autoshard.capture import TensorMeta, capture
 from autoshard.errors import StrategyWarning
-from autoshard.layout import Layout, R, S, is_even, parse_layout
+from autoshard.layout import Layout, P, R, S, is_even, parse_layout
 from autoshard.mesh import Mesh
 from autoshard.strategies import Enumerator, Strategy
+from autoshard.strategies.rule import Rule
 
 from ..models import EXAMPLES, graph_of
 from ..oracles import all_layouts
@@ -116,6 +117,14 @@ def test_complex_tensors_are_held_in_even_cuts_only() -> None:
     assert held == {parse_layout(text, mesh) for text in ("a:R", "a:S(1)")}
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint16])
+def test_numbers_that_no_collective_takes_are_whole(dtype: torch.dtype) -> None:
+    graph = operator(aten._to_copy.default, f(8, 6), dtype=dtype)
+    enumerator = Enumerator(graph, Mesh.parse("a=2"))
+    assert {s.outputs[0] for s in enumerator.strategies(graph.nodes[-1])} == {Layout((R,))}
+    assert {s.outputs[0] for s in enumerator.held(TensorMeta((8, 6), dtype))} == {Layout((R,))}
+
+
 def test_buffers_are_whole_and_an_axis_of_one_rank_cuts_nothing() -> None:
     graph = graph_of("llama")
     enumerator = Enumerator(graph, Mesh.parse("a=2,b=1"))
@@ -181,6 +190,14 @@ def test_numbers_that_are_not_finite_and_complex_numbers_have_the_rules_of_other
 def test_the_warning_says_why_an_operator_is_not_cut(op, args: tuple[object, ...], why: str) -> None:
     (message,) = _warnings(operator(op, *args), Mesh.parse("a=3"))
     assert str(op) in message and why in message and "op runs replicated on every rank" in message
+
+
+def test_the_warning_says_that_no_rule_passed_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scrambling looks at all rows."""
+    wrong = [Rule((S(0),), (S(0),)), Rule((R,), (P("sum"),))]
+    monkeypatch.setattr("autoshard.strategies.enumerate.dtensor_rules", lambda *_: wrong)
+    (message,) = _warnings(operator(torch.ops.autoshard_tests.scramble.default, f(8, 6)), Mesh.parse("a=2"))
+    assert "none of its 2 sharding rules gives its numbers when it is checked" in message
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 6), (1, 1), (2, 1, 3)])
