@@ -144,8 +144,9 @@ class ParallelModule(nn.Module):
         return tree_unflatten(leaves, self._graph.out_spec)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
-        """A module with tensors of its own that runs the same program on the same mesh. Gradients are not copied, as with
-        any module: torch's own copy of a parameter that is a DTensor would have one.
+        """A module with tensors of its own that runs the same program on the same mesh.
+
+        Gradients are not copied, as with any module: torch's own copy of a parameter that is a DTensor would have one.
         """
         shared = (self.plan, self._mesh, self._program, self._failures, self._inputs, self._graph, self._step)
         memo |= {id(value): value for value in shared}

@@ -20,9 +20,8 @@ from .guesses import guessed_rules
 from .own import added_rules, aligned, own_rules
 from .rule import Rule, replicate_rule
 
-
 _NEVER_SENT = frozenset({torch.int16, torch.uint16})
-"""No collective of gloo or NCCL takes these ("Invalid scalar type" in torch 2.13), so that every rank has them whole."""
+"""No collective of gloo or NCCL takes these ("Invalid scalar type" in torch 2.13): every rank has them whole."""
 
 
 @dataclass(frozen=True)
