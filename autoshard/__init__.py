@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from .api import auto_parallelize, plan
     from .apply import parallelize
     from .capture import constrain
-    from .comparison import compare
     from .lowering import measure_collectives, measure_memory, shard_inputs
+    from .planning.comparison import compare
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "auto_parallelize": "autoshard.api",
-    "compare": "autoshard.comparison",
+    "compare": "autoshard.planning.comparison",
     "constrain": "autoshard.capture",
     "plan": "autoshard.api",
     "measure_collectives": "autoshard.lowering",

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_flatten
 
 import cost_models
 from solver.backends import load_backend
 
 from .apply import parallelize
-from .calls import as_arguments, describe_call
-from .capture import capture, input_names
-from .constraints_file import Given, gather_constraints
-from .errors import BudgetError
-from .fitting import MemoryLimit
-from .formulation import OBJECTIVES, Objective
+from .capture import as_arguments, call_text, capture
+from .constraints import Given, gather_constraints
 from .lowering import from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
-from .planner import Planner, warn_if_unproven
+from .planning import OBJECTIVES, Objective, Planner, memory_limit, warn_if_unproven
 from .plans import ShardingPlan, dump_plan, parse_plan
-from .plans.units import parse_bytes
 
 __all__ = ["auto_parallelize", "plan"]
 
@@ -122,31 +114,6 @@ def plan(
     return made
 
 
-def memory_limit(
-    optimizer: str, memory: str | int | None, soft_ms_per_gib: float | None, profile: cost_models.Profile
-) -> MemoryLimit:
-    """The limit that a user means.
-
-    Raises:
-        BudgetError: the budget is no size, not above zero, or missing where it is to be soft; the price is no number
-            from 0 up; or the optimizer policy is unknown.
-    """
-    try:
-        cost_models.optimizer_policy(optimizer)
-        budget = int(profile.memory_bytes) if memory == "profile" else memory
-        budget = parse_bytes(budget) if isinstance(budget, str) else budget
-    except ValueError as error:
-        raise BudgetError(str(error)) from None
-    if budget is not None and budget <= 0:
-        raise BudgetError(f"the memory budget is {memory}; give a size above zero, for example 80GiB")
-    if soft_ms_per_gib is not None:
-        if budget is None:
-            raise BudgetError("a soft memory limit needs a budget; give one, for example 80GiB")
-        if not (0 <= soft_ms_per_gib < math.inf):
-            raise BudgetError(f"{soft_ms_per_gib} is no price; give milliseconds per GiB above the budget, from 0 up")
-    return MemoryLimit(optimizer, budget, soft_ms_per_gib)
-
-
 def auto_parallelize(
     model: nn.Module,
     mesh: DeviceMesh,
@@ -195,10 +162,3 @@ def _with_order(mesh: DeviceMesh) -> Mesh:
     axes = mesh_of(mesh)
     order = tuple(int(rank) for rank in mesh.mesh.flatten().tolist())
     return Mesh(axes.axes, axes.shape, order) if sorted(order) == list(range(axes.size)) else axes
-
-
-def call_text(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    leaves, _ = tree_flatten((args, kwargs))
-    named = zip(input_names(model, args, kwargs), leaves)
-    supply = iter([name for name, leaf in named if isinstance(leaf, torch.Tensor)])
-    return describe_call(args, kwargs, lambda value: next(supply) if isinstance(value, torch.Tensor) else None)

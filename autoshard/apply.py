@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from .calls import as_arguments, rebuild_call
-from .capture import CapturedGraph, capture
+from .capture import CapturedGraph, as_arguments, capture, rebuild_call
 from .errors import PlanMismatchError, StrategyWarning, VerificationError
 from .layout import format_strategy
 from .lowering import (
@@ -31,7 +30,7 @@ from .lowering import (
     verify,
 )
 from .plans import ShardingPlan
-from .plans.contradictions import Contradiction, check_record
+from .plans.text.contradictions import Contradiction, check_record
 from .strategies import Enumerator, Strategy
 
 STAGES = ("comparing plans", "capturing the model", "sharding the parameters")

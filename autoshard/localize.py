@@ -131,6 +131,13 @@ def run_local(
     return caller.call(op, *args, **kwargs)
 
 
+def is_free(node: Node) -> bool:
+    """Whether an operator is a view: it moves and computes nothing."""
+    assert node.op is not None
+    alias = node.op._schema.returns[0].alias_info if node.op._schema.returns else None
+    return node.op in (aten._unsafe_view.default, CONSTRAIN) or (alias is not None and not alias.is_write)
+
+
 def _adds_elsewhere(bias: Layout, result: Layout | None, coordinate: tuple[int, ...]) -> bool:
     """Whether another rank adds the bias: where the result is addends and the bias whole, the first of an axis does."""
     assert result is not None

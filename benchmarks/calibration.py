@@ -234,7 +234,7 @@ def write_results(found, timed: list[Timed], folder: Path) -> None:
     }
     (folder / "result.json").write_text(json.dumps(result, indent=1))
     try:
-        from autoshard.measure.report import write_report
+        from autoshard.measure.calibration_report import write_report
     except ModuleNotFoundError:
         return
     write_report(found, folder / "report.html", with_pictures=True)

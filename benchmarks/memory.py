@@ -32,8 +32,8 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 
 import autoshard  # noqa: E402
 from autoshard.capture import capture  # noqa: E402
+from autoshard.planning.timeline import timeline  # noqa: E402
 from autoshard.plans.units import format_bytes  # noqa: E402
-from autoshard.timeline import timeline  # noqa: E402
 from cost_models import optimizer_policy  # noqa: E402
 from tests.distributed import cases  # noqa: E402
 from tests.distributed.harness import run_ranks  # noqa: E402

@@ -57,10 +57,9 @@ def measure(case: Case, tie_layers: bool) -> dict[str, object]:
         marks.append(time.process_time())
 
     from autoshard.capture import capture
-    from autoshard.factory import load_factory
-    from autoshard.formulation import formulate
-    from autoshard.interpretation import interpret
+    from autoshard.cli.model_factory import load_factory
     from autoshard.mesh import Mesh
+    from autoshard.planning import formulate, interpret
     from autoshard.plans import dump_plan
     from cost_models import load_profile
     from solver import solve
@@ -95,7 +94,7 @@ def measure(case: Case, tie_layers: bool) -> dict[str, object]:
 
 def program_size(problem: object) -> dict[str, int]:
     """Variables and rows of the integer program after the reductions, worked out again and not timed."""
-    from solver.backends.program import build
+    from solver.backends.integer_program import build
     from solver.reductions import Chain, reduce
 
     chain = reduce(problem)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .hosts import Hosts
     from .link import Algorithm, Link
     from .measured import MeasuredMesh
-    from .memory import OPTIMIZERS, OptimizerPolicy, optimizer_policy
+    from .optimizers import OPTIMIZERS, OptimizerPolicy, optimizer_policy
     from .profile import Profile
     from .profile_file import PRESETS, dump_profile, load_profile, parse_profile
     from .provenance import Provenance, Residual

@@ -12,10 +12,10 @@ from .backends import Answer, Backend, Request, load_backend
 from .backends.backend import POLL_S, start_thread
 from .backends.bounds import RESOLUTION
 from .backends.decomposition.ascent import first_answer
-from .coarse import cost_unit, in_units
 from .components import solve_parts
+from .cost_units import cost_unit, in_units
 from .evaluate import evaluate
-from .explain import explain
+from .infeasibility import explain_infeasibility
 from .problem import Problem, ProblemError
 from .reductions import Chain, Contradiction, reduce
 from .solution import Incumbent, Size, Solution, SolveReport, Status
@@ -165,7 +165,7 @@ def _explained(problem: Problem, backend: Backend, request: Request, reason: str
     until_s = time.monotonic() + (EXPLAIN_S if left_s is None else min(EXPLAIN_S, left_s))
     minimise = partial(_minimised, backend, Request(until_s, stop=request.stop))
     try:
-        return "; ".join(text for text in (reason, explain(problem, minimise)) if text)
+        return "; ".join(text for text in (reason, explain_infeasibility(problem, minimise)) if text)
     except ProblemError:  # numbers that are too large for the problem of the least peak or budget
         return reason
 

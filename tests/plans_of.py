@@ -11,10 +11,9 @@ from typing import Any
 from autoshard.capture import CapturedGraph, Ref, capture
 from autoshard.constraints import parse_constraint
 from autoshard.errors import StrategyWarning
-from autoshard.formulation import Formulation, formulate
-from autoshard.interpretation import interpret
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
+from autoshard.planning import Formulation, formulate, interpret
 from autoshard.plans import ShardingPlan
 from cost_models import Hosts, Profile, load_profile
 from solver import Solution, solve

@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 
 from autoshard.lowering.adapter import COLLECTIVES
-from autoshard.redistribution import Emitter
-from autoshard.steps import StepKind
+from autoshard.redistribution import StepKind
+from autoshard.redistribution.execution import Emitter
 from cost_models.collective_kinds import COLLECTIVE_KINDS, REDISTRIBUTION_KINDS
 
 ROOT = Path(__file__).resolve().parent.parent

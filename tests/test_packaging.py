@@ -149,6 +149,11 @@ def test_the_command_line_starts_without_torch_or_a_solver() -> None:
     run("absent('torch', 'ortools', 'pulp')\nfrom autoshard.cli import main\nassert callable(main)")
 
 
+def test_the_steps_of_redistributions_and_constraints_need_no_torch() -> None:
+    run("absent('torch', 'numpy')\nimport autoshard.redistribution")
+    run("absent('torch')\nimport autoshard.constraints.baselines")
+
+
 @pytest.mark.parametrize("package", ["solver", "cost_models"])
 def test_torch_free_packages_never_load_torch(package: str) -> None:
     run(f"absent('torch')\nimport_all('{package}')\nassert loaded('torch', 'autoshard') == []")
@@ -211,7 +216,7 @@ def test_the_wheel_holds_the_three_packages_and_their_data(tmp_path: Path) -> No
     assert modules - names == set()
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert "cost_models/profiles/planted.yaml" in names
-    templates = {f"autoshard/plans/templates/report.{suffix}" for suffix in ("html", "css", "js")}
+    templates = {f"autoshard/plans/views/templates/report.{suffix}" for suffix in ("html", "css", "js")}
     templates |= {f"autoshard/measure/templates/{name}" for name in ("calibration.html", "chart.svg")}
     assert templates <= names
     assert {name.partition("/")[0] for name in names} == {*PACKAGES, "autoshard-0.1.0.dist-info"}

@@ -3,6 +3,7 @@
 from .adapter import global_hooks
 from .annotation import CONSTRAIN, annotated, constrain
 from .arguments import Call, CallSignature, differences, input_names
+from .calls import as_arguments, call_text, rebuild_call
 from .capture import capture
 from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, map_refs, refs_in
 from .repeats import is_contraction, layers, tied_nodes
@@ -17,6 +18,8 @@ __all__ = [
     "SameTensor",
     "TensorMeta",
     "annotated",
+    "as_arguments",
+    "call_text",
     "capture",
     "constrain",
     "differences",
@@ -26,6 +29,7 @@ __all__ = [
     "is_random",
     "layers",
     "map_refs",
+    "rebuild_call",
     "refs_in",
     "tied_nodes",
 ]

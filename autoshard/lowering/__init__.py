@@ -6,11 +6,11 @@ from .emitter import storages
 from .failure import Failures
 from .identity import check_same_start, check_same_tensors
 from .inputs import Inputs
+from .local_program import LocalProgram, Rank, lower
 from .match import check_graph, check_mesh, mesh_of
 from .module import ParallelModule
 from .needs import check_redistributions
 from .observe import CollectiveLog, MemoryLog, measure_collectives, measure_memory
-from .program import LocalProgram, Rank, lower
 from .shards import shard_inputs, shard_parameters
 from .verify import verify
 

@@ -11,7 +11,7 @@ from ..capture import CapturedGraph
 from ..errors import BackwardError
 from ..plans import ShardingPlan
 from .agree import bind, is_same_everywhere
-from .program import LocalProgram, lower
+from .local_program import LocalProgram, lower
 from .verify import verify
 
 

@@ -35,7 +35,7 @@ class GraphEmitter:
     """Appends operators to an FX graph. ``node.meta["val"]`` of each is its result on the meta device, where a view
     shares the storage of what it views; ``node.meta["label"]`` says what it is part of.
 
-    Implements :class:`autoshard.redistribution.Emitter` and :class:`autoshard.localize.Caller`.
+    Implements :class:`autoshard.redistribution.execution.Emitter` and :class:`autoshard.localize.Caller`.
     """
 
     def __init__(self, mesh: Mesh, groups: tuple[str, ...]) -> None:
@@ -79,21 +79,21 @@ class GraphEmitter:
         return self._append(operator.getitem, (node, index), {}, node.meta["val"][index])
 
     def all_gather(self, x: fx.Node, axis: int) -> fx.Node:
-        """See :class:`autoshard.redistribution.Emitter`."""
+        """See :class:`autoshard.redistribution.execution.Emitter`."""
         parts = self._mesh.shape[axis]
         return self._collective(ALL_GATHER, (x, parts, self._groups[axis]), lambda rows: rows * parts)
 
     def reduce_scatter(self, x: fx.Node, axis: int, reduce: str) -> fx.Node:
-        """See :class:`autoshard.redistribution.Emitter`."""
+        """See :class:`autoshard.redistribution.execution.Emitter`."""
         parts = self._mesh.shape[axis]
         return self._collective(REDUCE_SCATTER, (x, reduce, parts, self._groups[axis]), lambda rows: rows // parts)
 
     def all_reduce(self, x: fx.Node, axis: int, reduce: str) -> fx.Node:
-        """See :class:`autoshard.redistribution.Emitter`."""
+        """See :class:`autoshard.redistribution.execution.Emitter`."""
         return self._collective(ALL_REDUCE, (x, reduce, self._groups[axis]), lambda rows: rows)
 
     def all_to_all(self, x: fx.Node, axis: int) -> fx.Node:
-        """See :class:`autoshard.redistribution.Emitter`."""
+        """See :class:`autoshard.redistribution.execution.Emitter`."""
         parts = self._mesh.shape[axis]
         each = [x.meta["val"].shape[0] // parts] * parts
         return self._collective(ALL_TO_ALL, (x, each, each, self._groups[axis]), lambda rows: rows)

@@ -19,7 +19,7 @@ from .adapter import device_of
 from .failure import Failures
 from .held import HeldTensors
 from .inputs import Inputs
-from .program import LocalProgram
+from .local_program import LocalProgram
 from .settings import Settings
 from .shards import agree_on_replicas
 from .state import ModelState

@@ -9,7 +9,7 @@ from ..capture import CapturedGraph, Ref
 from ..errors import VerificationError
 from ..layout import Layout, format_layout
 from ..plans import Redistribution, ShardingPlan
-from ..steps import size_bytes, steps_along
+from ..redistribution import size_bytes, steps_along
 
 Move = tuple[Ref, str, Layout, Layout]
 """A tensor, a phase, the layout it has and the layout wanted."""

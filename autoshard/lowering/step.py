@@ -16,8 +16,8 @@ from .adapter import has_hooks, is_backward_running, is_batched, is_transforming
 from .backwards import Backward, Backwards
 from .failure import Failures
 from .kept import Kept, count_optimizer_steps
+from .local_program import LocalProgram
 from .placements import as_dtensor, placements_of
-from .program import LocalProgram
 
 _TRANSFORMED = (
     "torch.func, vmap, forward-mode derivatives, torch.jit.trace and torch.export cannot see into a parallel module; "

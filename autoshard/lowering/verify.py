@@ -10,7 +10,7 @@ from torch import fx
 from ..errors import VerificationError
 from ..plans import ShardingPlan
 from .adapter import COLLECTIVES, is_collective
-from .program import LocalProgram
+from .local_program import LocalProgram
 
 Key = tuple[str, str, int]
 

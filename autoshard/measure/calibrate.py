@@ -16,7 +16,7 @@ from .kernels import kernel_points
 from .machine import free_bytes, header, memory_bytes
 from .measure import Progress, Record, measure
 from .output import write
-from .schedule import Effort, collective_points
+from .sampling import Effort, collective_points
 
 SHARE_OF_FREE = 32  # a collective of B bytes holds a few times B, and others use the machine too
 

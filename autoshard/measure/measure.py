@@ -11,10 +11,10 @@ import torch
 from cost_models.samples import CollectivePoint, Point, Sample, SamplesError
 
 from ..errors import CalibrationError
-from .collectives import collective
 from .job import Job
 from .kernels import kernel
-from .schedule import Effort, shuffled
+from .sampling import Effort, shuffled
+from .timed_collectives import collective
 
 MAX_INNER = 1000
 _HOPELESS = 4.0

@@ -1,11 +1,10 @@
 """Plans as values and as files. Nothing here needs torch or a solver.
 
-:mod:`autoshard.plans.show` prints them; it is not imported here, because it needs rich and a training job does not.
+:mod:`autoshard.plans.views.show` prints them; it is not imported here, because it needs rich and a training job does
+not.
 """
 
-from .contest import Contender, Contest, Difference, contest_json, first_difference
-from .file import check_writable, dump_plan, parse_plan, read_plan, write_plan
-from .memory import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, TenantKind
+from .memory_outcome import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, TenantKind
 from .plan import (
     Collective,
     CollectiveKind,
@@ -18,7 +17,9 @@ from .plan import (
     SolverOutcome,
     TensorEntry,
 )
-from .summary import CollectiveTotal, PlanSummary, summarize, summary_json
+from .text.plan_file import check_writable, dump_plan, parse_plan, read_plan, write_plan
+from .views.contest import Contender, Contest, Difference, contest_json, first_difference
+from .views.summary import CollectiveTotal, PlanSummary, summarize, summary_json
 
 __all__ = [
     "Collective",

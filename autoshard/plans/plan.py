@@ -1,7 +1,7 @@
 """The plan as a value: every placement decision of one training step, and what it was predicted to cost.
 
 In memory a plan is flat: one entry per parameter, operator and redistribution. The file folds identical layers
-(:mod:`autoshard.plans.file`). Nothing here knows torch or a solver.
+(:mod:`autoshard.plans.text.plan_file`). Nothing here knows torch or a solver.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from cost_models.collective_kinds import RedistributionKind as CollectiveKind
 
 from ..layout import Layout
 from ..mesh import Mesh
-from .memory import MemoryOutcome
-from .order import natural_key
+from .memory_outcome import MemoryOutcome
+from .natural_order import natural_key
 
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = ("forward", "backward")
@@ -134,14 +134,15 @@ class ShardingPlan:
 
     Parameters, buffers, operators and redistributions are looked up by name (and phase), so the order they are given in
     means nothing: construction puts them in the canonical order, forward before backward, then by name with numbers as
-    numbers (:func:`~autoshard.plans.order.natural_key`). Inputs, outputs and pins keep the order given.
+    numbers (:func:`~autoshard.plans.natural_order.natural_key`). Inputs, outputs and pins keep the order given.
 
     ``execution`` holds every operator once, in the order one rank runs them, forward before backward; empty where it is
     not known (a plan read from format 1).
 
     ``fingerprint`` is a digest of the captured graph (operators, shapes, arguments; never the device it was traced on);
     ``hardware_fingerprint`` is a digest of the profile the plan was priced with. ``call`` describes how the model is
-    called (:mod:`autoshard.calls`; empty where it cannot). ``pins`` are the constraints it was made under, as given.
+    called (:mod:`autoshard.capture.calls`; empty where it cannot). ``pins`` are the constraints it was made under, as
+    given.
     ``compute_s`` and ``communication_s`` add up to the predicted step time. ``memory`` is None for a plan that was
     written before plans knew of memory.
     """

@@ -12,16 +12,15 @@ from torch import nn
 
 from cost_models import Profile
 
-from ..constraints_file import Constraints
+from ..constraints import Constraints
 from ..errors import BudgetError, ConstraintError, VerificationError
-from ..formulation import Formulation
 from ..lowering import check_redistributions
 from ..mesh import HybridMesh, Mesh
-from ..planner import Planner
+from ..planning import Formulation, Planner
 from ..plans import Execution, MemoryOutcome, ShardingPlan, SolverOutcome
 from ..plans.units import format_bytes, format_seconds
 from .model_changes import CONNECTIONS, model_changes
-from .session import Priced, constraints_of, fits, limit_of, planner_of, priced, with_memory
+from .session import Priced, constraints_of, is_within_budget, limit_of, planner_of, priced, with_memory
 
 Part = Literal["model", "mesh", "hardware", "decisions", "record", "memory", "optimality"]
 
@@ -260,7 +259,7 @@ def _best(planner: Planner, formulation: Formulation, now: Priced, constraints: 
     """
     solution = planner.solve(formulation, start=now.choices)
     optimum = with_memory(planner, planner.write(formulation, solution))
-    return optimum.solver if fits(optimum) else planner.plan(constraints).solver
+    return optimum.solver if is_within_budget(optimum) else planner.plan(constraints).solver
 
 
 def _proof(cost_ns: int, best: SolverOutcome) -> str:

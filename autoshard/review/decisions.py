@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..formulation import Formulation, pin_name
 from ..layout import format_strategy
+from ..planning import Formulation, pin_name
 from ..plans import ShardingPlan
 from ..strategies import Strategy
 

@@ -16,14 +16,13 @@ from fnmatch import fnmatchcase
 from solver import solve
 
 from ..errors import PlanMismatchError
-from ..formulation import Formulation
 from ..layout import Layout, format_layout
-from ..planner import Planner
+from ..planning import Formulation, Planner
 from ..plans import Redistribution, ShardingPlan
-from ..plans.folding import count_repeats, fold, format_pattern
+from ..plans.text.name_patterns import count_repeats, fold, format_pattern
 from ..strategies import Strategy
 from .decisions import Decisions, choices_of, decision_text, decisions_made, decisions_of, names_of
-from .record import Record
+from .file_evidence import FileEvidence
 from .session import as_copied, solution_of
 
 GIVE_THE_ORIGINAL = (
@@ -79,7 +78,7 @@ def _reconstructed(plan: ShardingPlan, planner: Planner, formulation: Formulatio
             f"the profile {planner.profile.name} is not the one that the plan was priced with, so what was edited "
             f"cannot be told from the times in the file; {GIVE_THE_ORIGINAL}"
         )
-    problem = Record(plan, formulation).problem(choices_of(found, formulation))
+    problem = FileEvidence(plan, formulation).problem(choices_of(found, formulation))
     choices = solve(problem, backend=planner.backend, time_limit_s=planner.time_limit_s).choices
     if choices is not None:
         solution = solution_of(formulation, choices)

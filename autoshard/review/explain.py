@@ -10,12 +10,11 @@ from typing import Any, Unpack
 
 from torch import nn
 
-from ..constraints import Pin, nearest
-from ..constraints_file import Constraints, gather_constraints
+from ..constraints import Constraints, Pin, gather_constraints, nearest_name
 from ..errors import BudgetError, ConstraintError, InfeasibleError, LayoutError
-from ..formulation import MOST_SHOWN
 from ..layout import Layout, check_fits, format_layout, has_empty_shard, is_even
-from ..planner import Planner
+from ..planning import Planner
+from ..planning.formulation import MOST_SHOWN
 from ..plans import ShardingPlan
 from ..strategies import Enumerator
 from .decisions import Decisions, decisions_made, decisions_of, names_of
@@ -108,7 +107,7 @@ class _Question:
         self._nodes = [i for i, name in enumerate(known) if name and fnmatchcase(name, why)]
         if not self._nodes:
             listed = [name for name in known if name]
-            raise ConstraintError(f"{why!r} names no parameter, input, operator or output{nearest(why, listed)}")
+            raise ConstraintError(f"{why!r} names no parameter, input, operator or output{nearest_name(why, listed)}")
         self._names = tuple(known[i] for i in self._nodes)
         self._present = self._layouts(decisions_made(now.formulation, now.choices))
 

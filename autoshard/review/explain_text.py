@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..plans import ShardingPlan
-from ..plans.diff import Change, Number, diff_json, diff_plans
-from ..plans.folding import count_repeats, fold, format_pattern
-from ..plans.notation import format_path
+from ..plans.text.name_patterns import count_repeats, fold, format_pattern
+from ..plans.text.notation import format_path
 from ..plans.units import format_bytes, format_seconds
+from ..plans.views.diff import Change, Number, diff_json, diff_plans
 from .explain import Explanation
 
 MOST_ROWS = 10

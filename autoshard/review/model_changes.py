@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..capture import CapturedGraph, TensorMeta
-from ..formulation import output_name
+from ..planning import output_name
 from ..plans import ShardingPlan, TensorEntry
-from ..plans.folding import count_repeats, fold, format_pattern
-from ..plans.order import natural_key
+from ..plans.natural_order import natural_key
+from ..plans.text.name_patterns import count_repeats, fold, format_pattern
 
 CONNECTIONS = "the same tensors and operators, but other arguments, constants or connections"
 

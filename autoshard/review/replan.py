@@ -9,11 +9,10 @@ from typing import Any, Unpack
 
 from torch import nn
 
-from ..constraints import Constraint, Pin, StrategyPin, patterns_of
-from ..constraints_file import Constraints, gather_constraints
-from ..planner import warn_if_unproven
+from ..constraints import Constraint, Constraints, Pin, StrategyPin, gather_constraints, patterns_of
+from ..planning import warn_if_unproven
 from ..plans import ShardingPlan
-from ..plans.places import line_of_decision
+from ..plans.text.line_numbers import line_of_decision
 from .decisions import decisions_of, names_of
 from .edits import Edit, edited_names, find_edits
 from .session import Conditions, best_plan, check_model, constraints_of, planner_of, reporter

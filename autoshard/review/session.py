@@ -12,19 +12,14 @@ from torch import nn
 from cost_models import Profile, ProfileError, load_profile
 from solver import Solution, SolveReport, Status, evaluate, solve
 
-from ..api import call_text
-from ..calls import as_arguments
-from ..capture import capture
-from ..constraints_file import Constraints, gather_constraints
+from ..capture import as_arguments, call_text, capture
+from ..constraints import Constraints, gather_constraints
 from ..errors import ConstraintError, PlanMismatchError
-from ..fitting import MemoryLimit
-from ..formulation import CopyChoice, Formulation
 from ..mesh import HybridMesh, Mesh
-from ..planner import Planner
+from ..planning import CopyChoice, Formulation, MemoryLimit, Planner, outcome, timeline_of
 from ..plans import Redistribution, ShardingPlan
-from ..timeline import outcome, timeline_of
 from .decisions import Decisions, choices_of, decision_text, decisions_of, names_of
-from .nearest import nearest
+from .fewest_changes import with_fewest_changes
 
 Progress = Callable[[str], None]
 
@@ -184,7 +179,8 @@ def _again_ns(entry: Redistribution, formulation: Formulation) -> int:
 def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> ShardingPlan:
     """The cheapest plan under constraints and the planner's memory limit, of several the one nearest to decisions.
 
-    Where the budget binds, the plan is the one that fitting finds (:mod:`autoshard.fitting`), whatever it changes.
+    Where the budget binds, the plan is the one that the search within it finds (:mod:`autoshard.planning.budget`),
+    whatever it changes.
 
     Raises:
         ConstraintError, InfeasibleError, BudgetError: there is none.
@@ -192,9 +188,9 @@ def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> 
     formulation = planner.formulate(constraints)
     with constraints.located():
         solution = planner.solve(formulation)
-    solution = nearest(planner, formulation.problem, solution, choices_of(wanted, formulation))
+    solution = with_fewest_changes(planner, formulation.problem, solution, choices_of(wanted, formulation))
     plan = with_memory(planner, planner.write(formulation, solution))
-    return plan if fits(plan) else planner.plan(constraints)
+    return plan if is_within_budget(plan) else planner.plan(constraints)
 
 
 def _completed(formulation: Formulation, known: dict[int, int]) -> Solution | None:
@@ -221,7 +217,7 @@ def with_memory(planner: Planner, plan: ShardingPlan) -> ShardingPlan:
     return replace(plan, memory=outcome(timeline, limit.optimizer, limit.budget_bytes, limit.soft_ms_per_gib))
 
 
-def fits(plan: ShardingPlan) -> bool:
+def is_within_budget(plan: ShardingPlan) -> bool:
     """Whether a plan that knows its memory is within its budget."""
     memory = plan.memory
     return memory is None or memory.budget_bytes is None or memory.peak.size_bytes <= memory.budget_bytes

@@ -14,11 +14,11 @@ from ..errors import StrategyWarning
 from ..layout import Layout, R, S, has_empty_shard, is_even
 from ..localize import VIEWS
 from ..mesh import Mesh
-from .check import Check
 from .dtensor import dtensor_rules
 from .guesses import guessed_rules
 from .own import added_rules, aligned, own_rules
 from .rule import Rule, replicate_rule
+from .rule_check import Check
 
 _NEVER_SENT = frozenset({torch.int16, torch.uint16})
 """No collective of gloo or NCCL takes these ("Invalid scalar type" in torch 2.13): every rank has them whole."""

@@ -20,8 +20,8 @@ import torch
 
 from ..capture import Node, TensorMeta
 from ..layout import Placement, R, S
-from .check import Check
 from .rule import Rule
+from .rule_check import Check
 
 # what the trials of one operator may take; they take milliseconds
 _LIMIT_S = 60.0

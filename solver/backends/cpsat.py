@@ -10,8 +10,8 @@ from ortools.sat.python import cp_model
 
 from ..problem import Problem
 from .backend import Answer, Request
+from .integer_program import Program
 from .lazy import ProgramAnswer, run_lazily
-from .program import Program
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ..problem import Problem
 from .backend import Answer, Request
 from .bounds import integer_bound
 from .decomposition.ascent import repaired
-from .program import FloatArray, Program, build
+from .integer_program import FloatArray, Program, build
 
 PEAKS_PER_ROUND = 8
 REPAIR_S = 2.0

@@ -18,8 +18,8 @@ import pulp
 
 from ..problem import Problem
 from .backend import Answer, Request
+from .integer_program import Program
 from .lazy import ProgramAnswer, run_lazily
-from .program import Program
 
 UNLIMITED_S = 1e7
 PATIENCE_S = 2.0

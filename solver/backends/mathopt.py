@@ -11,8 +11,8 @@ from ortools.math_opt.python import mathopt
 
 from ..problem import Problem
 from .backend import Answer, Request
+from .integer_program import Program
 from .lazy import ProgramAnswer, run_lazily
-from .program import Program
 
 COST_UNITS = 2.0**20
 """Costs are scaled so that the largest is at most this, where the solvers' absolute tolerances (1e-6) make sense."""

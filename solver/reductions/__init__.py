@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ..problem import Problem
+from .binding_steps import keep_binding_steps
 from .budgets import merge_budgets
 from .compact import compact_edges
 from .consistency import drop_unsupported
@@ -21,19 +22,18 @@ from .oversized import drop_oversized
 from .parallel import merge_parallel
 from .reduction import Choices, Contradiction, Reduction, WayBack
 from .separable import fold_separable
-from .singles import fold_singles
+from .single_strategy import fold_single_strategies
 from .ties import merge_ties
-from .timeline import compress_timeline
 
 REDUCTIONS: Final = MappingProxyType[str, Reduction](
     {
         "merge budgets": merge_budgets,
         "merge ties": merge_ties,
         "keep fixed": keep_fixed,
-        "compress timeline": compress_timeline,
+        "compress timeline": keep_binding_steps,
         "drop oversized strategies": drop_oversized,
         "drop unsupported strategies": drop_unsupported,
-        "fold single strategies": fold_singles,
+        "fold single strategies": fold_single_strategies,
         "contract functional edges": contract_functional,
         "merge parallel edges": merge_parallel,
         "compact edge matrices": compact_edges,

@@ -12,12 +12,10 @@ from torch import nn
 
 import autoshard
 import cost_models
-from autoshard.api import call_text
-from autoshard.baselines import baseline
-from autoshard.capture import capture
-from autoshard.formulation import formulate
-from autoshard.interpretation import interpret
+from autoshard.capture import call_text, capture
+from autoshard.constraints.baselines import baseline
 from autoshard.mesh import Mesh
+from autoshard.planning import formulate, interpret
 from autoshard.plans import ShardingPlan
 from examples import llama, moe, vit
 from solver import INFEASIBLE, evaluate, solve

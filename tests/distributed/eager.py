@@ -13,13 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from autoshard.layout import Layout
 from autoshard.lowering.match import mesh_of
-from autoshard.redistribution import Shard, run_step
+from autoshard.redistribution.execution import Shard, run_step
 
 _c10d = torch.ops._c10d_functional
 
 
 class EagerEmitter:
-    """Implements :class:`autoshard.redistribution.Emitter` on this rank's tensors."""
+    """Implements :class:`autoshard.redistribution.execution.Emitter` on this rank's tensors."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._groups = [mesh.get_group(axis) for axis in range(mesh.ndim)]

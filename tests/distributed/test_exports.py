@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from autoshard.layout import local_shape
 from autoshard.lowering.placements import placements_of
 from autoshard.plans import ShardingPlan, TensorEntry
-from autoshard.plans.exports import parallelize_module_source, partition_spec_source
+from autoshard.plans.views.exports import parallelize_module_source, partition_spec_source
 
 from ..plans.synthetic import layout, sharded_plan
 from .harness import run_ranks

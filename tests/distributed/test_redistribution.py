@@ -16,8 +16,8 @@ from autoshard.layout import Layout, S, format_layout, has_empty_shard, is_even
 from autoshard.lowering.placements import placements_of
 from autoshard.lowering.shards import local_part
 from autoshard.mesh import Mesh
-from autoshard.redistribution import Paths, cheapest_paths, layouts_of
-from autoshard.steps import size_bytes, steps_along
+from autoshard.redistribution import size_bytes, steps_along
+from autoshard.redistribution.paths import Paths, cheapest_paths, layouts_of
 
 from .eager import combined, pieces_of, run_path
 from .harness import run_ranks

@@ -13,7 +13,7 @@ from autoshard.errors import VerificationError
 from autoshard.layout import P_SUM, Layout, R, S
 from autoshard.lowering import Rank, lower, verify
 from autoshard.plans import Collective, Redistribution, ShardingPlan
-from autoshard.steps import size_bytes, steps_along
+from autoshard.redistribution import size_bytes, steps_along
 
 from ..plans.synthetic import costed
 from . import cases

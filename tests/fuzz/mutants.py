@@ -16,12 +16,12 @@ import torch
 
 from autoshard import localize
 from autoshard.layout import P
-from autoshard.lowering import program
+from autoshard.lowering import local_program
 from autoshard.lowering.step import Step
-from autoshard.redistribution import run_step
-from autoshard.strategies.check import Check
+from autoshard.redistribution.execution import run_step
 from autoshard.strategies.own import added_rules
 from autoshard.strategies.rule import Rule
+from autoshard.strategies.rule_check import Check
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def _local_means() -> Any:
         with patch.object(localize, "_mean_length", lambda *_: None):
             return whole(caller, node, values, *rest)
 
-    return patch.object(program, "run_local", run_local)
+    return patch.object(local_program, "run_local", run_local)
 
 
 def _lost_tangents() -> Any:
@@ -75,7 +75,7 @@ def _padding_kept() -> Any:
         uneven = len({shard.local(after), shard.largest(after)}) > 1
         return emit.call(torch.ops.aten.add.Scalar, result, 1) if uneven else result
 
-    return patch.object(program, "run_step", step)
+    return patch.object(local_program, "run_step", step)
 
 
 MUTANTS = {

@@ -9,12 +9,10 @@ import numpy as np
 from torch import nn
 
 import cost_models
-from autoshard.api import call_text
-from autoshard.capture import CapturedGraph
-from autoshard.formulation import Formulation, formulate
-from autoshard.interpretation import interpret
+from autoshard.capture import CapturedGraph, call_text
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
+from autoshard.planning import Formulation, formulate, interpret
 from autoshard.plans import ShardingPlan
 from autoshard.strategies import Strategy
 from solver import INFEASIBLE, Edge, Solution, Status

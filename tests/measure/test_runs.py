@@ -14,8 +14,8 @@ import pytest
 from autoshard.errors import CalibrationError
 from autoshard.measure import Effort, Job, Series, calibrate, check
 from autoshard.measure.calibrate import points_of
-from autoshard.measure.collectives import collective
 from autoshard.measure.measure import measure
+from autoshard.measure.timed_collectives import collective
 from autoshard.mesh import Mesh
 from cost_models import MeasuredMesh, load_profile
 from cost_models.collective_kinds import COLLECTIVE_KINDS, REDISTRIBUTION_KINDS

@@ -24,11 +24,11 @@ from autoshard.plans import (
     SolverOutcome,
     TensorEntry,
 )
-from autoshard.plans.contradictions import COUNTED
 from autoshard.plans.dtypes import DTYPE_BYTES
-from autoshard.plans.memory import TENANT_KINDS
+from autoshard.plans.memory_outcome import TENANT_KINDS
 from autoshard.plans.plan import PHASES
-from autoshard.steps import size_bytes, step_on
+from autoshard.plans.text.contradictions import COUNTED
+from autoshard.redistribution import size_bytes, step_on
 
 MESH = Mesh.parse("dp=2,tp=2")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autoshard.errors import PlanFileError
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
-from autoshard.plans.parse import MAX_FILE_BYTES
+from autoshard.plans.text.parse import MAX_FILE_BYTES
 
 from .synthetic import transformer_plan
 

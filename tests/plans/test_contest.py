@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from autoshard.layout import parse_layout
 from autoshard.plans import Contender, Contest, ShardingPlan, contest_json, first_difference, summary_json
-from autoshard.plans.show import console_for
-from autoshard.plans.show_contest import show_contest, verdict
+from autoshard.plans.views.show import console_for
+from autoshard.plans.views.show_contest import show_contest, verdict
 
 from .synthetic import transformer_plan
 

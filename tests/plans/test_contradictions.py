@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from autoshard.errors import PlanFileError
-from autoshard.formulation import OBJECTIVES
+from autoshard.planning import OBJECTIVES
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
-from autoshard.plans.contradictions import COUNTED, Contradiction, check_record
+from autoshard.plans.text.contradictions import COUNTED, Contradiction, check_record
 
 from .synthetic import transformer_plan
 

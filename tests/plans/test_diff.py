@@ -13,10 +13,10 @@ from rich.console import Console
 
 from autoshard.layout import format_layout, replicated
 from autoshard.plans import ShardingPlan, TensorEntry
-from autoshard.plans.diff import ABSENT, PlanDiff, diff_json, diff_plans
-from autoshard.plans.diff_text import SAME, diff_markdown, print_diff
-from autoshard.plans.folding import count_repeats, parse_pattern
-from autoshard.plans.styles import Styles
+from autoshard.plans.text.name_patterns import count_repeats, parse_pattern
+from autoshard.plans.views.diff import ABSENT, PlanDiff, diff_json, diff_plans
+from autoshard.plans.views.diff_text import SAME, diff_markdown, print_diff
+from autoshard.plans.views.parallelism import Parallelism
 
 from .synthetic import layout, plans, sharded_plan, transformer_plan
 from .test_report import HOSTILE, hostile_plan
@@ -136,7 +136,7 @@ def test_a_weight_gathered_after_its_transpose_is_gathered() -> None:
     for size, use in ((256 * 128 * 4, "gathered"), (256 * 128 * 2, "cut")):
         sized = replace(moved, collectives=(replace(moved.collectives[0], size_bytes=size),))
         plan = replace(PLAN, parameters=(entry,), operators=(copy,), redistributions=(sized,), execution=())
-        assert Styles(plan).of(entry, "dp").use == use
+        assert Parallelism(plan).of(entry, "dp").use == use
 
 
 def test_llama_with_less_memory_fits_on_a_page_and_is_named() -> None:

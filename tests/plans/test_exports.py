@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from autoshard.layout import P_SUM, Layout, R, S
 from autoshard.mesh import Mesh
 from autoshard.plans import ShardingPlan, TensorEntry
-from autoshard.plans.exports import parallelize_module_source, partition_spec, partition_spec_source
+from autoshard.plans.views.exports import parallelize_module_source, partition_spec, partition_spec_source
 
 from .synthetic import layout, plans, transformer_plan
 from .test_report import HOSTILE

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 
 from autoshard.errors import PlanFileError
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan, read_plan
-from autoshard.plans.migrate import MIGRATIONS
-from autoshard.plans.schema import FORMAT_VERSION
+from autoshard.plans.text.migrate import MIGRATIONS
+from autoshard.plans.text.schema import FORMAT_VERSION
 
 from .synthetic import costed, plans, transformer_plan
 

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 
 from autoshard.plans import ShardingPlan, dump_plan
-from autoshard.plans.json_schema import plan_schema
+from autoshard.plans.text.json_schema import plan_schema
 
 from .synthetic import plans, sharded_plan, transformer_plan
 from .write_golden import FOLDER

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 
 from autoshard.layout import parse_layout
 from autoshard.plans import ShardingPlan, read_plan, summarize
-from autoshard.plans.folded import fold_plan
-from autoshard.plans.module_tree import module_tree
-from autoshard.plans.report import report_html
-from autoshard.plans.report_values import cost_split, layer_maps, memory_chart, palette
+from autoshard.plans.text.folded_plan import fold_plan
+from autoshard.plans.views.module_tree import module_tree
+from autoshard.plans.views.report import report_html
+from autoshard.plans.views.report_values import cost_split, layer_maps, memory_chart, palette
 
 from . import browser
 from .synthetic import MESH, plans, sharded_plan, transformer_plan

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from autoshard.errors import PlanFileError
 from autoshard.layout import Layout, R, S
 from autoshard.plans import Collective, OperatorEntry, Redistribution, ShardingPlan, dump_plan, parse_plan
-from autoshard.plans.memory import MemoryPoint
-from autoshard.plans.notation import format_collective, parse_collective
+from autoshard.plans.memory_outcome import MemoryPoint
+from autoshard.plans.text.notation import format_collective, parse_collective
 
 from .synthetic import costed, plans, seconds, transformer_plan
 

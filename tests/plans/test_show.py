@@ -12,9 +12,9 @@ from rich.console import Console
 
 from autoshard.plans import CollectiveTotal, OperatorEntry, PlanSummary, ShardingPlan, summarize, summary_json
 from autoshard.plans.dtypes import DTYPE_BYTES
-from autoshard.plans.notation import parse_strategy
-from autoshard.plans.show import MOST_EXPENSIVE, console_for, show_text
+from autoshard.plans.text.notation import parse_strategy
 from autoshard.plans.units import format_bytes, format_seconds
+from autoshard.plans.views.show import MOST_EXPENSIVE, console_for, show_text
 
 from .synthetic import MESH, plans, transformer_plan
 

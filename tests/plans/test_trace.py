@@ -12,7 +12,7 @@ import pytest
 
 from autoshard.errors import PlanFileError
 from autoshard.plans import ShardingPlan, read_plan
-from autoshard.plans.trace import COMPUTE, FIRST_AXIS, LAYERS, trace_json
+from autoshard.plans.views.trace import COMPUTE, FIRST_AXIS, LAYERS, trace_json
 
 from .synthetic import sharded_plan, transformer_plan
 from .write_golden import FOLDER

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autoshard.plans import ShardingPlan, dump_plan, read_plan
-from autoshard.plans.diff import diff_plans
-from autoshard.plans.diff_text import diff_markdown, print_diff
-from autoshard.plans.exports import parallelize_module_source, partition_spec_source
-from autoshard.plans.json_schema import schema_text
-from autoshard.plans.show import console_for, show_text
+from autoshard.plans.text.json_schema import schema_text
+from autoshard.plans.views.diff import diff_plans
+from autoshard.plans.views.diff_text import diff_markdown, print_diff
+from autoshard.plans.views.exports import parallelize_module_source, partition_spec_source
+from autoshard.plans.views.show import console_for, show_text
 
 from .synthetic import sharded_plan, transformer_plan
 

@@ -13,7 +13,7 @@ from autoshard.layout import replicated
 from autoshard.plans import Redistribution, ShardingPlan, SolverOutcome, dump_plan, parse_plan
 from autoshard.review import Review, check
 from autoshard.review.model_changes import CONNECTIONS, model_changes
-from autoshard.review.texts import review_json, review_text
+from autoshard.review.review_text import review_json, review_text
 
 from ..models import llama, mlp
 from ..plans.synthetic import costed

@@ -9,15 +9,14 @@ from dataclasses import replace
 import pytest
 
 from autoshard.errors import ConstraintError, InfeasibleError, PlanMismatchError
-from autoshard.formulation import formulate
 from autoshard.layout import format_layout, parse_layout
 from autoshard.mesh import Mesh
-from autoshard.planner import Planner
+from autoshard.planning import Planner, formulate
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
-from autoshard.plans.places import line_of_decision
+from autoshard.plans.text.line_numbers import line_of_decision
 from autoshard.review import Replanned, replan
 from autoshard.review.decisions import choices_of, decisions_of
-from autoshard.review.nearest import count_changes, nearest
+from autoshard.review.fewest_changes import count_changes, with_fewest_changes
 from solver import evaluate, solve
 
 from ..models import graph_of, mlp
@@ -213,7 +212,7 @@ def test_the_nearest_optimum_is_the_nearest_of_all() -> None:
         target = list(solution.choices)
         for i, choice in zip(free, wanted):
             target[i] = choice
-        found = nearest(planner, problem, solution, target)
+        found = with_fewest_changes(planner, problem, solution, target)
         assert found.choices is not None and evaluate(problem, found.choices).cost == solution.cost
         changes = count_changes(target, found.choices)
         for others in itertools.product(*(range(len(problem.nodes[i].costs)) for i in free)):

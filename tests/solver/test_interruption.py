@@ -16,8 +16,8 @@ import pytest
 
 from solver import BACKENDS, Edge, Node, Problem, Status, evaluate, solve
 from solver.backends import Answer, Request
+from solver.backends.integer_program import Program
 from solver.backends.lazy import ProgramAnswer, run_lazily
-from solver.backends.program import Program
 from solver.iopddl import read_problem, write_problem
 
 AVAILABLE = [name for name, entry in BACKENDS.items() if entry.available]

@@ -18,7 +18,7 @@ from autoshard.strategies.rule import Rule
 from ..models import EXAMPLES, graph_of
 from ..oracles import all_layouts
 from .subjects import operator
-from .test_check import b, c, f, i
+from .test_rule_check import b, c, f, i
 
 aten = torch.ops.aten
 GRIDS = [Mesh.parse(text) for text in ("a=2,b=2", "a=2,b=3", "a=3,b=2", "a=4,b=2")]

@@ -18,7 +18,7 @@ from autoshard.strategies.guesses import in_child
 
 from ..oracles import run_node, strategy_error, wide
 from .subjects import operator
-from .test_check import f
+from .test_rule_check import f
 
 aten = torch.ops.aten
 UNGUARDED = {

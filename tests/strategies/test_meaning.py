@@ -9,12 +9,12 @@ from autoshard import localize
 from autoshard.capture import CapturedGraph, Node
 from autoshard.layout import Layout, Placement, R
 from autoshard.mesh import Mesh
-from autoshard.strategies import Enumerator, Strategy, check
+from autoshard.strategies import Enumerator, Strategy, rule_check
 from autoshard.strategies.shrink import carries_lengths, small
 
 from ..oracles import run_node, strategy_error, wide
 from .subjects import operator
-from .test_check import c, f, i
+from .test_rule_check import c, f, i
 
 aten = torch.ops.aten
 BATCH, WIDE = 16, 8192
@@ -102,7 +102,7 @@ def _cuts(strategies: tuple[Strategy, ...]) -> set[str]:
 def test_large_operators_are_offered_the_cuts_that_are_right_and_no_others(name: str, parts: int) -> None:
     graph, expected = LARGE[name][0](), LARGE[name][1]
     metas = [meta for node in graph.nodes for meta in node.outputs if meta]
-    assert sum(torch.Size(meta.shape).numel() for meta in metas) > check.LARGEST_REAL or "among" in name
+    assert sum(torch.Size(meta.shape).numel() for meta in metas) > rule_check.LARGEST_REAL or "among" in name
     assert _cuts(Enumerator(graph, Mesh(("a",), (parts,))).strategies(graph.nodes[-1])) == set(expected.split())
 
 
@@ -163,7 +163,7 @@ def test_lengths_and_integers_become_small_together_and_in_order() -> None:
 def test_an_operator_too_large_to_be_tried_and_without_a_small_form_is_not_cut_and_the_warning_says_so(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "small", lambda *_: None)
+    monkeypatch.setattr(rule_check, "small", lambda *_: None)
     graph = LARGE[name][0]()
     with pytest.warns(match="cannot be checked"):
         strategies = Enumerator(graph, Mesh.parse("a=2")).strategies(graph.nodes[-1])

@@ -16,7 +16,7 @@ from autoshard.strategies import Enumerator, Strategy
 
 from ..oracles import run_node, strategy_error, wide
 from .subjects import operator
-from .test_check import b, c, f, i
+from .test_rule_check import b, c, f, i
 
 aten = torch.ops.aten
 OPERATORS = {

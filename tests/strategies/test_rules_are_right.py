@@ -12,7 +12,7 @@ import torch
 from autoshard.errors import StrategyWarning
 from autoshard.layout import P_SUM, Layout, P, Placement, R, S, has_empty_shard
 from autoshard.mesh import Mesh
-from autoshard.strategies import Enumerator, Strategy, check
+from autoshard.strategies import Enumerator, Strategy, rule_check
 
 from ..models import EXAMPLES
 from ..oracles import all_layouts, chunks, shards_of, strategy_error, whole_of
@@ -100,7 +100,7 @@ def test_matrix_products_attention_and_embeddings_are_cut_over_rows_columns_and_
 def test_every_rule_is_verified_on_shrunken_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are too large to check a rule on real sizes, so what holds there must also be seen to hold when small."""
     either = {text: strategies_of(name, text) for text in ("a=2", "a=3", "a=4")}
-    monkeypatch.setattr(check, "LARGEST_REAL", -1)
+    monkeypatch.setattr(rule_check, "LARGEST_REAL", -1)
     for text in either:
         shrunken = _enumerate(name, text)
         for subject in subjects(name):

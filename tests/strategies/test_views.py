@@ -13,7 +13,7 @@ from autoshard.strategies.own import aligned
 
 from ..oracles import all_layouts, shards_of
 from .subjects import operator
-from .test_check import f
+from .test_rule_check import f
 
 aten = torch.ops.aten
 SHAPES = {

@@ -1,0 +1,45 @@
+"""What the user decides: as values and text, in files, in the notation of `mark_sharding`, as schemes for whole axes.
+
+What is exported here needs no torch. :mod:`autoshard.constraints.limits`, :mod:`~autoshard.constraints.schemes` and
+:mod:`~autoshard.constraints.roles`, which hold constraints against a captured graph, do and are imported by name.
+"""
+
+from .file import Constraints, Given, gather_constraints
+from .values import (
+    Alike,
+    AxisScheme,
+    CollectiveRule,
+    Constraint,
+    Exclusion,
+    Pin,
+    PlacementRule,
+    Scheme,
+    StrategyPin,
+    check_constraints_match,
+    check_specs_fit,
+    nearest_name,
+    parse_constraint,
+    parse_pin,
+    patterns_of,
+)
+
+__all__ = [
+    "Alike",
+    "AxisScheme",
+    "CollectiveRule",
+    "Constraint",
+    "Constraints",
+    "Exclusion",
+    "Given",
+    "Pin",
+    "PlacementRule",
+    "Scheme",
+    "StrategyPin",
+    "check_constraints_match",
+    "check_specs_fit",
+    "gather_constraints",
+    "nearest_name",
+    "parse_constraint",
+    "parse_pin",
+    "patterns_of",
+]

@@ -1,0 +1,184 @@
+"""The roles of tensors in a training step: which are parameters, gradients or activations; which parameters are
+matrices, biases or experts; which inputs are batches; which operators belong to a layer.
+
+Roles are read from the graph, not from names, so they hold for every model. A view or cast of a parameter counts as a
+parameter; a tensor that becomes a parameter's gradient by views, casts and additions alone counts as a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+import torch
+
+from ..capture import CapturedGraph, Node, Ref, is_contraction, layers
+from ..capture.attention import attention, attention_backward
+from ..localize import VIEWS, is_free
+from .values import TensorClass
+
+aten = torch.ops.aten
+
+_CASTS = frozenset({aten._to_copy.default})
+_SUMS = frozenset({aten.add.Tensor})
+_BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
+_SPLITS = frozenset({aten.split.Tensor, aten.split_with_sizes.default})
+_ATTENTION = frozenset({attention._opoverload, attention_backward._opoverload})
+
+
+class Roles:
+    """The roles in one graph; nodes are named by their index."""
+
+    def __init__(self, graph: CapturedGraph) -> None:
+        self._graph = graph
+
+    def of(self, ref: Ref) -> TensorClass:
+        """The class of a tensor: ``parameters``, ``gradients`` or ``activations``, as in constraints."""
+        if ref.node in self.origins:
+            return "parameters"
+        return "gradients" if ref in self.gradients else "activations"
+
+    def is_scalar(self, ref: Ref) -> bool:
+        """Whether a tensor has one element: a loss, or a count of targets."""
+        return all(size == 1 for size in self._graph.meta(ref).shape)
+
+    @cached_property
+    def origins(self) -> dict[int, int]:
+        """Every parameter, and every operator that merely views or casts one, with the parameter's node."""
+        found: dict[int, int] = {}
+        for i, node in enumerate(self._graph.nodes):
+            if node.kind == "parameter":
+                found[i] = i
+            elif _passes_on(node) and node.inputs[0].node in found:
+                found[i] = found[node.inputs[0].node]
+        return found
+
+    @cached_property
+    def gradients(self) -> dict[Ref, int]:
+        """Every tensor that becomes a gradient by views, casts and additions, with the parameter's node."""
+        number = {node.name: i for i, node in self._graph.of_kind("parameter")}
+        found: dict[Ref, int] = {}
+        for name, gradient in self._graph.gradients:
+            waiting = [gradient]
+            while waiting:
+                ref = waiting.pop()
+                node = self._graph.nodes[ref.node]
+                if node.phase == "backward" and node.kind == "operator" and ref not in found:
+                    found[ref] = number[name]
+                    if _passes_on(node) or node.op in _SUMS:
+                        waiting.extend(node.inputs)
+        return found
+
+    @cached_property
+    def kept(self) -> frozenset[int]:
+        """Views and casts of parameters that the backward reads: what is gathered for them in the forward stays."""
+        return frozenset(
+            ref.node
+            for node in self._graph.nodes
+            if node.phase == "backward"
+            for ref in node.inputs
+            if ref.node in self.origins and self._graph.nodes[ref.node].kind == "operator"
+        )
+
+    @cached_property
+    def batch(self) -> int:
+        """The length of dim 0 of the first input that has dims, 0 where there is none."""
+        shapes = (node.outputs[0].shape for _, node in self._graph.of_kind("input") if node.outputs[0])
+        return next((shape[0] for shape in shapes if shape), 0)
+
+    @cached_property
+    def batched(self) -> frozenset[int]:
+        """Inputs whose dim 0 is the batch."""
+        return frozenset(
+            i
+            for i, node in self._graph.of_kind("input")
+            if node.outputs[0] and node.outputs[0].shape[:1] == (self.batch,)
+        )
+
+    @cached_property
+    def layered(self) -> Mapping[int, str]:
+        """Nodes that belong to a layer, with the path of the outermost layer (``layers.3``). In a model without layers
+        all nodes count, with an empty path.
+        """
+        found: dict[int, str] = {}
+        for path, nodes in sorted(layers(self._graph).items(), key=lambda item: item[0].count(".")):
+            for i in nodes:
+                found.setdefault(i, path)
+        return found or dict.fromkeys(range(len(self._graph.nodes)), "")
+
+    @cached_property
+    def matrices(self) -> frozenset[int]:
+        """Parameters of two or more dims that a matrix product of a layer reads.
+
+        Without those that are small beside the others (routers of experts): below a twentieth of the largest.
+        """
+        sizes = {
+            i: math.prod(self._graph.meta(Ref(i)).shape[-2:])
+            for i, _, dims in self._multiplied()
+            if dims >= 2 and i in self.layered
+        }
+        return frozenset(i for i, size in sizes.items() if 20 * size >= max(sizes.values()))
+
+    @cached_property
+    def biases(self) -> frozenset[int]:
+        """Parameters of one dim that a matrix product reads."""
+        return frozenset(i for i, _, dims in self._multiplied() if dims == 1)
+
+    @cached_property
+    def experts(self) -> frozenset[int]:
+        """Parameters of three dims that a batched matrix product reads: one matrix per expert."""
+        return frozenset(i for i, node, dims in self._multiplied() if dims == 3 and node.op in _BATCHED)
+
+    @cached_property
+    def attentions(self) -> frozenset[int]:
+        """Attention operators, forward and backward; dims 0 and 1 of their tensors are batch and heads."""
+        return frozenset(i for i, node in enumerate(self._graph.nodes) if node.op in _ATTENTION)
+
+    @cached_property
+    def streams(self) -> frozenset[int]:
+        """Operators of layers whose result has the shape of what passes between layers: (batch, sequence, C)."""
+        shapes = {
+            self._graph.meta(ref).shape
+            for i, node in self._graph.of_kind("operator")
+            for ref in node.inputs
+            if ref.node in self.layered and self.layered[ref.node] != self.layered.get(i)
+        }
+        passed = {shape for shape in shapes if len(shape) >= 3 and shape[0] == self.batch}
+        return frozenset(
+            i
+            for i, node in self._graph.of_kind("operator")
+            if i in self.layered and node.outputs[0] and node.outputs[0].shape in passed
+        )
+
+    @cached_property
+    def heads(self) -> tuple[tuple[int, int], ...]:
+        """Operators of layers that make heads of the last dim of (batch, sequence, C), with how many they make."""
+        views = ((i, node) for i, node in self._graph.of_kind("operator") if node.op in VIEWS and i in self.layered)
+        shapes = ((i, self._graph.meta(node.inputs[0]).shape, self._graph.meta(Ref(i)).shape) for i, node in views)
+        return tuple((i, b[2]) for i, a, b in shapes if len(a) == 3 and len(b) == 4 and a[:2] == b[:2])
+
+    @cached_property
+    def fused(self) -> tuple[int, ...]:
+        """Operators of layers that split the last dim of (batch, sequence, C)."""
+        found = []
+        for i, node in self._graph.of_kind("operator"):
+            if node.op in _SPLITS and i in self.layered and node.phase == "forward":
+                dims = len(self._graph.meta(node.inputs[0]).shape)
+                dim = node.args[2] if len(node.args) > 2 else 0
+                if dims == 3 and dim % dims == 2:
+                    found.append(i)
+        return tuple(found)
+
+    def _multiplied(self) -> Iterator[tuple[int, Node, int]]:
+        """Each parameter that a matrix product reads, with the product and the parameter's number of dims."""
+        for node in self._graph.nodes:
+            if is_contraction(node):
+                for ref in node.inputs:
+                    if ref.node in self.origins:
+                        origin = self.origins[ref.node]
+                        yield origin, node, len(self._graph.meta(Ref(origin)).shape)
+
+
+def _passes_on(node: Node) -> bool:
+    return node.kind == "operator" and len(node.inputs) == 1 and (is_free(node) or node.op in _CASTS)

@@ -1,0 +1,207 @@
+"""The schemes that people use by hand, as limits on one mesh axis each.
+
+Sharding rules are products over the axes, so a scheme restricts its own axis and schemes combine freely.
+
+``ddp`` (data parallelism)
+    Inputs are cut along the batch (dim 0), parameters whole, activations never communicate, gradients are all-reduced.
+    S. Li et al., "PyTorch Distributed", VLDB 13(12), 2020.
+``fsdp`` (fully sharded data parallelism, ZeRO-3)
+    As ``ddp``, but a parameter is cut on dim 0, gathered before its use in the forward and again in the backward, and
+    its gradient is reduce-scattered. Over several axes the same on their product. S. Rajbhandari et al., "ZeRO", SC20,
+    arXiv:1910.02054, section 5.3; Y. Zhao et al., "PyTorch FSDP", arXiv:2304.11277.
+``tp`` (Megatron tensor parallelism)
+    In a layer every matrix is cut, attention runs on its share of the heads, and activations communicate by all-reduce
+    alone: one after each pair of a matrix cut by columns and one cut by rows, and one in the backward.
+    M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3.
+``sp`` (the same with sequence parallelism)
+    The all-reduce becomes a reduce-scatter and an all-gather: between the pairs activations are cut along a dim behind
+    the batch, the sequence. V. Korthikanti et al., "Reducing Activation Recomputation in Large
+    Transformer Models", arXiv:2205.05198, section 4.2.2.
+``ep`` (expert parallelism)
+    As ``ddp``, but the weights of experts are cut along the experts, and activations communicate by all-to-all alone:
+    tokens go to their experts and back. D. Lepikhin et al., "GShard", arXiv:2006.16668, section 3.2.
+
+Under ``tp`` and ``sp``, what stands outside the layers (embedding, head, loss) is left to the solver: whatever a person
+could do there by hand, the scheme does no worse. Scalars (a loss, a count of targets) may always be all-reduced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from cost_models.collective_kinds import REDISTRIBUTION_KINDS
+
+from ..capture import CapturedGraph, Ref
+from ..errors import ConstraintError
+from ..layout import Layout, Placement, R, S, has_empty_shard, is_even
+from ..mesh import Mesh
+from ..redistribution import Banned
+from .limits import CutMost, Limits, OnAxis
+from .values import AxisScheme, Scheme
+
+_ANY_DIM = Placement("S")
+_DATA: frozenset[Scheme] = frozenset({"ddp", "fsdp", "ep"})
+
+# The collectives that a scheme lets run over its axis; whatever is not here is banned.
+_PARAMETERS: dict[Scheme, frozenset[str]] = {"fsdp": frozenset({"all_gather"})}
+_GRADIENTS: dict[Scheme, frozenset[str]] = {
+    "ddp": frozenset({"all_reduce"}),
+    "fsdp": frozenset({"reduce_scatter"}),
+    "tp": frozenset({"all_reduce"}),  # of what every rank of the axis has used on other tokens, outside the layers
+    "sp": frozenset({"all_reduce"}),  # of norms and biases, which meet other tokens on every rank
+    "ep": frozenset({"all_reduce"}),
+}
+_ACTIVATIONS: dict[Scheme, frozenset[str]] = {
+    "tp": frozenset({"all_reduce"}),
+    "sp": frozenset({"all_gather", "reduce_scatter"}),
+    "ep": frozenset({"all_to_all"}),
+}
+
+
+def limit_to_schemes(limits: Limits, axis_schemes: Sequence[AxisScheme], graph: CapturedGraph, mesh: Mesh) -> None:
+    """Adds what schemes leave, each on its axis.
+
+    Raises:
+        ConstraintError: an axis has two schemes, or a scheme makes no sense for the model; the message says why.
+    """
+    schemes: dict[int, AxisScheme] = {}
+    for axis_scheme in axis_schemes:
+        if schemes.setdefault(axis_scheme.axis, axis_scheme).scheme != axis_scheme.scheme:
+            raise ConstraintError(
+                f"the constraints {schemes[axis_scheme.axis].text!r} and {axis_scheme.text!r} give one axis two schemes"
+            )
+    for axis_scheme in schemes.values():
+        _SchemeLimits(limits, axis_scheme, tuple(schemes.values()), graph, mesh).add()
+
+
+class _SchemeLimits:
+    """Adds the limits of one scheme on one axis: see the module's docstring for what each scheme means."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        axis_scheme: AxisScheme,
+        axis_schemes: tuple[AxisScheme, ...],
+        graph: CapturedGraph,
+        mesh: Mesh,
+    ) -> None:
+        self._to, self._roles = limits, limits.roles
+        self._scheme, self._axis, self._text = axis_scheme.scheme, axis_scheme.axis, axis_scheme.text
+        self._graph, self._mesh = graph, mesh
+        self._sharding = tuple(sorted(f.axis for f in axis_schemes if f.scheme == "fsdp"))
+        self._data = tuple(sorted(f.axis for f in axis_schemes if f.scheme in _DATA))
+        self._tensor = any(f.scheme in ("tp", "sp") for f in axis_schemes)
+
+    def add(self) -> None:
+        """Adds all limits of the scheme."""
+        self._check()
+        for i, _ in self._graph.of_kind("input"):
+            self._only(i, S(0) if self._scheme in _DATA and i in self._roles.batched else R)
+        if self._scheme == "fsdp":
+            self._cut_parameters()
+        elif self._scheme in _DATA:
+            for i, _ in self._graph.of_kind("parameter"):
+                self._only(i, S(0) if self._scheme == "ep" and i in self._roles.experts else R)
+        else:
+            self._cut_layers()
+        self._to.ban(self._banned)
+
+    def _check(self) -> None:
+        """Checks, before anything is solved, that the scheme makes sense for the model; else raises an error that says
+        why, for example that ``ep`` needs parameters of experts and the model has none.
+        """
+        axis, ranks = self._mesh.axes[self._axis], self._mesh.shape[self._axis]
+        if self._scheme in _DATA and not self._roles.batched:
+            raise ConstraintError(f"{self._text!r} cuts the batch, but the model has no input with dims")
+        if self._scheme in _DATA and not self._shares(self._roles.batch, self._data):
+            names = " and ".join(self._mesh.axes[i] for i in self._data)
+            count = math.prod(self._mesh.shape[i] for i in self._data)
+            raise ConstraintError(
+                f"{self._text!r} cuts the batch, but the {count} ranks of {names} cannot share {self._roles.batch} rows"
+                + (" evenly" if self._roles.batch >= count else "")
+            )
+        if self._scheme == "ep" and not self._roles.experts:
+            raise ConstraintError(
+                f"{self._text!r} cuts experts, but no parameter of three dims enters a batched matrix product"
+            )
+        if self._scheme in ("tp", "sp") and not self._roles.matrices:
+            raise ConstraintError(f"{self._text!r} cuts the matrices of layers, but the model has none")
+        if self._scheme in ("tp", "sp"):
+            self._check_heads(axis, ranks)
+
+    def _check_heads(self, axis: str, ranks: int) -> None:
+        for node, heads in self._roles.heads:
+            if heads % ranks:
+                raise ConstraintError(
+                    f"{self._text!r} cuts attention by heads, but the {ranks} ranks of {axis} cannot share the {heads} "
+                    f"heads of {self._graph.nodes[node].name}"
+                )
+        for node in self._roles.fused:
+            raise ConstraintError(
+                f"{self._text!r} cuts projections by columns, but {self._graph.nodes[node].name} splits the columns of "
+                "one projection among several; make each its own"
+            )
+
+    def _shares(self, size: int, axes: tuple[int, ...]) -> bool:
+        """Whether a dim of this size can be cut over these axes: every rank gets a part, and equal ones where there are
+        several axes.
+        """
+        layout = Layout(tuple(S(0) if axis in axes else R for axis in range(self._mesh.ndim)))
+        empty = has_empty_shard((size,), layout, self._mesh)
+        return not empty and (len(axes) == 1 or is_even((size,), layout, self._mesh))
+
+    def _only(self, index: int, *placements: Placement, allowed: bool = True) -> None:
+        self._to.limit(index, OnAxis(self._axis, placements, allowed, self._text))
+
+    def _cut_parameters(self) -> None:
+        if self._axis != self._sharding[0]:
+            return  # the limit is one for all axes that shard
+        for i, _ in self._graph.of_kind("parameter"):
+            self._to.limit(i, CutMost(self._sharding, False, self._text))
+        for i in self._roles.origins:
+            self._to.remake(Ref(i))
+        for i in self._roles.kept:
+            self._to.limit(i, CutMost(self._sharding, True, self._text))
+
+    def _cut_layers(self) -> None:
+        for i in self._roles.matrices:
+            self._only(i, _ANY_DIM)
+        for i in self._roles.attentions:
+            self._only(i, S(1))
+        if self._scheme == "sp":
+            for i in self._roles.streams:
+                self._only(i, R, S(0), allowed=False)
+
+    def _banned(self, ref: Ref) -> Banned:
+        banned: set[tuple[str, int, int]] = {
+            (kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS if kind not in self._allowed(ref)
+        }
+        if self._scheme == "sp" and ref.node in self._roles.layered and self._roles.of(ref) == "activations":
+            dims = len(self._graph.meta(ref).shape)  # only the sequence is gathered, of (batch, sequence, ...)
+            banned |= {("all_gather", self._axis, dim) for dim in range(dims) if (dims, dim) != (3, 1)}
+        if self._scheme == "fsdp" and self._roles.of(ref) == "gradients":
+            banned.add(("slice", self._axis, -1))  # what is all-reduced stays whole
+        return frozenset(banned)
+
+    def _allowed(self, ref: Ref) -> frozenset[str]:
+        role = self._roles.of(ref)
+        if self._roles.is_scalar(ref):
+            return frozenset(REDISTRIBUTION_KINDS)
+        if role == "parameters":
+            return _PARAMETERS.get(self._scheme, frozenset())
+        if role == "gradients":
+            parameter = self._roles.gradients[ref]
+            whole = self._scheme == "fsdp" and self._may_be_whole(parameter)
+            return _GRADIENTS[self._scheme] | (_GRADIENTS["ddp"] if whole else frozenset())
+        if self._scheme in ("tp", "sp") and ref.node not in self._roles.layered:
+            return frozenset(REDISTRIBUTION_KINDS)
+        return _ACTIVATIONS.get(self._scheme, frozenset())
+
+    def _may_be_whole(self, parameter: int) -> bool:
+        """Whether fsdp may leave a parameter whole on some of its axes: one too small for them, or a bias that tp cuts.
+
+        Such a gradient is all-reduced, like ddp's.
+        """
+        fits = any(self._shares(size, self._sharding) for size in self._graph.meta(Ref(parameter)).shape)
+        return not fits or (self._tensor and parameter in self._roles.biases)

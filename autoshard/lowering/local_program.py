@@ -1,0 +1,300 @@
+"""From a graph and a plan to what one rank runs: a forward and a backward graph on its shards.
+
+The forward takes the shards of parameters, buffers and inputs and returns the results and what the backward needs; the
+backward takes that and the tangents and returns the gradients. Every redistribution is one of the plan's.
+
+Operators stand in the order of the captured graph. A redistribution stands before the first operator that wants it, and
+that of a result or a gradient behind the operator that makes it; what it leaves behind is let go of after its last use.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..capture import CapturedGraph, Node, Ref, is_random
+from ..errors import VerificationError
+from ..layout import Layout, format_layout
+from ..localize import run_local
+from ..plans import OperatorEntry, ShardingPlan
+from ..redistribution.execution import Shard, run_step
+from .emitter import GraphEmitter, storages
+from .flow import gradient_flow
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, eq=False)
+class LocalProgram:
+    """What one rank runs.
+
+    Both graphs take one list, which they empty. ``forward`` takes the tensors named ``arguments`` and returns
+    ``results`` leaves (None for one that no operator makes), then the new values of the buffers named ``mutated``, then
+    what is saved. ``backward`` (None for inference) takes what was saved, then the tangents of the results numbered
+    ``tangents``, and returns the gradients of the parameters named ``trained`` (None where nothing flows).
+
+    No two results and no two gradients share memory, and none shares it with an argument, with what was saved or with
+    a tangent. What is saved may share it with the results numbered ``exposed_results`` and with the arguments named
+    ``exposed_arguments``: the caller can reach these, and must not change them before the backward has run.
+
+    ``is_random`` says that some operator draws random numbers; as such operators run replicated, every rank must draw
+    the same.
+    """
+
+    arguments: tuple[str, ...]
+    forward: fx.GraphModule
+    results: int
+    mutated: tuple[str, ...]
+    backward: fx.GraphModule | None
+    tangents: tuple[int, ...]
+    trained: tuple[str, ...]
+    exposed_results: frozenset[int]
+    exposed_arguments: frozenset[str]
+    is_random: bool
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank of a job: its coordinate on the mesh, its device, and the name of its process group along each axis."""
+
+    coordinate: tuple[int, ...]
+    device: torch.device
+    groups: tuple[str, ...]
+
+
+def lower(graph: CapturedGraph, plan: ShardingPlan, rank: Rank, used: Collection[int] | None = None) -> LocalProgram:
+    """Writes the local program of one rank.
+
+    Args:
+        graph: the graph the plan was made for.
+        rank: its device takes the place of every device in the graph.
+        used: the results that receive a gradient, by number; all that can, by default. The backward of fewer takes the
+            tangents of these alone, and runs what they need alone.
+
+    Raises:
+        VerificationError: the plan lacks a redistribution that its layouts need, or an operator on shards gives
+            another shape than the plan says.
+    """
+    return _Lowering(graph, plan, rank, used).run()
+
+
+class _Lowering:
+    def __init__(self, graph: CapturedGraph, plan: ShardingPlan, rank: Rank, used: Collection[int] | None) -> None:
+        self._graph, self._mesh, self._coordinate, self._device = graph, plan.mesh, rank.coordinate, rank.device
+        self._operators = {entry.name: entry for entry in plan.operators}
+        self._held = {e.name: e.layout for e in (*plan.parameters, *plan.buffers, *plan.inputs)}
+        self._outputs = {entry.name: entry.layout for entry in plan.outputs}
+        self._paths = {(r.tensor, r.phase, r.path[0], r.path[-1]): r for r in plan.redistributions}
+        self._emitters = {phase: GraphEmitter(plan.mesh, rank.groups) for phase in ("forward", "backward")}
+        self._values: dict[tuple[Ref, str, Layout], fx.Node] = {}
+        self._saved: dict[tuple[Ref, Layout], None] = {}
+        self._results: dict[str, fx.Node] = {}
+        self._taken: dict[str, set[int]] = {}
+        tangents = tuple(int(n.name.removeprefix("grad.")) for _, n in graph.of_kind("tangent"))
+        self._tangents = tuple(k for k in tangents if used is None or k in used)
+        self._flow = gradient_flow(graph, self._tangents)
+
+    def run(self) -> LocalProgram:
+        leaves = [(i, node) for i, node in enumerate(self._graph.nodes) if node.kind != "operator"]
+        arguments = [self._add_input(i, node) for i, node in leaves if node.phase == "forward"]
+        self._run_phase("forward")
+        self._add_saved()
+        for i, node in leaves:
+            if node.phase == "backward" and Ref(i) not in self._flow.zeros:
+                self._add_input(i, node)
+        self._run_phase("backward")
+        trained = tuple(name for name, _ in self._graph.gradients)
+        results = [self._results.get(f"output.{k}") for k in range(len(self._graph.outputs))]
+        exposed = set[int]().union(*(storages(self._values[ref, "forward", layout]) for ref, layout in self._saved))
+        held = zip(arguments, self._emitters["forward"].placeholders())
+        return LocalProgram(
+            arguments=tuple(arguments),
+            forward=self._finish("forward", [*results, *self._further_results()]),
+            results=len(results),
+            mutated=tuple(name for name, _ in self._graph.mutations),
+            backward=self._finish("backward", [self._results.get(_gradient(n)) for n in trained]) if trained else None,
+            tangents=self._tangents,
+            trained=trained,
+            exposed_results=frozenset(
+                k for k, value in enumerate(results) if value and storages(value).keys() & exposed
+            ),
+            exposed_arguments=frozenset(name for name, value in held if storages(value).keys() & exposed),
+            is_random=any(is_random(node) for _, node in self._graph.of_kind("operator")),
+        )
+
+    def _run_phase(self, phase: str) -> None:
+        """Every operator of a phase, and behind it what it makes for the world outside."""
+        wanted = self._wanted_outside(phase)
+        self._taken[phase] = set[int]().union(*map(storages, self._emitters[phase].placeholders()))
+        for i, node in self._graph.of_kind("operator"):
+            if node.phase == phase and (phase == "forward" or i in self._flow.needed):
+                self._add_operator(i, node)
+                for k in range(len(node.outputs)):
+                    self._deliver(wanted.pop(Ref(i, k), ()), phase)
+        self._emitters[phase].begin("results")
+        for deliveries in wanted.values():  # tensors that no operator of this phase makes
+            self._deliver(deliveries, phase)
+
+    def _wanted_outside(self, phase: str) -> dict[Ref, list[tuple[str, Ref, Layout]]]:
+        """What leaves the graph in a phase, by tensor: the name it gets in ``_results`` and its layout."""
+        wanted: list[tuple[str, Ref, Layout]] = []
+        if phase == "backward":
+            flowing = ((name, ref) for name, ref in self._graph.gradients if name in self._flow.trained)
+            wanted += [(_gradient(name), ref, self._held[name]) for name, ref in flowing]
+        else:
+            outputs = ((f"output.{k}", ref) for k, ref in enumerate(self._graph.outputs))
+            wanted += [(name, ref, self._outputs[name]) for name, ref in outputs if ref is not None]
+            wanted += [(f"new {name}", ref, self._held[name]) for name, ref in self._graph.mutations]
+        grouped: dict[Ref, list[tuple[str, Ref, Layout]]] = {}
+        for delivery in wanted:
+            grouped.setdefault(delivery[1], []).append(delivery)
+        return grouped
+
+    def _deliver(self, deliveries: Iterable[tuple[str, Ref, Layout]], phase: str) -> None:
+        """Contiguous, as the strides of the DTensors they become say, and in memory that nothing else has: the caller
+        may write into a result or a gradient.
+        """
+        emitter, taken = self._emitters[phase], self._taken[phase]
+        for name, ref, layout in deliveries:
+            value = self._moved_to(ref, phase, layout)
+            if not name.startswith("new "):
+                value = emitter.call(aten.contiguous.default, value)
+                if storages(value).keys() & taken:
+                    value = emitter.call(aten.clone.default, value)
+                taken |= storages(value).keys()
+            self._results[name] = value
+
+    def _layout(self, ref: Ref) -> Layout:
+        """The layout a tensor is made in."""
+        node = self._graph.nodes[ref.node]
+        if node.kind == "operator":
+            layout = self._operators[node.name].outputs[ref.output]
+            assert layout is not None
+            return layout
+        if node.kind == "tangent":
+            return self._outputs[f"output.{node.name.removeprefix('grad.')}"]
+        return self._held[node.name]
+
+    def _shard(self, ref: Ref) -> Shard:
+        return Shard(self._graph.meta(ref).shape, self._mesh, self._coordinate)
+
+    def _local_shape(self, ref: Ref) -> tuple[int, ...]:
+        return self._shard(ref).local(self._layout(ref))
+
+    def _add_saved(self) -> None:
+        """What the backward reads of the forward, first among its inputs: tensors as they were made, or kept copies."""
+        for _, node in self._graph.of_kind("operator"):
+            if node.phase == "backward":
+                for ref, wanted in zip(node.inputs, self._operators[node.name].inputs):
+                    self._save(ref, wanted)
+        for name, ref in self._graph.gradients:
+            self._save(ref, self._held[name])
+        for ref, layout in self._saved:
+            name, value = self._graph.tensor_name(ref), self._values[ref, "forward", layout]
+            placeholder = self._emitters["backward"].placeholder(_identifier(name), value.meta["val"], name)
+            self._values[ref, "backward", layout] = placeholder
+
+    def _save(self, ref: Ref, wanted: Layout) -> None:
+        if self._graph.nodes[ref.node].phase == "backward":
+            return
+        have = self._layout(ref)
+        planned = self._paths.get((self._graph.tensor_name(ref), "backward", have, wanted))
+        kept = wanted if planned is not None and planned.kept else have
+        if (ref, "forward", kept) not in self._values:
+            raise VerificationError(
+                f"the plan keeps {self._graph.tensor_name(ref)} in the layout {format_layout(kept, self._mesh)} for "
+                "the backward, but nothing in the forward makes it"
+            )
+        self._saved[ref, kept] = None
+
+    def _add_input(self, index: int, node: Node) -> str:
+        shape, dtype = self._local_shape(Ref(index)), self._graph.meta(Ref(index)).dtype
+        value = torch.empty(shape, dtype=dtype, device="meta")
+        placeholder = self._emitters[node.phase].placeholder(_identifier(node.name), value, node.name)
+        self._values[Ref(index), node.phase, self._layout(Ref(index))] = placeholder
+        return node.name
+
+    def _add_operator(self, index: int, node: Node) -> None:
+        entry, emitter = self._operators[node.name], self._emitters[node.phase]
+        emitter.begin(node.name)
+        if (other := self._only_addend(node)) is not None:
+            self._values[Ref(index), node.phase, self._layout(Ref(index))] = other
+            return
+        values = tuple(self._moved_to(ref, node.phase, layout) for ref, layout in zip(node.inputs, entry.inputs))
+        metas = tuple(self._graph.meta(ref) for ref in node.inputs)
+        result = run_local(
+            emitter, node, values, metas, entry.inputs, entry.outputs, self._mesh, self._coordinate, self._device
+        )
+        several = len(node.outputs) > 1 or isinstance(result.meta["val"], (tuple, list))
+        for k, meta in enumerate(node.outputs):
+            if meta is not None:
+                value = emitter.item(result, k) if several else result
+                self._values[Ref(index, k), node.phase, self._layout(Ref(index, k))] = value
+                self._check_shape(Ref(index, k), value, entry)
+
+    def _only_addend(self, node: Node) -> fx.Node | None:
+        """The other addend, where a sum of two gradients has one that is absent."""
+        entry = self._operators[node.name]
+        flowing = [k for k, ref in enumerate(node.inputs) if ref not in self._flow.zeros]
+        if node.op is not aten.add.Tensor or node.kwargs or len(node.inputs) != 2 or len(flowing) != 1:
+            return None
+        (k,) = flowing
+        if entry.inputs[k] != entry.outputs[0] or self._graph.meta(node.inputs[k]) != node.outputs[0]:
+            return None
+        return self._moved_to(node.inputs[k], node.phase, entry.inputs[k])
+
+    def _check_shape(self, ref: Ref, value: fx.Node, entry: OperatorEntry) -> None:
+        found, planned = tuple(value.meta["val"].shape), self._local_shape(ref)
+        if found != planned:
+            raise VerificationError(
+                f"{entry.name} on the shards of the rank at {self._coordinate} gives shape {list(found)}; its planned "
+                f"layout {format_layout(self._layout(ref), self._mesh)} needs {list(planned)}"
+            )
+
+    def _moved_to(self, ref: Ref, phase: str, wanted: Layout) -> fx.Node:
+        """The tensor in the layout wanted; redistributed once per phase."""
+        key = (ref, phase, wanted)
+        if ref in self._flow.zeros:
+            shape, dtype = self._shard(ref).local(wanted), self._graph.meta(ref).dtype
+            return self._emitters[phase].call(aten.zeros.default, shape, dtype=dtype, device=self._device)
+        if key not in self._values:
+            have, name = self._layout(ref), self._graph.tensor_name(ref)
+            planned = self._paths.get((name, phase, have, wanted))  # type: ignore[arg-type]
+            if planned is None:
+                raise VerificationError(
+                    f"the plan has no redistribution of {name} from {format_layout(have, self._mesh)} to "
+                    f"{format_layout(wanted, self._mesh)} in the {phase}, but its operators need one"
+                )
+            value = self._values[ref, phase, have]
+            with self._emitters[phase].copying(name):
+                for before, after in pairwise(planned.path):
+                    value = run_step(self._emitters[phase], value, before, after, self._shard(ref))
+            self._values[key] = value
+        return self._values[key]
+
+    def _further_results(self) -> list[fx.Node]:
+        """What the forward returns behind the model's results: new values of buffers, and what is saved."""
+        mutated = [self._results[f"new {name}"] for name, _ in self._graph.mutations]
+        return [*mutated, *(self._values[ref, "forward", layout] for ref, layout in self._saved)]
+
+    def _finish(self, phase: str, outputs: list[Any]) -> fx.GraphModule:
+        graph = self._emitters[phase].graph
+        graph.output(tuple(outputs))
+        graph.lint()
+        return fx.GraphModule(torch.nn.Module(), graph, class_name=phase.capitalize())
+
+
+def _gradient(name: str) -> str:
+    return f"gradient {name}"
+
+
+def _identifier(name: str) -> str:
+    text = re.sub(r"\W", "_", name)
+    return f"_{text}" if text[:1].isdigit() or keyword.iskeyword(text) else text

@@ -1,0 +1,166 @@
+"""From a solution to a plan: the chosen layouts by name, and every redistribution with its steps and seconds."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cost_models import Profile
+from solver import Solution
+
+from ..capture import Node, Ref, TensorMeta
+from ..layout import Layout, replicated
+from ..plans import (
+    Collective,
+    Execution,
+    IdenticalLayers,
+    OperatorEntry,
+    Redistribution,
+    ShardingPlan,
+    SolverOutcome,
+    TensorEntry,
+)
+from ..strategies import Strategy
+from .formulation import HELD, Demand, Formulation, output_name
+
+
+def interpret(formulation: Formulation, solution: Solution, profile: Profile, model: str, call: str) -> ShardingPlan:
+    """Writes a solution as a plan.
+
+    Args:
+        solution: one that has choices. Where the solver ended without a bound, that is zero: no price is negative.
+        profile: the one the formulation was priced with.
+        model: the name of the model, for people.
+        call: how the model is called, as :func:`autoshard.capture.calls.describe_call` writes it.
+    """
+    assert solution.choices is not None and solution.cost is not None
+    cost, bound = solution.cost, solution.bound or 0
+    layers: IdenticalLayers = "alike" if formulation.problem.ties else "free"
+    reader = _Reader(formulation, solution.choices)
+    graph = formulation.graph
+    communication = list(reader.redistributions())
+    return ShardingPlan(
+        model=model,
+        fingerprint=graph.fingerprint,
+        call=call,
+        mesh=formulation.mesh,
+        hardware=profile.name,
+        hardware_fingerprint=profile.fingerprint,
+        objective=formulation.objective,
+        pins=tuple(constraint.text for constraint in formulation.constraints),
+        solver=SolverOutcome.of(cost, bound, layers),
+        compute_s=reader.compute_s(),
+        communication_s=math.fsum(seconds for _, seconds in communication),
+        parameters=(*reader.entries("parameter"), *reader.unused()),
+        buffers=tuple(reader.entries("buffer")),
+        inputs=tuple(reader.entries("input")),
+        outputs=tuple(reader.outputs()),
+        operators=tuple(reader.operators()),
+        redistributions=tuple(redistribution for redistribution, _ in communication),
+        execution=tuple(reader.execution()),
+    )
+
+
+class _Reader:
+    """The chosen strategy of every solver node."""
+
+    def __init__(self, formulation: Formulation, choices: tuple[int, ...]) -> None:
+        self._formulation = formulation
+        self._graph = formulation.graph
+        self._choices = choices
+        self._chosen: list[Strategy] = [
+            strategies[choice] for strategies, choice in zip(formulation.strategies, choices)
+        ]
+
+    def entries(self, kind: str) -> Iterator[TensorEntry]:
+        for i, node in self._graph.of_kind(kind):  # type: ignore[arg-type]
+            meta, layout = node.outputs[0], self._chosen[i].outputs[0]
+            assert meta is not None and layout is not None
+            yield _entry(node.name, meta, layout)
+
+    def unused(self) -> Iterator[TensorEntry]:
+        """Parameters that the step never reads are whole on every rank."""
+        for name, meta in self._graph.unused:
+            yield _entry(name, meta, replicated(self._formulation.mesh))
+
+    def outputs(self) -> Iterator[TensorEntry]:
+        number = {node.name: i for i, node in self._graph.of_kind("tangent")}
+        first = len(self._graph.nodes)
+        number |= {name: first + k for k, (name, _) in enumerate(self._formulation.results)}
+        for k, ref in enumerate(self._graph.outputs):
+            if ref is not None:
+                name = output_name(k)
+                layout = self._chosen[number[f"grad.{k}" if f"grad.{k}" in number else name]].outputs[0]
+                assert layout is not None
+                yield _entry(name, self._graph.meta(ref), layout)
+
+    def operators(self) -> Iterator[OperatorEntry]:
+        for i, node in self._graph.of_kind("operator"):
+            yield OperatorEntry(node.name, node.phase, self._chosen[i].inputs, self._chosen[i].outputs)
+
+    def compute_s(self) -> float:
+        return math.fsum(seconds for _, seconds in self._computations())
+
+    def execution(self) -> Iterator[Execution]:
+        """The operators in graph order, which is the order they run in."""
+        for node, seconds in self._computations():
+            yield Execution(node.name, node.phase, round(seconds * 1e9))
+
+    def _computations(self) -> Iterator[tuple[Node, float]]:
+        prices = self._formulation.prices
+        for i, node in self._graph.of_kind("operator"):
+            yield node, float(prices.compute_s(node, (self._chosen[i],))[0])
+
+    def redistributions(self) -> Iterator[tuple[Redistribution, float]]:
+        """Each with its seconds, in graph order; a layout wanted by several in one phase comes once."""
+        made: dict[Ref, set[Layout]] = {}
+        for demand in sorted(self._formulation.demands, key=lambda demand: demand.phase, reverse=True):
+            before = self._chosen[demand.ref.node].outputs[demand.ref.output]
+            assert before is not None
+            wanted: dict[Layout, list[str]] = defaultdict(list)
+            for node, layout in self._wanted(demand):
+                wanted[layout].append(self._consumer_name(node))
+            wanted.pop(before, None)
+            kept = made.get(demand.ref, set()) if self._formulation.keeps(demand.ref, self._choices) else set()
+            for after in sorted(wanted):
+                found = self._redistribution(demand, before, after, tuple(wanted[after]))
+                yield (replace(found[0], collectives=(), kept=True), 0.0) if after in kept else found
+            if demand.phase == "forward":
+                made[demand.ref] = set(wanted)
+
+    def _wanted(self, demand: Demand) -> Iterator[tuple[int, Layout]]:
+        for node, position in demand.consumers:
+            layout = self._chosen[node].outputs[0] if position == HELD else self._chosen[node].inputs[position]
+            assert layout is not None
+            yield node, layout
+
+    def _consumer_name(self, node: int) -> str:
+        """An operator, a parameter (for its gradient), an output, or a buffer (for its new value)."""
+        nodes = self._graph.nodes
+        if node >= len(nodes):
+            return self._formulation.results[node - len(nodes)][0].removeprefix("new ")
+        consumer = nodes[node]
+        is_output = consumer.kind == "tangent"
+        return output_name(int(consumer.name.removeprefix("grad."))) if is_output else consumer.name
+
+    def _redistribution(
+        self, demand: Demand, before: Layout, after: Layout, consumers: tuple[str, ...]
+    ) -> tuple[Redistribution, float]:
+        prices, meta = self._formulation.prices, self._graph.meta(demand.ref)
+        path = prices.path(meta, before, after, demand.banned)
+        steps = prices.steps_s(meta, path, demand.banned)
+        axes = self._formulation.mesh.axes
+        collectives = tuple(
+            Collective(step.kind, axes[step.axis], size, seconds)  # type: ignore[arg-type]
+            for step, size, seconds in steps
+            if step.communicates
+        )
+        name = self._graph.tensor_name(demand.ref)
+        redistribution = Redistribution(name, demand.phase, path, collectives, consumers=consumers)  # type: ignore[arg-type]
+        return redistribution, math.fsum(seconds for _, _, seconds in steps)
+
+
+def _entry(name: str, meta: TensorMeta, layout: Layout) -> TensorEntry:
+    return TensorEntry(name, meta.shape, str(meta.dtype).removeprefix("torch."), layout)

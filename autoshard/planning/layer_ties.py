@@ -1,0 +1,80 @@
+"""Identical layers are decided alike: which nodes of a graph take one decision together.
+
+Deciding all copies of a layer once makes the program as small as that of one layer. It is a constraint of its own, so a
+layer is decided alike with others only where no constraint of the user tells it from them: with
+``forbid collectives over tp of activations layers.2.b*``, layers 0, 1 and 3 stay together and layer 2 is decided for
+itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from ..capture import CapturedGraph, Ref, layers, tied_nodes
+from ..constraints import Alike, Constraint
+from ..constraints.limits import Limits
+
+Mark = tuple[object, ...]
+
+
+def tied_classes(graph: CapturedGraph, marks: Sequence[object]) -> tuple[tuple[int, ...], ...]:
+    """Classes of nodes that take one decision, each of at least two, as node indices.
+
+    Two nodes are in one class if they stand at the same place in identical layers and all nodes of the two layers have
+    equal marks, place by place.
+
+    Args:
+        marks: for every node what distinguishes it from its like in other layers (:func:`marks_of`).
+    """
+    numbers: dict[tuple[object, ...], int] = {}
+    marked: dict[int, Mark] = defaultdict(tuple)  # the marks of the layers that a node is in, as numbers
+    for nodes in layers(graph).values():
+        number = numbers.setdefault(tuple(marks[i] for i in nodes), len(numbers))
+        for i in nodes:
+            marked[i] += (number,)
+    classes: list[tuple[int, ...]] = []
+    for members in tied_nodes(graph):
+        same: dict[Mark, list[int]] = defaultdict(list)
+        for i in members:
+            same[marked[i]].append(i)
+        classes.extend(tuple(nodes) for nodes in same.values() if len(nodes) > 1)
+    return tuple(classes)
+
+
+def marks_of(
+    graph: CapturedGraph,
+    names: Sequence[str],
+    makers: Sequence[int],
+    limits: Limits,
+    constraints: Sequence[Constraint],
+) -> list[Mark]:
+    """What constraints say of every node of a graph; two nodes have equal marks if all constraints treat them alike.
+
+    A node is marked by the limits on its layouts, by what its results must be alike with, and by the collectives that
+    constraints forbid for the tensors that it takes and makes. What is said of a result of the model, or of the new
+    value of a buffer, counts for the operator that makes it.
+
+    Args:
+        names: of everything that has a layout: the nodes of the graph, then the results that leave it.
+        makers: for each of these the node that makes it.
+    """
+    said: list[list[object]] = [[] for _ in graph.nodes]
+    for index, name in enumerate(names):
+        said[makers[index]].extend(limits.of(index))
+        said[makers[index]].extend(c for c in constraints if isinstance(c, Alike) and _names(c, name))
+    for i in range(len(graph.nodes)):
+        said[i].extend((position, limits.rules(ref)) for position, ref in _tensors(graph, i))
+    return [tuple(of_node) for of_node in said]
+
+
+def _names(constraint: Alike, name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in constraint.patterns)
+
+
+def _tensors(graph: CapturedGraph, i: int) -> Iterator[tuple[int, Ref]]:
+    """The tensors that a node makes and takes, each with its position: results first."""
+    node = graph.nodes[i]
+    made = [Ref(i, k) for k, meta in enumerate(node.outputs) if meta is not None]
+    yield from enumerate((*made, *node.inputs))

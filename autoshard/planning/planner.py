@@ -1,0 +1,176 @@
+"""One model on one mesh of one machine: formulated, solved and written as a plan, under whatever constraints."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from cost_models import Profile
+from solver import Solution, Status, solve
+
+from ..capture import CapturedGraph, annotated
+from ..constraints import Constraint, Constraints
+from ..errors import ConstraintError, InfeasibleError
+from ..mesh import Mesh
+from ..plans import ShardingPlan
+from .budget import MemoryLimit, SolverOptions, plan_within_budget
+from .formulation import Formulation, Objective, formulate
+from .interpretation import interpret
+
+BLAME_S = 20.0
+"""Seconds for finding out which constraints contradict each other."""
+
+MOST_RELAXED = 5
+"""How many constraints are left out in turn to see what each of them costs in memory."""
+
+UNPROVEN = 1e-6
+"""The gap from which on a plan counts as not proven."""
+
+ANY_PLAN = 1e9
+"""A gap at which the solver stops with the first assignment it finds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Planner:
+    """What stays the same from one plan of a model to the next.
+
+    ``model`` is the name that plans give it, ``call`` how it is called (:mod:`autoshard.capture.calls`); the other
+    options are those of :func:`autoshard.plan`.
+    """
+
+    graph: CapturedGraph
+    mesh: Mesh
+    profile: Profile
+    model: str
+    call: str
+    objective: Objective = "step-time"
+    backend: str = "auto"
+    time_limit_s: float | None = None
+    tie_layers: bool = True
+    limit: MemoryLimit = field(default_factory=MemoryLimit)
+
+    def plan(self, constraints: Constraints, report: Callable[[str], None] = lambda stage: None) -> ShardingPlan:
+        """The cheapest plan that fits the memory there is, with what it needs of it.
+
+        Args:
+            report: called with the name of each stage as it starts.
+
+        Raises:
+            ConstraintError: a constraint names nothing, or cannot hold.
+            InfeasibleError: the constraints leave no plan, or none was found in the time given.
+            BudgetError: they do, but none that fits.
+        """
+        report("enumerating and pricing strategies")
+        formulation = self.formulate(constraints)
+        report("solving")
+        with constraints.located():
+            return self._within_budget(formulation)
+
+    def _within_budget(self, formulation: Formulation) -> ShardingPlan:
+        options = SolverOptions(self.backend, self.time_limit_s)
+        try:
+            return plan_within_budget(
+                formulation, self.limit, options, self.write, lambda: self._relaxed(formulation.constraints)
+            )
+        except InfeasibleError as error:
+            raise InfeasibleError(self._no_plan(formulation, str(error))) from None
+
+    def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
+        for k, constraint in enumerate(constraints[:MOST_RELAXED]):
+            yield constraint.text, self._formulate([*constraints[:k], *constraints[k + 1 :]])
+
+    def formulate(self, constraints: Constraints) -> Formulation:
+        """The program under constraints.
+
+        Raises:
+            ConstraintError: one names nothing, or cannot hold, alone or beside another; the message says where it
+                stands.
+        """
+        with constraints.located():
+            return self._formulate(constraints.values)
+
+    def _formulate(self, constraints: Sequence[Constraint]) -> Formulation:
+        return formulate(
+            self.graph,
+            self.mesh,
+            self.profile,
+            objective=self.objective,
+            constraints=constraints,
+            tie_layers=self.tie_layers,
+        )
+
+    def solve(self, formulation: Formulation, start: Sequence[int] | None = None) -> Solution:
+        """The cheapest assignment; one that has choices.
+
+        Args:
+            start: a known assignment; what is found is never worse.
+
+        Raises:
+            InfeasibleError: there is none, or none was found in the time given; the message names the constraints that
+                contradict each other.
+        """
+        solution = solve(formulation.problem, backend=self.backend, time_limit_s=self.time_limit_s, start=start)
+        if solution.choices is None:
+            said = f"{solution.status.value} {solution.report.explanation}".rstrip()
+            raise InfeasibleError(self._no_plan(formulation, said))
+        return solution
+
+    def write(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
+        """The plan of a solution."""
+        return interpret(formulation, solution, self.profile, self.model, self.call)
+
+    def _no_plan(self, formulation: Formulation, reason: str) -> str:
+        """What the solver said of a program without an answer, and the constraints that are to blame."""
+        texts = [constraint.text for constraint in formulation.constraints]
+        under = f" under the constraints {', '.join(texts)}" if texts else ""
+        infeasible = Status.INFEASIBLE.value
+        said = f"no plan{under}: {infeasible}"
+        if reason.startswith(infeasible) and texts:
+            blamed = self.contradiction(formulation.constraints)
+            if len(blamed) == 1:
+                return f"{said} The constraint {blamed[0].text!r} leaves none, whatever the others say."
+            if blamed:
+                named = " and ".join(repr(constraint.text) for constraint in blamed)
+                return f"{said} The constraints {named} contradict each other; without any one of them there is a plan."
+        marks = [f"{text!r} at {node.source}" for _, node, text in annotated(self.graph)]
+        also = f" The annotations in the model count too: {'; '.join(marks)}." if marks else ""
+        return f"no plan{under}: {reason}{also}"
+
+    def contradiction(self, constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
+        """Of constraints under which there is no plan a minimal part under which there is none.
+
+        Empty where that is not found out in the time there is for it, or where no constraint is to blame.
+        """
+        deadline_s = time.monotonic() + BLAME_S
+        blamed = list(constraints)
+        if not self._has_plan(()):
+            return ()
+        for constraint in constraints:
+            fewer = [other for other in blamed if other is not constraint]
+            if time.monotonic() > deadline_s:
+                return ()
+            if not self._has_plan(fewer):
+                blamed = fewer
+        return tuple(blamed)
+
+    def _has_plan(self, constraints: Sequence[Constraint]) -> bool:
+        try:
+            problem = self._formulate(constraints).problem
+        except ConstraintError:
+            return False
+        solution = solve(problem, backend=self.backend, time_limit_s=BLAME_S, relative_gap=ANY_PLAN)
+        return solution.status is not Status.INFEASIBLE
+
+
+def warn_if_unproven(plan: ShardingPlan) -> None:
+    """Warns of a plan that is not proven optimal, but for what double precision leaves open.
+
+    Under a budget the bound is that of all plans, with and without memory to spare (:mod:`autoshard.planning.budget`).
+    """
+    solver, memory = plan.solver, plan.memory
+    if solver.status != "optimal" and solver.gap > UNPROVEN:
+        budgeted = memory is not None and memory.budget_bytes is not None
+        against = " to the optimum without a budget" if budgeted else ""
+        warnings.warn(f"the plan is not proven optimal: its gap{against} is {solver.gap:.2%}", stacklevel=3)

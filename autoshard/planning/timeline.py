@@ -1,0 +1,280 @@
+"""What one rank holds in memory at every moment of a step, found by walking the local graphs that it will run.
+
+A tensor lives from the operator that makes it to the last one that reads it, or a view of it: the local graphs let go
+of everything at that moment (:mod:`autoshard.lowering`), so what is counted is what runs. Views share the storage of
+what they view; torch itself said so when the graphs were written on the meta device. While an operator runs, its
+arguments and its results are alive, and so are both buffers of a collective.
+
+Held from the beginning of a step to its end: parameters, buffers, inputs (the caller has them) and the optimizer's
+state (from the second step on). A gradient lives from the operator that makes it to the end of the optimizer's step; a
+result of the model to the end of the step; what the backward reads of the forward until the backward has read it.
+Not counted: what kernels allocate within themselves, the allocator's rounding and gaps, and torch's own libraries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, groupby, product
+from typing import Any
+
+import torch
+from torch import fx
+
+from cost_models import OptimizerPolicy
+
+from ..capture import CapturedGraph
+from ..layout import is_even, local_shape
+from ..lowering import LocalProgram, Rank, lower, storages
+from ..mesh import Mesh
+from ..plans import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, ShardingPlan, TenantKind, TensorEntry
+from ..plans.memory_outcome import MAX_POINTS, MAX_TENANTS
+
+OPTIMIZER_STEP = "step"
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Memory in use: the name of the tensor that it holds, the tensor's kind (``parameter``, ...), and its bytes."""
+
+    name: str
+    kind: TenantKind
+    size_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Every moment of a step in order, with the bytes in use; and who holds them at the peak, largest first."""
+
+    points: tuple[MemoryPoint, ...]
+    at_peak: tuple[Tenant, ...]
+    static: Mapping[TenantKind, int]
+
+    @property
+    def peak(self) -> MemoryPoint:
+        """The first of the fullest moments."""
+        return max(self.points, key=lambda point: point.size_bytes)
+
+
+def timeline_of(graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy) -> Timeline:
+    """What the fullest rank holds in memory over one training step.
+
+    Shards of rank 0 are the largest, but where a tensor is cut unevenly the others pad theirs before they send them, so
+    the ranks at the corners of the mesh are looked at too.
+    """
+    corners = _corners(plan.mesh) if _is_uneven(graph, plan) else [(0,) * plan.mesh.ndim]
+    timelines = (timeline(graph, plan, policy, corner) for corner in corners)
+    return max(timelines, key=lambda found: found.peak.size_bytes)
+
+
+def timeline(
+    graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, coordinate: tuple[int, ...]
+) -> Timeline:
+    """What the rank at a coordinate of the mesh holds in memory over one training step. Needs no process group."""
+    groups = tuple(f"axis {axis}" for axis in plan.mesh.axes)
+    program = lower(graph, plan, Rank(coordinate, torch.device("cpu"), groups))
+    return _Simulation(graph, plan, policy, program, coordinate).run()
+
+
+def outcome(
+    found: Timeline, optimizer: str, budget_bytes: int | None = None, soft_ms_per_gib: float | None = None
+) -> MemoryOutcome:
+    """A timeline as a plan file has it: the largest tensors at the peak, and at most MAX_POINTS moments of the step."""
+    tenants = _merged(found.at_peak)
+    named, others = tenants[:MAX_TENANTS], tenants[MAX_TENANTS:]
+    return MemoryOutcome(
+        optimizer=optimizer,
+        budget_bytes=budget_bytes,
+        soft_ms_per_gib=soft_ms_per_gib,
+        parameter_bytes=found.static["parameter"],
+        gradient_bytes=found.static["gradient"],
+        optimizer_bytes=found.static["optimizer"],
+        buffer_bytes=found.static["buffer"],
+        input_bytes=found.static["input"],
+        peak=found.peak,
+        tenants=tuple(named),
+        other_bytes=sum(tenant.size_bytes for tenant in others),
+        timeline=tuple(_thinned(found.points)),
+    )
+
+
+def _is_uneven(graph: CapturedGraph, plan: ShardingPlan) -> bool:
+    layouts = {entry.name: entry.outputs for entry in plan.operators}
+    layouts |= {entry.name: (entry.layout,) for entry in (*plan.parameters, *plan.buffers, *plan.inputs)}
+    made = {
+        (meta.shape, layout)
+        for node in graph.nodes
+        for meta, layout in zip(node.outputs, layouts.get(node.name, ()))
+        if meta is not None and layout is not None
+    }
+    return not all(is_even(shape, layout, plan.mesh) for shape, layout in made)
+
+
+def _corners(mesh: Mesh) -> Iterable[tuple[int, ...]]:
+    return product(*(sorted({0, size - 1}) for size in mesh.shape))
+
+
+def _merged(tenants: Iterable[Tenant]) -> list[MemoryTenant]:
+    """Tensors of identical layers as one tenant each, largest first."""
+    sizes: dict[tuple[str, TenantKind], list[int]] = defaultdict(list)
+    for tenant in tenants:
+        path, slash, role = tenant.name.partition("/")
+        starred = ".".join("*" if part.isdecimal() else part for part in path.split("."))
+        sizes[starred + slash + role, tenant.kind].append(tenant.size_bytes)
+    merged = [MemoryTenant(name, kind, len(each), sum(each)) for (name, kind), each in sizes.items()]
+    return sorted(merged, key=lambda tenant: (-tenant.size_bytes, tenant.name, tenant.kind))
+
+
+def _thinned(points: tuple[MemoryPoint, ...]) -> Iterator[MemoryPoint]:
+    """At most MAX_POINTS: the fullest moment of each of as many equal parts."""
+    parts = min(len(points), MAX_POINTS)
+    for part in range(parts):
+        start, stop = len(points) * part // parts, len(points) * (part + 1) // parts
+        yield max(points[start:stop], key=lambda point: point.size_bytes)
+
+
+@dataclass
+class _Lifetime:
+    """A storage from the moment it is made to the last one it is needed at, both included."""
+
+    name: str
+    kind: TenantKind
+    size_bytes: int
+    first: int
+    last: int
+
+
+class _Simulation:
+    """Walks the forward and backward graph once and notes when each storage is made and last needed.
+
+    Two tensors share a storage where torch gave them the same address on the meta device.
+    """
+
+    def __init__(
+        self,
+        graph: CapturedGraph,
+        plan: ShardingPlan,
+        policy: OptimizerPolicy,
+        program: LocalProgram,
+        coordinate: tuple[int, ...],
+    ) -> None:
+        self._graph, self._plan, self._policy, self._program = graph, plan, policy, program
+        self._coordinate = coordinate
+        self._moments: list[tuple[MemoryPhase, str]] = []
+        self._storages: dict[int, _Lifetime] = {}
+        self._others: list[_Lifetime] = []
+        self._static: dict[TenantKind, int] = dict.fromkeys(
+            ("parameter", "gradient", "optimizer", "buffer", "input"), 0
+        )
+
+    def run(self) -> Timeline:
+        """The timeline."""
+        program = self._program
+        self._add_held()
+        held = set(self._storages)
+        results = self._walk("forward", program.forward.graph)
+        outputs = _keys(results[: program.results])
+        gradients = self._walk("backward", program.backward.graph) if program.backward is not None else []
+        for name, value in zip(program.trained, gradients):
+            self._become(_keys([value]), name, "gradient")
+        self._become(outputs - held, "output", "output")
+        self._add_optimizer()
+        for key in (*held, *outputs, *_keys(gradients)):
+            self._storages[key].last = len(self._moments) - 1
+        return self._timeline()
+
+    def _add_held(self) -> None:
+        """Parameters, buffers and inputs; those that the graph reads, by their storages."""
+        placeholders = (node for node in self._program.forward.graph.nodes if node.op == "placeholder")
+        values = dict(zip(self._program.arguments, placeholders, strict=True))
+        plan = self._plan
+        kinds: tuple[tuple[TenantKind, tuple[TensorEntry, ...]], ...] = (
+            ("parameter", plan.parameters),
+            ("buffer", plan.buffers),
+            ("input", plan.inputs),
+        )
+        for kind, entries in kinds:
+            for entry in entries:
+                shape = local_shape(entry.shape, entry.layout, plan.mesh, self._coordinate)
+                size = math.prod(shape) * getattr(torch, entry.dtype).itemsize
+                key = min(_keys([values[entry.name]])) if entry.name in values else -len(self._storages) - 1
+                self._storages[key] = _Lifetime(entry.name, kind, size, 0, 0)
+                self._static[kind] += size
+
+    def _walk(self, phase: MemoryPhase, graph: fx.Graph) -> list[Any]:
+        """Adds the moments of a graph; returns what it returns."""
+        given: list[fx.Node] = []
+        returned: list[Any] = []
+        first = len(self._moments)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                given.append(node)
+            elif node.op == "output":
+                returned = list(node.args[0])
+            else:
+                self._run(phase, node)
+        last = max(first, len(self._moments) - 1)
+        for key in _keys(returned):
+            self._storages[key].last = max(self._storages[key].last, last)
+        for node in given:  # tangents: autograd holds them to the end of the backward
+            for key, size in storages(node).items():
+                self._storages.setdefault(key, _Lifetime(node.meta["label"].tensor, "temporary", size, first, last))
+        return returned
+
+    def _run(self, phase: MemoryPhase, node: fx.Node) -> None:
+        label, moment = node.meta["label"], len(self._moments)
+        self._moments.append((phase, label.operator))
+        for key in _keys(node.all_input_nodes):
+            if key in self._storages:
+                self._storages[key].last = moment
+        for key, size in storages(node).items():
+            kind: TenantKind = "temporary" if label.is_copy else "activation"
+            self._storages.setdefault(key, _Lifetime(label.tensor, kind, size, moment, moment))
+
+    def _become(self, keys: set[int], name: str, kind: TenantKind) -> None:
+        for key in keys:
+            self._storages[key].name, self._storages[key].kind = name, kind
+
+    def _add_optimizer(self) -> None:
+        """The state of every trained parameter, from the beginning; and the step, one parameter at a time."""
+        if not self._program.trained:
+            return
+        self._moments.append(("optimizer", OPTIMIZER_STEP))
+        end = len(self._moments) - 1
+        trained = set(self._program.trained)
+        largest = _Lifetime("", "temporary", 0, end, end)
+        for entry in self._plan.parameters:
+            if entry.name in trained:
+                shape = local_shape(entry.shape, entry.layout, self._plan.mesh, self._coordinate)
+                elements, itemsize = math.prod(shape), getattr(torch, entry.dtype).itemsize
+                state, copies = (
+                    self._policy.state_bytes(elements, itemsize),
+                    self._policy.step_bytes(elements, itemsize),
+                )
+                self._others.append(_Lifetime(entry.name, "optimizer", state, 0, end))
+                self._static["optimizer"] += state
+                self._static["gradient"] += elements * itemsize
+                if copies > largest.size_bytes:
+                    largest = _Lifetime(entry.name, "temporary", copies, end, end)
+        self._others.append(largest)
+
+    def _timeline(self) -> Timeline:
+        lifetimes = [lifetime for lifetime in (*self._storages.values(), *self._others) if lifetime.size_bytes]
+        changes = [0] * (len(self._moments) + 1)
+        for lifetime in lifetimes:
+            changes[lifetime.first] += lifetime.size_bytes
+            changes[lifetime.last + 1] -= lifetime.size_bytes
+        used = list(accumulate(changes))[:-1]
+        fullest = max(range(len(used)), key=used.__getitem__)
+        alive = [Tenant(t.name, t.kind, t.size_bytes) for t in lifetimes if t.first <= fullest <= t.last]
+        moments = groupby(zip(self._moments, used), key=lambda moment: moment[0])
+        points = tuple(
+            MemoryPoint(phase, operator, max(size for _, size in sizes)) for (phase, operator), sizes in moments
+        )
+        return Timeline(points, tuple(sorted(alive, key=lambda t: (-t.size_bytes, t.name))), self._static)
+
+
+def _keys(values: Iterable[Any]) -> set[int]:
+    return {key for value in values if isinstance(value, fx.Node) for key in storages(value)}

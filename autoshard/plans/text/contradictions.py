@@ -1,0 +1,281 @@
+"""What in a plan follows from its other fields is worked out again; a plan that contradicts itself is refused.
+
+A plan holds decisions (layouts and strategies) and a record of what they were found to amount to. Two kinds of
+contradiction are told apart:
+
+* within the record (:func:`check_record`): a gap that cost and bound do not give, totals that the operators and
+  redistributions do not add up to, bytes that a path does not move. No honest file has one.
+* between decisions and record (:func:`check_decisions`): a redistribution from a layout that its tensor does not have,
+  bytes of parameters that their layouts do not give. A file has them after a layout was edited by hand, and until
+  ``autoshard replan`` has written the rest anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+from ...layout import Layout, format_layout, local_shape
+from ...mesh import Mesh
+from ...redistribution import size_bytes, steps_along
+from ..dtypes import DTYPE_BYTES
+from ..memory_outcome import MemoryOutcome, MemoryPoint
+from ..plan import Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
+from .notation import check_redistribution, format_path
+
+COUNTED: Mapping[str, tuple[bool, bool]] = {"step-time": (True, True), "communication-time": (False, True)}
+"""Whether the cost of a plan counts computation, and communication, by objective."""
+
+OUTSIDE = frozenset({"results", "step"})
+"""What a point of the memory's course may name beside operators: the end of a phase, the optimizer."""
+
+FLOAT = 1e-9
+"""How far sums of seconds may differ that were added up in another order."""
+
+
+class Contradiction(ValueError):
+    """Two parts of a plan that do not fit together. ``path`` leads to the part in the file; for a redistribution it
+    ends in the entry itself, whose line the file's reader knows.
+    """
+
+    def __init__(self, said: str, *path: str | Redistribution) -> None:
+        super().__init__(said)
+        self.path = path
+
+
+def check_record(plan: ShardingPlan) -> None:
+    """Checks that what a plan records is what its other records give.
+
+    Raises:
+        Contradiction: it is not; the message names both values.
+    """
+    _check_solver(plan.solver)
+    _check_names(plan)
+    _check_ways(plan)
+    _check_compute(plan)
+    _check_communication(plan)
+    _check_cost(plan)
+
+
+def check_decisions(plan: ShardingPlan) -> None:
+    """Checks that what a plan records is recorded of its layouts and strategies.
+
+    Raises:
+        Contradiction: it is not; the message names both.
+    """
+    held, wanted = _held(plan), _wanted(plan)
+    for entry in plan.redistributions:
+        _check_ends(entry, plan.mesh, held, wanted)
+    if plan.memory is not None:
+        _check_memory(plan, plan.memory)
+
+
+def _check_solver(solver: SolverOutcome) -> None:
+    cost, bound = f"a cost of {solver.cost_ns} ns", f"a bound of {solver.bound_ns} ns"
+    right = SolverOutcome.of(solver.cost_ns, solver.bound_ns, solver.identical_layers)
+    if solver.bound_ns > solver.cost_ns:
+        raise Contradiction(f"{cost} is below {bound}, but no plan costs less than the bound", "result", "bound_ns")
+    if not math.isclose(solver.gap, right.gap, rel_tol=FLOAT):
+        raise Contradiction(f"the gap is {solver.gap}, but {cost} and {bound} give {right.gap}", "result", "gap")
+    if solver.status != right.status:
+        raise Contradiction(
+            f"the status is {solver.status}, but {cost} and {bound} are {right.status}", "result", "status"
+        )
+
+
+def _check_names(plan: ShardingPlan) -> None:
+    """Redistributions and consumers are looked up by name, whatever section has it."""
+    tensors = Counter(entry.name for entry in (*plan.parameters, *plan.buffers, *plan.inputs))
+    operators = Counter(entry.name for entry in plan.operators)
+    for names, where in ((tensors, "parameters, buffers and inputs"), (operators, "operators of both phases")):
+        for name, times in names.items():
+            if times > 1:
+                raise Contradiction(f"{name!r} is named {times} times among the {where}")
+
+
+def _check_ways(plan: ShardingPlan) -> None:
+    """Every redistribution by itself; and that a tensor goes one way between two layouts in a phase, and that what is
+    kept for the backward is something that the forward made.
+    """
+    sources = {entry.name: entry for entry in (*plan.parameters, *plan.buffers, *plan.inputs)}
+    holders = {entry.name: entry for entry in (*plan.parameters, *plan.buffers, *plan.outputs)}
+    forward = {(e.tensor, e.path) for e in plan.redistributions if e.phase == "forward"}
+    ends: dict[tuple[str, Phase, Layout, Layout], Redistribution] = {}
+    for entry in plan.redistributions:
+        try:
+            check_redistribution(entry, plan.mesh)
+        except ValueError as error:
+            raise Contradiction(f"{entry.tensor}: {error}", entry) from None
+        _check_bytes(entry, plan, sources, holders)
+        if entry.kept and (entry.tensor, entry.path) not in forward:
+            said = f"{entry.tensor} is kept from the forward, where nothing takes it along the same path"
+            raise Contradiction(said, entry)
+        other = ends.setdefault((entry.tensor, entry.phase, entry.path[0], entry.path[-1]), entry)
+        if other is not entry:
+            ways = " and ".join(format_path(path, plan.mesh) for path in (other.path, entry.path))
+            raise Contradiction(f"{entry.tensor} goes two ways in the {entry.phase}: {ways}", entry)
+
+
+# Totals. Costs are whole nanoseconds, rounded operator by operator and redistribution by redistribution, so that each
+# part may be off by a half.
+
+
+def _check_compute(plan: ShardingPlan) -> None:
+    run_ns = sum(entry.predicted_ns for entry in plan.execution)
+    if plan.execution and not _near(run_ns, plan.compute_s * 1e9, len(plan.operators)):
+        said = f"compute_s is {plan.compute_s}, but the operators of the execution take {run_ns / 1e9} s together"
+        raise Contradiction(said, "result", "compute_s")
+
+
+def _check_communication(plan: ShardingPlan) -> None:
+    """Slices take time too, and have none in the file."""
+    sent_s = math.fsum(entry.predicted_s for entry in plan.redistributions)
+    ran = (entry for entry in plan.redistributions if not entry.kept)
+    slices = any(not step.communicates for entry in ran for step in steps_along(entry.path))
+    more_s, rounded_s = plan.communication_s - sent_s, FLOAT * (1e-9 + sent_s)
+    if more_s < -rounded_s or (not slices and more_s > rounded_s):
+        alone = "" if slices else ", and nothing else is moved"
+        said = f"communication_s is {plan.communication_s}, but the collectives take {sent_s} s together{alone}"
+        raise Contradiction(said, "result", "communication_s")
+
+
+def _check_cost(plan: ShardingPlan) -> None:
+    if plan.objective not in COUNTED:
+        raise Contradiction(f"unknown objective {plan.objective!r}; expected {' or '.join(COUNTED)}", "objective")
+    computes, communicates = COUNTED[plan.objective]
+    ns = (computes * plan.compute_s + communicates * plan.communication_s) * 1e9
+    if not _near(plan.solver.cost_ns, ns, len(plan.operators) + len(plan.redistributions)):
+        parts = "compute_s and communication_s" if computes else "communication_s"
+        said = f"the cost is {plan.solver.cost_ns} ns, but {parts} give {round(ns)} ns"
+        raise Contradiction(said, "result", "cost_ns")
+
+
+def _near(whole: int, exact: float, rounded: int) -> bool:
+    """Whether a sum of so many rounded numbers may be that of the exact ones."""
+    return abs(whole - exact) <= 1 + rounded / 2 + FLOAT * abs(exact)
+
+
+def _check_bytes(
+    entry: Redistribution,
+    plan: ShardingPlan,
+    sources: Mapping[str, TensorEntry],
+    holders: Mapping[str, TensorEntry],
+) -> None:
+    """The bytes of a redistribution follow from its path where the plan says the shape: that of the tensor itself, or
+    of the parameter whose gradient it is, or of the output or buffer that holds it. Results of operators have none.
+    """
+    tensor = next((holders[name] for name in entry.consumers if name in holders), sources.get(entry.tensor))
+    if tensor is None:
+        return
+    if any(placement.dim >= len(tensor.shape) for layout in entry.path for placement in layout):
+        raise Contradiction(
+            f"{entry.tensor} is {tensor.dtype}{list(tensor.shape)}, which has not all the dims that its path "
+            f"{format_path(entry.path, plan.mesh)} cuts",
+            entry,
+        )
+    sent = ((step, before) for step, before in zip(steps_along(entry.path), entry.path) if step.communicates)
+    for (step, before), collective in zip(sent, entry.collectives):
+        size = size_bytes(step, before, tensor.shape, DTYPE_BYTES[tensor.dtype], plan.mesh)
+        if collective.size_bytes != size:
+            raise Contradiction(
+                f"the {step.kind} over {collective.axis} of {entry.tensor} is said to move {collective.size_bytes} "
+                f"bytes, but {tensor.dtype}{list(tensor.shape)} in the layout {format_layout(before, plan.mesh)} makes "
+                f"it {size}",
+                entry,
+            )
+
+
+def _held(plan: ShardingPlan) -> dict[str, Layout]:
+    """The layout in which every tensor is made, by the name that redistributions give it."""
+    held = {entry.name: entry.layout for entry in (*plan.parameters, *plan.buffers, *plan.inputs)}
+    held |= {f"grad.{entry.name.removeprefix('output.')}": entry.layout for entry in plan.outputs}
+    for operator in plan.operators:
+        for k, layout in enumerate(operator.outputs):
+            if layout is not None:
+                held[f"{operator.name}:{k}" if k else operator.name] = layout
+    return held
+
+
+def _wanted(plan: ShardingPlan) -> dict[tuple[Phase, str], tuple[Layout, ...]]:
+    """The layouts that each consumer can want of a tensor, by phase: a parameter those of its gradient."""
+    wanted: dict[tuple[Phase, str], tuple[Layout, ...]] = {
+        ("forward", entry.name): (entry.layout,) for entry in (*plan.outputs, *plan.buffers)
+    }
+    wanted |= {("backward", entry.name): (entry.layout,) for entry in plan.parameters}
+    return wanted | {(entry.phase, entry.name): entry.inputs for entry in plan.operators}
+
+
+def _check_ends(
+    entry: Redistribution,
+    mesh: Mesh,
+    held: Mapping[str, Layout],
+    wanted: Mapping[tuple[Phase, str], tuple[Layout, ...]],
+) -> None:
+    if entry.tensor not in held:
+        raise Contradiction(f"{entry.tensor} is redistributed, but is no tensor of the plan", entry)
+    first, last = entry.path[0], entry.path[-1]
+    if held[entry.tensor] != first:
+        raise Contradiction(
+            f"{entry.tensor} is redistributed from {format_layout(first, mesh)}, but its layout is "
+            f"{format_layout(held[entry.tensor], mesh)}",
+            entry,
+        )
+    for name in entry.consumers:
+        layouts = wanted.get((entry.phase, name), ())
+        if last not in layouts:
+            asks = " and ".join(dict.fromkeys(format_layout(layout, mesh) for layout in layouts))
+            raise Contradiction(
+                f"{entry.tensor} is redistributed to {format_layout(last, mesh)} for {name}, "
+                + (f"which wants {asks}" if layouts else f"which the plan does not have in the {entry.phase}"),
+                entry,
+            )
+
+
+def _check_memory(plan: ShardingPlan, memory: MemoryOutcome) -> None:
+    found = (memory.parameter_bytes, memory.buffer_bytes, memory.input_bytes)
+    ranks = dict(_held_bytes(plan))
+    if found not in ranks.values():
+        names = "parameters, buffers and inputs"
+        raise Contradiction(
+            f"the {names} are said to hold {', '.join(map(str, found))} bytes, but their layouts give the first rank "
+            f"{', '.join(map(str, next(iter(ranks.values()))))}",
+            "memory",
+            "static_bytes",
+        )
+    if memory.gradient_bytes > memory.parameter_bytes:
+        raise Contradiction(
+            f"gradients hold {memory.gradient_bytes} bytes, more than the {memory.parameter_bytes} of all parameters",
+            "memory",
+            "static_bytes",
+        )
+    operators = {(entry.phase, entry.name) for entry in plan.operators}
+    for where, points in (("peak", (memory.peak,)), ("timeline", memory.timeline)):
+        for point in points:
+            if point.operator not in OUTSIDE and (point.phase, point.operator) not in operators:
+                raise Contradiction(_no_operator(point), "memory", where)
+    budget, peak = memory.budget_bytes, memory.peak.size_bytes
+    if budget is not None and memory.soft_ms_per_gib is None and peak > budget:
+        raise Contradiction(
+            f"the peak of {peak} bytes is above the budget of {budget} that the plan was made under",
+            "memory",
+            "budget_bytes",
+        )
+
+
+def _no_operator(point: MemoryPoint) -> str:
+    return f"the memory's course names {point.operator!r}, which is no operator of the {point.phase}"
+
+
+def _held_bytes(plan: ShardingPlan) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """What parameters, buffers and inputs hold on the ranks at the corners of the mesh, of which one is the fullest."""
+    mesh = plan.mesh
+    for coordinate in product(*(sorted({0, size - 1}) for size in mesh.shape)):
+        yield (
+            coordinate,
+            tuple(
+                sum(math.prod(local_shape(e.shape, e.layout, mesh, coordinate)) * DTYPE_BYTES[e.dtype] for e in entries)
+                for entries in (plan.parameters, plan.buffers, plan.inputs)
+            ),
+        )

@@ -1,0 +1,66 @@
+"""Why a redistribution is there, in words, as far as the plan alone tells."""
+
+from __future__ import annotations
+
+from ...layout import Layout, Placement
+from ...mesh import Mesh
+from ..plan import Redistribution, ShardingPlan
+from ..text.layer_relative import absolute_names, frame_of, written_for
+from ..text.name_patterns import Line, Repeats
+
+MOST_NAMED = 3
+"""Consumers that a reason names."""
+
+
+class RedistributionReasons:
+    """The reasons of one plan's redistributions."""
+
+    def __init__(self, plan: ShardingPlan, repeats: Repeats) -> None:
+        self._mesh, self._repeats = plan.mesh, repeats
+        self._parameters = {entry.name for entry in plan.parameters}
+        self._held = self._parameters | {entry.name for entry in (*plan.buffers, *plan.inputs, *plan.outputs)}
+
+    def of(self, line: Line[Redistribution]) -> str:
+        """What changes, and for whom: ``makes it whole along tp for layers.*.wq/mm``."""
+        changes = changes_in_words(line.value.path[0], line.value.path[-1], self._mesh)
+        return " and ".join(changes) + self._consumers(line)
+
+    def _consumers(self, line: Line[Redistribution]) -> str:
+        texts = written_for(line.pattern, line.value.consumers)
+        if not texts:
+            return ""
+        first = absolute_names(texts[0], frame_of(line.pattern.names()[0]), self._repeats)[0]
+        if first in self._parameters and line.value.phase == "backward":
+            return f", as the gradient of {texts[0]} is held"
+        if first in self._held:
+            return f", as {texts[0]} is held"
+        return " for " + ", ".join(texts[:MOST_NAMED]) + _more(len(texts) - MOST_NAMED)
+
+
+def changes_in_words(before: Layout, after: Layout, mesh: Mesh) -> list[str]:
+    """What a redistribution does to a tensor; axes to which it does the same are named together."""
+    axes: dict[str, list[str]] = {}
+    for axis, old, new in zip(mesh.axes, before, after):
+        if old != new:
+            axes.setdefault(_change(old, new), []).append(axis)
+    return [change.format(" and ".join(names)) for change, names in axes.items()]
+
+
+def _change(old: Placement, new: Placement) -> str:
+    match old.kind, new.kind:
+        case "P", "S":
+            return f"sums the addends of {{}} and leaves each rank a block of dim {new.dim}"
+        case "P", _:
+            return "sums the addends of {}" if old.reduce == "sum" else f"takes the {old.reduce} over {{}}"
+        case "S", "R":
+            return "makes it whole along {}"
+        case "S", "S":
+            return f"cuts dim {new.dim} instead of {old.dim} along {{}}"
+        case _, "S":
+            return f"cuts dim {new.dim} along {{}}"
+        case _:
+            return "makes it addends along {}"
+
+
+def _more(count: int) -> str:
+    return f" and {count} more" if count > 0 else ""

@@ -1,0 +1,174 @@
+"""A plan as tables that a person reads: rich on a terminal, plain text of full width elsewhere.
+
+Not exported by :mod:`autoshard.plans`: reading a plan in a training job does not load rich.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TextIO
+
+from rich import box
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from ...layout import format_layout
+from ...mesh import Mesh
+from ..memory_outcome import MemoryOutcome
+from ..plan import Redistribution, ShardingPlan, TensorEntry
+from ..text.folded_plan import FoldedPlan, fold_plan
+from ..text.layout_preserving import preserves_layout
+from ..text.name_patterns import Line, Repeats, format_pattern
+from ..text.notation import format_path, format_strategy
+from ..units import format_bytes, format_seconds
+from .parallelism import Parallelism
+from .redistribution_reasons import RedistributionReasons
+from .summary import PlanSummary, summarize
+
+PIPE_COLUMNS = 4000
+"""Width for what is not a terminal: wide enough that no line is folded; tables take only what they need."""
+MOST_EXPENSIVE = 10
+
+
+def console_for(stream: TextIO) -> Console:
+    """A console that colours and folds on a terminal, and writes whole plain lines anywhere else."""
+    if stream.isatty():
+        return Console(file=stream)
+    return Console(file=stream, width=PIPE_COLUMNS, force_terminal=False, color_system=None, legacy_windows=False)
+
+
+def show_text(plan: ShardingPlan, console: Console) -> None:
+    """Prints the header, parameters, operators, collectives and the most expensive redistributions."""
+    summary, folded = summarize(plan), fold_plan(plan)
+    console.print(_header(summary, plan))
+    for title, tensors in (
+        ("Parameters", folded.parameters),
+        ("Buffers", folded.buffers),
+        ("Inputs", folded.inputs),
+        ("Outputs", folded.outputs),
+    ):
+        if tensors:
+            _print(title, _tensors(tensors, plan.mesh, folded.repeats), console)
+    _print_operators(folded, plan.mesh, console)
+    if summary.collectives:
+        _print("Collectives of one rank in a step", _collectives(summary), console)
+    if summary.memory is not None:
+        _print("Memory of one rank at its fullest", _memory(summary.memory), console)
+    if folded.redistributions:
+        reasons = RedistributionReasons(plan, folded.repeats)
+        _print("Most expensive redistributions", _redistributions(folded, plan.mesh, reasons), console)
+
+
+def headline(summary: PlanSummary) -> tuple[str, ...]:
+    """The lines that say what a plan is worth, the last one on memory where the plan knows it."""
+    per_rank = format_bytes(summary.parameter_bytes_per_rank)
+    return (
+        f"{summary.verdict}: cost {summary.cost_ns} ns, bound {summary.bound_ns} ns, gap {summary.gap:.3%}",
+        f"predicted step {format_seconds(summary.step_s)}: compute {format_seconds(summary.compute_s)}, "
+        f"communication {format_seconds(summary.communication_s)}",
+        f"parameters {format_bytes(summary.parameter_bytes)}, {per_rank} on the rank with the largest shards",
+        *([] if summary.memory is None else [_memory_line(summary.memory)]),
+    )
+
+
+def _memory_line(memory: MemoryOutcome) -> str:
+    peak = memory.peak
+    limit = "no budget" if memory.budget_bytes is None else f"budget {format_bytes(memory.budget_bytes)}"
+    if memory.soft_ms_per_gib is not None:
+        limit += f", {memory.soft_ms_per_gib:g} ms per GiB above it"
+    return (
+        f"memory per rank {format_bytes(peak.size_bytes)} ({limit}), fullest in the {peak.phase} at {peak.operator}; "
+        f"parameters, gradients and {memory.optimizer} state {format_bytes(memory.static_bytes)}"
+    )
+
+
+def _header(summary: PlanSummary, plan: ShardingPlan) -> Panel:
+    parallelism = Parallelism(plan)
+    lines = [
+        f"mesh {summary.mesh} ({summary.ranks} ranks), hardware {summary.hardware}, objective {summary.objective}",
+        *headline(summary),
+        *(f"along {axis}: {parallelism.words(axis)}" for axis in plan.mesh.axes),
+        *(f"pin {pin}" for pin in plan.pins),
+    ]
+    return Panel.fit(Text("\n".join(lines)), title=Text(summary.model), title_align="left")
+
+
+def _print(title: str, table: Table, console: Console) -> None:
+    console.print()
+    console.print(Text(title, style="bold"))
+    console.print(table)
+
+
+def _table(columns: Iterable[str], numbers: Iterable[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for column in numbers:
+        table.add_column(column, overflow="fold", justify="right")
+    return table
+
+
+def _add(table: Table, *cells: object) -> None:
+    """A row of plain text: names may hold brackets, which are no markup."""
+    table.add_row(*(Text(str(cell)) for cell in cells))
+
+
+def _tensors(lines: Iterable[Line[TensorEntry]], mesh: Mesh, repeats: Repeats) -> Table:
+    table = _table(("name", "layout", "shape", "dtype"), ("count",))
+    for line in lines:
+        layout, shape = format_layout(line.value.layout, mesh), list(line.value.shape)
+        _add(table, format_pattern(line.pattern, repeats), layout, shape, line.value.dtype, line.pattern.count)
+    return table
+
+
+def _print_operators(folded: FoldedPlan, mesh: Mesh, console: Console) -> None:
+    lines = [*folded.forward, *folded.backward]
+    shown = [line for line in lines if not preserves_layout(line.value)]
+    if shown:
+        table = _table(("operator", "phase", "strategy"), ("count",))
+        for line in shown:
+            strategy = format_strategy(line.value, mesh)
+            _add(table, format_pattern(line.pattern, folded.repeats), line.value.phase, strategy, line.pattern.count)
+        _print("Operators", table, console)
+    left_out = sum(line.pattern.count for line in lines) - sum(line.pattern.count for line in shown)
+    if left_out:
+        console.print(
+            Text(f"{left_out} operators follow their first input or handle whole tensors, and are not listed.")
+        )
+
+
+def _collectives(summary: PlanSummary) -> Table:
+    table = _table(("phase", "kind", "axis"), ("count", "bytes", "predicted"))
+    for total in summary.collectives:
+        size, time = format_bytes(total.size_bytes), format_seconds(total.predicted_s)
+        _add(table, total.phase, total.kind, total.axis, total.count, size, time)
+    return table
+
+
+def _memory(memory: MemoryOutcome) -> Table:
+    table = _table(("tensors", "kind"), ("count", "bytes"))
+    for tenant in memory.tenants:
+        _add(table, tenant.name, tenant.kind, tenant.count, format_bytes(tenant.size_bytes))
+    if memory.other_bytes:
+        _add(table, "all others", "", "", format_bytes(memory.other_bytes))
+    _add(table, "together", "", "", format_bytes(memory.peak.size_bytes))
+    return table
+
+
+def _redistributions(folded: FoldedPlan, mesh: Mesh, reasons: RedistributionReasons) -> Table:
+    by_time = sorted(folded.redistributions, key=_predicted_s, reverse=True)[:MOST_EXPENSIVE]
+    table = _table(("tensor", "phase", "path", "collectives", "why"), ("count", "predicted"))
+    for line in by_time:
+        entry = line.value
+        steps = ", ".join(f"{c.kind} {c.axis} {format_bytes(c.size_bytes)}" for c in entry.collectives) or "none"
+        steps = "kept from the forward" if entry.kept else steps
+        pattern, path = format_pattern(line.pattern, folded.repeats), format_path(entry.path, mesh)
+        why, time = reasons.of(line), format_seconds(_predicted_s(line))
+        _add(table, pattern, entry.phase, path, steps, why, line.pattern.count, time)
+    return table
+
+
+def _predicted_s(line: Line[Redistribution]) -> float:
+    return line.pattern.count * line.value.predicted_s

@@ -1,0 +1,125 @@
+"""The numbers of a plan: predicted seconds, bytes per rank, totals of collectives; for scripts and for tables."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+from ...layout import largest_local_shape
+from ..dtypes import DTYPE_BYTES
+from ..memory_outcome import MemoryOutcome
+from ..plan import Collective, CollectiveKind, Phase, ShardingPlan, TensorEntry
+
+
+@dataclass(frozen=True)
+class CollectiveTotal:
+    """All collectives of one kind on one mesh axis in one phase, as one rank runs them in a step.
+
+    ``size_bytes`` adds up each collective's larger buffer; ``predicted_s`` the predicted times.
+    """
+
+    phase: Phase
+    kind: CollectiveKind
+    axis: str
+    count: int
+    size_bytes: int
+    predicted_s: float
+
+
+@dataclass(frozen=True)
+class PlanSummary:
+    """The numbers of a plan.
+
+    ``collectives`` is ordered by phase (forward first), kind and axis. ``parameter_bytes`` is the size of all
+    parameters, each counted once; ``parameter_bytes_per_rank`` that of the largest shards, which is what rank 0 holds.
+    ``memory`` is None for a plan from before plans knew of memory.
+    """
+
+    model: str
+    mesh: str
+    ranks: int
+    hardware: str
+    objective: str
+    status: str
+    identical_layers: str
+    verdict: str
+    cost_ns: int
+    bound_ns: int
+    gap: float
+    step_s: float
+    compute_s: float
+    communication_s: float
+    parameters: int
+    parameter_bytes: int
+    parameter_bytes_per_rank: int
+    operators: int
+    redistributions: int
+    collectives: tuple[CollectiveTotal, ...]
+    memory: MemoryOutcome | None
+
+
+def summarize(plan: ShardingPlan) -> PlanSummary:
+    """Adds up the numbers of a plan: see :class:`PlanSummary`."""
+    return PlanSummary(
+        model=plan.model,
+        mesh=str(plan.mesh),
+        ranks=plan.mesh.size,
+        hardware=plan.hardware,
+        objective=plan.objective,
+        status=plan.solver.status,
+        identical_layers=plan.solver.identical_layers,
+        verdict=plan.solver.verdict,
+        cost_ns=plan.solver.cost_ns,
+        bound_ns=plan.solver.bound_ns,
+        gap=plan.solver.gap,
+        step_s=plan.step_s,
+        compute_s=plan.compute_s,
+        communication_s=plan.communication_s,
+        parameters=len(plan.parameters),
+        parameter_bytes=sum(_size_bytes(entry, entry.shape) for entry in plan.parameters),
+        parameter_bytes_per_rank=sum(
+            _size_bytes(entry, largest_local_shape(entry.shape, entry.layout, plan.mesh)) for entry in plan.parameters
+        ),
+        operators=len(plan.operators),
+        redistributions=len(plan.redistributions),
+        collectives=_totals(plan),
+        memory=plan.memory,
+    )
+
+
+def summary_json(plan: ShardingPlan) -> dict[str, object]:
+    """The summary as JSON-ready values: the keys of :class:`PlanSummary`, :class:`CollectiveTotal` and
+    :class:`~autoshard.plans.memory_outcome.MemoryOutcome`.
+
+    The keys are stable: later versions add some and change none. ``docs/plan_file.md`` lists them.
+    """
+    summary = summarize(plan)
+    collectives = [asdict(total) for total in summary.collectives]
+    memory = None if summary.memory is None else _lists(asdict(summary.memory))
+    return {"autoshard_summary": 1, **asdict(summary), "collectives": collectives, "memory": memory}
+
+
+def _lists(value: dict[str, object]) -> dict[str, object]:
+    return {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
+
+
+def _totals(plan: ShardingPlan) -> tuple[CollectiveTotal, ...]:
+    groups: dict[tuple[bool, str, int], list[tuple[Phase, Collective]]] = {}
+    for phase, collective in plan.collectives():
+        key = (phase != "forward", collective.kind, plan.mesh.index(collective.axis))
+        groups.setdefault(key, []).append((phase, collective))
+    return tuple(
+        CollectiveTotal(
+            phase=group[0][0],
+            kind=group[0][1].kind,
+            axis=group[0][1].axis,
+            count=len(group),
+            size_bytes=sum(collective.size_bytes for _, collective in group),
+            predicted_s=math.fsum(collective.predicted_s for _, collective in group),
+        )
+        for _, group in sorted(groups.items())
+    )
+
+
+def _size_bytes(entry: TensorEntry, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * DTYPE_BYTES[entry.dtype]

@@ -1,0 +1,137 @@
+"""Executes the steps of a redistribution on one rank's shard: on tensors, or on the values of a graph being built.
+
+Pricing prices the steps of :mod:`autoshard.redistribution.steps` and lowering executes them here, so what is planned is
+what runs. Uneven shards are padded to the largest before they travel, so that no rank reads what another did not
+write (the silent corruption of pytorch#194457).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ..layout import Layout, block, largest_local_shape, local_shape
+from ..mesh import Mesh
+from .steps import step_between
+
+aten = torch.ops.aten
+
+
+class Emitter(Protocol):
+    """The operations that :func:`run_step` is made of: torch operators on local tensors, and collectives along a mesh
+    axis, which gather, cut or exchange blocks of dim 0.
+
+    Lowering's emitter adds them to a graph; a test's emitter runs them at once.
+    """
+
+    def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Applies a torch operator."""
+
+    def all_gather(self, x: Any, axis: int) -> Any:
+        """Joins the equal tensors of all ranks along dim 0."""
+
+    def reduce_scatter(self, x: Any, axis: int, reduce: str) -> Any:
+        """Combines the tensors of all ranks and keeps this rank's block of dim 0."""
+
+    def all_reduce(self, x: Any, axis: int, reduce: str) -> Any:
+        """Combines the tensors of all ranks."""
+
+    def all_to_all(self, x: Any, axis: int) -> Any:
+        """Sends block ``i`` of dim 0 to rank ``i`` and joins what arrives in rank order."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Where a tensor of a global shape is held: the mesh and this rank's coordinate."""
+
+    shape: tuple[int, ...]
+    mesh: Mesh
+    coordinate: tuple[int, ...]
+
+    def local(self, layout: Layout) -> tuple[int, ...]:
+        """This rank's shape in a layout."""
+        return local_shape(self.shape, layout, self.mesh, self.coordinate)
+
+    def largest(self, layout: Layout) -> tuple[int, ...]:
+        """The largest shape of any rank in a layout."""
+        return largest_local_shape(self.shape, layout, self.mesh)
+
+
+def run_step(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard) -> Any:
+    """Executes one step on this rank's shard ``x``; works on tensors and on graph values alike.
+
+    Returns the rank's shard in the layout ``after``, contiguous.
+    """
+    step = step_between(before, after)
+    parts = shard.mesh.shape[step.axis]
+    mine = shard.coordinate[step.axis]
+    local, goal = shard.local(before), shard.local(after)
+    if step.kind == "slice":
+        start, stop = block(local[step.target], parts, mine)
+        # a block of dim 0 would be contiguous, but a view that keeps the whole in memory
+        piece = emit.call(aten.slice.Tensor, x, step.target, start, stop)
+        return emit.call(aten.clone.default, piece, memory_format=torch.contiguous_format)
+    padded = shard.largest(before)
+    if step.kind == "all_reduce":
+        x = emit.call(aten.contiguous.default, _pad(emit, x, local, padded))
+        return _cut(emit, emit.all_reduce(x, step.axis, step.reduce), padded, goal)
+    if step.kind == "all_gather":
+        x = emit.call(aten.contiguous.default, _pad(emit, x, local, padded))
+        gathered = emit.all_gather(x, step.axis)
+        return _join(emit, gathered, padded, goal, step.source, parts)
+    # Reduce-scatter and all-to-all both send block r of the target dim to rank r. Collectives exchange blocks of dim 0
+    # of one buffer, so the blocks are cut along the target dim, padded to the widest, and stacked along dim 0. What an
+    # all-to-all brings from the other ranks is joined along the source dim. Example, S(0) -> S(1) of a (4, 6) tensor
+    # on two ranks: a rank holds (2, 6), cuts it into two (2, 3) and stacks them to (4, 3); it gets one (2, 3) of its
+    # own columns from each rank, and joins the two along dim 0 to (4, 3).
+    width = -(-padded[step.target] // parts)
+    piece_shape = _with(padded, step.target, width)
+    if step.target == 0 and local == _with(padded, 0, width * parts):
+        stacked = emit.call(aten.contiguous.default, x)  # the blocks lie in a row already
+    else:
+        blocks = (block(local[step.target], parts, r) for r in range(parts))
+        pieces = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
+        stacked = emit.call(aten.cat.default, pieces, 0)
+    if step.kind == "reduce_scatter":
+        return _cut(emit, emit.reduce_scatter(stacked, step.axis, step.reduce), piece_shape, goal)
+    return _join(emit, emit.all_to_all(stacked, step.axis), piece_shape, goal, step.source, parts)
+
+
+def _join(emit: Emitter, x: Any, piece: tuple[int, ...], goal: tuple[int, ...], dim: int, parts: int) -> Any:
+    """Cuts the padding off each of the pieces that arrived along dim 0 and joins them along ``dim``."""
+    if dim == 0 and _with(piece, 0, piece[0] * parts) == goal:
+        return x
+    pieces = []
+    for r in range(parts):
+        start, stop = block(goal[dim], parts, r)
+        arrived, shape = _slice(emit, x, _with(piece, 0, piece[0] * parts), 0, r * piece[0], (r + 1) * piece[0])
+        pieces.append(_cut(emit, arrived, shape, _with(goal, dim, stop - start)))
+    return emit.call(aten.cat.default, pieces, dim)
+
+
+def _slice(
+    emit: Emitter, x: Any, shape: tuple[int, ...], dim: int, start: int, stop: int
+) -> tuple[Any, tuple[int, ...]]:
+    return emit.call(aten.slice.Tensor, x, dim, start, stop), _with(shape, dim, stop - start)
+
+
+def _pad(emit: Emitter, x: Any, shape: tuple[int, ...], goal: tuple[int, ...]) -> Any:
+    if shape == goal:
+        return x
+    widths = [width for size, end in zip(reversed(shape), reversed(goal)) for width in (0, end - size)]
+    return emit.call(aten.constant_pad_nd.default, x, widths)
+
+
+def _cut(emit: Emitter, x: Any, shape: tuple[int, ...], goal: tuple[int, ...]) -> Any:
+    if shape == goal:
+        return x
+    for dim, (size, end) in enumerate(zip(shape, goal)):
+        if size != end:
+            x = emit.call(aten.slice.Tensor, x, dim, 0, end)
+    return emit.call(aten.contiguous.default, x)
+
+
+def _with(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
+    return (*shape[:dim], size, *shape[dim + 1 :])

@@ -1,0 +1,116 @@
+"""The cheapest way from any layout of a tensor to any other, and what it copies and holds on a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from ..layout import Layout, R, S, has_empty_shard, is_even, largest_local_shape
+from ..layout import P as partial
+from ..mesh import Mesh
+from .steps import Step, size_bytes, step_on, steps_along
+
+
+def copied_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
+    """Bytes that the local copies of ``run_step`` read and write, on the rank that copies most.
+
+    Blocks of dim 0 lie in a row, so they are sent, and arrive, as they are; blocks of another dim are packed before and
+    joined after. Uneven shards are padded before and cut after. A slice is copied, so that the whole can go.
+    """
+    after = before.replace(step.axis, R if step.target < 0 else S(step.target))
+    size = size_bytes(step, before, shape, itemsize, mesh)
+    kept = itemsize * int(np.prod(largest_local_shape(shape, after, mesh), dtype=np.int64))
+    if step.kind == "slice":
+        return 2 * kept
+    even = is_even(shape, before, mesh) and is_even(shape, after, mesh)
+    packs = step.kind in ("reduce_scatter", "all_to_all") and (step.target > 0 or not even)
+    joins = step.kind in ("all_gather", "all_to_all") and (step.source > 0 or not even)
+    pads = 0 if even else 2 * size + 2 * kept
+    return 2 * size * (packs + joins) + pads
+
+
+def transient_bytes(path: Sequence[Layout], shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
+    """The most that a redistribution holds at a time beside the tensor it starts from: copies, the buffers of a
+    collective, the result. Exact for ``run_step`` where every shard is even; padding of others is left out.
+    """
+    # Sizes are of the largest rank's shard: `taken` before a step, `made` after it, `given` as made by the step before
+    # (0 for the first: what it starts from is not counted). Each case says which of them, packed or joined copies
+    # included, are alive together at the fullest moments of run_step.
+    most, given = 0, 0
+    for step, before, after in zip(steps_along(path), path, path[1:]):
+        made = itemsize * int(np.prod(largest_local_shape(shape, after, mesh), dtype=np.int64))
+        taken = itemsize * int(np.prod(largest_local_shape(shape, before, mesh), dtype=np.int64))
+        match step.kind:
+            case "all_gather" if step.source > 0:
+                most = max(most, given + made, 2 * made)
+            case "reduce_scatter" if step.target > 0:
+                most = max(most, given + taken, taken + made)
+            case "all_to_all":
+                stacked = given if step.target == 0 else taken
+                joined = made if step.source > 0 else 0
+                most = max(most, given + (stacked if step.target else 0), stacked + made, made + joined)
+            case _:
+                most = max(most, given + made)
+        given = made
+    return most
+
+
+def layouts_of(shape: tuple[int, ...], mesh: Mesh, reduces: tuple[str, ...] = ("sum",)) -> tuple[Layout, ...]:
+    """Every layout in which no rank is left without elements and an axis of one rank replicates, in a fixed order."""
+    placements = [R, *(S(d) for d, size in enumerate(shape) if size > 1), *(partial(reduce) for reduce in reduces)]
+    per_axis = ([R] if size == 1 else placements for size in mesh.shape)
+    every = (Layout(combination) for combination in product(*per_axis))
+    return tuple(layout for layout in every if not has_empty_shard(shape, layout, mesh))
+
+
+@dataclass(frozen=True, eq=False)
+class Paths:
+    """The cheapest way between any two of ``layouts`` (L of them).
+
+    ``seconds`` is (L, L), infinite where no steps lead; ``following[i, j]`` is the layout after ``i`` on the way to
+    ``j``.
+    """
+
+    layouts: tuple[Layout, ...]
+    seconds: np.ndarray
+    following: np.ndarray
+
+    def path(self, before: Layout, after: Layout) -> tuple[Layout, ...]:
+        """The layouts from ``before`` to ``after``, both included."""
+        at, goal = self.layouts.index(before), self.layouts.index(after)
+        path = [before]
+        while at != goal:
+            at = int(self.following[at, goal])
+            path.append(self.layouts[at])
+        return tuple(path)
+
+
+Price = Callable[[Step, int, int], float]
+
+
+def cheapest_paths(
+    layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price
+) -> Paths:
+    """Least-cost paths between all layouts (Floyd-Warshall), ``price(step, size_bytes, copied_bytes)`` in seconds."""
+    index = {layout: i for i, layout in enumerate(layouts)}
+    count = len(layouts)
+    seconds = np.full((count, count), np.inf)
+    following = np.tile(np.arange(count), (count, 1))
+    np.fill_diagonal(seconds, 0.0)
+    placements = sorted({placement for layout in layouts for placement in layout})
+    for before, i in index.items():
+        for axis, placement in product(range(mesh.ndim), placements):
+            after = before.replace(axis, placement)
+            step = step_on(before, after, axis)
+            if step is not None and after in index:
+                sizes = (rule(step, before, shape, itemsize, mesh) for rule in (size_bytes, copied_bytes))
+                seconds[i, index[after]] = price(step, *sizes)
+    for k in range(count):
+        through = seconds[:, k, None] + seconds[None, k, :]
+        better = through < seconds * (1 - 1e-12)
+        seconds = np.where(better, through, seconds)
+        following = np.where(better, following[:, k, None], following)
+    return Paths(layouts, seconds, following)

@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from autoshard.cli.commands import Objective, app
+from autoshard.errors import BudgetError, CaptureError, InfeasibleError
+from autoshard.mesh import Mesh
+from autoshard.plans import Contender, Contest, contest_json, read_plan, summary_json, write_plan
+
+from ..plans.synthetic import sharded_plan, transformer_plan
+
+ROOT = Path(__file__).parents[2]
+PLAN = transformer_plan(2)
+MODEL = "def model():\n    return (lambda x: x), (1,), {'mask': 2}\n"
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model and a plan, which is the current one."""
+    (tmp_path / "model.py").write_text(MODEL)
+    write_plan(PLAN, tmp_path / "plan.yaml")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What ``api.plan`` is called with; it always gives the same plan."""
+    seen: list[tuple[Any, ...]] = []
+
+    def plan(module: object, args: object, kwargs: object, **options: Any) -> object:
+        options.pop("progress")("solving")
+        seen.append((args, kwargs, options))
+        return PLAN
+
+    fake_api(monkeypatch, plan)
+    return seen
+
+
+def fake_api(monkeypatch: pytest.MonkeyPatch, plan: Callable[..., object]) -> None:
+    fake = types.ModuleType("autoshard.api")
+    fake.plan = plan  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "autoshard.api", fake)
+
+
+def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2,tp=2", "-o", "new.yaml")
+    assert result.exit_code == 0
+    assert calls == [
+        (
+            (1,),
+            {"mask": 2},
+            {
+                "mesh": Mesh.parse("dp=2,tp=2"),
+                "hardware": "dgx-h100",
+                "objective": "step-time",
+                "constraints": (),
+                "pins": (),
+                "backend": "auto",
+                "time_limit_s": None,
+                "tie_layers": True,
+                "memory": None,
+                "memory_soft": None,
+                "optimizer": None,
+                "name": "model.py:model",
+            },
+        )
+    ]
+
+
+def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
+    options = "--hardware cpu-gloo --objective communication-time --backend highs --time-limit 2.5".split()
+    options += "--memory 80GiB --memory-soft 2.5 --optimizer sgd".split()
+    pins = ["--pin", "tokens=dp:S(0) tp:R", "--pin", "*.wq.weight=tp:S(0)"]
+    result = invoke("plan", "model.py:model", "--mesh", "a=3", "--output", "new.yaml", *options, *pins)
+    assert result.exit_code == 0
+    given = calls[0][2]
+    assert given["pins"] == ("tokens=dp:S(0) tp:R", "*.wq.weight=tp:S(0)")
+    assert (given["hardware"], given["objective"]) == ("cpu-gloo", "communication-time")
+    assert (given["backend"], given["time_limit_s"]) == ("highs", 2.5)
+    assert (given["memory"], given["memory_soft"], given["optimizer"]) == ("80GiB", 2.5, "sgd")
+
+
+def test_plan_writes_the_file_and_says_what_it_is_worth(calls: list[tuple[Any, ...]]) -> None:
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2,tp=2", "-o", "new.yaml")
+    assert read_plan("new.yaml") == PLAN
+    assert result.stdout == (
+        "wrote new.yaml\n"
+        "optimal with identical layers decided alike: cost 1041348 ns, bound 1041348 ns, gap 0.000%\n"
+        "predicted step 1.041 ms: compute 953.8 us, communication 87.54 us\n"
+        "parameters 1.502 MiB, 1.002 MiB on the rank with the largest shards\n"
+        "memory per rank 4.508 MiB (budget 5 MiB), fullest in the backward at layers.1.attention.wo/mm.1; "
+        "parameters, gradients and adamw state 4.008 MiB\n"
+    )
+    assert result.stderr == ""
+
+
+MISTAKES = {
+    "mesh": (["--mesh", "dp2"], "error: cannot read the mesh 'dp2'; write axis=size"),
+    "folder": (["-o", "none/new.yaml"], "error: cannot write the plan none/new.yaml: there is no folder"),
+    "file missing": (["none.py:model"], "error: cannot load the model 'none.py:model': there is no file none.py"),
+    "name missing": (["model.py:modle"], "did you mean 'model'?"),
+    "hardware": (["--hardware", "none"], "none"),
+    "backend": (["--backend", "none"], "unknown backend 'none'"),
+    "objective": (["--objective", "none"], "communication-time"),
+    "time limit": (["--time-limit", "0"], "give seconds above 0"),
+    "optimizer": (["--optimizer", "adam"], "unknown optimizer policy 'adam'; choose one of adamw, sgd"),
+    "time limit nan": (["--time-limit", "nan"], "give seconds above 0"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_ends_with_one_line_and_exit_code_2(calls: list[tuple[Any, ...]], mistake: str) -> None:
+    given, said = MISTAKES[mistake]
+    model = [] if given[0].startswith("-") else given
+    options = given if not model else []
+    result = invoke("plan", *(model or ["model.py:model"]), "--mesh", "dp=2", "-o", "new.yaml", *options)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    assert calls == []
+    assert not Path("new.yaml").exists()
+
+
+def test_a_profile_measured_on_another_mesh_is_refused_before_the_long_work(calls: list[tuple[Any, ...]]) -> None:
+    link = "{size: 2, name: x, launch_s: 1e-4, latency_s: 0, bandwidth_bytes_per_s: 1e9}"
+    lines = ["version: 2", "name: mine", "based_on: cpu-gloo", "provenance: a test", f"axes: {{dp: {link}}}"]
+    Path("mine.yaml").write_text("\n".join(lines) + "\n")
+    arguments = ("plan", "model.py:model", "--hardware", "mine.yaml", "-o", "new.yaml", "--mesh")
+    refused = invoke(*arguments, "dp=4")
+    assert refused.exit_code == 2 and calls == []
+    assert "'mine': it was measured on the mesh dp=2 and has no links for dp=4" in refused.stderr
+    assert "autoshard calibrate --mesh dp=4" in refused.stderr
+    assert invoke(*arguments, "dp=2").exit_code == 0 and len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InfeasibleError("no plan fits"), 3),
+        (BudgetError("no plan fits 1 GiB"), 2),
+        (CaptureError("model.py:2 branches on data"), 2),
+    ],
+    ids=["infeasible", "budget", "capture"],
+)
+def test_an_error_of_the_library_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def plan(*args: object, **kwargs: object) -> object:
+        raise error
+
+    fake_api(monkeypatch, plan)
+    before = Path("plan.yaml").read_bytes()
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2", "-o", "plan.yaml")
+    assert (result.exit_code, result.stderr) == (code, f"error: {error}\n")
+    assert Path("plan.yaml").read_bytes() == before
+
+
+def test_a_defect_of_ours_keeps_its_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*args: object, **kwargs: object) -> object:
+        raise AssertionError("ours")
+
+    fake_api(monkeypatch, plan)
+    assert isinstance(invoke("plan", "model.py:model", "--mesh", "dp=2", "-o", "new.yaml").exception, AssertionError)
+
+
+def test_a_warning_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*args: object, **kwargs: object) -> object:
+        warnings.simplefilter("always")
+        warnings.warn("aten.odd is replicated", stacklevel=1)
+        return PLAN
+
+    fake_api(monkeypatch, plan)
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2", "-o", "new.yaml")
+    assert (result.exit_code, result.stderr) == (0, "warning: aten.odd is replicated\n")
+
+
+def test_plan_takes_constraints_and_a_baseline(calls: list[tuple[Any, ...]]) -> None:
+    options = ["--constraint", "forbid all_gather over tp of activations", "--baseline", "fsdp+tp"]
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2,tp=2", "-o", "new.yaml", *options)
+    assert result.exit_code == 0
+    expected = ("forbid all_gather over tp of activations", "family dp=fsdp", "family tp=tp")
+    assert calls[0][2]["constraints"] == expected
+
+
+def test_an_unknown_baseline_is_a_mistake(calls: list[tuple[Any, ...]]) -> None:
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2", "-o", "new.yaml", "--baseline", "hsdp")
+    assert (result.exit_code, result.stdout, calls) == (2, "", [])
+    assert "on the mesh dp=2 there are ddp, fsdp, tp, sp, ep" in result.stderr
+
+
+def fake_comparison(monkeypatch: pytest.MonkeyPatch, contest: Contest) -> list[dict[str, Any]]:
+    seen: list[dict[str, Any]] = []
+
+    def compare(module: object, args: object, kwargs: object, **options: Any) -> Contest:
+        options.pop("progress")("planning")
+        seen.append(options)
+        return contest
+
+    fake = types.ModuleType("autoshard.planning.comparison")
+    fake.compare = compare  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "autoshard.planning.comparison", fake)
+    return seen
+
+
+CONTEST = Contest(
+    Contender("optimum", "least predicted time", PLAN),
+    (Contender("ddp", "data parallel", PLAN), Contender("ep", "expert parallel", None, "it has no experts")),
+)
+
+
+def test_compare_prints_a_table_or_json_and_writes_the_plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = fake_comparison(monkeypatch, CONTEST)
+    arguments = ["compare", "model.py:model", "--mesh", "dp=2,tp=2", "--hardware", "cpu-gloo"]
+    table = invoke(*arguments, "--plans", "plans/all")
+    assert table.exit_code == 0, table.stderr
+    assert "it has no experts" in table.stdout and "data parallel" in table.stdout
+    assert sorted(path.name for path in Path("plans/all").iterdir()) == ["ddp.yaml", "optimum.yaml"]
+    assert read_plan("plans/all/ddp.yaml") == PLAN
+    found = json.loads(invoke(*arguments, "--format", "json", "--time-limit", "3").stdout)
+    assert found == json.loads(json.dumps(contest_json(CONTEST)))
+    assert (seen[0]["mesh"], seen[0]["hardware"], seen[1]["time_limit_s"]) == (Mesh.parse("dp=2,tp=2"), "cpu-gloo", 3.0)
+
+
+def test_compare_refuses_a_folder_that_is_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_comparison(monkeypatch, CONTEST)
+    result = invoke("compare", "model.py:model", "--mesh", "dp=2,tp=2", "--plans", "model.py")
+    assert result.exit_code == 2 and "cannot make the folder model.py" in result.stderr
+
+
+def test_the_objectives_are_those_of_the_formulation() -> None:
+    pytest.importorskip("torch")
+    from autoshard.planning import OBJECTIVES
+
+    assert tuple(objective.value for objective in Objective) == OBJECTIVES
+
+
+def test_show_prints_tables_or_json(folder: Path) -> None:
+    assert "layers.*.attention.wq.weight" in invoke("show", "plan.yaml").stdout
+    assert json.loads(invoke("show", "plan.yaml", "--format", "json").stdout) == summary_json(PLAN)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["none.yaml"], "error: cannot read the plan none.yaml: no such file or directory; check the path"),
+        (["model.py"], "error: model.py"),
+        (["plan.yaml", "--format", "xml"], "xml"),
+        ([], "PLAN"),
+    ],
+)
+def test_show_explains_a_mistake(folder: Path, arguments: list[str], said: str) -> None:
+    result = invoke("show", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("format", ["text", "json", "markdown"])
+def test_diff_says_by_its_exit_code_whether_plans_differ(folder: Path, format: str) -> None:
+    write_plan(sharded_plan(2), "other.yaml")
+    same, different = (invoke("diff", "plan.yaml", name, "--format", format) for name in ("plan.yaml", "other.yaml"))
+    assert (same.exit_code, different.exit_code) == (0, 1)
+    assert same.stdout and "layers.*.attention.wq.weight" in different.stdout.replace("\\", "")
+    assert (same.stderr, different.stderr) == ("", "")
+
+
+def test_report_writes_one_page_and_a_trace(folder: Path) -> None:
+    result = invoke("report", "plan.yaml", "-o", "report.html", "--trace", "trace.json", "--baseline", "plan.yaml")
+    assert (result.exit_code, result.stdout) == (0, "wrote report.html\nwrote trace.json\n")
+    assert Path("report.html").read_text().startswith("<!doctype html>")
+    assert json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert sorted(path.name for path in folder.iterdir()) == ["model.py", "plan.yaml", "report.html", "trace.json"]
+
+
+def test_export_writes_python_to_a_file_or_to_standard_output(folder: Path) -> None:
+    printed = invoke("export", "plan.yaml", "--to", "partition-spec")
+    written = invoke("export", "plan.yaml", "--to", "partition-spec", "-o", "specs.py")
+    assert (written.exit_code, written.stdout) == (0, "wrote specs.py\n")
+    assert printed.stdout == Path("specs.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["diff", "plan.yaml", "none.yaml"], "cannot read the plan none.yaml: no such file"),
+        (["diff", "plan.yaml", "model.py"], "error: model.py"),
+        (["diff", "plan.yaml"], "NEW"),
+        (["report", "none.yaml", "-o", "r.html"], "cannot read the plan none.yaml"),
+        (["report", "plan.yaml", "-o", "none/r.html"], "cannot write the report none/r.html: there is no folder"),
+        (["report", "plan.yaml", "-o", "r.html", "--trace", "."], "cannot write the trace .: it is a folder"),
+        (["report", "plan.yaml", "-o", "r.html", "--baseline", "none.yaml"], "cannot read the plan none.yaml"),
+        (["report", "plan.yaml"], "--output"),
+        (["export", "plan.yaml", "--to", "cuda"], "partition-spec"),
+        (["export", "plan.yaml", "--to", "partition-spec", "-o", "none/x.py"], "cannot write the export none/x.py"),
+    ],
+    ids=str,
+)
+def test_reviewing_explains_a_mistake(folder: Path, arguments: list[str], said: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["model.py", "plan.yaml"]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "autoshard", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_the_module_runs_as_a_program(folder: Path) -> None:
+    assert run("--version").stdout.startswith("autoshard")
+    assert {"plan", "show", "diff", "report", "export"} <= set(run("--help").stdout.split())
+    assert run("show", "none.yaml").returncode == 2
+    piped = run("show", "plan.yaml")
+    assert (piped.returncode, piped.stderr) == (0, "")
+    assert "\x1b" not in piped.stdout
+
+
+def test_a_terminal_gets_colours(folder: Path) -> None:
+    leader, follower = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "autoshard", "show", "plan.yaml"],
+        stdout=follower,
+        env=environment | {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "80"},
+    ):
+        os.close(follower)
+        shown = b""
+        while chunk := _read(leader):
+            shown += chunk
+    os.close(leader)
+    assert b"\x1b[1m" in shown
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:  # how Linux says that the other end is closed
+        return b""
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(folder: Path) -> None:
+    command = f"{sys.executable} -m autoshard show plan.yaml | head -n 1"
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert "Traceback" not in done.stderr

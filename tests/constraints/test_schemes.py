@@ -1,0 +1,172 @@
+"""What the schemes make of a plan, and the constraints they are built from: read from plans alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from autoshard.constraints.baselines import baseline, baselines
+from autoshard.constraints.roles import Roles
+from autoshard.errors import ConstraintError
+from autoshard.layout import R
+from autoshard.mesh import Mesh
+from autoshard.plans import Redistribution, ShardingPlan
+from solver import Status, solve
+
+from ..models import graph_of
+from ..plans_of import formulated, planned
+
+SCALAR_BYTES = 8
+
+
+def made(model: str, mesh: str, constraints: Sequence[str]) -> ShardingPlan:
+    return planned(model, mesh, "dgx-h100", tuple(constraints)).plan
+
+
+def moved(plan: ShardingPlan, axis: str) -> list[tuple[Redistribution, str]]:
+    """Every redistribution over an axis with the kind of its collective, scalars apart."""
+    return [
+        (redistribution, collective.kind)
+        for redistribution in plan.redistributions
+        for collective in redistribution.collectives
+        if collective.axis == axis and collective.size_bytes > SCALAR_BYTES
+    ]
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2", "vit", "routed"])
+def test_under_ddp_gradients_alone_communicate_and_are_all_reduced_once(model: str) -> None:
+    plan = made(model, "dp=2", ["family dp=ddp"])
+    assert all(entry.layout.is_replicated for entry in plan.parameters)
+    assert all(entry.layout.axes_of(0) for entry in plan.inputs)
+    sent = moved(plan, "dp")
+    assert {(r.phase, kind) for r, kind in sent} == {("backward", "all_reduce")}
+    assert len(sent) == len(plan.parameters)
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2", "vit", "routed"])
+def test_under_fsdp_parameters_are_gathered_in_both_phases_and_gradients_scattered(model: str) -> None:
+    plan = made(model, "dp=2", ["family dp=fsdp"])
+    assert all(entry.layout.axes_of(0) for entry in (*plan.parameters, *plan.inputs))
+    sent = moved(plan, "dp")
+    assert {(r.phase, kind) for r, kind in sent} == {
+        ("forward", "all_gather"),
+        ("backward", "all_gather"),
+        ("backward", "reduce_scatter"),
+    }
+    assert sum(kind == "reduce_scatter" for _, kind in sent) == len(plan.parameters)
+    assert not any(r.kept for r in plan.redistributions if r.tensor in {e.name for e in plan.parameters})
+
+
+def test_hybrid_sharding_scatters_inside_and_reduces_the_shard_outside() -> None:
+    plan = made("llama", "dp=2,tp=2", baseline("hsdp", Mesh.parse("dp=2,tp=2")).constraints(Mesh.parse("dp=2,tp=2")))
+    assert all(entry.layout[0] == R and entry.layout[1].kind == "S" for entry in plan.parameters)
+    assert {kind for _, kind in moved(plan, "dp")} == {"all_reduce"}
+    assert {kind for _, kind in moved(plan, "tp")} == {"all_gather", "reduce_scatter"}
+
+
+@pytest.mark.parametrize(("scheme", "kinds"), [("tp", {"all_reduce"}), ("sp", {"all_gather", "reduce_scatter"})])
+@pytest.mark.parametrize(
+    ("model", "columns", "rows"),
+    [("llama", ("wq", "wk", "wv", "w1", "w3"), ("wo", "w2")), ("vit", ("query", "key", "up"), ("project", "down"))],
+)
+def test_megatron_cuts_pairs_of_columns_and_rows(model, columns, rows, scheme, kinds) -> None:
+    """Two exchanges of each kind in each direction for every layer, whatever the solver was free to do."""
+    plan = made(model, "tp=2", [f"family tp={scheme}"])
+    layouts = {entry.name: str(entry.layout[0]) for entry in plan.parameters if entry.name.startswith("layers.")}
+    for name, placement in layouts.items():
+        part = name.split(".")[-2]
+        if name.endswith("weight") and part in (*columns, *rows):
+            assert placement == ("S(0)" if part in columns else "S(1)"), name
+    expected = 2 * len({name.split(".")[1] for name in layouts})
+    for phase in ("forward", "backward"):
+        found = [kind for r, kind in moved(plan, "tp") if r.phase == phase and r.tensor.startswith("layers.")]
+        streams = [kind for kind in found if kind in kinds]
+        assert set(streams) == kinds
+        assert all(expected - 1 <= streams.count(kind) <= expected + 1 for kind in kinds)  # the ends of the model
+        assert set(found) <= kinds | {"all_reduce"}  # gradients of norms
+
+
+def test_expert_parallelism_sends_tokens_and_no_expert() -> None:
+    plan = made("routed", "ep=2", ["family ep=ep"])
+    experts = {entry.name: entry for entry in plan.parameters if ".experts." in entry.name}
+    assert experts and all(entry.layout.axes_of(0) for entry in experts.values())
+    assert all(e.layout.is_replicated for e in plan.parameters if e.name not in experts)
+    forward = [kind for r, kind in moved(plan, "ep") if r.phase == "forward"]
+    assert set(forward) == {"all_to_all"} and len(forward) == 2 * 2  # to the experts and back, in two layers
+    reduced = [r.tensor for r, kind in moved(plan, "ep") if kind == "all_reduce"]
+    assert reduced and not any("experts/" in tensor for tensor in reduced)
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "constraints", "said"),
+    [
+        ("llama", "dp=8", ["family dp=ddp"], "the 8 ranks of dp cannot share 4 rows"),
+        ("llama", "dp=3,tp=1", ["family dp=ddp", "family tp=ddp"], "cannot share 4 rows evenly"),
+        ("llama", "tp=3", ["family tp=tp"], "the 3 ranks of tp cannot share the 4 heads of layers.0.attention/view"),
+        ("gpt2", "tp=3", ["family tp=tp"], "splits the columns of one projection among several"),
+        ("llama", "ep=2", ["family ep=ep"], "no parameter of three dims"),
+        ("llama", "dp=2", ["family dp=ddp", "family dp=fsdp"], "give one axis two schemes"),
+    ],
+)
+def test_a_scheme_that_a_model_cannot_have_says_why(model: str, mesh: str, constraints: list[str], said: str) -> None:
+    with pytest.raises(ConstraintError, match=said):
+        formulated(graph_of(model), mesh, "dgx-h100", constraints)
+
+
+def test_placements_and_collectives_that_are_forbidden_do_not_occur() -> None:
+    free = made("llama", "dp=2,tp=2", [])
+    constraints = [
+        "only tokens dp:S(0)",
+        "forbid layers.*.attention.wq.weight tp:R tp:S(1)",
+        "forbid all_gather,all_to_all over tp of tensors",
+        "forbid collectives over dp of parameters",
+    ]
+    plan = made("llama", "dp=2,tp=2", constraints)
+    assert plan.pins == tuple(constraints)
+    tokens = next(entry for entry in plan.inputs if entry.name == "tokens")
+    assert tokens.layout.axes_of(0)[:1] == (0,)
+    wq = [str(entry.layout[1]) for entry in plan.parameters if entry.name.endswith("wq.weight")]
+    assert set(wq) == {"S(0)"}
+    assert not {kind for _, kind in moved(plan, "tp")} & {"all_gather", "all_to_all"}
+    parameters = {entry.name for entry in plan.parameters}
+    assert not [r for r, _ in moved(plan, "dp") if r.tensor.partition("/")[0] in parameters]
+    assert plan.solver.cost_ns >= free.solver.cost_ns
+
+
+def test_forbidding_what_a_gradient_needs_is_infeasible() -> None:
+    cut, whole = "only x dp:S(0)", "only up.weight dp:R"
+    for forbidden, status in (("gradients", Status.OPTIMAL), ("tensors", Status.INFEASIBLE)):
+        constraints = [cut, whole, f"forbid collectives over dp of {forbidden}"]
+        assert solve(formulated(graph_of("mlp"), "dp=2", "dgx-h100", constraints).problem).status is status
+
+
+def test_every_tensor_has_one_role_and_gradients_belong_to_parameters() -> None:
+    for model in ("llama", "gpt2", "routed"):
+        graph = graph_of(model)
+        roles = Roles(graph)
+        held = {ref for _, ref in graph.gradients}
+        assert held <= roles.gradients.keys()
+        assert not {ref.node for ref in roles.gradients} & roles.origins.keys()
+        shapes = {ref: graph.meta(ref).shape for ref in held}
+        for name, ref in graph.gradients:
+            parameter = graph.nodes[roles.gradients[ref]]
+            assert parameter.name == name and parameter.outputs[0].shape == shapes[ref]
+    routed = Roles(graph_of("routed"))
+    names = {graph_of("routed").nodes[i].name for i in routed.experts}
+    assert names == {f"layers.{i}.moe.experts.w{k}" for i in range(2) for k in (1, 2, 3)}
+    assert not any("gate" in graph_of("routed").nodes[i].name for i in routed.matrices)
+
+
+@pytest.mark.parametrize("mesh", ["a=2", "a=2,b=2", "a=2,b=2,c=2"])
+def test_a_baseline_names_a_scheme_for_every_axis(mesh: str) -> None:
+    axes = Mesh.parse(mesh)
+    found = baselines(axes)
+    assert len({b.name for b in found}) == len({b.schemes for b in found}) == len(found)
+    for b in found:
+        assert len(b.constraints(axes)) == axes.ndim and baseline(b.name, axes) == b and b.title
+
+
+def test_an_unknown_baseline_names_those_there_are() -> None:
+    with pytest.raises(ConstraintError, match="ddp, fsdp, tp, sp, ep; did you mean 'fsdp'"):
+        baseline("fdsp", Mesh.parse("a=2"))

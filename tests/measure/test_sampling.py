@@ -1,0 +1,78 @@
+"""What a run measures: sizes, what is held out, the order of rounds, and whether the job fits the mesh."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from autoshard.errors import CalibrationError
+from autoshard.measure.job import check_job
+from autoshard.measure.kernels import KERNELS, kernel_points
+from autoshard.measure.sampling import collective_points, shuffled
+from autoshard.mesh import Mesh
+from cost_models import COLLECTIVE_KINDS, OP_KINDS
+
+MESH = Mesh.parse("dp=2,one=1,tp=3")
+
+
+@pytest.mark.parametrize("most", [1024, 5000, 1 << 20])
+def test_every_collective_over_every_axis_of_several_ranks_doubles_from_a_kibibyte_up(most: int) -> None:
+    points = collective_points(MESH, most)
+    assert {p.axis for p in points} == {"dp", "tp"}
+    assert {p.kind for p in points} <= set(COLLECTIVE_KINDS)
+    for kind in {p.kind for p in points}:
+        sizes = [p.size_bytes for p in points if (p.kind, p.axis) == (kind, "dp")]
+        assert sizes == [1024 << i for i in range(len(sizes))]
+        assert sizes[-1] <= most < 2 * sizes[-1]
+
+
+def test_buffers_divide_among_the_ranks() -> None:
+    assert all(p.size_bytes % (4 * MESH.shape[MESH.index(p.axis)]) == 0 for p in collective_points(MESH, 1 << 20))
+
+
+def test_every_second_size_is_held_out_and_lies_between_two_that_are_fitted() -> None:
+    for axis in ("dp", "tp"):
+        series = [p for p in collective_points(MESH, 1 << 20) if (p.kind, p.axis) == ("all_reduce", axis)]
+        assert [p.held_out for p in series] == [i % 2 == 1 for i in range(len(series))]
+    for name in KERNELS:
+        series = [p for p in kernel_points(512, 1 << 22) if (p.name, p.dtype) == (name, "float32")]
+        assert not series[0].held_out
+        assert name == "conv2d" or any(p.held_out for p in series)
+
+
+def test_every_kind_of_kernel_that_is_priced_by_its_work_is_measured() -> None:
+    kinds = {p.kind for p in kernel_points(512, 1 << 20)}
+    assert kinds == set(OP_KINDS) - {"view"}
+
+
+def test_amounts_of_kernels_are_positive_and_rise_with_the_shape() -> None:
+    for name in KERNELS:
+        series = [p for p in kernel_points(512, 1 << 22) if (p.name, p.dtype) == (name, "float32")]
+        assert all(math.isfinite(p.flops) and p.bytes_moved > 0 for p in series)
+        assert [p.bytes_moved for p in series] == sorted({p.bytes_moved for p in series})
+
+
+def test_rounds_have_all_points_in_orders_that_change_and_are_the_same_everywhere() -> None:
+    points = collective_points(MESH, 1 << 20)
+    first, second = shuffled(points, 0), shuffled(points, 1)
+    assert sorted(first) == sorted(second) == sorted(points)
+    assert first != second
+    assert shuffled(points, 0) == first
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "start it with torchrun --nproc-per-node 4 -m autoshard calibrate --mesh dp=2,tp=2"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "2 ranks, fewer ranks than the mesh dp=2,tp=2, which needs 4"),
+        ({"RANK": "0", "WORLD_SIZE": "8"}, "8 ranks, more ranks than the mesh dp=2,tp=2, which needs 4"),
+    ],
+)
+def test_a_job_of_another_size_than_the_mesh_is_refused(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(CalibrationError, match=said):
+        check_job(Mesh.parse("dp=2,tp=2"), "cpu", environment)
+
+
+def test_a_job_of_the_mesh_passes() -> None:
+    check_job(Mesh.parse("dp=2,tp=2"), "cpu", {"RANK": "3", "WORLD_SIZE": "4"})

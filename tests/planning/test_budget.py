@@ -1,0 +1,205 @@
+"""Plans under a memory budget: they fit, cost no less under less, and say why where nothing fits."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoshard
+from autoshard.capture import capture
+from autoshard.errors import BudgetError
+from autoshard.planning import interpret, timeline_of
+from autoshard.planning.liveness import with_memory_loads
+from autoshard.plans import ShardingPlan
+from autoshard.plans.text.contradictions import check_record
+from autoshard.plans.units import format_bytes, parse_bytes
+from cost_models import load_profile, optimizer_policy
+from solver import INFEASIBLE, Node, evaluate, solve
+
+from ..distributed import cases
+from ..models import graph_of
+from ..plans_of import formulated, profile_of
+
+PINS = {"mlp": ("x=dp:S(0)", "target=dp:S(0)"), "deep": ("x=dp:S(0)",)}
+
+
+class Deep(nn.Module):
+    """Wide layers on few rows: nearly all memory is parameters."""
+
+    def __init__(self, layers: int = 4, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x.square().mean()
+
+
+def example(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    if name != "deep":
+        return cases.make(name)
+    torch.manual_seed(0)
+    return Deep(), (torch.randn(8, 64),)
+
+
+def plan(name: str, mesh: str = "dp=2,tp=2", **options: Any) -> ShardingPlan:
+    model, args = example(name)
+    hardware = profile_of("cpu-gloo" if name == "deep" else "slow")  # where "deep" without a budget is replicated
+    options = {"hardware": hardware, "pins": PINS.get(name, ()), "time_limit_s": 20.0} | options
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # not proven optimal
+        return autoshard.plan(model, args, mesh=mesh, **options)
+
+
+@cache
+def free_peak(name: str, mesh: str = "dp=2,tp=2") -> int:
+    found = plan(name, mesh).memory
+    assert found is not None and found.budget_bytes is None
+    return found.peak.size_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "shares"), [("mlp", "dp=2,tp=2", (1.0, 0.98, 0.97)), ("deep", "dp=4", (1.0, 0.7, 0.4))]
+)
+def test_plans_fit_their_budget_exactly_counted_and_cost_no_less_under_less(
+    name: str, mesh: str, shares: tuple[float, ...]
+) -> None:
+    graph = capture(*example(name))
+    costs = []
+    for share in shares:
+        budget = int(free_peak(name, mesh) * share)
+        found = plan(name, mesh, memory=budget)
+        assert found.memory is not None and found.memory.budget_bytes == budget
+        again = timeline_of(graph, found, optimizer_policy("adamw"))
+        assert found.memory.peak == again.peak and again.peak.size_bytes <= budget
+        assert found.solver.bound_ns <= found.solver.cost_ns
+        assert found.solver.cost_ns == pytest.approx(found.step_s * 1e9, abs=len(found.operators) + 50)
+        costs.append(found.solver.cost_ns)
+    assert costs == sorted(costs)
+    assert costs[0] == plan(name, mesh).solver.cost_ns < costs[-1]
+
+
+@pytest.mark.parametrize("keep_activations", [True, False])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_program_with_copies_costs_what_its_plan_does(keep_activations: bool, seed: int) -> None:
+    """Whatever is chosen: a random assignment is priced by the program, and added up from the plan's own entries."""
+    formulation = formulated(graph_of("llama"), "dp=2,tp=2", "slow")
+    program = with_memory_loads(formulation, optimizer_policy("adamw"), 1 << 10, keep_activations=keep_activations)
+    assert program.copy_choices
+    free = replace(program.problem, usage_limit=None)
+    draws = np.random.default_rng(seed)
+    nodes = tuple(Node(n.name, draws.integers(0, 1_000_000, n.costs.shape) + n.costs) for n in free.nodes)
+    edges = tuple(replace(e, costs=np.where(e.costs >= INFEASIBLE, INFEASIBLE, 0)) for e in free.edges)
+    drawn = solve(replace(free, nodes=nodes, edges=edges, groups=()), relative_gap=1e9)
+    assert drawn.choices is not None
+    solution = replace(drawn, cost=evaluate(free, drawn.choices).cost, bound=0)
+    check_record(interpret(program, solution, profile_of("slow"), "llama", ""))
+
+
+def test_a_budget_that_does_not_bind_changes_nothing_but_the_line_that_names_it() -> None:
+    free, loose = plan("mlp"), plan("mlp", memory="80GiB")
+    assert free.memory is not None and loose.memory is not None
+    assert loose.memory.budget_bytes == 80 << 30
+    assert loose.redistributions == free.redistributions and loose.operators == free.operators
+    assert loose.solver == free.solver and free.solver.status == "optimal"
+
+
+def test_with_memory_to_spare_gathered_parameters_are_kept_and_without_gathered_again() -> None:
+    """Parameters pinned to shards must be gathered: for both phases together, or for each."""
+    pins = (*PINS["deep"], "layers.*.weight=dp:S(0)", "layers.*/mm=dp:S(0)")
+    names = {f"layers.{i}.weight" for i in range(4)} | {f"layers.{i}/t" for i in range(4)}
+
+    def gathers(found: ShardingPlan) -> tuple[int, int]:
+        moved = [r for r in found.redistributions if r.tensor in names and r.phase == "backward"]
+        return sum(r.kept for r in moved), sum(any(c.kind == "all_gather" for c in r.collectives) for r in moved)
+
+    rich = plan("deep", "dp=4", pins=pins)
+    assert rich.memory is not None
+    kept, again = gathers(rich)
+    assert kept > 0 and again == 0
+    poor = plan("deep", "dp=4", pins=pins, memory=int(rich.memory.peak.size_bytes * 0.75))
+    assert poor.memory is not None and poor.memory.peak.size_bytes <= 0.75 * rich.memory.peak.size_bytes
+    assert gathers(poor)[1] > 0
+    assert poor.solver.cost_ns > rich.solver.cost_ns
+
+
+def test_a_soft_limit_trades_time_for_bytes() -> None:
+    budget = free_peak("deep", "dp=4") // 2
+    costs, peaks = [], []
+    for price in (0.0, 1e6, 1e12):
+        found = plan("deep", "dp=4", memory=budget, memory_soft=price)
+        assert found.memory is not None and found.memory.soft_ms_per_gib == price
+        costs.append(found.step_s)
+        peaks.append(found.memory.peak.size_bytes)
+    assert costs == sorted(costs) and peaks == sorted(peaks, reverse=True)
+    assert costs[0] == pytest.approx(plan("deep", "dp=4").step_s) and peaks[-1] < peaks[0]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit"])
+def test_a_budget_below_the_parameters_names_the_smallest_that_works_and_that_one_works(optimizer: str) -> None:
+    with pytest.raises(BudgetError) as caught:
+        plan("mlp", optimizer=optimizer, memory=100, time_limit_s=5.0)
+    said = str(caught.value)
+    assert said.startswith("no plan fits 100 B per rank (100 bytes): the smallest budget found to work is ")
+    assert "its fullest moment is in the " in said and "would free the most" in said
+    assert said.count(" (parameter") + said.count(" (optimizer") + said.count(" (temporary") >= 1
+    needed = int(said.partition("found to work is ")[2].partition("(")[2].partition(" bytes")[0])
+    found = plan("mlp", optimizer=optimizer, memory=needed, time_limit_s=5.0)
+    assert found.memory is not None and found.memory.peak.size_bytes <= needed
+    with pytest.raises(BudgetError):
+        plan("mlp", optimizer=optimizer, memory=needed // 2, time_limit_s=5.0)
+
+
+def test_pins_that_contradict_a_budget_are_named_with_what_they_cost() -> None:
+    pins = (*PINS["deep"], "layers.*.weight=dp:R")
+    budget = free_peak("deep", "dp=4") // 2
+    assert plan("deep", "dp=4", memory=budget).memory is not None
+    with pytest.raises(BudgetError, match=r"a plan without the constraint 'layers.\*.weight=dp:R' would free the most"):
+        plan("deep", "dp=4", pins=pins, memory=budget)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"memory": "80 gibs"}, "cannot read the size '80 gibs'; write a number and a unit"),
+        ({"memory": 0}, "give a size above zero"),
+        ({"memory": "-5GiB"}, "cannot read the size"),
+        ({"memory_soft": 1.0}, "a soft memory limit needs a budget"),
+        ({"memory": "1GiB", "memory_soft": -1.0}, "is no price"),
+        ({"memory": "1GiB", "memory_soft": float("nan")}, "is no price"),
+    ],
+)
+def test_what_is_no_budget_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(BudgetError, match=said):
+        plan("mlp", **options)
+
+
+def test_an_unknown_policy_is_refused_and_the_known_ones_listed() -> None:
+    with pytest.raises(ValueError, match="unknown optimizer policy 'lion'; choose one of adamw"):
+        plan("mlp", optimizer="lion")
+
+
+def test_the_profile_has_a_budget() -> None:
+    found = plan("mlp", hardware="dgx-h100", memory="profile").memory
+    assert found is not None and found.budget_bytes == load_profile("dgx-h100").memory_bytes == 80e9
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("80GiB", 80 << 30), ("80 gb", 80 * 10**9), ("1.5MiB", 3 << 19), ("1024", 1024), ("7B", 7), ("2TiB", 2 << 40)],
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("size", [1, 1023, 1 << 20, 80 << 30])
+def test_what_is_written_for_people_is_read_back(size: int) -> None:
+    assert parse_bytes(format_bytes(size)) == size
