@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .apply import parallelize
     from .capture import constrain
     from .lowering import measure_collectives, measure_memory, shard_inputs
+    from .ops import register_operator
     from .planning.comparison import compare
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ _LAZY = {
     "measure_collectives": "autoshard.lowering",
     "measure_memory": "autoshard.lowering",
     "parallelize": "autoshard.apply",
+    "register_operator": "autoshard.ops",
     "shard_inputs": "autoshard.lowering",
 }
 
@@ -55,6 +57,7 @@ __all__ = [
     "parse_plan",
     "plan",
     "read_plan",
+    "register_operator",
     "shard_inputs",
     "write_plan",
 ]

@@ -26,7 +26,8 @@ from typing import Literal
 from .errors import LayoutError
 from .mesh import Mesh
 
-_ENTRY = re.compile(r"(?P<axis>[A-Za-z_]\w*):(?:(?P<r>R)|S\((?P<dim>\d{1,3})\)|P\((?P<reduce>sum|max|min)\))")
+_PLACEMENT = r"(?:(?P<r>R)|S\((?P<dim>\d{1,3})\)|P\((?P<reduce>sum|max|min)\))"
+_ENTRY = re.compile(r"(?P<axis>[A-Za-z_]\w*):" + _PLACEMENT)
 
 Kind = Literal["R", "S", "P"]
 
@@ -96,6 +97,24 @@ def replicated(mesh: Mesh) -> Layout:
     return Layout((R,) * mesh.ndim)
 
 
+def parse_placement(text: str) -> Placement:
+    """Reads ``R``, ``S(0)`` or ``P(sum)``; the inverse of ``str``.
+
+    Raises:
+        LayoutError: the text is none of these.
+    """
+    match = re.fullmatch(_PLACEMENT, text.strip())
+    if match is None:
+        raise LayoutError(f"cannot read the placement {text.strip()!r}; write R, S(dim) or P(sum)")
+    return _placement(match)
+
+
+def _placement(match: re.Match[str]) -> Placement:
+    if match["dim"] is not None:
+        return S(int(match["dim"]))
+    return R if match["reduce"] is None else P(match["reduce"])
+
+
 def parse_layout(text: str, mesh: Mesh) -> Layout:
     """Reads ``dp:S(0) tp:R``; the inverse of :func:`format_layout`. Axes left out are replicated.
 
@@ -118,10 +137,7 @@ def parse_layout(text: str, mesh: Mesh) -> Layout:
         if axis in named:
             raise LayoutError(f"the layout {text!r} names axis {match['axis']!r} twice")
         named.append(axis)
-        if match["dim"] is not None:
-            placements[axis] = S(int(match["dim"]))
-        elif match["reduce"] is not None:
-            placements[axis] = P(match["reduce"])
+        placements[axis] = _placement(match)
     for i, first in enumerate(named):
         for second in named[i + 1 :]:
             if placements[first].kind == "S" and placements[first] == placements[second] and first > second:

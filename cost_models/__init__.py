@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .collective_kinds import COLLECTIVE_KINDS
     from .collectives import wire_bytes
-    from .compute import OP_KINDS, Compute, Efficiency
+    from .compute import Compute, Efficiency
     from .curve import Curve
     from .errors import ProfileError
     from .hosts import Hosts
+    from .kernel_kinds import OP_KINDS
     from .link import Algorithm, Link
     from .measured import MeasuredMesh
     from .optimizers import OPTIMIZERS, OptimizerPolicy, optimizer_policy
@@ -37,7 +38,7 @@ _HOMES = {
     "wire_bytes": "collectives",
     "Compute": "compute",
     "Efficiency": "compute",
-    "OP_KINDS": "compute",
+    "OP_KINDS": "kernel_kinds",
     "Curve": "curve",
     "ProfileError": "errors",
     "Hosts": "hosts",

@@ -22,28 +22,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from .amounts import Amount, require_amount
 from .curve import Curve, Knots
 from .errors import ProfileError
+from .kernel_kinds import OP_KINDS
 from .spelling import did_you_mean
-
-OpKind: TypeAlias = Literal[
-    "matmul",
-    "attention",
-    "convolution",
-    "normalization",
-    "softmax",
-    "reduction",
-    "pointwise",
-    "indexing",
-    "copy",
-    "view",
-]
-OP_KINDS: tuple[str, ...] = get_args(OpKind)
 
 Dtype: TypeAlias = Literal["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"]
 _NO_PEAK_OF_ITS_OWN = frozenset(

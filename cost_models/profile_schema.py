@@ -27,10 +27,11 @@ from pydantic import (
 )
 
 from .collective_kinds import CollectiveKind
-from .compute import OP_KINDS, Compute, Dtype, Efficiency
+from .compute import Compute, Dtype, Efficiency
 from .curve import Curve
 from .errors import ProfileError
 from .hosts import Hosts
+from .kernel_kinds import OP_KINDS
 from .link import Algorithm, Link
 from .measured import MeasuredMesh
 from .profile import Network, Profile

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from autoshard.capture import CapturedGraph, Node, Ref, TensorMeta, map_refs
 from autoshard.layout import Layout, Placement
-from autoshard.localize import run_local
 from autoshard.mesh import Mesh
+from autoshard.ops import run_local
 from autoshard.strategies import Strategy
 
 aten = torch.ops.aten

@@ -23,10 +23,12 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PACKAGES = ("autoshard", "solver", "cost_models")
 
 # What cost_models has for everybody: it needs no numpy, and knows no machine.
-SHARED = frozenset({"cost_models.collective_kinds", "cost_models.safe_yaml", "cost_models.spelling"})
+SHARED = frozenset(
+    {"cost_models.collective_kinds", "cost_models.kernel_kinds", "cost_models.safe_yaml", "cost_models.spelling"}
+)
 VOCABULARY = frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.layout"}) | SHARED
 PLANS = frozenset({"autoshard.plans", "autoshard.plans.text", "autoshard.plans.views"})
-GRAPH = frozenset({"autoshard.capture", "autoshard.localize"})
+GRAPH = frozenset({"autoshard.capture", "autoshard.ops"})
 FILES = frozenset({"pydantic", "yaml"})  # what validates the files on disk
 
 
@@ -46,6 +48,7 @@ TABLE = {
     "solver.backends": Row(frozenset({"solver"}), frozenset({"numpy", "ortools", "pulp"})),
     "cost_models": Row(SHARED, frozenset({"numpy"}) | FILES),
     "cost_models.collective_kinds": Row(frozenset()),
+    "cost_models.kernel_kinds": Row(frozenset()),
     "cost_models.safe_yaml": Row(frozenset(), frozenset({"yaml"})),
     "cost_models.spelling": Row(frozenset()),
     "autoshard.errors": Row(VOCABULARY),
@@ -60,13 +63,14 @@ TABLE = {
         VOCABULARY | {"autoshard.plans", "autoshard.plans.text"}, frozenset({"rich", "jinja2"})
     ),
     "autoshard.capture": Row(VOCABULARY, frozenset({"torch"})),
-    "autoshard.localize": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
+    "autoshard.ops": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
     "autoshard.redistribution": Row(VOCABULARY),
     "autoshard.redistribution.paths": Row(VOCABULARY | {"autoshard.redistribution"}, frozenset({"numpy"})),
     "autoshard.redistribution.execution": Row(VOCABULARY | {"autoshard.redistribution"}, frozenset({"torch"})),
     "autoshard.strategies": Row(VOCABULARY | GRAPH, frozenset({"torch"})),
     "autoshard.constraints": Row(VOCABULARY | {"autoshard.plans.text"}, frozenset({"pydantic"})),
-    "autoshard.constraints.roles": Row(VOCABULARY | GRAPH | {"autoshard.constraints"}, frozenset({"torch"})),
+    "autoshard.constraints.layers": Row(GRAPH),
+    "autoshard.constraints.roles": Row(VOCABULARY | GRAPH | {"autoshard.constraints", "autoshard.constraints.layers"}),
     "autoshard.constraints.limits": Row(
         VOCABULARY
         | {"autoshard.capture", "autoshard.constraints", "autoshard.constraints.roles", "autoshard.redistribution"}
@@ -82,8 +86,14 @@ TABLE = {
     "autoshard.planning": Row(
         VOCABULARY
         | GRAPH
-        | {"autoshard.constraints", "autoshard.constraints.limits", "autoshard.constraints.schemes"}
-        | {"autoshard.lowering", "autoshard.plans", "autoshard.redistribution", "autoshard.redistribution.paths"}
+        | {"autoshard.constraints", "autoshard.constraints.layers", "autoshard.constraints.limits"}
+        | {
+            "autoshard.constraints.schemes",
+            "autoshard.lowering",
+            "autoshard.plans",
+            "autoshard.redistribution",
+            "autoshard.redistribution.paths",
+        }
         | {"autoshard.strategies", "cost_models", "solver"},
         frozenset({"numpy", "torch"}),
     ),
@@ -138,7 +148,7 @@ TABLE = {
     "autoshard": Row(  # the package's own __init__: the public names
         VOCABULARY
         | {"autoshard.api", "autoshard.apply", "autoshard.capture", "autoshard.lowering", "autoshard.planning"}
-        | {"autoshard.plans"}
+        | {"autoshard.ops", "autoshard.plans"}
     ),
 }
 

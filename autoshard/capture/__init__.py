@@ -6,7 +6,6 @@ from .arguments import Call, CallSignature, differences, input_names
 from .calls import as_arguments, call_text, rebuild_call
 from .capture import capture
 from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, map_refs, refs_in
-from .repeats import is_contraction, layers, tied_nodes
 
 __all__ = [
     "CONSTRAIN",
@@ -25,11 +24,8 @@ __all__ = [
     "differences",
     "global_hooks",
     "input_names",
-    "is_contraction",
     "is_random",
-    "layers",
     "map_refs",
     "rebuild_call",
     "refs_in",
-    "tied_nodes",
 ]

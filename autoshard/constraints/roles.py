@@ -11,20 +11,10 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
-import torch
-
-from ..capture import CapturedGraph, Node, Ref, is_contraction, layers
-from ..capture.attention import attention, attention_backward
-from ..localize import VIEWS, is_free
+from ..capture import CapturedGraph, Node, Ref
+from ..ops import has, is_contraction, is_free
+from .layers import layers
 from .values import TensorClass
-
-aten = torch.ops.aten
-
-_CASTS = frozenset({aten._to_copy.default})
-_SUMS = frozenset({aten.add.Tensor})
-_BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
-_SPLITS = frozenset({aten.split.Tensor, aten.split_with_sizes.default})
-_ATTENTION = frozenset({attention._opoverload, attention_backward._opoverload})
 
 
 class Roles:
@@ -66,7 +56,7 @@ class Roles:
                 node = self._graph.nodes[ref.node]
                 if node.phase == "backward" and node.kind == "operator" and ref not in found:
                     found[ref] = number[name]
-                    if _passes_on(node) or node.op in _SUMS:
+                    if _passes_on(node) or has(node, "sum"):
                         waiting.extend(node.inputs)
         return found
 
@@ -128,12 +118,12 @@ class Roles:
     @cached_property
     def experts(self) -> frozenset[int]:
         """Parameters of three dims that a batched matrix product reads: one matrix per expert."""
-        return frozenset(i for i, node, dims in self._multiplied() if dims == 3 and node.op in _BATCHED)
+        return frozenset(i for i, node, dims in self._multiplied() if dims == 3 and has(node, "batched"))
 
     @cached_property
     def attentions(self) -> frozenset[int]:
         """Attention operators, forward and backward; dims 0 and 1 of their tensors are batch and heads."""
-        return frozenset(i for i, node in enumerate(self._graph.nodes) if node.op in _ATTENTION)
+        return frozenset(i for i, node in enumerate(self._graph.nodes) if has(node, "attention"))
 
     @cached_property
     def streams(self) -> frozenset[int]:
@@ -154,7 +144,7 @@ class Roles:
     @cached_property
     def heads(self) -> tuple[tuple[int, int], ...]:
         """Operators of layers that make heads of the last dim of (batch, sequence, C), with how many they make."""
-        views = ((i, node) for i, node in self._graph.of_kind("operator") if node.op in VIEWS and i in self.layered)
+        views = ((i, node) for i, node in self._graph.of_kind("operator") if has(node, "reshape") and i in self.layered)
         shapes = ((i, self._graph.meta(node.inputs[0]).shape, self._graph.meta(Ref(i)).shape) for i, node in views)
         return tuple((i, b[2]) for i, a, b in shapes if len(a) == 3 and len(b) == 4 and a[:2] == b[:2])
 
@@ -163,7 +153,7 @@ class Roles:
         """Operators of layers that split the last dim of (batch, sequence, C)."""
         found = []
         for i, node in self._graph.of_kind("operator"):
-            if node.op in _SPLITS and i in self.layered and node.phase == "forward":
+            if has(node, "split") and i in self.layered and node.phase == "forward":
                 dims = len(self._graph.meta(node.inputs[0]).shape)
                 dim = node.args[2] if len(node.args) > 2 else 0
                 if dims == 3 and dim % dims == 2:
@@ -181,4 +171,4 @@ class Roles:
 
 
 def _passes_on(node: Node) -> bool:
-    return node.kind == "operator" and len(node.inputs) == 1 and (is_free(node) or node.op in _CASTS)
+    return node.kind == "operator" and len(node.inputs) == 1 and (is_free(node) or has(node, "cast"))

@@ -35,7 +35,7 @@ class GraphEmitter:
     """Appends operators to an FX graph. ``node.meta["val"]`` of each is its result on the meta device, where a view
     shares the storage of what it views; ``node.meta["label"]`` says what it is part of.
 
-    Implements :class:`autoshard.redistribution.execution.Emitter` and :class:`autoshard.localize.Caller`.
+    Implements :class:`autoshard.redistribution.execution.Emitter` and :class:`autoshard.ops.operator.Caller`.
     """
 
     def __init__(self, mesh: Mesh, groups: tuple[str, ...]) -> None:

@@ -22,7 +22,7 @@ from torch import fx
 from ..capture import CapturedGraph, Node, Ref, is_random
 from ..errors import VerificationError
 from ..layout import Layout, format_layout
-from ..localize import run_local
+from ..ops import has, run_local
 from ..plans import OperatorEntry, ShardingPlan
 from ..redistribution.execution import Shard, run_step
 from .emitter import GraphEmitter, storages
@@ -243,7 +243,7 @@ class _Lowering:
         """The other addend, where a sum of two gradients has one that is absent."""
         entry = self._operators[node.name]
         flowing = [k for k, ref in enumerate(node.inputs) if ref not in self._flow.zeros]
-        if node.op is not aten.add.Tensor or node.kwargs or len(node.inputs) != 2 or len(flowing) != 1:
+        if not has(node, "sum") or node.kwargs or len(node.inputs) != 2 or len(flowing) != 1:
             return None
         (k,) = flowing
         if entry.inputs[k] != entry.outputs[0] or self._graph.meta(node.inputs[k]) != node.outputs[0]:

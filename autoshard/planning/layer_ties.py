@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from ..capture import CapturedGraph, Ref, layers, tied_nodes
+from ..capture import CapturedGraph, Ref
 from ..constraints import Alike, Constraint
+from ..constraints.layers import layers, tied_nodes
 from ..constraints.limits import Limits
 
 Mark = tuple[object, ...]

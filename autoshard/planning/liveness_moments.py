@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..capture import CapturedGraph, Ref
-from ..localize import is_free
+from ..ops import is_free
 from .formulation import HELD, Demand
 
 Interval = tuple[int, int]

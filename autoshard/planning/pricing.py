@@ -15,42 +15,12 @@ import torch
 from cost_models import Profile, Topology
 
 from ..capture import CapturedGraph, Node, TensorMeta
-from ..capture.attention import attention, attention_backward
 from ..layout import Layout, largest_local_shape
-from ..localize import is_free
 from ..mesh import Mesh
+from ..ops import has, is_free, known
 from ..redistribution import Banned, Step, size_bytes, steps_along
 from ..redistribution.paths import Paths, cheapest_paths, layouts_of
 from ..strategies import Strategy
-
-aten = torch.ops.aten
-
-_MATMULS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
-_ATTENTION, _ATTENTION_BACKWARD = attention._opoverload, attention_backward._opoverload
-
-# The kind of kernel (``cost_models.OP_KINDS``) of an operator, by its name in aten, all overloads; ``pointwise`` where
-# none is named. A norm that capture decomposes (RMSNorm) is priced as the parts it runs as.
-_KINDS = {
-    name: kind
-    for kind, names in {
-        "normalization": "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward "
-        "native_batch_norm native_batch_norm_backward batch_norm_backward _native_batch_norm_legit "
-        "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update_functional "
-        "_fused_rms_norm _fused_rms_norm_backward",
-        "softmax": "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp",
-        "reduction": "sum mean prod amax amin aminmax max min argmax argmin any all var var_mean std std_mean norm "
-        "linalg_vector_norm cumsum cumprod nll_loss_forward nll_loss_backward mse_loss mse_loss_backward",
-        "indexing": "embedding embedding_dense_backward gather scatter scatter_add scatter_reduce index_select "
-        "index_add index_copy index index_put _unsafe_index _unsafe_index_put take topk sort masked_select",
-        "copy": "cat stack clone copy _to_copy contiguous repeat flip roll constant_pad_nd slice_backward "
-        "select_backward slice_scatter select_scatter zeros zeros_like ones ones_like full full_like empty_like "
-        "new_zeros new_ones new_full fill",
-    }.items()
-    for name in names.split()
-}
-
-# Operators that read rows of their first argument, not all of it.
-_GATHERS = frozenset({aten.embedding.default, aten.gather.default, aten.index_select.default})
 
 Shape = tuple[int, ...]
 
@@ -134,7 +104,7 @@ class Prices:
         outputs = [self._local(meta.shape, layout) for meta, layout in pairs]
         read = [math.prod(shape) * meta.dtype.itemsize for shape, meta in zip(inputs, metas)]
         written = [math.prod(shape) * meta.dtype.itemsize for shape, (meta, _) in zip(outputs, pairs)]
-        if node.op in _GATHERS:
+        if has(node, "rows"):
             read[0] = min(read[0], written[0])
         flops, kind = _flops(node, inputs, outputs)
         dtype = str(pairs[0][0].dtype if pairs else torch.float32).removeprefix("torch.")
@@ -144,30 +114,11 @@ class Prices:
 def _flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> tuple[float, str]:
     """Floating-point operations on one shard, and the kind of kernel that does them.
 
-    A product of (M, K) and (K, N) takes 2 M N K; a convolution 2 per result and weight of one filter, twice that
-    backward; attention two products of 2 B H T S D each forward and five backward, half of it where causal; any other
-    operator one per element of its largest result, and of what it reduces.
-    Source: Dao 2023, FlashAttention-2, section 4.1; the others count multiply and add as two.
+    Products, convolutions and attention say their own; any other operator counts one per element of its largest result,
+    and of what it reduces.
     """
-    op = node.op
-    if op in _MATMULS:
-        return 2.0 * math.prod(outputs[0]) * inputs[-2][-1], "matmul"
-    if op is aten.convolution.default:
-        transposed = bool(node.args[6])
-        return 2.0 * math.prod(inputs[0] if transposed else outputs[0]) * math.prod(inputs[1][1:]), "convolution"
-    if op is aten.convolution_backward.default:
-        return 4.0 * math.prod(inputs[0]) * math.prod(inputs[2][1:]), "convolution"
-    if op in (_ATTENTION, _ATTENTION_BACKWARD):
-        q, k = (inputs[0], inputs[1]) if op is _ATTENTION else (inputs[1], inputs[2])
-        products = 2 if op is _ATTENTION else 5
-        causal = node.args[-2]
-        return products * 2.0 * math.prod(q) * k[2] * (0.5 if causal else 1.0), "attention"
-    kind = kind_of(node)
-    counted = (*inputs[:1], *outputs) if kind == "reduction" else outputs
-    return float(max((math.prod(shape) for shape in counted), default=0)), kind
-
-
-def kind_of(node: Node) -> str:
-    """The kind of kernel that an operator other than a product, a convolution or attention runs as."""
-    assert node.op is not None
-    return _KINDS.get(node.op._schema.name.removeprefix("aten::"), "pointwise")
+    entry = known(node.op)
+    if entry.flops is not None:
+        return entry.flops(node, inputs, outputs), entry.kernel
+    counted = (*inputs[:1], *outputs) if entry.kernel == "reduction" else outputs
+    return float(max((math.prod(shape) for shape in counted), default=0)), entry.kernel

@@ -19,12 +19,7 @@ from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, Ru
 
 from ..capture import Node, Ref, TensorMeta
 from ..layout import P, Placement, R, S
-from .rule import Rule
-
-aten = torch.ops.aten
-
-# A mean of equal shards averages; our local form of a mean adds up shards of any size instead.
-_MEANS = {aten.mean.default, aten.mean.dim}
+from ..ops import Rule, has
 
 
 def dtensor_rules(node: Node, inputs: tuple[TensorMeta, ...], parts: int) -> list[Rule]:
@@ -132,7 +127,8 @@ def _rule(row: list[Any], node: Node, metas: tuple[TensorMeta, ...]) -> Rule | N
     output_count = len(node.outputs)
     if len(row) != output_count + len(metas):
         return None
-    placements = [_placement(p, node.op) for p in row]
+    is_mean = has(node, "mean")
+    placements = [_placement(p, is_mean) for p in row]
     outputs = tuple(None if meta is None else p for p, meta in zip(placements, node.outputs))
     present = all((p is None) == (meta is None) for p, meta in zip(outputs, node.outputs))
     inputs = tuple(p for p in placements[output_count:] if p is not None)
@@ -147,12 +143,13 @@ def _has_dims(placements: tuple[Placement | None, ...], metas: tuple[TensorMeta 
     return all(p is None or meta is None or p.kind != "S" or 0 <= p.dim < len(meta.shape) for p, meta in pairs)
 
 
-def _placement(placement: Any, op: Any) -> Placement | None:
+def _placement(placement: Any, is_mean: bool) -> Placement | None:
     if type(placement) is Replicate:
         return R
     if type(placement) is Shard or type(placement).__name__ == "_ShardingPlaceholder":
         return S(placement.dim)
     if type(placement) is Partial:
-        reduce = "sum" if placement.reduce_op == "avg" and op in _MEANS else placement.reduce_op
+        # a mean of equal shards averages; our local form of a mean adds up shards of any size instead
+        reduce = "sum" if placement.reduce_op == "avg" and is_mean else placement.reduce_op
         return P(reduce) if reduce in ("sum", "max", "min") else None
     return None

@@ -12,12 +12,10 @@ import torch
 from ..capture import CapturedGraph, Node, TensorMeta, is_random
 from ..errors import StrategyWarning
 from ..layout import Layout, R, S, has_empty_shard, is_even
-from ..localize import VIEWS
 from ..mesh import Mesh
+from ..ops import Rule, known, replicate_rule
 from .dtensor import dtensor_rules
 from .guesses import guessed_rules
-from .own import added_rules, aligned, own_rules
-from .rule import Rule, replicate_rule
 from .rule_check import Check
 
 _NEVER_SENT = frozenset({torch.int16, torch.uint16})
@@ -110,10 +108,9 @@ class Enumerator:
             return False
         if any(layout and meta and meta.dtype in _NEVER_SENT and not layout.is_replicated for layout, meta in pairs):
             return False
-        if node.op in VIEWS:
-            before, after = strategy.inputs[0], strategy.outputs[0]
-            assert after is not None and node.outputs[0] is not None
-            return aligned(metas[0].shape, before, node.outputs[0].shape, after, self._mesh)
+        fits = known(node.op).fits
+        if fits is not None:
+            return fits(node, metas, strategy.inputs, strategy.outputs, self._mesh)
         cuts = [(layout, meta.shape) for layout, meta in pairs if layout and meta]
         return all(self._blocks_correspond(cuts, axis) for axis in range(self._mesh.ndim))
 
@@ -145,11 +142,9 @@ def _rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
     if is_random(node):
         return _Found((), "it draws random numbers, which all ranks must draw alike")
     whole = replicate_rule(len(metas), node.outputs)
-    own = own_rules(node, metas)
-    rules = own if own is not None else [*dtensor_rules(node, metas, parts), *added_rules(node, metas)]
-    known = [rule for rule in dict.fromkeys(rules) if rule != whole]
-    usable = [rule for rule in known if _gives_every_rank_a_part(rule, node, metas, parts)]
-    if known and not usable:
+    found = [rule for rule in dict.fromkeys(_written_rules(node, metas, parts)) if rule != whole]
+    usable = [rule for rule in found if _gives_every_rank_a_part(rule, node, metas, parts)]
+    if found and not usable:
         return _Found(())
     check = Check(node, metas, parts)
     held = [rule for rule in usable if check.holds(rule)]
@@ -158,18 +153,26 @@ def _rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
     return _Found(tuple(held), "" if held else _lack(usable, check))
 
 
+def _written_rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> list[Rule]:
+    """Our rules for an operator, or DTensor's and ours beside them."""
+    entry = known(node.op)
+    if entry.rules is not None:
+        return entry.rules(node, metas)
+    return [*dtensor_rules(node, metas, parts), *(entry.more_rules(node, metas) if entry.more_rules else ())]
+
+
 def _gives_every_rank_a_part(rule: Rule, node: Node, metas: tuple[TensorMeta, ...], parts: int) -> bool:
     pairs = zip((*rule.inputs, *rule.outputs), (*metas, *node.outputs))
     axis = Mesh(("axis",), (parts,))
     return not any(p and meta and has_empty_shard(meta.shape, Layout((p,)), axis) for p, meta in pairs)
 
 
-def _lack(known: list[Rule], check: Check) -> str:
-    if not known:
+def _lack(found: list[Rule], check: Check) -> str:
+    if not found:
         return "neither torch nor autoshard has a rule that cuts it"
     if not check.can_try:
         return "its sharding rules cannot be checked, as it does not run on random tensors of a size that can be tried"
-    return f"none of its {len(known)} sharding rules gives its numbers when it is checked"
+    return f"none of its {len(found)} sharding rules gives its numbers when it is checked"
 
 
 def _anonymous(value: object) -> object:

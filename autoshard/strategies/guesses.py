@@ -20,7 +20,7 @@ import torch
 
 from ..capture import Node, TensorMeta
 from ..layout import Placement, R, S
-from .rule import Rule
+from ..ops import Rule
 from .rule_check import Check
 
 # what the trials of one operator may take; they take milliseconds

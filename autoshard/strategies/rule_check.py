@@ -17,11 +17,9 @@ import torch
 
 from ..capture import Node, TensorMeta, is_random
 from ..layout import Layout, Placement, block
-from ..localize import UNINITIALISED, run_local
 from ..mesh import Mesh
-from .rule import Rule
+from ..ops import Form, Rule, carries_lengths, has, run_local, small, widened
 from .sample_inputs import KINDS, Kind, apply, sample
-from .shrink import Form, carries_lengths, small, widened
 
 # the ranks of the small trials, and the kinds of tensors on them
 _SMALL: tuple[tuple[int, tuple[Kind, ...]], ...] = ((2, KINDS), (3, ("ties",)))
@@ -120,7 +118,7 @@ class Trial:
     @cached_property
     def tells(self) -> bool:
         """Whether the results can tell a right rule from a wrong one; one that is all NaN cannot."""
-        results = () if self.node.op in UNINITIALISED else self.expected
+        results = () if has(self.node, "uninitialised") else self.expected
         return not any(t is not None and t.numel() and bool(t.isnan().all()) for t in results)
 
     def passes(self, rule: Rule) -> bool:
@@ -188,7 +186,7 @@ def _covers(size: int, parts: int) -> bool:
 
 
 def _how_to_compare(node: Node, rule: Rule) -> Compare:
-    if node.op in UNINITIALISED:
+    if has(node, "uninitialised"):
         return "shapes"
     return "finite values" if any(p.kind == "P" for p in rule.inputs) else "values"
 

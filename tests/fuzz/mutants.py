@@ -14,13 +14,12 @@ from unittest.mock import patch
 
 import torch
 
-from autoshard import localize
+from autoshard import ops
 from autoshard.layout import P
 from autoshard.lowering import local_program
 from autoshard.lowering.step import Step
 from autoshard.redistribution.execution import run_step
-from autoshard.strategies.own import added_rules
-from autoshard.strategies.rule import Rule
+from autoshard.strategies import enumerate
 from autoshard.strategies.rule_check import Check
 
 
@@ -36,21 +35,22 @@ class Mutant:
 def _unchecked_rules() -> Iterator[None]:
     """No rule is checked, and a wrong one is there: functions of one tensor are taken of partial sums."""
 
-    def added(node: Any, metas: Any) -> list[Rule]:
-        partial = Rule((P("sum"),), (P("sum"),))
-        return [*added_rules(node, metas), *[partial] * (len(metas) == 1 and node.outputs == metas)]
+    written = enumerate._written_rules
 
-    unchecked = patch.object(Check, "holds", lambda *_: True)
-    with unchecked, patch("autoshard.strategies.enumerate.added_rules", added):
+    def added(node: Any, metas: Any, parts: int) -> list[ops.Rule]:
+        partial = ops.Rule((P("sum"),), (P("sum"),))
+        return [*written(node, metas, parts), *[partial] * (len(metas) == 1 and node.outputs == metas)]
+
+    with patch.object(Check, "holds", lambda *_: True), patch.object(enumerate, "_written_rules", added):
         yield
 
 
 def _local_means() -> Any:
     """A mean over a cut dim divides by the length of the shard, where programs are lowered."""
-    whole = localize.run_local
+    whole = ops.run_local
 
     def run_local(caller: Any, node: Any, values: Any, *rest: Any) -> Any:
-        with patch.object(localize, "_mean_length", lambda *_: None):
+        with patch("autoshard.ops.reductions._mean_length", lambda *_: None):
             return whole(caller, node, values, *rest)
 
     return patch.object(local_program, "run_local", run_local)

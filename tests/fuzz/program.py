@@ -8,21 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-import torch
-
-
-class Reversed(torch.autograd.Function):
-    """What programs take for a function with a backward of its own: the gradient is turned around."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return -0.5 * grad
 
 
 @dataclass(frozen=True)
@@ -64,7 +49,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import autoshard
-from tests.fuzz.program import Reversed
+from tests.fuzz.parts import *
 
 MESH = "{self.mesh}"
 SEED = {self.seed}

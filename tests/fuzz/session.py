@@ -90,6 +90,7 @@ class Session:
         result = self._call(args, kwargs)
         self.look("arguments", (args, kwargs))
         self.look("result", result)
+        self.look("wants a gradient", [leaf.requires_grad for leaf in tree_leaves(result) if torch.is_tensor(leaf)])
         self._given += [("argument", leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         return result
 
@@ -160,6 +161,12 @@ class Session:
         if not isinstance(value, torch.Tensor):
             return value + 1 if isinstance(value, int | float) else value
         return value[1:] if value.dim() and len(value) > 2 else value.to(torch.float16)
+
+    def retyped(self, value: Any) -> Any:
+        """A number that is equal, but of another type or sign."""
+        if value == 0 and isinstance(value, float):
+            return -value
+        return {bool: int, int: float, float: float}.get(type(value), lambda v: v)(value)
 
     def requiring(self, value: Any) -> Any:
         """An argument that wants a gradient."""

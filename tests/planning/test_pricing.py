@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from autoshard.layout import parse_layout, replicated
-from autoshard.localize import is_free
 from autoshard.mesh import HybridMesh, Mesh
+from autoshard.ops import is_free
 from autoshard.planning import Prices
 from autoshard.redistribution import size_bytes, steps_along
 from autoshard.strategies import Enumerator, Strategy

@@ -12,8 +12,8 @@ from autoshard.capture import TensorMeta, capture
 from autoshard.errors import StrategyWarning
 from autoshard.layout import Layout, P, R, S, is_even, parse_layout
 from autoshard.mesh import Mesh
+from autoshard.ops import Rule
 from autoshard.strategies import Enumerator, Strategy
-from autoshard.strategies.rule import Rule
 
 from ..models import EXAMPLES, graph_of
 from ..oracles import all_layouts

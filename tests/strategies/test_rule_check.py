@@ -8,8 +8,8 @@ import torch
 from autoshard.capture import TensorMeta
 from autoshard.layout import P_SUM, Layout, P, Placement, R, S
 from autoshard.mesh import Mesh
+from autoshard.ops import Rule
 from autoshard.strategies import Enumerator, Strategy
-from autoshard.strategies.rule import Rule
 from autoshard.strategies.rule_check import agrees, split
 
 from .subjects import operator

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from autoshard.layout import Layout, R, S, has_empty_shard, local_range, local_shape
 from autoshard.mesh import Mesh
+from autoshard.ops.views import aligned
 from autoshard.strategies import Enumerator
-from autoshard.strategies.own import aligned
 
 from ..oracles import all_layouts, shards_of
 from .subjects import operator

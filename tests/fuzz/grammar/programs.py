@@ -20,7 +20,7 @@ from .training import training
 from .writer import Unsuited, Writer, made
 
 MESHES = ("a=2", "a=3", "a=4", "a=2,b=2", "a=2,b=3")
-_LENGTHS = (4, 2, 3, 6, 5, 1, 8, 7, 12)
+_LENGTHS = (4, 2, 3, 6, 5, 1, 8, 7, 12, 17)
 _DTYPES = (torch.float64,) * 12 + (torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.complex128)
 
 
@@ -108,15 +108,16 @@ def _attempt(w: Writer, write: Callable[[Writer], Any], times: int = 4) -> None:
 class _Call:
     """How the arguments are passed; read once they are all known.
 
-    ``style`` is one of ``positional``, ``keywords``, ``keywords only``, ``defaults``, ``dict`` and ``list``; ``twice``
-    is a parameter that gets the first argument again, ``scalar`` one that is a number, which the caller gives or leaves
-    to its default.
+    ``style`` is one of ``positional``, ``keywords``, ``keywords only``, ``defaults``, ``dict``, ``list``,
+    ``starred`` and ``double starred``; ``twice`` is a parameter that gets the first argument again, ``scalar`` one that
+    is a number, a text or a type, which the caller gives or leaves to its default.
     """
 
     inputs: list[str]
     style: str
     twice: str
     scalar: str
+    number: str
     says_scalar: bool
 
     def _pairs(self) -> list[tuple[str, str]]:
@@ -125,10 +126,14 @@ class _Call:
 
     def signature(self) -> str:
         names = [name for name, _ in self._pairs()]
-        last = [f"{self.scalar}=2.5"] * bool(self.scalar)
+        last = [f"{self.scalar}={self.number}"] * bool(self.scalar)
         match self.style:
             case "dict" | "list":
                 names = ["given"]
+            case "starred":
+                names = ["*given"]
+            case "double starred":
+                names, last = [names[0]], [*last, "**given"]
             case "keywords only":
                 names = [names[0], *["*"] * (len(names) > 1), *names[1:]]
             case "defaults":
@@ -140,23 +145,29 @@ class _Call:
         match self.style:
             case "dict":
                 return tuple(f'{name} = given["{name}"]' for name in names)
-            case "list":
+            case "list" | "starred":
                 return (f"{', '.join(names)}, = given",)
+            case "double starred":
+                return tuple(f'{name} = given["{name}"]' for name in names[1:])
         return ()
 
     def arguments(self) -> str:
         pairs = self._pairs()
-        last = [f'"{self.scalar}": 2.5'] * (bool(self.scalar) and self.says_scalar)
+        last = [f'"{self.scalar}": {self.number}'] * (bool(self.scalar) and self.says_scalar)
         values = [value for _, value in pairs]
         match self.style:
             case "dict":
                 values = ["{" + ", ".join(f'"{name}": {value}' for name, value in pairs) + "}"]
             case "list":
                 values = [f"[{', '.join(values)}]"]
-            case "keywords" | "keywords only" | "defaults":
+            case "keywords" | "keywords only" | "defaults" | "double starred":
                 last = [f'"{name}": {value}' for name, value in pairs[1:]] + last
                 values = values[:1]
         return f"({', '.join(values)},), {{{', '.join(last)}}}"
+
+
+_STYLES = ("keywords", "keywords", "keywords only", "defaults", "dict", "list", "starred", "double starred")
+_NUMBERS = ("2.5", "2", "True", "0.0", "-1", "'tanh'", "torch.float64")
 
 
 def _calling(w: Writer) -> _Call:
@@ -167,16 +178,19 @@ def _calling(w: Writer) -> _Call:
             _alias(w, w.pick(w.inputs))
         else:
             w.argument(w.shape(0, 3), w.pick((w.dtype, torch.bool, torch.int64)))
-    style = w.pick(("positional",) * 14 + ("keywords", "keywords", "keywords only", "defaults", "dict", "list"))
+    number = ""
+    style = w.pick(("positional",) * 14 + _STYLES)
     twice = w.fresh("x") if w.chance(4) else ""
     scalar = w.fresh("x") if w.chance(10) else ""
     if twice:
         w.world[twice] = w.world[w.inputs[0]]
         w.locals.append(twice)
     if scalar:
-        w.run(f"{scalar} = 2.5")
-        _attempt(w, lambda writer: writer.let(f"{writer.floating()} * {scalar}"))
-    return _Call(w.inputs, style, twice, scalar, w.chance(50))
+        number = w.pick(_NUMBERS)
+        w.run(f"{scalar} = {number}")
+        read = {"'": f"getattr(torch, {scalar})(%s)", "t": f"(%s).to({scalar})"}.get(number[0], f"%s * {scalar}")
+        _attempt(w, lambda writer: writer.let(read % writer.tensor()))
+    return _Call(w.inputs, style, twice, scalar, number, w.chance(50))
 
 
 def _alias(w: Writer, name: str) -> str:

@@ -117,6 +117,93 @@ run.state()
 
 UNUSUAL = (
     """\
+args, kwargs = run.batch()
+args, kwargs = [run.retyped(a) for a in args], {k: run.retyped(v) for k, v in kwargs.items()}
+out = run.call(*args, **kwargs)
+run.total(out).backward()
+run.gradients()
+""",
+    """\
+run.model = Around(run.model, directly)
+out = run.step()
+run.total(out).backward()
+run.gradients()
+""",
+    """\
+run.model = Around(run.model, checkpointed)
+out = run.step()
+run.total(out).backward()
+run.gradients()
+""",
+    """\
+run.model = Around(run.model, with_other_parameters)
+out = run.step()
+run.total(out).backward()
+run.gradients()
+""",
+    """\
+run.model = Around(run.model, with_saved_tensors_moved)
+out = run.step()
+run.total(out).backward()
+run.gradients()
+""",
+    """\
+out = run.step()
+some = [p for p in run.model.parameters() if p.requires_grad][:1]
+run.total(out).backward(inputs=some)
+run.gradients()
+""",
+    """\
+out = run.step()
+leaf = run.leaf(out)
+if leaf.requires_grad:
+    leaf.retain_grad()
+run.total(out).backward()
+run.look('kept', leaf.grad)
+run.gradients()
+""",
+    """\
+out = run.step()
+leaf = run.leaf(out)
+if leaf.requires_grad:
+    leaf.register_hook(lambda g: g * 2)
+run.total(out).backward()
+run.gradients()
+""",
+    """\
+args, kwargs = run.batch()
+args = [a.tolist() if isinstance(a, torch.Tensor) and a.dim() == 0 else a for a in args]
+out = run.call(*args, **kwargs)
+run.total(out).backward()
+run.gradients()
+""",
+    """\
+args, kwargs = run.batch()
+args = [a.expand(2, *a.shape)[0] if isinstance(a, torch.Tensor) else a for a in args]
+args = [a.mT.contiguous().mT if isinstance(a, torch.Tensor) and a.dim() > 1 else a for a in args]
+out = run.call(*args, **kwargs)
+run.total(out).backward()
+run.gradients()
+""",
+    """\
+args, kwargs = run.batch()
+out = run.call(*args, **kwargs)
+again = run.call(*args, **kwargs)
+(run.total(out) - run.total(again)).backward()
+run.gradients()
+""",
+    """\
+with torch.autograd.set_detect_anomaly(True):
+    out = run.step()
+    run.total(out).backward()
+run.gradients()
+""",
+    """\
+out = run.step()
+run.total(run.whole(torch.utils._pytree.tree_map(lambda t: t.detach() if torch.is_tensor(t) else t, out)))
+run.look('leaves', [t.is_leaf for t in torch.utils._pytree.tree_leaves(out) if torch.is_tensor(t)])
+""",
+    """\
 run.leaf(run.step()).square().sum().backward()
 run.gradients()
 """,

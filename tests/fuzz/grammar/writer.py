@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import autoshard
 
-from ..program import Reversed
+from ..parts import Reversed
 from ..session import Maker
 
 T = TypeVar("T")

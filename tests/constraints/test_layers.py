@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from autoshard.capture import CapturedGraph, capture, tied_nodes
+from autoshard.capture import CapturedGraph, capture
+from autoshard.constraints.layers import tied_nodes
 
 from ..models import MLP, WithLoss, gpt2, llama
 

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-import torch
-
-from .graph import CapturedGraph, Node, Ref
-
-aten = torch.ops.aten
-
-_CONTRACTIONS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default})
+from ..capture import CapturedGraph, Ref
+from ..ops import is_contraction
 
 # A lone linear layer may well alternate with its neighbour: cut its columns, then its rows.
 _FEWEST_CONTRACTIONS = 2
@@ -69,11 +64,6 @@ def _identical_layers(graph: CapturedGraph) -> Iterator[list[list[int]]]:
 def _layer_prefixes(name: str) -> Iterator[str]:
     parts = name.partition("/")[0].split(".")
     return (".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdecimal())
-
-
-def is_contraction(node: Node) -> bool:
-    """Whether a node is a matrix product or convolution of the forward."""
-    return node.phase == "forward" and node.op in _CONTRACTIONS
 
 
 def _layer_signature(graph: CapturedGraph, prefix: str, nodes: list[int]) -> object:

@@ -1,0 +1,27 @@
+"""What is known of operators: one entry for each operator or family, in the file of its family.
+
+To teach autoshard an operator of torch, add a line to its family. For one of your own, call :func:`register_operator`.
+"""
+
+from . import elements, factories, images, norms, products, reductions, views  # noqa: F401  (their entries)
+from .local import run_local
+from .operator import Operator, has, is_contraction, is_free, known
+from .register import register_operator
+from .rule import Rule, replicate_rule
+from .shrink import Form, carries_lengths, small, widened
+
+__all__ = [
+    "Form",
+    "Operator",
+    "Rule",
+    "carries_lengths",
+    "has",
+    "is_contraction",
+    "is_free",
+    "known",
+    "register_operator",
+    "replicate_rule",
+    "run_local",
+    "small",
+    "widened",
+]

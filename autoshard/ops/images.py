@@ -1,0 +1,107 @@
+"""Convolutions, and what else works on images: pools, paddings, resampling.
+
+An image must fit its kernel, so it stays as large as it is in a check.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from ..capture import Node
+from .operator import Metas, Operator, Shape, enter, enter_pattern
+
+aten = torch.ops.aten
+
+
+class _Convolution(NamedTuple):
+    """The positions of strides and groups among the arguments, and how many tensors, the first ones, are images."""
+
+    strides: int
+    groups: int
+    images: int
+
+    def dims(self, node: Node) -> int:
+        """How many last dims are the image."""
+        return len(node.args[self.strides])
+
+    def is_grouped(self, node: Node) -> bool:
+        """Whether channels must fit their groups."""
+        return bool(node.args[self.groups] > 1)
+
+
+_FORWARD, _BACKWARD = _Convolution(3, 8, 1), _Convolution(4, 9, 2)
+
+
+def _keeps_image(images: int, node: Node, position: int, dim: int, rank: int) -> bool:
+    return rank > images > 0 and dim >= rank - images
+
+
+def _keeps_convolution(known: _Convolution, node: Node, position: int, dim: int, rank: int) -> bool:
+    """Channels of groups stay, and so do filters in groups."""
+    if _keeps_image(known.dims(node), node, position, dim, rank):
+        return True
+    return known.is_grouped(node) and (dim == 1 or position >= known.images)
+
+
+def _small_convolution(
+    known: _Convolution, node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]
+) -> tuple[Any, ...]:
+    return _small_image(known.dims(node), known.is_grouped(node), node, inputs, shapes, length)
+
+
+def _small_image(
+    dims: int, grouped: bool, node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]
+) -> tuple[Any, ...]:
+    """Shapes of whole tensors among the arguments follow batch and channels."""
+    assert node.op is not None
+    args = list(node.args)
+    for i, (arg, argument) in enumerate(zip(args, node.op._schema.arguments)):
+        if argument.name == "input_size":
+            args[i] = (*(length[size] for size in arg[:-dims]), *arg[-dims:])
+        if argument.name == "bias_sizes" and arg and not grouped:
+            args[i] = tuple(length.get(size, size) for size in arg)  # (0,) where there is no bias
+    return tuple(args)
+
+
+def _flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float:
+    """Two for each result and weight of one filter."""
+    transposed = bool(node.args[6])
+    return 2.0 * math.prod(inputs[0] if transposed else outputs[0]) * math.prod(inputs[1][1:])
+
+
+def _backward_flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float:
+    """Twice those of the forward: one convolution for each of the two gradients."""
+    return 4.0 * math.prod(inputs[0]) * math.prod(inputs[2][1:])
+
+
+def _images(match: re.Match[str]) -> Operator:
+    dims = int(match[1])
+    return Operator(small=partial(_small_image, dims, False), keeps=partial(_keeps_image, dims))
+
+
+enter(
+    "convolution",
+    Operator(
+        small=partial(_small_convolution, _FORWARD),
+        keeps=partial(_keeps_convolution, _FORWARD),
+        kernel="convolution",
+        flops=_flops,
+        traits=("contraction",),
+    ),
+)
+enter(
+    "convolution_backward",
+    Operator(
+        small=partial(_small_convolution, _BACKWARD),
+        keeps=partial(_keeps_convolution, _BACKWARD),
+        kernel="convolution",
+        flops=_backward_flops,
+    ),
+)
+# max_pool2d_with_indices_backward, upsample_nearest_exact1d: the number is that of the dims of an image
+enter_pattern(r"(?:pool|pad|upsample|sampler|conv)\w*?([123])d", _images)

@@ -1,0 +1,61 @@
+"""The local form of an operator: what runs on one rank's shards.
+
+For most operators it is the operator itself. The numeric check of the rules executes these forms and lowering emits
+them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..capture import Node, map_refs
+from ..layout import Layout, local_shape
+from ..mesh import Mesh
+from .operator import Caller, Local, LocalCall, Metas, known
+
+
+def run_local(
+    caller: Caller,
+    node: Node,
+    values: tuple[Any, ...],
+    metas: Metas,
+    inputs: tuple[Layout, ...],
+    outputs: tuple[Layout | None, ...],
+    mesh: Mesh,
+    coordinate: tuple[int, ...],
+    device: torch.device | None = None,
+) -> Any:
+    """Runs an operator on one rank's shards.
+
+    Args:
+        values: the shard of each tensor argument, in argument order.
+        metas: global shape and dtype of each tensor argument.
+        inputs, outputs: the layouts of the strategy.
+        device: replaces every device among the arguments.
+
+    Returns:
+        What the operator returns, on shards: one value, or a tuple where it has several results.
+    """
+    supply = iter(values)
+    args: tuple[Any, ...] = map_refs(node.args, lambda _: next(supply))
+    kwargs = {key: map_refs(value, lambda _: next(supply)) for key, value in node.kwargs}
+    if device is not None:
+        kwargs = {key: device if isinstance(value, torch.device) else value for key, value in kwargs.items()}
+    local = known(node.op).local
+    if local is None:
+        return caller.call(node.op, *args, **kwargs)
+    return local(LocalCall(caller, node, args, kwargs, metas, inputs, outputs, mesh, coordinate))
+
+
+def with_local_size(position: int, op: Any = None) -> Local:
+    """The local form of an operator whose argument at this position is the shape of the result; ``op`` runs instead."""
+
+    def local(call: LocalCall) -> Any:
+        meta, layout = call.node.outputs[0], call.outputs[0]
+        assert meta is not None and layout is not None
+        size = local_shape(meta.shape, layout, call.mesh, call.coordinate)
+        return call.run(op or call.node.op, *call.args[:position], size, *call.args[position + 1 :], **call.kwargs)
+
+    return local

@@ -1,0 +1,72 @@
+"""Normalizations and softmax."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+from ..capture import Node
+from ..layout import P_SUM, R, S, local_shape
+from .operator import LocalCall, Metas, Operator, enter
+from .rule import Rule
+
+# Group norms carry the length of the batch dim at these positions; the number of channels and the size of an image
+# follow, and then, in the forward, weights.
+_FORWARD, _BACKWARD = 3, 5
+
+
+def _group_norm_backward_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Cut over the batch: the gradients of the weights are partial sums."""
+    batch = tuple(R if len(meta.shape) == 1 else S(0) for meta in inputs)
+    results = (p if meta else None for meta, p in zip(node.outputs, (S(0), P_SUM, P_SUM)))
+    return [Rule(batch, tuple(results))]
+
+
+def _of_local_batch(position: int, call: LocalCall) -> Any:
+    batch = local_shape(call.metas[0].shape, call.inputs[0], call.mesh, call.coordinate)[0]
+    return call.run(call.node.op, *call.args[:position], batch, *call.args[position + 1 :], **call.kwargs)
+
+
+def _small_group_norm(
+    position: int, node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]
+) -> tuple[Any, ...]:
+    """Batch N and image HxW follow the tensor; channels and their groups stay."""
+    images = shapes[0] if position == _FORWARD else shapes[1]
+    return (*node.args[:position], images[0], images[1], math.prod(images[2:]), *node.args[position + 3 :])
+
+
+def _keeps_channels(node: Node, position: int, dim: int, rank: int) -> bool:
+    return dim == 1 or rank == 1
+
+
+enter(
+    "native_group_norm",
+    Operator(
+        local=partial(_of_local_batch, _FORWARD),
+        small=partial(_small_group_norm, _FORWARD),
+        keeps=_keeps_channels,
+        kernel="normalization",
+    ),
+)
+enter(
+    "native_group_norm_backward",
+    Operator(
+        more_rules=_group_norm_backward_rules,
+        local=partial(_of_local_batch, _BACKWARD),
+        small=partial(_small_group_norm, _BACKWARD),
+        keeps=_keeps_channels,
+        kernel="normalization",
+    ),
+)
+# A norm that capture decomposes (RMSNorm) is priced as the parts it runs as.
+enter(
+    "native_layer_norm native_layer_norm_backward native_batch_norm native_batch_norm_backward batch_norm_backward "
+    "_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
+    "_batch_norm_with_update_functional _fused_rms_norm _fused_rms_norm_backward",
+    Operator(kernel="normalization"),
+)
+enter(
+    "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp",
+    Operator(kernel="softmax"),
+)

@@ -1,0 +1,175 @@
+"""What is known of an operator beyond what torch says of it: one entry for each operator or family, looked up by name.
+
+The families are the other files of this package. An operator without an entry has DTensor's rules, runs on shards as it
+runs on whole tensors, and is priced as a pointwise kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Protocol
+
+import torch
+
+from cost_models.kernel_kinds import OpKind
+
+from ..capture import Node, TensorMeta
+from ..layout import Layout
+from ..mesh import Mesh
+from .rule import Rule
+
+Metas = tuple[TensorMeta, ...]
+Shape = tuple[int, ...]
+Form = tuple[Node, Metas]
+
+Trait = Literal[
+    "attention", "batched", "cast", "contraction", "mean", "reshape", "rows", "split", "sum", "uninitialised", "view"
+]
+"""What an operator is, where somebody asks:
+
+* ``attention``: dims 0 and 1 of its tensors are batch and heads;
+* ``batched``: a product of one matrix per index of dim 0;
+* ``cast``: the same numbers in another dtype;
+* ``contraction``: a matrix product or a convolution of the forward;
+* ``mean``: it averages, so that DTensor's averages of shards stand for sums here;
+* ``reshape``: the same elements in row-major order;
+* ``rows``: it reads some rows of its first argument, not all of it;
+* ``split``: it cuts one dim into pieces;
+* ``sum``: it adds two tensors;
+* ``uninitialised``: its result is whatever the memory holds;
+* ``view``: nothing is computed or moved, although torch's schema does not say so.
+"""
+
+
+class Caller(Protocol):
+    """What executes an operator: torch itself, or a graph under construction."""
+
+    def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Applies a torch operator."""
+
+
+@dataclass(frozen=True)
+class LocalCall:
+    """A call of an operator on one rank's shards.
+
+    Attributes:
+        args, kwargs: the operator's, with the shards (or graph values) in place of tensors.
+        metas: global shape and dtype of each tensor argument.
+        inputs, outputs: the layouts of the strategy.
+    """
+
+    caller: Caller
+    node: Node
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    metas: Metas
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout | None, ...]
+    mesh: Mesh
+    coordinate: tuple[int, ...]
+
+    def run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Applies a torch operator."""
+        return self.caller.call(op, *args, **kwargs)
+
+
+Rules = Callable[[Node, Metas], list[Rule]]
+Local = Callable[[LocalCall], Any]
+Small = Callable[[Node, Metas, list[list[int]], dict[int, int]], tuple[Any, ...]]
+SmallForm = Callable[[Node, Metas, int, int], Form | None]
+Keeps = Callable[[Node, int, int, int], bool]
+Fits = Callable[[Node, Metas, tuple[Layout, ...], tuple[Layout | None, ...], Mesh], bool]
+Flops = Callable[[Node, list[Shape], list[Shape]], float]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What is known of an operator. What is left out is as with any other.
+
+    Attributes:
+        rules: all of its one-axis rules, in place of DTensor's. Every rule is checked by numbers before it is offered.
+        more_rules: rules beside DTensor's.
+        fits: whether a product of its rules is right on a mesh of several axes; left out, blocks of dims of different
+            lengths must be even.
+        local: what runs on the shards of a rank; left out, the operator itself.
+        small: the arguments of a small call for the check: takes the node, its tensors, their small shapes, which it
+            may correct, and the small number for every length. Left out, integers are replaced like lengths.
+        small_form: the whole small call: takes the node, its tensors, and the ranks of the axis and of the check.
+        keeps: whether a length stays as it is in a small call: takes the node, the position of the tensor among the
+            arguments, the dim, and the number of dims.
+        kernel: the kind of kernel that it is priced as.
+        flops: floating-point operations on shards of given shapes: takes the node, and the shapes of arguments and
+            results. Left out, one for each element of the largest result (of a reduction, or of its argument).
+        traits: what it is, where somebody asks.
+    """
+
+    rules: Rules | None = None
+    more_rules: Rules | None = None
+    fits: Fits | None = None
+    local: Local | None = None
+    small: Small | None = None
+    small_form: SmallForm | None = None
+    keeps: Keeps | None = None
+    kernel: OpKind = "pointwise"
+    flops: Flops | None = None
+    traits: tuple[Trait, ...] = ()
+
+
+_ENTRIES: dict[str, Operator] = {}
+_PATTERNS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], Operator]]] = []
+_UNKNOWN = Operator()
+
+
+def enter(names: str, operator: Operator, namespace: str = "aten") -> None:
+    """Makes the entry of operators, named as in torch and separated by blanks.
+
+    ``mean`` is all overloads; ``view.dtype`` is one, which then has this entry alone.
+
+    Raises:
+        ValueError: one of them has an entry.
+    """
+    for name in names.split():
+        full = f"{namespace}::{name}"
+        if full in _ENTRIES:
+            raise ValueError(f"{full} has two entries; say in one place what is known of it")
+        _ENTRIES[full] = operator
+    known.cache_clear()
+
+
+def enter_pattern(pattern: str, make: Callable[[re.Match[str]], Operator]) -> None:
+    """Makes the entry of operators of torch whose names match, where they have no entry by name."""
+    _PATTERNS.append((re.compile(pattern), make))
+    known.cache_clear()
+
+
+@cache
+def known(op: torch._ops.OpOverload | None) -> Operator:
+    """What is known of an operator; None is a node that is no operator."""
+    if op is None:
+        return _UNKNOWN
+    name, overload = op._schema.name, op._schema.overload_name
+    for full in (f"{name}.{overload}", name):
+        if full in _ENTRIES:
+            return _ENTRIES[full]
+    found = ((make, match) for pattern, make in _PATTERNS if (match := pattern.search(name)))
+    return next((make(match) for make, match in found), _UNKNOWN)
+
+
+def has(node: Node, trait: Trait) -> bool:
+    """Whether a node is an operator with a trait."""
+    return trait in known(node.op).traits
+
+
+def is_contraction(node: Node) -> bool:
+    """Whether a node is a matrix product or a convolution of the forward."""
+    return node.phase == "forward" and has(node, "contraction")
+
+
+def is_free(node: Node) -> bool:
+    """Whether an operator is a view: it moves and computes nothing."""
+    assert node.op is not None
+    alias = node.op._schema.returns[0].alias_info if node.op._schema.returns else None
+    return has(node, "view") or (alias is not None and not alias.is_write)

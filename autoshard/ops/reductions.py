@@ -1,0 +1,52 @@
+"""Reductions."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..capture import Node, TensorMeta
+from ..layout import Layout, P, Placement, S
+from .operator import LocalCall, Metas, Operator, enter
+from .rule import Rule
+
+aten = torch.ops.aten
+
+
+def _truths(combined: Placement, node: Node, inputs: Metas) -> list[Rule]:
+    """*Any* and *all* over a cut dim: the largest and the smallest of the ranks' truths, where DTensor adds up
+    booleans.
+    """
+    return [Rule((S(d),), (combined,)) for d in range(len(inputs[0].shape))]
+
+
+def _mean(call: LocalCall) -> Any:
+    """Over a cut dim: adds up and divides by the whole length."""
+    length = _mean_length(call.node, call.metas[0], call.inputs[0])
+    if length is None:
+        return call.run(call.node.op, *call.args, **call.kwargs)
+    total = aten.sum.default if call.node.op is aten.mean.default else aten.sum.dim_IntList
+    return call.run(aten.div.Scalar, call.run(total, *call.args, **call.kwargs), length)
+
+
+def _mean_length(node: Node, meta: TensorMeta, layout: Layout) -> int | None:
+    """The number of elements a mean divides by, or None where every averaged dim is whole on each rank."""
+    rank = len(meta.shape)
+    dims = node.args[1] if node.op is aten.mean.dim and len(node.args) > 1 and node.args[1] else tuple(range(rank))
+    averaged = {d % rank for d in dims} if rank else set()
+    if not any(layout.axes_of(d) for d in averaged):
+        return None
+    return math.prod(meta.shape[d] for d in averaged)
+
+
+enter("any", Operator(more_rules=partial(_truths, P("max")), kernel="reduction"))
+enter("all", Operator(more_rules=partial(_truths, P("min")), kernel="reduction"))
+enter("mean", Operator(local=_mean, kernel="reduction", traits=("mean",)))
+enter(
+    "sum prod amax amin aminmax max min argmax argmin var var_mean std std_mean norm linalg_vector_norm cumsum cumprod "
+    "nll_loss_forward nll_loss_backward mse_loss mse_loss_backward",
+    Operator(kernel="reduction"),
+)

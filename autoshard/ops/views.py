@@ -1,0 +1,195 @@
+"""Views: reshapes, squeezes, pieces and ranges of a dim, annotations.
+
+A cut dim of the input of a reshape stays one cut dim of the result exactly when both cuts take the same elements
+(:func:`aligned`), uneven shards included. On a shard, a squeeze drops the dims that are 1 in the whole tensor, not
+those of which the rank has one index.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from operator import mul
+from typing import Any
+
+import torch
+
+from ..capture import Node, Ref, TensorMeta
+from ..layout import P_SUM, Layout, S, is_even, local_range
+from ..mesh import Mesh
+from .lengths import small_lengths, wide
+from .local import with_local_size
+from .operator import Form, LocalCall, Metas, Operator, enter
+from .rule import Rule
+
+aten = torch.ops.aten
+
+
+def _reshape_rules(node: Node, inputs: Metas) -> list[Rule]:
+    meta = node.outputs[0]
+    assert meta is not None
+    before, after = inputs[0].shape, meta.shape
+    rules = [Rule((P_SUM,), (P_SUM,))]
+    for i, size in enumerate(before):
+        outer = math.prod(before[:i])
+        for j, other in enumerate(after):
+            if size > 1 and other > 1 and math.prod(after[:j]) == outer:
+                rules.append(Rule((S(i),), (S(j),)))
+    return rules
+
+
+def _is_aligned(
+    node: Node, metas: Metas, inputs: tuple[Layout, ...], outputs: tuple[Layout | None, ...], mesh: Mesh
+) -> bool:
+    meta, after = node.outputs[0], outputs[0]
+    assert meta is not None and after is not None
+    return aligned(metas[0].shape, inputs[0], meta.shape, after, mesh)
+
+
+def aligned(before: tuple[int, ...], a: Layout, after: tuple[int, ...], b: Layout, mesh: Mesh) -> bool:
+    """Whether reshaping every rank's shard in layout ``a`` gives its shard in layout ``b``.
+
+    A block ``[lo, hi)`` of dim ``i`` takes, in row-major order, in each of ``prod(shape[:i])`` periods the elements
+    ``[lo, hi) * prod(shape[i+1:])``. The reshape is local when both sides take the same elements on every rank; of even
+    cuts, whose blocks start at multiples of their width, the first two ranks along every axis tell it. Not seen: a rank
+    that holds one index of a cut dim may hold what is also a cut of the next dim.
+    """
+    even = is_even(before, a, mesh) and is_even(after, b, mesh)
+    coordinates = _first_ranks(mesh) if even else mesh.coordinates()
+    return all(_elements(before, a, mesh, c) == _elements(after, b, mesh, c) for c in coordinates)
+
+
+def _first_ranks(mesh: Mesh) -> list[tuple[int, ...]]:
+    return [tuple(min(int(i == axis), size - 1) for i, size in enumerate(mesh.shape)) for axis in range(-1, mesh.ndim)]
+
+
+def _elements(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> set[tuple[int, ...]]:
+    taken: set[tuple[int, ...]] = set()
+    for dim in range(len(shape)):
+        if layout.axes_of(dim):
+            start, stop = local_range(shape[dim], layout, dim, mesh, coordinate)
+            inner = math.prod(shape[dim + 1 :])
+            taken.add((math.prod(shape[:dim]), start * inner, stop * inner))
+    return taken
+
+
+def _small_reshape(node: Node, inputs: Metas, parts: int, ranks: int) -> Form | None:
+    """A view with every common factor of both shapes made small: (6, 8192) -> (6, 32, 256) has 6, 32 and 256.
+
+    None where a dim of one side ends within a factor of the other, as in (6, 4) -> (8, 3).
+    """
+    meta = node.outputs[0]
+    assert meta is not None
+    before, after = inputs[0].shape, meta.shape
+    ends = sorted({1, *accumulate(before, mul), *accumulate(after, mul)})
+    if 0 in ends or any(end % start for start, end in pairwise(ends)):
+        return None
+    factors = {end: end // start for start, end in pairwise(ends)}
+    length = small_lengths(set(factors.values()), set(), parts, ranks)
+
+    def shrunk(shape: tuple[int, ...]) -> tuple[int, ...]:
+        spans = pairwise(accumulate(shape, mul, initial=1))
+        return tuple(math.prod(length[factors[end]] for end in factors if lo < end <= hi) for lo, hi in spans)
+
+    small_node = replace(node, args=(node.args[0], shrunk(after)))
+    return small_node, (TensorMeta(shrunk(before), wide(inputs[0].dtype)),)
+
+
+def _squeezed(call: LocalCall) -> Any:
+    shape, args = call.metas[0].shape, call.node.args
+    dims = args[1] if len(args) > 1 else tuple(range(len(shape)))
+    dims = (dims,) if isinstance(dims, int) else dims
+    return call.run(aten.squeeze.dims, call.args[0], tuple(dim for dim in dims if shape and shape[dim] == 1))
+
+
+def _on_rows(call: LocalCall) -> Any:
+    """Of a contiguous copy, whatever strides a shard has."""
+    return call.run(call.node.op, call.run(aten.contiguous.default, call.args[0]), *call.args[1:], **call.kwargs)
+
+
+def _same(call: LocalCall) -> Any:
+    """Nothing runs."""
+    return call.args[0]
+
+
+def _constrain_rules(node: Node, inputs: Metas) -> list[Rule]:
+    return [Rule((p,), (p,)) for p in (P_SUM, *(S(d) for d in range(len(inputs[0].shape))))]
+
+
+def _keeps_pieces(node: Node, position: int, dim: int, rank: int) -> bool:
+    """As many pieces as there are results."""
+    return bool(dim == (node.args[1] if len(node.args) > 1 else 0) % rank)
+
+
+def _small_split(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
+    dim = (node.args[2] if len(node.args) > 2 else 0) % len(shapes[0])
+    size = node.args[1]
+    if isinstance(size, int):
+        full, rest = divmod(inputs[0].shape[dim], size)
+        shapes[0][dim] = 3 * full + min(rest, 2)
+        return (node.args[0], 3, *node.args[2:])
+    pieces = tuple(min(piece, 3) for piece in size)
+    shapes[0][dim] = sum(pieces)
+    return (node.args[0], pieces, *node.args[2:])
+
+
+def _small_slice(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
+    ref, dim, start, end, step = _filled(node.args, (0, None, None, 1))
+    dim = dim % len(shapes[0])
+    return (ref, dim, *_small_range(start, end, inputs[0].shape[dim], shapes[0][dim]), step)
+
+
+def _small_slice_backward(
+    node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]
+) -> tuple[Any, ...]:
+    ref, sizes, dim, start, end, step = node.args
+    whole, dim = sizes[dim], dim % len(sizes)
+    small_sizes = list(shapes[0])
+    small_sizes[dim] = shapes[0][dim] if shapes[0][dim] == whole else 8
+    lo, hi = _small_range(start, end, whole, small_sizes[dim])
+    shapes[0][dim] = len(range(lo, min(hi, small_sizes[dim]), step))
+    return ref, tuple(small_sizes), dim, lo, hi, step
+
+
+def _small_slice_scatter(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
+    ref, piece, dim, start, end, step = _filled(node.args, (0, None, None, 1))
+    dim = dim % len(shapes[0])
+    lo, hi = _small_range(start, end, inputs[0].shape[dim], shapes[0][dim])
+    shapes[1][dim] = len(range(lo, min(hi, shapes[0][dim]), step))
+    return ref, piece, dim, lo, hi, step
+
+
+def _filled(args: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments with the defaults of the last ones; ``x`` with those of a slice is ``x, 0, None, None, 1``."""
+    tensors = sum(isinstance(arg, Ref) for arg in args)
+    return (*args, *defaults[len(args) - tensors :])
+
+
+def _small_range(start: int | None, end: int | None, whole: int, size: int) -> tuple[int, int]:
+    start, end = start or 0, whole if end is None else end
+    start, end = (start + whole if start < 0 else start), (end + whole if end < 0 else end)
+    lo = 0 if start == 0 else 1
+    return lo, size if end >= whole else max(lo + 1, size - 1)
+
+
+_RESHAPE = Operator(
+    rules=_reshape_rules,
+    fits=_is_aligned,
+    local=with_local_size(1, aten.reshape.default),
+    small_form=_small_reshape,
+    traits=("reshape",),
+)
+enter("view reshape", _RESHAPE)
+enter("_unsafe_view", replace(_RESHAPE, traits=("reshape", "view")))
+enter("constrain", Operator(rules=_constrain_rules, local=_same, traits=("view",)), namespace="autoshard")
+enter("expand", Operator(local=with_local_size(1)))
+enter("squeeze squeeze_copy", Operator(local=_squeezed))
+enter("view_as_complex view.dtype", Operator(local=_on_rows))
+enter("unbind", Operator(keeps=_keeps_pieces))
+enter("split split_with_sizes", Operator(small=_small_split, traits=("split",)))
+enter("split_with_sizes_copy unsafe_split", Operator(small=_small_split))
+enter("slice", Operator(small=_small_slice))
+enter("slice_backward", Operator(local=with_local_size(1), small=_small_slice_backward, kernel="copy"))
+enter("select_backward", Operator(local=with_local_size(1), kernel="copy"))
+enter("slice_scatter", Operator(small=_small_slice_scatter, kernel="copy"))
