@@ -138,7 +138,7 @@ def test_every_entry_names_an_operator_of_torch_and_a_kind_of_kernel() -> None:
 
 
 def test_no_other_file_has_a_table_of_operators() -> None:
-    """Adding an operator touches the file of its family. What capture rewrites, and what lowering emits, is their own."""
+    """Adding an operator touches the file of its family; what capture rewrites is its own affair."""
     own = {"autoshard/capture/adapter.py", "autoshard/capture/capture.py"}
     found = []
     for path in sorted(ROOT.glob("autoshard/**/*.py")):
