@@ -18,7 +18,7 @@ demo: $(STAMP)
 	$(PY) examples/demo.py
 
 test: $(STAMP)
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

@@ -13,11 +13,11 @@ import cost_models
 from solver.backends import load_backend
 
 from .apply import parallelize
-from .capture import as_arguments, call_text, capture
+from .capture import as_arguments
 from .constraints import Given, gather_constraints
 from .lowering import from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
-from .planning import OBJECTIVES, Objective, Planner, memory_limit, warn_if_unproven
+from .planning import OBJECTIVES, Objective, Planner, memory_limit, profile_of, warn_if_unproven
 from .plans import ShardingPlan, dump_plan, parse_plan
 
 __all__ = ["auto_parallelize", "plan"]
@@ -84,25 +84,25 @@ def plan(
         ValueError: an unknown objective or optimizer policy.
         MeshError, LayoutError, ProfileError, BackendUnavailable: the argument of that name.
     """
-    args = as_arguments(args)
     report = progress or (lambda stage: None)
     if objective not in OBJECTIVES:
         raise ValueError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
     mesh = Mesh.of(mesh)
-    profile = hardware if isinstance(hardware, cost_models.Profile) else cost_models.load_profile(hardware)
+    profile = profile_of(hardware)
     gathered = gather_constraints((*_listed(pins), *_listed(constraints)), mesh)
     said = gathered.budgets
     soft = float(said["memory_soft"]) if memory_soft is None and "memory_soft" in said else memory_soft
     optimizer = optimizer or said.get("optimizer", "adamw")
     limit = memory_limit(optimizer, said.get("memory") if memory is None else memory, soft, profile)
     load_backend(backend)  # before the work, where its packages are not installed
-    report("capturing the training step")
-    planner = Planner(
-        capture(model, args, kwargs),
+    planner = Planner.of_model(
+        model,
+        args,
+        kwargs,
         mesh,
         profile,
-        model=name or type(model).__name__,
-        call=call_text(model, args, kwargs or {}),
+        name=name,
+        report=report,
         objective=objective,
         backend=backend,
         time_limit_s=time_limit_s,

@@ -138,7 +138,7 @@ def test_a_model_that_cannot_be_captured_is_a_capture_error() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * x.sum().item()
 
-    with pytest.raises(CaptureError, match=r"test_plan_api.py:\d+"):
+    with pytest.raises(CaptureError, match=r"test_api.py:\d+"):
         plan(Prints(), (torch.ones(3),), mesh="dp=2")
 
 

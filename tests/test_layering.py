@@ -79,6 +79,12 @@ TABLE = {
         VOCABULARY
         | {"autoshard.capture", "autoshard.constraints", "autoshard.constraints.limits", "autoshard.redistribution"}
     ),
+    "autoshard.constraints.names": Row(GRAPH),
+    "autoshard.constraints.compile": Row(
+        VOCABULARY
+        | {"autoshard.capture", "autoshard.constraints", "autoshard.constraints.limits", "autoshard.constraints.names"}
+        | {"autoshard.constraints.schemes"}
+    ),
     "autoshard.lowering": Row(
         VOCABULARY | GRAPH | {"autoshard.plans", "autoshard.redistribution", "autoshard.redistribution.execution"},
         frozenset({"torch"}),
@@ -86,15 +92,10 @@ TABLE = {
     "autoshard.planning": Row(
         VOCABULARY
         | GRAPH
-        | {"autoshard.constraints", "autoshard.constraints.layers", "autoshard.constraints.limits"}
-        | {
-            "autoshard.constraints.schemes",
-            "autoshard.lowering",
-            "autoshard.plans",
-            "autoshard.redistribution",
-            "autoshard.redistribution.paths",
-        }
-        | {"autoshard.strategies", "cost_models", "solver"},
+        | {"autoshard.constraints", "autoshard.constraints.compile", "autoshard.constraints.layers"}
+        | {"autoshard.constraints.limits", "autoshard.constraints.names", "autoshard.lowering", "autoshard.plans"}
+        | {"autoshard.redistribution", "autoshard.redistribution.paths", "autoshard.strategies"}
+        | {"cost_models", "solver"},
         frozenset({"numpy", "torch"}),
     ),
     "autoshard.apply": Row(
@@ -124,6 +125,7 @@ TABLE = {
         | {
             "autoshard.capture",
             "autoshard.constraints",
+            "autoshard.constraints.names",
             "autoshard.lowering",
             "autoshard.planning",
             "autoshard.strategies",

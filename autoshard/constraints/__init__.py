@@ -1,7 +1,7 @@
 """What the user decides: as values and text, in files, in the notation of `mark_sharding`, as schemes for whole axes.
 
-What is exported here needs no torch. :mod:`autoshard.constraints.limits`, :mod:`~autoshard.constraints.schemes` and
-:mod:`~autoshard.constraints.roles`, which hold constraints against a captured graph, do and are imported by name.
+What is exported here needs no torch. :mod:`autoshard.constraints.compile`, which holds constraints against a captured
+graph, and what it is made of do and are imported by name.
 """
 
 from .file import Constraints, Given, gather_constraints

@@ -7,7 +7,7 @@ it costs the same or less, so the optimum is never worse, even where the solver'
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -15,15 +15,14 @@ from torch import nn
 import cost_models
 from solver import Solution
 
-from ..capture import CapturedGraph, as_arguments, call_text, capture
-from ..constraints import parse_constraint
+from ..constraints import gather_constraints
 from ..constraints.baselines import Baseline, baselines
 from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..mesh import Mesh
 from ..plans import Contender, Contest, ShardingPlan, SolverOutcome
-from .budget import MemoryLimit, SolverOptions, memory_limit, plan_within_budget
-from .formulation import Formulation, formulate
-from .interpretation import interpret
+from .budget import memory_limit
+from .formulation import Formulation
+from .planner import Planner, profile_of
 
 OPTIMUM = "optimum"
 
@@ -54,18 +53,23 @@ def compare(
         InfeasibleError, BudgetError: there is no plan at all.
         What :func:`autoshard.plan` raises for its arguments.
     """
-    args = as_arguments(args)
     report = progress or (lambda stage: None)
-    mesh = Mesh.of(mesh)
-    profile = hardware if isinstance(hardware, cost_models.Profile) else cost_models.load_profile(hardware)
-    limit = memory_limit(optimizer, memory, None, profile)
-    report("capturing the training step")
-    graph = capture(model, args, kwargs)
-    call = call_text(model, args, kwargs or {})
-    rules = _Rules(tuple(constraints), limit, backend, time_limit_s, name or type(model).__name__, call)
-    race = _Race(graph, mesh, profile, rules)
+    profile = profile_of(hardware)
+    planner = Planner.of_model(
+        model,
+        args,
+        kwargs,
+        mesh,
+        profile,
+        name=name,
+        report=report,
+        backend=backend,
+        time_limit_s=time_limit_s,
+        limit=memory_limit(optimizer, memory, None, profile),
+    )
+    race = _Race(planner, tuple(constraints))
     found = []
-    for baseline in baselines(mesh):
+    for baseline in baselines(planner.mesh):
         report(f"planning {baseline.name}")
         found.append(race.run(baseline))
     report("planning the optimum")
@@ -74,29 +78,17 @@ def compare(
     return Contest(optimum, tuple(ranked))
 
 
-@dataclass(frozen=True)
-class _Rules:
-    """What holds for all contenders."""
-
-    constraints: tuple[str, ...]
-    limit: MemoryLimit
-    backend: str
-    time_limit_s: float | None
-    name: str
-    call: str
-
-
 class _Race:
-    """Plans of one graph under different constraints."""
+    """Plans of one model under different constraints, beside those for all contenders."""
 
-    def __init__(self, graph: CapturedGraph, mesh: Mesh, profile: cost_models.Profile, rules: _Rules) -> None:
-        self._graph, self._mesh, self._profile, self._rules = graph, mesh, profile, rules
+    def __init__(self, planner: Planner, constraints: tuple[str, ...]) -> None:
+        self._planner, self._constraints = planner, constraints
         self._best: tuple[ShardingPlan, Formulation, Solution] | None = None
 
     def run(self, baseline: Baseline) -> Contender:
         """The plan of a baseline, or why there is none."""
         try:
-            found = self._fitted((*self._rules.constraints, *baseline.constraints(self._mesh)), None)
+            found = self._fitted((*self._constraints, *baseline.constraints(self._planner.mesh)), None)
         except (ConstraintError, InfeasibleError, BudgetError) as error:
             return Contender(baseline.name, baseline.title, None, str(error))
         if self._best is None or found[0].solver.cost_ns < self._best[0].solver.cost_ns:
@@ -105,7 +97,7 @@ class _Race:
 
     def free(self) -> Contender:
         """The optimum, from the best baseline on."""
-        plan, *_ = self._fitted(self._rules.constraints, self._best)
+        plan, *_ = self._fitted(self._constraints, self._best)
         if self._best is not None and self._best[0].solver.cost_ns < plan.solver.cost_ns:
             plan = _adopted(self._best[0], plan)
         return Contender(OPTIMUM, "least predicted time", plan)
@@ -114,18 +106,10 @@ class _Race:
         self, texts: tuple[str, ...], start: tuple[ShardingPlan, Formulation, Solution] | None
     ) -> tuple[ShardingPlan, Formulation, Solution]:
         """A plan that fits, its program without memory, and the solution of that program."""
-        parsed = [parse_constraint(text, self._mesh) for text in texts]
-        formulation = formulate(self._graph, self._mesh, self._profile, constraints=parsed)
-        solutions: list[Solution] = []
-
-        def write(program: Formulation, solution: Solution) -> ShardingPlan:
-            solutions.append(solution)
-            return interpret(program, solution, self._profile, self._rules.name, self._rules.call)
-
+        formulation = self._planner.formulate(gather_constraints(texts, self._planner.mesh))
         choices = None if start is None else _same_choices(*start[1:], formulation)
-        options = SolverOptions(self._rules.backend, self._rules.time_limit_s, choices, explains=False)
-        plan = plan_within_budget(formulation, self._rules.limit, options, write)
-        return plan, formulation, solutions[0]
+        plan, solution = self._planner.fitted(formulation, choices)
+        return plan, formulation, solution
 
 
 def _adopted(best: ShardingPlan, optimum: ShardingPlan) -> ShardingPlan:

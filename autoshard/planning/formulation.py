@@ -11,8 +11,8 @@ Under a memory budget :mod:`autoshard.planning.liveness` adds what every choice 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Literal
@@ -23,23 +23,22 @@ from cost_models import Profile
 from solver import INFEASIBLE, Edge, Group, Problem
 from solver import Node as SolverNode
 
-from ..capture import CapturedGraph, Node, Ref, TensorMeta, annotated
-from ..constraints import Alike, AxisScheme, Constraint, check_constraints_match, check_specs_fit, parse_pin
-from ..constraints.limits import Exactly, Limit, Limits, Taking
-from ..constraints.schemes import limit_to_schemes
-from ..errors import ConstraintError, LayoutError
-from ..layout import Layout, format_layout, format_strategy
+from ..capture import CapturedGraph, Ref, TensorMeta
+from ..constraints import Alike, Constraint
+from ..constraints.compile import compile_constraints
+from ..constraints.limits import Limits
+from ..constraints.names import Results, names_of, results_of
+from ..errors import ConstraintError
+from ..layout import Layout
 from ..mesh import Mesh
 from ..redistribution import Banned
-from ..strategies import Enumerator, Strategy
+from ..strategies import Strategy
+from .candidates import candidates
 from .layer_ties import marks_of, tied_classes
 from .pricing import Prices
 
 Objective = Literal["step-time", "communication-time"]
 OBJECTIVES: tuple[Objective, ...] = ("step-time", "communication-time")
-
-MOST_SHOWN = 12
-"""Layouts or strategies that an error lists."""
 
 HELD = -1
 """The position of a consumer that wants a tensor in the layout it holds it in: a gradient, or a result."""
@@ -83,7 +82,7 @@ class Formulation:
     prices: Prices
     objective: Objective
     constraints: tuple[Constraint, ...]
-    results: tuple[tuple[str, Ref], ...]
+    results: Results
     strategies: tuple[tuple[Strategy, ...], ...]
     demands: tuple[Demand, ...]
     keep_copies: bool
@@ -94,6 +93,33 @@ class Formulation:
     def remade(self) -> frozenset[Ref]:
         """Tensors of which the backward must make copies of its own."""
         return frozenset(demand.ref for demand in self.demands if demand.remade)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What constraints and plans call every solver node; empty for one that is no decision of its own."""
+        named = names_of(self.graph)
+        return (*named, *[""] * (len(self.strategies) - len(named)))
+
+    def consumer_name(self, node: int) -> str:
+        """What a plan calls who wants a tensor: an operator, a parameter (for its gradient), an output, or a buffer
+        (for its new value).
+        """
+        return self.names[node].removeprefix("new ")
+
+    def demand_edges(self) -> Iterator[tuple[Demand, int, int, int]]:
+        """Every demand with each of its consumers: the solver node, its position, and the number of the edge between.
+
+        The edges of demands come first in the problem, in this order; those of tensors that are to be alike follow.
+        """
+        consumers = ((demand, *consumer) for demand in self.demands for consumer in demand.consumers)
+        return ((demand, node, position, k) for k, (demand, node, position) in enumerate(consumers))
+
+    def making_again(self, tensors: Collection[str]) -> Formulation:
+        """The same, in which the backward makes copies of these tensors of its own, whatever is chosen."""
+        again = {demand.ref for demand in self.demands if not demand.remade}
+        never = (False,) * len(self.strategies[0])
+        found = sorted(ref for ref in again if self.graph.tensor_name(ref) in tensors)
+        return replace(self, copy_choices=tuple(CopyChoice(ref, 0, never) for ref in found))
 
     def keeps(self, ref: Ref, choices: Sequence[int]) -> bool:
         """Whether the backward reads a tensor's copies that the forward made, rather than make them again."""
@@ -128,12 +154,13 @@ def formulate(
         ProfileError: the profile does not cover the mesh.
     """
     prices = Prices(graph, mesh, profile)
-    results = _results(graph)
-    limits = _limits(graph, mesh, constraints, results)
-    strategies = _Candidates(graph, mesh, limits).of_all(results)
+    results = results_of(graph)
+    limits = compile_constraints(constraints, graph, mesh)
+    strategies = candidates(graph, mesh, limits)
     demands = _demands(graph, results, limits)
     terms = _Terms(graph, prices, strategies, objective)
-    nodes = tuple(SolverNode(terms.name(i, results), terms.node_costs(i)) for i in range(len(strategies)))
+    named = [*(node.name for node in graph.nodes), *(name for name, _ in results)]
+    nodes = tuple(SolverNode(name, terms.node_costs(i)) for i, name in enumerate(named))
     edges: list[Edge] = []
     sharing: dict[object, list[Demand]] = defaultdict(list)
     members: dict[object, list[int]] = defaultdict(list)
@@ -145,7 +172,7 @@ def formulate(
         members[key].extend(range(len(edges), len(edges) + len(added)))
         edges.extend(added)
     groups = tuple(Group(tuple(found)) for found in members.values() if len(found) > 1)
-    edges.extend(_equal_layouts(graph, mesh, constraints, results, strategies))
+    edges.extend(_equal_layouts(graph, mesh, constraints, strategies))
     ties = _ties(graph, strategies, results, limits, constraints) if tie_layers else ()
     problem = Problem(nodes, tuple(edges), groups, ties, name="sharding")
     return Formulation(
@@ -153,114 +180,7 @@ def formulate(
     )
 
 
-def output_name(index: int) -> str:
-    """The name of a leaf of the model's result, in pins and plans."""
-    return f"output.{index}"
-
-
-def _results(graph: CapturedGraph) -> tuple[tuple[str, Ref], ...]:
-    tangents = {node.name for _, node in graph.of_kind("tangent")}
-    outputs = [
-        (output_name(k), ref) for k, ref in enumerate(graph.outputs) if ref is not None and f"grad.{k}" not in tangents
-    ]
-    return (*outputs, *((f"new {name}", ref) for name, ref in graph.mutations))
-
-
-def _limits(
-    graph: CapturedGraph, mesh: Mesh, constraints: Sequence[Constraint], results: tuple[tuple[str, Ref], ...]
-) -> Limits:
-    """What the constraints leave, by solver node and by tensor; every constraint must name something."""
-    names = [pin_name(node) for node in graph.nodes] + [name for name, _ in results]
-    tensors = [graph.tensor_name(Ref(i, k)) for i, node in enumerate(graph.nodes) for k in range(len(node.outputs))]
-    check_constraints_match(constraints, names, tensors)
-    metas = [node.outputs[0] for node in graph.nodes] + [graph.meta(ref) for _, ref in results]
-    check_specs_fit(constraints, {name: meta.shape for name, meta in zip(names, metas) if meta is not None})
-    limits = Limits(graph, names)
-    for constraint in constraints:
-        if not isinstance(constraint, AxisScheme | Alike):
-            limits.add(constraint)
-    for i, node, text in annotated(graph):
-        limits.limit(i, _annotation(node, text, mesh))
-    limit_to_schemes(limits, [c for c in constraints if isinstance(c, AxisScheme)], graph, mesh)
-    return limits
-
-
-def _annotation(node: Node, text: str, mesh: Mesh) -> Limit:
-    """What ``autoshard.constrain`` says in the model."""
-    assert node.outputs[0] is not None
-    where = f"autoshard.constrain at {node.source or node.name}"
-    try:
-        pin = parse_pin(f"{node.name}={text}", mesh)
-        check_specs_fit([pin], {node.name: node.outputs[0].shape})
-    except (ConstraintError, LayoutError) as error:
-        raise ConstraintError(f"{where}: {error}") from None
-    return Exactly(pin.layout, f"{text} of {where}", "annotation")
-
-
-class _Candidates:
-    """The strategies of every solver node, under its limits."""
-
-    def __init__(self, graph: CapturedGraph, mesh: Mesh, limits: Limits) -> None:
-        self._graph, self._mesh, self._limits = graph, mesh, limits
-        self._enumerator = Enumerator(graph, mesh)
-        self._limited: dict[object, tuple[Strategy, ...]] = {}
-
-    def of_all(self, results: tuple[tuple[str, Ref], ...]) -> tuple[tuple[Strategy, ...], ...]:
-        names = [pin_name(node) for node in self._graph.nodes] + [name for name, _ in results]
-        candidates = [self._enumerator.strategies(node) for node in self._graph.nodes]
-        mutated = {ref for _, ref in self._graph.mutations}
-        candidates += [self._enumerator.held(self._graph.meta(ref), cut=ref not in mutated) for _, ref in results]
-        return tuple(
-            self._under_limits(i, name, strategies) for i, (name, strategies) in enumerate(zip(names, candidates))
-        )
-
-    def _under_limits(self, index: int, name: str, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-        """The same tuple for equal strategies under equal limits, so that prices are worked out once."""
-        offered = strategies
-        applied: list[Limit] = []
-        for limit in self._limits.of(index):
-            key = (id(strategies), limit)
-            if key not in self._limited:
-                self._limited[key] = _kept(limit, strategies)
-            if not self._limited[key]:
-                raise ConstraintError(self._impossible(limit, name, offered, applied))
-            strategies = self._limited[key]
-            applied.append(limit)
-        return strategies
-
-    def _impossible(self, limit: Limit, name: str, strategies: tuple[Strategy, ...], applied: list[Limit]) -> str:
-        """Says what a tensor can have, and which constraint stands in the way where it is not the tensor itself."""
-        alone = _kept(limit, strategies)
-        if not alone:
-            texts = [format_layout(layout, self._mesh) for layout in _layouts(strategies)]
-            if isinstance(limit, Taking):
-                texts = [format_strategy(s.inputs, s.outputs, self._mesh) for s in strategies]
-            possible = "; ".join(texts[:MOST_SHOWN]) + (
-                f"; and {len(texts) - MOST_SHOWN} more" * (len(texts) > MOST_SHOWN)
-            )
-            return f"the {limit.kind} {limit.text!r} cannot hold: on the mesh {self._mesh}, {name} can have {possible}"
-        against = [other for other in applied if not _kept(other, alone)][:1] or applied
-        others = " and ".join(f"the {other.kind} {other.text!r}" for other in against)
-        return f"the {limit.kind} {limit.text!r} contradicts {others}: {name} cannot have a layout that suits both"
-
-
-def _kept(limit: Limit, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-    layouts = limit.keep(_layouts(strategies))
-    kept = (s for s in strategies if s.outputs[0] in layouts or (isinstance(limit, Taking) and s.outputs[0] is None))
-    return tuple(s for s in kept if not isinstance(limit, Taking) or limit.allows(s.inputs, s.outputs))
-
-
-def _layouts(strategies: tuple[Strategy, ...]) -> tuple[Layout, ...]:
-    """The distinct layouts of the first result."""
-    return tuple(dict.fromkeys(s.outputs[0] for s in strategies if s.outputs[0] is not None))
-
-
-def pin_name(node: Node) -> str:
-    """The name of a node in pins and plans: a tangent goes by its output."""
-    return output_name(int(node.name.removeprefix("grad."))) if node.kind == "tangent" else node.name
-
-
-def _demands(graph: CapturedGraph, results: tuple[tuple[str, Ref], ...], limits: Limits) -> tuple[Demand, ...]:
+def _demands(graph: CapturedGraph, results: Results, limits: Limits) -> tuple[Demand, ...]:
     """Every tensor with those who want it, by phase, in graph order.
 
     A parameter wants its gradient in its own layout, in the backward; a tangent stands for the output it belongs to.
@@ -288,11 +208,10 @@ def _equal_layouts(
     graph: CapturedGraph,
     mesh: Mesh,
     constraints: Sequence[Constraint],
-    results: tuple[tuple[str, Ref], ...],
     strategies: tuple[tuple[Strategy, ...], ...],
 ) -> Iterator[Edge]:
     """For tensors that are to be alike: an edge from the first to each other that allows equal layouts only."""
-    names = [pin_name(node) for node in graph.nodes] + [name for name, _ in results]
+    names = names_of(graph)
     for alike in (constraint for constraint in constraints if isinstance(constraint, Alike)):
         members = [i for i, name in enumerate(names) if any(fnmatchcase(name, p) for p in alike.patterns)]
         for other in members[1:]:
@@ -329,10 +248,6 @@ class _Terms:
         self._computes = objective == "step-time"
         self._cache: dict[object, np.ndarray] = {}
         self._columns: dict[object, tuple[tuple[Layout, ...], np.ndarray]] = {}
-
-    def name(self, i: int, results: tuple[tuple[str, Ref], ...]) -> str:
-        known = len(self._graph.nodes)
-        return self._graph.nodes[i].name if i < known else results[i - known][0]
 
     def node_costs(self, i: int) -> np.ndarray:
         strategies = self._strategies[i]
@@ -389,14 +304,13 @@ def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
 def _ties(
     graph: CapturedGraph,
     strategies: tuple[tuple[Strategy, ...], ...],
-    results: tuple[tuple[str, Ref], ...],
+    results: Results,
     limits: Limits,
     constraints: Sequence[Constraint],
 ) -> tuple[tuple[int, ...], ...]:
     """Identical layers, as far as constraints do not tell them apart."""
-    names = [pin_name(node) for node in graph.nodes] + [name for name, _ in results]
     made = {f"grad.{k}": ref.node for k, ref in enumerate(graph.outputs) if ref is not None}
     makers = [made.get(node.name, i) if node.kind == "tangent" else i for i, node in enumerate(graph.nodes)]
     makers += [ref.node for _, ref in results]
-    marks = marks_of(graph, names, makers, limits, constraints)
+    marks = marks_of(graph, names_of(graph), makers, limits, constraints)
     return tied_classes(graph, [(id(strategies[i]), mark) for i, mark in enumerate(marks)])

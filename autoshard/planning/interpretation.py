@@ -11,6 +11,7 @@ from cost_models import Profile
 from solver import Solution
 
 from ..capture import Node, Ref, TensorMeta
+from ..constraints.names import output_name
 from ..layout import Layout, replicated
 from ..plans import (
     Collective,
@@ -23,7 +24,7 @@ from ..plans import (
     TensorEntry,
 )
 from ..strategies import Strategy
-from .formulation import HELD, Demand, Formulation, output_name
+from .formulation import HELD, Demand, Formulation
 
 
 def interpret(formulation: Formulation, solution: Solution, profile: Profile, model: str, call: str) -> ShardingPlan:
@@ -121,7 +122,7 @@ class _Reader:
             assert before is not None
             wanted: dict[Layout, list[str]] = defaultdict(list)
             for node, layout in self._wanted(demand):
-                wanted[layout].append(self._consumer_name(node))
+                wanted[layout].append(self._formulation.consumer_name(node))
             wanted.pop(before, None)
             kept = made.get(demand.ref, set()) if self._formulation.keeps(demand.ref, self._choices) else set()
             for after in sorted(wanted):
@@ -135,15 +136,6 @@ class _Reader:
             layout = self._chosen[node].outputs[0] if position == HELD else self._chosen[node].inputs[position]
             assert layout is not None
             yield node, layout
-
-    def _consumer_name(self, node: int) -> str:
-        """An operator, a parameter (for its gradient), an output, or a buffer (for its new value)."""
-        nodes = self._graph.nodes
-        if node >= len(nodes):
-            return self._formulation.results[node - len(nodes)][0].removeprefix("new ")
-        consumer = nodes[node]
-        is_output = consumer.kind == "tangent"
-        return output_name(int(consumer.name.removeprefix("grad."))) if is_output else consumer.name
 
     def _redistribution(
         self, demand: Demand, before: Layout, after: Layout, consumers: tuple[str, ...]

@@ -92,9 +92,8 @@ def _assembled(
 
 
 def _edge_numbers(formulation: Formulation) -> EdgeNumbers:
-    """The number of the edge for every tensor and who wants it: formulation makes them in the order of demands."""
-    wants = [(d.ref, d.phase, node, position) for d in formulation.demands for node, position in d.consumers]
-    return {want: k for k, want in enumerate(wants)}
+    """The number of the edge for every tensor and who wants it."""
+    return {(d.ref, d.phase, node, position): edge for d, node, position, edge in formulation.demand_edges()}
 
 
 def _by_phase(numbers: EdgeNumbers) -> list[tuple[int, ...]]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
-from cost_models import Profile
+from torch import nn
+
+from cost_models import Profile, load_profile
 from solver import Solution, Status, solve
 
-from ..capture import CapturedGraph, annotated
+from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture
 from ..constraints import Constraint, Constraints
 from ..errors import ConstraintError, InfeasibleError
-from ..mesh import Mesh
+from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
 from .budget import MemoryLimit, SolverOptions, plan_within_budget
 from .formulation import Formulation, Objective, formulate
@@ -30,6 +33,17 @@ UNPROVEN = 1e-6
 
 ANY_PLAN = 1e9
 """A gap at which the solver stops with the first assignment it finds."""
+
+MeshGiven: TypeAlias = Mesh | HybridMesh | str | Mapping[str, int]
+
+
+def profile_of(hardware: str | Profile) -> Profile:
+    """A profile, given as one or by the name of a shipped one or of a file.
+
+    Raises:
+        ProfileError: it cannot be read.
+    """
+    return hardware if isinstance(hardware, Profile) else load_profile(hardware)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +64,34 @@ class Planner:
     time_limit_s: float | None = None
     tie_layers: bool = True
     limit: MemoryLimit = field(default_factory=MemoryLimit)
+
+    @classmethod
+    def of_model(
+        cls,
+        model: nn.Module,
+        args: Any,
+        kwargs: dict[str, Any] | None,
+        mesh: MeshGiven,
+        profile: Profile,
+        *,
+        name: str | None = None,
+        report: Callable[[str], None] = lambda stage: None,
+        **options: Any,
+    ) -> Planner:
+        """A planner for a model, which is captured.
+
+        Args:
+            args, kwargs, mesh, name: as for :func:`autoshard.plan`.
+            report: called with the name of the stage as it starts.
+            options: the planner's own.
+
+        Raises:
+            CaptureError, MeshError: the model is not one static graph, the mesh cannot be read.
+        """
+        args = as_arguments(args)
+        report("capturing the training step")
+        graph, call = capture(model, args, kwargs), call_text(model, args, kwargs or {})
+        return cls(graph, Mesh.of(mesh), profile, model=name or type(model).__name__, call=call, **options)
 
     def plan(self, constraints: Constraints, report: Callable[[str], None] = lambda stage: None) -> ShardingPlan:
         """The cheapest plan that fits the memory there is, with what it needs of it.
@@ -76,6 +118,25 @@ class Planner:
             )
         except InfeasibleError as error:
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
+
+    def fitted(self, formulation: Formulation, start: tuple[int, ...] | None = None) -> tuple[ShardingPlan, Solution]:
+        """The cheapest plan of a program that fits, and the solution of the program without memory.
+
+        Args:
+            start: a known assignment; what is found without memory is never worse.
+
+        Raises:
+            InfeasibleError, BudgetError: there is none; the message names no other budget or constraint that would do.
+        """
+        solutions: list[Solution] = []
+
+        def write(program: Formulation, solution: Solution) -> ShardingPlan:
+            solutions.append(solution)
+            return self.write(program, solution)
+
+        options = SolverOptions(self.backend, self.time_limit_s, start, explains=False)
+        plan = plan_within_budget(formulation, self.limit, options, write)
+        return plan, solutions[0]
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
         for k, constraint in enumerate(constraints[:MOST_RELAXED]):

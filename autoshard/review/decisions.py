@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..layout import format_strategy
-from ..planning import Formulation, pin_name
+from ..planning import Formulation
 from ..plans import ShardingPlan
 from ..strategies import Strategy
 
@@ -18,14 +18,7 @@ def decisions_of(plan: ShardingPlan, formulation: Formulation) -> Decisions:
     listed = {entry.name: Strategy(entry.inputs, entry.outputs) for entry in plan.operators}
     for entry in (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs):
         listed[entry.name] = Strategy((), (entry.layout,))
-    return tuple(listed.get(name) for name in names_of(formulation))
-
-
-def names_of(formulation: Formulation) -> tuple[str, ...]:
-    """The name of every solver node, as pins and plans call it; empty for one that is no decision of its own."""
-    names = [pin_name(node) for node in formulation.graph.nodes]
-    names += [name for name, _ in formulation.results]
-    return (*names, *[""] * (len(formulation.strategies) - len(names)))
+    return tuple(listed.get(name) for name in formulation.names)
 
 
 def choices_of(decisions: Decisions, formulation: Formulation) -> tuple[int | None, ...]:

@@ -21,7 +21,7 @@ from ..planning import Formulation, Planner
 from ..plans import Redistribution, ShardingPlan
 from ..plans.text.name_patterns import count_repeats, fold, format_pattern
 from ..strategies import Strategy
-from .decisions import Decisions, choices_of, decision_text, decisions_made, decisions_of, names_of
+from .decisions import Decisions, choices_of, decision_text, decisions_made, decisions_of
 from .file_evidence import FileEvidence
 from .session import as_copied, solution_of
 
@@ -67,7 +67,7 @@ def find_edits(
     else:
         before = _reconstructed(plan, planner, formulation, found)
     changed = [
-        (name, (old, new)) for name, old, new in zip(names_of(formulation), before, found) if old and new and old != new
+        (name, (old, new)) for name, old, new in zip(formulation.names, before, found) if old and new and old != new
     ]
     return tuple(_edits(changed, formulation))
 
@@ -101,7 +101,7 @@ def _moved(entry: Redistribution) -> object:
 
 def _edits(changed: list[tuple[str, tuple[Strategy, Strategy]]], formulation: Formulation) -> Iterator[Edit]:
     """The changes, those that are alike as one :class:`Edit`, with the constraints that keep them."""
-    known = [name for name in names_of(formulation) if name]
+    known = [name for name in formulation.names if name]
     repeats = count_repeats(known)
     for line in fold(changed):
         before, after = line.value

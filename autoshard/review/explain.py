@@ -14,10 +14,10 @@ from ..constraints import Constraints, Pin, gather_constraints, nearest_name
 from ..errors import BudgetError, ConstraintError, InfeasibleError, LayoutError
 from ..layout import Layout, check_fits, format_layout, has_empty_shard, is_even
 from ..planning import Planner
-from ..planning.formulation import MOST_SHOWN
+from ..planning.candidates import MOST_SHOWN
 from ..plans import ShardingPlan
 from ..strategies import Enumerator
-from .decisions import Decisions, decisions_made, decisions_of, names_of
+from .decisions import Decisions, decisions_made, decisions_of
 from .session import (
     Conditions,
     Priced,
@@ -103,7 +103,7 @@ class _Question:
     def __init__(self, planner: Planner, now: Priced, why: str, instead: str | None) -> None:
         self._planner, self._now, self._why = planner, now, why
         self._instead = None if instead is None else " ".join(instead.split())
-        known = names_of(now.formulation)
+        known = now.formulation.names
         self._nodes = [i for i, name in enumerate(known) if name and fnmatchcase(name, why)]
         if not self._nodes:
             listed = [name for name in known if name]

@@ -6,7 +6,7 @@ the solver they tell what that plan decided (:mod:`autoshard.review.edits`).
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ import numpy as np
 from solver import INFEASIBLE, Edge, Node, Problem
 
 from ..layout import Layout
-from ..planning import Demand, Formulation, pin_name
+from ..planning import Demand, Formulation
 from ..plans import Redistribution, ShardingPlan
 
 
@@ -37,8 +37,8 @@ class FileEvidence:
         """
         given = self._formulation.problem
         nodes = tuple(Node(node.name, self._node_costs(i, node.costs, found[i])) for i, node in enumerate(given.nodes))
-        demanded = sum(len(demand.consumers) for demand in self._formulation.demands)
-        edges = [*self._edges(), *(_unpriced(edge) for edge in given.edges[demanded:])]
+        edges = list(self._edges())
+        edges += [_unpriced(edge) for edge in given.edges[len(edges) :]]
         free = replace(given, groups=(), ties=(), usage_limit=None, usage_price=None, budgets=())
         return replace(free, nodes=nodes, edges=tuple(edges))
 
@@ -60,34 +60,24 @@ class FileEvidence:
 
     def _edges(self) -> Iterator[Edge]:
         """The edges of the formulation, in its order; their costs count disagreements with the record."""
-        edges = iter(self._formulation.problem.edges)
-        for demand in self._formulation.demands:
-            times = Counter(consumer for consumer, _ in demand.consumers)
-            for consumer, position in demand.consumers:
-                edge = next(edges)
-                have = _by_class(
-                    edge.rows, [s.outputs[demand.ref.output] for s in self._formulation.strategies[edge.u]]
-                )
-                readers = self._formulation.strategies[consumer]
-                want = _by_class(edge.cols, [s.outputs[0] if position < 0 else s.inputs[position] for s in readers])
-                yield self._judged(edge, have, want, *self._moves_for(demand, consumer, times[consumer]))
+        strategies = self._formulation.strategies
+        for demand, consumer, position, number in self._formulation.demand_edges():
+            edge = self._formulation.problem.edges[number]
+            have = _by_class(edge.rows, [s.outputs[demand.ref.output] for s in strategies[edge.u]])
+            readers = strategies[consumer]
+            want = _by_class(edge.cols, [s.outputs[0] if position < 0 else s.inputs[position] for s in readers])
+            times = sum(other == consumer for other, _ in demand.consumers)
+            yield self._judged(edge, have, want, *self._moves_for(demand, consumer, times))
 
     def _moves_for(self, demand: Demand, consumer: int, times: int) -> tuple[set[tuple[Layout, Layout]], bool]:
         """The layouts (from, to) between which a tensor is recorded to move for a consumer, and whether the consumer
         may also take it as it lies.
         """
-        name = self._name(consumer)
+        name = self._formulation.consumer_name(consumer)
         moves = self._moves[self._graph.tensor_name(demand.ref), demand.phase]
         named = [move for move in moves if name in move.consumers]
         unnamed = [move for move in moves if not move.consumers]
         return {(move.path[0], move.path[-1]) for move in named + unnamed}, not named or times > 1
-
-    def _name(self, consumer: int) -> str:
-        """The name of a consumer as the ``for`` of a redistribution writes it."""
-        nodes = self._graph.nodes
-        if consumer >= len(nodes):
-            return self._formulation.results[consumer - len(nodes)][0].removeprefix("new ")
-        return pin_name(nodes[consumer])
 
     def _judged(
         self,

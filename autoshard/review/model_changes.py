@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..capture import CapturedGraph, TensorMeta
-from ..planning import output_name
+from ..constraints.names import output_name
 from ..plans import ShardingPlan, TensorEntry
 from ..plans.natural_order import natural_key
 from ..plans.text.name_patterns import count_repeats, fold, format_pattern

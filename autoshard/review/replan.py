@@ -13,7 +13,7 @@ from ..constraints import Constraint, Constraints, Pin, StrategyPin, gather_cons
 from ..planning import warn_if_unproven
 from ..plans import ShardingPlan
 from ..plans.text.line_numbers import line_of_decision
-from .decisions import decisions_of, names_of
+from .decisions import decisions_of
 from .edits import Edit, edited_names, find_edits
 from .session import Conditions, best_plan, check_model, constraints_of, planner_of, reporter
 
@@ -75,7 +75,7 @@ def replan(
     old = constraints_of(plan)
     before = planner.formulate(old)
     edits = find_edits(plan, planner, before, original)
-    kept, replaced = _kept(old, edits, names_of(before))
+    kept, replaced = _kept(old, edits, before.names)
     constraints = _with_edits(kept, edits, plan, text, source)
     report("planning around the edits")
     wanted = decisions_of(plan, before)
@@ -84,7 +84,7 @@ def replan(
     edited = edited_names(edits)
     others = sum(
         listed is not None and listed != found and name not in edited
-        for name, listed, found in zip(names_of(before), wanted, decisions_of(made, before))
+        for name, listed, found in zip(before.names, wanted, decisions_of(made, before))
     )
     return Replanned(edits, replaced, made, others)
 

@@ -12,13 +12,12 @@ from torch import nn
 from cost_models import Profile, ProfileError, load_profile
 from solver import Solution, SolveReport, Status, evaluate, solve
 
-from ..capture import as_arguments, call_text, capture
 from ..constraints import Constraints, gather_constraints
 from ..errors import ConstraintError, PlanMismatchError
 from ..mesh import HybridMesh, Mesh
-from ..planning import CopyChoice, Formulation, MemoryLimit, Planner, outcome, timeline_of
+from ..planning import Formulation, MemoryLimit, Planner, outcome, profile_of, timeline_of
 from ..plans import Redistribution, ShardingPlan
-from .decisions import Decisions, choices_of, decision_text, decisions_of, names_of
+from .decisions import Decisions, choices_of, decision_text, decisions_of
 from .fewest_changes import with_fewest_changes
 
 Progress = Callable[[str], None]
@@ -49,17 +48,16 @@ def planner_of(
     Raises:
         CaptureError, ProfileError: the model cannot be captured, the profile not be read.
     """
-    args = as_arguments(args)
-    reporter(conditions)("capturing the training step")
     mesh, hardware = conditions.get("mesh"), conditions.get("hardware")
-    profile = hardware if isinstance(hardware, Profile) else _profile(plan, hardware)
-    return Planner(
-        capture(model, args, kwargs),
-        plan.mesh if mesh is None else Mesh.of(mesh),
-        profile,
-        model=plan.model,
-        call=call_text(model, args, kwargs or {}),
-        objective=plan.objective,  # type: ignore[arg-type]
+    return Planner.of_model(
+        model,
+        args,
+        kwargs,
+        plan.mesh if mesh is None else mesh,
+        _recorded_profile(plan) if hardware is None else profile_of(hardware),
+        name=plan.model,
+        report=reporter(conditions),
+        objective=plan.objective,
         backend=conditions.get("backend", "auto"),
         time_limit_s=conditions.get("time_limit_s"),
         tie_layers=plan.solver.identical_layers != "free",
@@ -72,9 +70,8 @@ def reporter(conditions: Conditions) -> Progress:
     return conditions.get("progress") or (lambda stage: None)
 
 
-def _profile(plan: ShardingPlan, hardware: str | None) -> Profile:
-    if hardware is not None:
-        return load_profile(hardware)
+def _recorded_profile(plan: ShardingPlan) -> Profile:
+    """The profile that a plan names, as it is now."""
     try:
         return load_profile(plan.hardware)
     except ProfileError as error:
@@ -128,7 +125,7 @@ def priced(plan: ShardingPlan, planner: Planner, formulation: Formulation) -> Pr
     """
     decisions = decisions_of(plan, formulation)
     choices = choices_of(decisions, formulation)
-    for name, decision, choice in zip(names_of(formulation), decisions, choices):
+    for name, decision, choice in zip(formulation.names, decisions, choices):
         if decision is not None and choice is None:
             raise ConstraintError(
                 f"the plan gives {name} {decision_text(decision, formulation)}, which it cannot have under the plan's "
@@ -150,12 +147,7 @@ def priced(plan: ShardingPlan, planner: Planner, formulation: Formulation) -> Pr
 
 def as_copied(plan: ShardingPlan, formulation: Formulation) -> Formulation:
     """The formulation in which the backward makes those copies again that it makes again in a plan, to save memory."""
-    refs = {
-        formulation.graph.tensor_name(demand.ref): demand.ref for demand in formulation.demands if not demand.remade
-    }
-    again = dict.fromkeys(refs[entry.tensor] for entry in _made_again(plan) if entry.tensor in refs)
-    never = (False,) * len(formulation.strategies[0])
-    return replace(formulation, copy_choices=tuple(CopyChoice(ref, 0, never) for ref in again))
+    return formulation.making_again({entry.tensor for entry in _made_again(plan)})
 
 
 def _made_again(plan: ShardingPlan) -> list[Redistribution]:

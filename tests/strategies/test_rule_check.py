@@ -173,7 +173,7 @@ def _cases(shape: tuple[int, ...]) -> dict[str, tuple[object, tuple[object, ...]
 def _offered(case: str, shape: tuple[int, ...], parts: int, monkeypatch: pytest.MonkeyPatch) -> set[Strategy]:
     op, args, right, wrong = _cases(shape)[case]
     graph = operator(op, *args)  # type: ignore[arg-type]
-    monkeypatch.setattr("autoshard.strategies.enumerate.own_rules", lambda *_: [wrong, right])
+    monkeypatch.setattr("autoshard.strategies.enumerate._written_rules", lambda *_: [wrong, right])
     return set(Enumerator(graph, Mesh(("a",), (parts,))).strategies(graph.nodes[-1]))
 
 

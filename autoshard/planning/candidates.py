@@ -1,0 +1,77 @@
+"""The strategies that the planner chooses from: those that are enumerated, as far as constraints leave them."""
+
+from __future__ import annotations
+
+from ..capture import CapturedGraph
+from ..constraints.limits import Limit, Limits, Taking
+from ..constraints.names import names_of, results_of
+from ..errors import ConstraintError
+from ..layout import Layout, format_layout, format_strategy
+from ..mesh import Mesh
+from ..strategies import Enumerator, Strategy
+
+MOST_SHOWN = 12
+"""Layouts or strategies that an error lists."""
+
+
+def candidates(graph: CapturedGraph, mesh: Mesh, limits: Limits) -> tuple[tuple[Strategy, ...], ...]:
+    """The strategies of every node of a graph, then the layouts of every result that leaves it, under their limits.
+
+    Equal strategies under equal limits are the same tuple, so that prices are worked out once.
+
+    Raises:
+        ConstraintError: a limit leaves none; the message says what there is, and which other limit stands in the way.
+    """
+    enumerator = Enumerator(graph, mesh)
+    found = [enumerator.strategies(node) for node in graph.nodes]
+    mutated = {ref for _, ref in graph.mutations}
+    found += [enumerator.held(graph.meta(ref), cut=ref not in mutated) for _, ref in results_of(graph)]
+    limited = _Limited(mesh, limits)
+    return tuple(limited.of(i, name, offered) for i, (name, offered) in enumerate(zip(names_of(graph), found)))
+
+
+class _Limited:
+    """Strategies under limits."""
+
+    def __init__(self, mesh: Mesh, limits: Limits) -> None:
+        self._mesh, self._limits = mesh, limits
+        self._limited: dict[object, tuple[Strategy, ...]] = {}
+
+    def of(self, index: int, name: str, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+        offered = strategies
+        applied: list[Limit] = []
+        for limit in self._limits.of(index):
+            key = (id(strategies), limit)
+            if key not in self._limited:
+                self._limited[key] = _kept(limit, strategies)
+            if not self._limited[key]:
+                raise ConstraintError(self._impossible(limit, name, offered, applied))
+            strategies = self._limited[key]
+            applied.append(limit)
+        return strategies
+
+    def _impossible(self, limit: Limit, name: str, strategies: tuple[Strategy, ...], applied: list[Limit]) -> str:
+        """Says what a tensor can have, and which constraint stands in the way where it is not the tensor itself."""
+        alone = _kept(limit, strategies)
+        if not alone:
+            texts = [format_layout(layout, self._mesh) for layout in _layouts(strategies)]
+            if isinstance(limit, Taking):
+                texts = [format_strategy(s.inputs, s.outputs, self._mesh) for s in strategies]
+            possible = "; ".join(texts[:MOST_SHOWN]) + (
+                f"; and {len(texts) - MOST_SHOWN} more" * (len(texts) > MOST_SHOWN)
+            )
+            return f"the {limit.kind} {limit.text!r} cannot hold: on the mesh {self._mesh}, {name} can have {possible}"
+        against = [other for other in applied if not _kept(other, alone)][:1] or applied
+        others = " and ".join(f"the {other.kind} {other.text!r}" for other in against)
+        return f"the {limit.kind} {limit.text!r} contradicts {others}: {name} cannot have a layout that suits both"
+
+
+def _kept(limit: Limit, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+    layouts = limit.keep(_layouts(strategies))
+    kept = (s for s in strategies if s.outputs[0] in layouts or (isinstance(limit, Taking) and s.outputs[0] is None))
+    return tuple(s for s in kept if not isinstance(limit, Taking) or limit.allows(s.inputs, s.outputs))
+
+
+def _layouts(strategies: tuple[Strategy, ...]) -> tuple[Layout, ...]:
+    """The distinct layouts of the first result."""
+    return tuple(dict.fromkeys(s.outputs[0] for s in strategies if s.outputs[0] is not None))
