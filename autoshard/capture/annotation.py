@@ -61,7 +61,7 @@ CONSTRAIN = _constrain._opoverload
 
 @contextmanager
 def marking() -> Iterator[None]:
-    """Inside, :func:`constrain` leaves its mark."""
+    """While it is entered, :func:`constrain` adds its operator to the captured graph; else it returns the tensor."""
     global _marking
     before, _marking = _marking, True
     try:

@@ -215,7 +215,7 @@ class _Builder:
         )
 
     def _constant(self, position: int, value: Any) -> Any:
-        """What a result is that is no new tensor, or no tensor."""
+        """A leaf of the model's result that the graph does not make: a Python value, or a tensor of the caller's."""
         same = self._traced.same.get(position)
         if same is not None and same.kind == "input":
             return replace(same, name=self._input_names[int(same.name)])

@@ -58,7 +58,7 @@ class Constraints:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The text forms."""
+        """Every constraint as :func:`parse_constraint` reads it, for example ``wq.weight=tp:S(0)``."""
         return tuple(constraint.text for constraint in self.values)
 
     @contextmanager
@@ -176,7 +176,7 @@ class _Document(BaseModel):
 
     @property
     def budgets(self) -> dict[str, str]:
-        """What is said of memory."""
+        """What the file says of ``memory``, ``memory_soft`` and ``optimizer``; keys that it lacks are absent."""
         given = {"memory": self.memory, "memory_soft": self.memory_soft, "optimizer": self.optimizer}
         return {key: value for key, value in given.items() if value is not None}
 

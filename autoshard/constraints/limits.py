@@ -20,11 +20,11 @@ class Limit(Protocol):
 
     @property
     def text(self) -> str:
-        """The constraint that it comes from."""
+        """The constraint that it comes from, as the user wrote it."""
 
     @property
     def kind(self) -> str:
-        """What people call that constraint."""
+        """What an error calls it: ``pin``, ``constraint`` or ``annotation``."""
 
     def keep(self, layouts: Sequence[Layout]) -> frozenset[Layout]:
         """The layouts that are left of those possible."""
@@ -32,7 +32,7 @@ class Limit(Protocol):
 
 @dataclass(frozen=True)
 class Exactly:
-    """One layout."""
+    """This layout and no other: what a pin says."""
 
     layout: Layout
     text: str
@@ -45,7 +45,7 @@ class Exactly:
 
 @dataclass(frozen=True)
 class AnyBut:
-    """Any layout but one."""
+    """Any layout but this one: what ``NAME!=LAYOUT`` says."""
 
     layout: Layout
     text: str
@@ -142,7 +142,7 @@ class Limits:
         self._remade: set[Ref] = set()
 
     def of(self, index: int) -> tuple[Limit, ...]:
-        """The limits of the layout with this number."""
+        """The limits of the layout with this number, in the order of :func:`~autoshard.constraints.names.names_of`."""
         return tuple(self._limits.get(index, ()))
 
     def banned(self, ref: Ref) -> Banned:
@@ -166,7 +166,7 @@ class Limits:
         return ref in self._remade
 
     def limit(self, index: int, limit: Limit) -> None:
-        """Adds a limit."""
+        """Adds a limit of the layout with this number."""
         self._limits.setdefault(index, []).append(limit)
 
     def remake(self, ref: Ref) -> None:

@@ -162,5 +162,5 @@ def shared_seed(program: LocalProgram, mesh: DeviceMesh) -> int | None:
 
 
 def bind(mesh: DeviceMesh) -> Rank:
-    """This rank of a mesh."""
+    """Where this process stands in a mesh: its coordinate, its device, and the process group of each axis."""
     return Rank(tuple(mesh.get_coordinate() or ()), device_of(mesh), group_names(mesh))

@@ -46,7 +46,7 @@ class GraphEmitter:
         self._label = Label("", "", is_copy=False)
 
     def begin(self, operator: str) -> None:
-        """What is added from here on belongs to an operator of the plan."""
+        """Labels what is added from here on as part of an operator of the plan: the verifier and errors read it."""
         self._label = Label(operator, operator, is_copy=False)
 
     @contextmanager
@@ -75,7 +75,7 @@ class GraphEmitter:
         return self._append(op, args, kwargs, result)
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
-        """Adds the choice of one of several results."""
+        """Adds ``node[index]``: one of the results of an operator that has several."""
         return self._append(operator.getitem, (node, index), {}, node.meta["val"][index])
 
     def all_gather(self, x: fx.Node, axis: int) -> fx.Node:

@@ -69,7 +69,7 @@ class HeldTensors:
         return tensor
 
     def replace(self, name: str, tensor: torch.Tensor) -> None:
-        """Puts another tensor in the place of a buffer."""
+        """Puts another tensor in the place of a buffer that the forward assigned."""
         place = self._places[name]
         place.table[place.key] = tensor
 

@@ -18,7 +18,7 @@ class Settings:
 
     @classmethod
     def now(cls, device_type: str) -> Settings:
-        """Those in force for a type of device."""
+        """The settings of autocast that are in force now for a type of device, for example ``cpu``."""
         enabled = torch.is_autocast_enabled(device_type)
         return cls(torch.get_autocast_dtype(device_type) if enabled else None, torch.get_default_dtype())
 

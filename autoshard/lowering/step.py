@@ -90,7 +90,7 @@ class Step:
             yield argument.detach() if is_cut_off else argument
 
     def title(self, name: str) -> str:
-        """What errors call an argument."""
+        """What errors call an argument of the step, for example ``parameter layers.0.wq.weight``."""
         return self._titles[name]
 
     def placed(self, name: str, shard: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ class Step:
         return as_dtensor(shard, entry.shape, entry.layout, self.mesh)
 
     def result(self, index: int, value: torch.Tensor | None) -> torch.Tensor | None:
-        """A result as the caller gets it."""
+        """A result as the caller gets it: a DTensor placed as planned, or a plain tensor where it has no dims."""
         if value is None or value.dim() == 0:
             # what is kept holds the value; a result that held the step that made it would keep both alive
             return None if value is None else value.detach()

@@ -188,6 +188,6 @@ def _size(point: Point) -> float:
 
 
 def _between(sizes: Sequence[float]) -> list[float]:
-    """The sizes and points between them, evenly on a logarithmic scale."""
+    """201 sizes from the smallest to the largest, evenly on a logarithmic scale: where a fitted curve is drawn."""
     low, high = min(sizes), max(sizes)
     return [low * (high / low) ** (step / 200) for step in range(201)] if high > low else [low]

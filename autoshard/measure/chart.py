@@ -40,7 +40,7 @@ class Scale:
     logarithmic: bool = True
 
     def at(self, value: float) -> float:
-        """The pixel of a value; one outside of the axis stands at its end."""
+        """The pixel at which a value is drawn; a value outside of the axis is drawn at its end."""
         low, high, value = (self._linear(v) for v in (self.low, self.high, min(max(value, self.low), self.high)))
         return round(self.first_px + (self.last_px - self.first_px) * (value - low) / (high - low), 1)
 

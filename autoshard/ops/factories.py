@@ -40,7 +40,7 @@ def _small_arange(node: Node, inputs: Metas, shapes: list[list[int]], length: di
 
 
 def _without_strides(call: LocalCall) -> Any:
-    """Strides are no part of a graph."""
+    """Makes a contiguous tensor of the local size: strides are no part of a captured graph."""
     return with_local_size(1, aten.new_empty.default)(replace(call, args=call.args[:2]))
 
 

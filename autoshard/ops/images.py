@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..capture import Node
-from .operator import Metas, Operator, Shape, enter, enter_pattern
+from .operator import Flops, Metas, Operator, Shape, Trait, enter, enter_pattern
 
 aten = torch.ops.aten
 
@@ -26,7 +26,7 @@ class _Convolution(NamedTuple):
     images: int
 
     def dims(self, node: Node) -> int:
-        """How many last dims are the image."""
+        """How many of the last dims are the image: one for each stride."""
         return len(node.args[self.strides])
 
     def is_grouped(self, node: Node) -> bool:
@@ -42,7 +42,7 @@ def _keeps_image(images: int, node: Node, position: int, dim: int, rank: int) ->
 
 
 def _keeps_convolution(known: _Convolution, node: Node, position: int, dim: int, rank: int) -> bool:
-    """Channels of groups stay, and so do filters in groups."""
+    """Images stay; and where channels are in groups, so do channels and filters."""
     if _keeps_image(known.dims(node), node, position, dim, rank):
         return True
     return known.is_grouped(node) and (dim == 1 or position >= known.images)
@@ -69,7 +69,7 @@ def _small_image(
 
 
 def _flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float:
-    """Two for each result and weight of one filter."""
+    """Two (multiply, add) for each number of the result and each weight of one filter."""
     transposed = bool(node.args[6])
     return 2.0 * math.prod(inputs[0] if transposed else outputs[0]) * math.prod(inputs[1][1:])
 
@@ -84,24 +84,12 @@ def _images(match: re.Match[str]) -> Operator:
     return Operator(small=partial(_small_image, dims, False), keeps=partial(_keeps_image, dims))
 
 
-enter(
-    "convolution",
-    Operator(
-        small=partial(_small_convolution, _FORWARD),
-        keeps=partial(_keeps_convolution, _FORWARD),
-        kernel="convolution",
-        flops=_flops,
-        traits=("contraction",),
-    ),
-)
-enter(
-    "convolution_backward",
-    Operator(
-        small=partial(_small_convolution, _BACKWARD),
-        keeps=partial(_keeps_convolution, _BACKWARD),
-        kernel="convolution",
-        flops=_backward_flops,
-    ),
-)
+def _operator(known: _Convolution, flops: Flops, *traits: Trait) -> Operator:
+    small, keeps = partial(_small_convolution, known), partial(_keeps_convolution, known)
+    return Operator(small=small, keeps=keeps, kernel="convolution", flops=flops, traits=traits)
+
+
+enter("convolution", _operator(_FORWARD, _flops, "contraction"))
+enter("convolution_backward", _operator(_BACKWARD, _backward_flops))
 # max_pool2d_with_indices_backward, upsample_nearest_exact1d: the number is that of the dims of an image
 enter_pattern(r"(?:pool|pad|upsample|sampler|conv)\w*?([123])d", _images)

@@ -17,7 +17,7 @@ _FORWARD, _BACKWARD = 3, 5
 
 
 def _group_norm_backward_rules(node: Node, inputs: Metas) -> list[Rule]:
-    """Cut over the batch: the gradients of the weights are partial sums."""
+    """One rule: images cut over the batch, weights whole; the gradients of the weights are then partial sums."""
     batch = tuple(R if len(meta.shape) == 1 else S(0) for meta in inputs)
     results = (p if meta else None for meta, p in zip(node.outputs, (S(0), P_SUM, P_SUM)))
     return [Rule(batch, tuple(results))]
@@ -31,7 +31,7 @@ def _of_local_batch(position: int, call: LocalCall) -> Any:
 def _small_group_norm(
     position: int, node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]
 ) -> tuple[Any, ...]:
-    """Batch N and image HxW follow the tensor; channels and their groups stay."""
+    """The arguments N and HxW follow the small shape of the images; C and the number of groups stay."""
     images = shapes[0] if position == _FORWARD else shapes[1]
     return (*node.args[:position], images[0], images[1], math.prod(images[2:]), *node.args[position + 3 :])
 

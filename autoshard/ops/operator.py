@@ -147,7 +147,7 @@ def enter_pattern(pattern: str, make: Callable[[re.Match[str]], Operator]) -> No
 
 @cache
 def known(op: torch._ops.OpOverload | None) -> Operator:
-    """What is known of an operator; None is a node that is no operator."""
+    """The entry of an operator; an empty one where it has none, or where ``op`` is None (an input, a parameter)."""
     if op is None:
         return _UNKNOWN
     name, overload = op._schema.name, op._schema.overload_name

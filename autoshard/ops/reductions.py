@@ -24,7 +24,7 @@ def _truths(combined: Placement, node: Node, inputs: Metas) -> list[Rule]:
 
 
 def _mean(call: LocalCall) -> Any:
-    """Over a cut dim: adds up and divides by the whole length."""
+    """A mean over a cut dim adds up the shard and divides by the whole length, so that the ranks' results add up."""
     length = _mean_length(call.node, call.metas[0], call.inputs[0])
     if length is None:
         return call.run(call.node.op, *call.args, **call.kwargs)

@@ -104,12 +104,12 @@ def _squeezed(call: LocalCall) -> Any:
 
 
 def _on_rows(call: LocalCall) -> Any:
-    """Of a contiguous copy, whatever strides a shard has."""
+    """The operator on a contiguous copy: it wants the elements of a row side by side, whatever a shard has."""
     return call.run(call.node.op, call.run(aten.contiguous.default, call.args[0]), *call.args[1:], **call.kwargs)
 
 
 def _same(call: LocalCall) -> Any:
-    """Nothing runs."""
+    """The tensor itself: nothing runs for an annotation."""
     return call.args[0]
 
 
@@ -118,7 +118,7 @@ def _constrain_rules(node: Node, inputs: Metas) -> list[Rule]:
 
 
 def _keeps_pieces(node: Node, position: int, dim: int, rank: int) -> bool:
-    """As many pieces as there are results."""
+    """The dim that is taken apart stays: it has as many indices as the operator has results."""
     return bool(dim == (node.args[1] if len(node.args) > 1 else 0) % rank)
 
 

@@ -206,7 +206,7 @@ class _Search:
         return _Found(solution, plan, timeline_of(formulation.graph, plan, self._limit.policy), formulation)
 
     def within(self, programs: Iterable[Formulation], budget: int, free: _Found) -> _Found | None:
-        """The cheapest answer found that fits."""
+        """The cheapest answer found whose peak is within the budget, or None where none was found in the time given."""
         best: _Found | None = None
         for program in programs:
             found = self._on_ladder(_Ladder(self, program, free), budget)

@@ -31,7 +31,7 @@ def candidates(graph: CapturedGraph, mesh: Mesh, limits: Limits) -> tuple[tuple[
 
 
 class _Limited:
-    """Strategies under limits."""
+    """Applies limits to strategies, each pair of them once."""
 
     def __init__(self, mesh: Mesh, limits: Limits) -> None:
         self._mesh, self._limits = mesh, limits

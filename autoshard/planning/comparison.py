@@ -55,18 +55,12 @@ def compare(
     """
     report = progress or (lambda stage: None)
     profile = profile_of(hardware)
-    planner = Planner.of_model(
-        model,
-        args,
-        kwargs,
-        mesh,
-        profile,
-        name=name,
-        report=report,
-        backend=backend,
-        time_limit_s=time_limit_s,
-        limit=memory_limit(optimizer, memory, None, profile),
-    )
+    options = {
+        "backend": backend,
+        "time_limit_s": time_limit_s,
+        "limit": memory_limit(optimizer, memory, None, profile),
+    }
+    planner = Planner.of_model(model, args, kwargs, mesh, profile, name=name, report=report, **options)
     race = _Race(planner, tuple(constraints))
     found = []
     for baseline in baselines(planner.mesh):

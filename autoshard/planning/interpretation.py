@@ -65,7 +65,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
 
 
 class _Reader:
-    """The chosen strategy of every solver node."""
+    """Reads a solution: the strategy that was chosen for every solver node, and what follows from it for the plan."""
 
     def __init__(self, formulation: Formulation, choices: tuple[int, ...]) -> None:
         self._formulation = formulation

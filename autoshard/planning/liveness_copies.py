@@ -190,7 +190,7 @@ class _WaysBook:
     _known_to_keeper: dict[object, np.ndarray] = field(default_factory=dict)
 
     def ways(self, pair: _Pair) -> _Ways:
-        """The ways of a pair."""
+        """The ways in which the copies of a pair can be made and held, each with what it adds to memory and when."""
         strategies, demand = self.formulation.strategies, pair.demand
         kept_for = tuple(id(strategies[keeper]) for keeper, _ in pair.keepers)
         ends = (id(strategies[demand.ref.node]), demand.ref.output, id(strategies[pair.reader]), pair.position)

@@ -74,7 +74,7 @@ class Course:
 
 
 def course_of(graph: CapturedGraph, demands: Sequence[Demand]) -> Course:
-    """The course of a graph whose tensors are wanted by ``demands``."""
+    """When each operator of a graph runs and each tensor is last read, where ``demands`` says who reads it."""
     operators = [i for i, _ in graph.of_kind("operator")]
     operators.sort(key=lambda i: (graph.nodes[i].phase != "forward", i))
     optimizer = 3 * len(operators)

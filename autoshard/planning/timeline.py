@@ -54,7 +54,7 @@ class Timeline:
 
     @property
     def peak(self) -> MemoryPoint:
-        """The first of the fullest moments."""
+        """The moment at which most bytes are in use; the first of several."""
         return max(self.points, key=lambda point: point.size_bytes)
 
 
@@ -170,7 +170,7 @@ class _Simulation:
         )
 
     def run(self) -> Timeline:
-        """The timeline."""
+        """Walks through the step once and returns the bytes in use after each operator."""
         program = self._program
         self._add_held()
         held = set(self._storages)

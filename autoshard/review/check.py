@@ -230,7 +230,7 @@ def _orders(said: Sequence[Execution], right: Sequence[Execution]) -> tuple[str,
 
 
 def _bound(plan: ShardingPlan, best: SolverOutcome, planner: Planner) -> Iterator[Finding]:
-    """A bound is a claim about all plans; one that costs less refutes it."""
+    """A finding if the file claims that no plan costs less than its bound, and one that was found now does."""
     if _same_prices(plan, planner) and best.cost_ns < plan.solver.bound_ns:
         said = (
             f"the file says that no plan costs less than {plan.solver.bound_ns} ns, but one of {best.cost_ns} ns does"
@@ -263,7 +263,7 @@ def _best(planner: Planner, formulation: Formulation, now: Priced, constraints: 
 
 
 def _proof(cost_ns: int, best: SolverOutcome) -> str:
-    """What the bound of today proves of a plan than which none better was found."""
+    """In words, how far from the optimum the plan can be at most, where no better one was found."""
     if cost_ns < best.bound_ns:
         return "better than every plan that decides identical layers alike"
     gap = (cost_ns - best.bound_ns) / max(1, cost_ns)

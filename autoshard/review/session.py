@@ -48,15 +48,18 @@ def planner_of(
     Raises:
         CaptureError, ProfileError: the model cannot be captured, the profile not be read.
     """
-    mesh, hardware = conditions.get("mesh"), conditions.get("hardware")
+    given, hardware = conditions.get("mesh"), conditions.get("hardware")
+    mesh = plan.mesh if given is None else given
+    profile = _recorded_profile(plan) if hardware is None else profile_of(hardware)
+    report = reporter(conditions)
     return Planner.of_model(
         model,
         args,
         kwargs,
-        plan.mesh if mesh is None else mesh,
-        _recorded_profile(plan) if hardware is None else profile_of(hardware),
+        mesh,
+        profile,
         name=plan.model,
-        report=reporter(conditions),
+        report=report,
         objective=plan.objective,
         backend=conditions.get("backend", "auto"),
         time_limit_s=conditions.get("time_limit_s"),

@@ -123,7 +123,7 @@ class Enumerator:
 
 
 def signature(node: Node, metas: tuple[TensorMeta, ...]) -> object:
-    """What decides an operator's strategies and their cost."""
+    """A key: operators with equal ones have the same strategies at the same cost."""
     return (node.op, repr(_anonymous(node.args)), repr(_anonymous(node.kwargs)), metas, node.outputs)
 
 

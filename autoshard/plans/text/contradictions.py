@@ -130,7 +130,7 @@ def _check_compute(plan: ShardingPlan) -> None:
 
 
 def _check_communication(plan: ShardingPlan) -> None:
-    """Slices take time too, and have none in the file."""
+    """``communication_s`` against the collectives in the file; slices take time too, which the file does not list."""
     sent_s = math.fsum(entry.predicted_s for entry in plan.redistributions)
     ran = (entry for entry in plan.redistributions if not entry.kept)
     slices = any(not step.communicates for entry in ran for step in steps_along(entry.path))

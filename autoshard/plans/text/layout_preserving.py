@@ -42,5 +42,5 @@ def group_layout_preserving(lines: Iterable[Line[OperatorEntry]]) -> list[list[L
 
 
 def split_role(pattern: Pattern) -> tuple[Pattern, str]:
-    """The pattern of an operator's module, and its role in it."""
+    """An operator's name as the pattern of its module and what it is there: ``layers.*.mlp`` and ``mul.1``."""
     return replace(pattern, role=""), pattern.role.removeprefix("/")

@@ -28,7 +28,7 @@ def line_of_decision(text: str, name: str) -> int | None:
 
 
 def _patterns(document: dict[str, Node]) -> Iterator[tuple[str, Path]]:
-    """Every pattern of a decision with its place."""
+    """Every name or pattern that a line of the file decides, with the keys that lead to the line."""
     for section in ("parameters", "buffers", "inputs", "outputs"):
         yield from ((key, (section, key)) for key in _mapping(document.get(section)))
     for phase in ("forward", "backward"):
