@@ -79,9 +79,10 @@ def write_problem(problem: Problem, path: str | Path) -> None:
     """Writes the problem, gzipped where the path ends in .gz.
 
     Raises:
-        ProblemError: the format cannot say it: ties, fixed choices, groups, an offset, or several loads of a node.
+        ProblemError: the format cannot say it: ties, fixed choices, groups, networks, an offset, or several loads of
+            a node.
     """
-    beyond = [name for name in ("groups", "ties", "fixed", "offset") if getattr(problem, name)]
+    beyond = [name for name in ("groups", "networks", "ties", "fixed", "offset") if getattr(problem, name)]
     if beyond or any(node.further_loads for node in problem.nodes):
         raise ProblemError(f"the IOPDDL format has no {', '.join(beyond) or 'second load of a node'}: reduce it first")
     document: dict[str, Any] = {

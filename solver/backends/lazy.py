@@ -16,6 +16,7 @@ import numpy as np
 
 from ..evaluate import evaluate, usage_timeline
 from ..problem import Problem
+from ..routing import Router
 from .backend import Answer, Request
 from .bounds import integer_bound
 from .decomposition.ascent import repaired
@@ -47,7 +48,7 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
 
     When the time ends first, the answer is the best feasible one of a round, else the last one repaired to fit memory.
     """
-    steps = _first_steps(problem)
+    steps, router = _first_steps(problem), Router()
     program = build(problem)
     program = program.with_usage_rows(problem, steps) if steps else program
     known, cost = Answer(), None
@@ -58,15 +59,18 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
         if found.x is None:
             return replace(known, bound=_tighter(known.bound, found.bound, None, problem.offset))
         choices = program.choices_of(found.x)
-        judged = evaluate(problem, choices)
+        assignment = router.routed(problem, choices, program.arcs_of(found.x))
+        if assignment is None:  # only reached where a tolerance let something flow from where nothing is made
+            return replace(known, bound=_tighter(known.bound, found.bound, None, problem.offset))
+        judged = evaluate(problem, *assignment)
         known = replace(known, bound=_tighter(known.bound, found.bound, judged.cost, problem.offset))
         if judged.feasible and (cost is None or judged.cost < cost):
-            known, cost = replace(known, choices=choices), judged.cost
+            known, cost = known.with_assignment(assignment), judged.cost
         peaks = _peaks_to_add(problem, choices, steps)
         if not peaks:
             return known
         if request.ended():
-            return known if known.choices is not None else replace(known, choices=repaired(problem, choices, REPAIR_S))
+            return known if cost is not None else known.with_assignment(repaired(problem, choices, REPAIR_S))
         request.on_answer(known)
         request.on_progress(cost, known.bound)
         new = [step for step in peaks if step not in steps]

@@ -50,7 +50,7 @@ class Decomposition:
         # The end of this search is not the end of what the caller asked for.
         shared = Shared(problem, replace(request, stop=threading.Event()))
         if request.start is not None:
-            shared.offer(request.start)
+            shared.offer_assignment(request.start)
         exact = None
         if sum(edge.costs.size for edge in problem.edges) <= self.exact_pairs:
             exact = _thread(shared, partial(_branch_and_cut, problem, shared))
