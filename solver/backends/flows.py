@@ -8,12 +8,15 @@ For consumer k with the choices x_k, and the producer's x_u:
                        = sum of f_k out of l  +  sum over s with wants_k[s] = l of x_k[s]
     price                sum of costs[a] w[a]
 
+For two consumers, the most frequent case of several, the same is said without the rows w >= f: c is what flows to both,
+o_k what flows to one alone, f_k = c + o_k, and c + o_1 + o_2, the larger of the two, is paid.
+
 Where copies are kept one set of w serves both phases, since the backward may start from all that the forward reached;
 else each phase has its own. An arc that one consumer alone can use, or that costs nothing, has no w: the price stays on
 f. A flow has the arcs only that lead from where the tensor may be made to where its consumer may want it.
 
 With one consumer this is as tight as a variable for every pair of vertices priced at the shortest way (it is the
-transport problem). With several, x may be integral while the cheapest f and w are not, so w is an integer variable. It
+transport problem). With several, x may be integral while the cheapest f are not, so w (or c) is an integer variable. It
 hardly ever takes a branch. Source: Wong, "A dual ascent approach for Steiner tree
 problems on a directed graph", 1984 (the multi-commodity relaxation).
 """
@@ -37,9 +40,9 @@ class Flow:
         consumer: it and the vertices it wants.
         arcs: the arcs of the network that it may use, ascending.
         vertices: those that need a row, ascending: ends of the arcs and ends of the way.
-        priced: per arc of `arcs` what is paid on f.
-        shared: positions in `arcs` of those that are paid on w.
-        links: per entry of `shared` the position of its w among those of the stage.
+        priced: per arc of `arcs` what is paid on f, or on o.
+        shared: positions in `arcs` of those that have a w or c.
+        links: per entry of `shared` the position of its w or c among those of the stage.
     """
 
     consumer: Consumer
@@ -54,11 +57,16 @@ class Flow:
 class Stage:
     """Consumers who pay arcs together: those of one phase, or of both where copies are kept.
 
-    shared: the arcs that have a w, ascending.
+    shared: the arcs that have a w or c, ascending.
     """
 
     flows: tuple[Flow, ...]
     shared: IntArray
+
+    @property
+    def of_two(self) -> bool:
+        """Whether there are two flows: a part in common and one apart for each, not a w over both."""
+        return len(self.flows) == 2
 
 
 def stages(network: Network) -> Iterator[Stage]:
@@ -75,7 +83,10 @@ def _stage(network: Network, consumers: tuple[Consumer, ...]) -> Stage:
     ways = [_way(network, there, consumer.wants) for consumer in distinct]
     uses = np.bincount(np.concatenate([network.tails[:0], *ways]), minlength=len(network.costs))
     shared = np.flatnonzero((uses > 1) & (network.costs > 0))
-    flows = (_flow(network, consumer, arcs, shared) for consumer, arcs in zip(distinct, ways, strict=True))
+    flows = (
+        _flow(network, consumer, arcs, shared, of_two=len(distinct) == 2)
+        for consumer, arcs in zip(distinct, ways, strict=True)
+    )
     return Stage(tuple(flows), shared)
 
 
@@ -84,10 +95,11 @@ def _way(network: Network, there: np.ndarray[tuple[int], np.dtype[np.bool_]], wa
     return np.flatnonzero(there[network.tails] & needed[network.heads])
 
 
-def _flow(network: Network, consumer: Consumer, arcs: IntArray, shared: IntArray) -> Flow:
+def _flow(network: Network, consumer: Consumer, arcs: IntArray, shared: IntArray, *, of_two: bool) -> Flow:
     ends = network.makes, consumer.wants, network.tails[arcs], network.heads[arcs]
     together = np.flatnonzero(np.isin(arcs, shared, assume_unique=True))
     priced = network.costs[arcs].copy()
-    priced[together] = 0
+    if not of_two:
+        priced[together] = 0
     links = np.searchsorted(shared, arcs[together])
     return Flow(consumer, arcs, np.unique(np.concatenate(ends)), priced, together, links)

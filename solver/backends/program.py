@@ -83,6 +83,10 @@ class Program:
             self, lower=self.lower * scales, upper=self.upper * scales, values=self.values * scales[self.rows]
         )
 
+    def relaxed(self) -> Program:
+        """The program with all variables continuous."""
+        return replace(self, integers=np.zeros_like(self.integers))
+
     def with_row(self, columns: IntArray, values: FloatArray, upper: float) -> Program:
         """The program with one more row, values @ x[columns] <= upper."""
         rows = np.full(len(columns), len(self.upper), np.int64)
@@ -205,20 +209,26 @@ class _Parts:
         none = np.zeros(0, np.int64)
         arcs, columns = [none], [none]
         for stage in stages(network):
-            w = self._variables(network.costs[stage.shared])
-            self.arcs_used.append(w)
+            together = self._variables(network.costs[stage.shared])
+            self.arcs_used.append(together)
+            arcs.append(stage.shared)
+            columns.append(together)
             for flow in stage.flows:
-                f = self._flow(network, flow)
-                rows = self._rows(len(flow.shared), -np.inf, 0.0)
-                self._enter(rows, f[flow.shared], 1.0)
-                self._enter(rows, w[flow.links], -1.0)
+                f = self._variables(flow.priced)
+                rows = self._balance(network, flow)
+                self._carry(network, flow, rows, flow.arcs, f)
+                if stage.of_two:
+                    self._carry(network, flow, rows, flow.arcs[flow.shared], together[flow.links])
+                else:
+                    links = self._rows(len(flow.shared), -np.inf, 0.0)
+                    self._enter(links, f[flow.shared], 1.0)
+                    self._enter(links, together[flow.links], -1.0)
                 arcs.append(flow.arcs)
                 columns.append(f)
         self.flows.append((np.concatenate(arcs), np.concatenate(columns)))
 
-    def _flow(self, network: Network, flow: Flow) -> IntArray:
-        """The f of one consumer: at every vertex what is made and comes in is what is wanted and goes out."""
-        f = self._variables(flow.priced)
+    def _balance(self, network: Network, flow: Flow) -> IntArray:
+        """A row per vertex of the flow: what is made there, less what is wanted there."""
         rows = self._rows(len(flow.vertices), 0.0, 0.0)
         node, wants = flow.consumer
         made, wanted = self._choices(network.producer), self._choices(node)
@@ -228,11 +238,14 @@ class _Parts:
             made, wanted, makes, wants = made[differs], wanted[differs], makes[differs], wants[differs]
         self._enter(rows[np.searchsorted(flow.vertices, makes)], made, 1.0)
         self._enter(rows[np.searchsorted(flow.vertices, wants)], wanted, -1.0)
-        loops = network.tails[flow.arcs] == network.heads[flow.arcs]
+        return rows
+
+    def _carry(self, network: Network, flow: Flow, rows: IntArray, arcs: IntArray, variables: IntArray) -> None:
+        """In the balance of its vertices what flows over an arc comes in at its head and goes out at its tail."""
+        loops = network.tails[arcs] == network.heads[arcs]
         for ends, sign in ((network.heads, 1.0), (network.tails, -1.0)):
-            at = np.searchsorted(flow.vertices, ends[flow.arcs[~loops]])
-            self._enter(rows[at], f[~loops], sign)
-        return f
+            at = np.searchsorted(flow.vertices, ends[arcs[~loops]])
+            self._enter(rows[at], variables[~loops], sign)
 
     def soften(self, problem: Problem) -> None:
         """The variable of the bytes over the usage limit, as a part of the largest possible number."""
