@@ -24,6 +24,9 @@ from .integers import INFEASIBLE, IntArray, ProblemError, as_indices, as_integer
 
 BoolArray = npt.NDArray[np.bool_]
 
+MOST_VERTICES = 10**6
+"""What a network may have: arrays of that size are made for it."""
+
 
 class Consumer(NamedTuple):
     """A node that reads the tensor: strategy s of it wants the tensor at vertex `wants[s]`; int64 (S,)."""
@@ -55,9 +58,9 @@ class Network:
 
         cost = sum of costs[a] over the arcs a of routes.forward  +  the same over routes.backward
 
-    Invariants: tails and heads in [0, V); costs from 0 up, together less than INFEASIBLE; one vertex per strategy of
-    the producer and of each consumer (`Problem` checks that). The producer may be a consumer too, and a node may
-    consume several times.
+    Invariants: V from 1 to MOST_VERTICES; tails and heads in [0, V); costs from 0 up, together less than INFEASIBLE;
+    one vertex per strategy of the producer and of each consumer (checked by `Problem`). The producer may be a consumer
+    too, and a node may consume several times.
 
     Attributes:
         name: for messages only.
@@ -88,8 +91,8 @@ class Network:
 
     def __post_init__(self) -> None:
         where = f"network {self.name!r}"
-        if self.vertices < 1:
-            raise ProblemError(f"{where} has {self.vertices} vertices: expected at least one")
+        if not 1 <= self.vertices <= MOST_VERTICES:
+            raise ProblemError(f"{where} has {self.vertices} vertices: expected from 1 to {MOST_VERTICES}")
         for end in ("tails", "heads"):
             object.__setattr__(self, end, as_indices(getattr(self, end), self.vertices, f"{end} of {where}"))
         object.__setattr__(self, "costs", as_integers(self.costs, 1, f"costs of {where}"))

@@ -84,8 +84,11 @@ def test_what_was_known_before_is_the_answer_of_a_backend_that_does_not_end() ->
 DRIVER = """
 import sys
 from solver import solve
-from solver.iopddl import read_problem, write_solution
+from solver.backends import load_backend
+from solver.iopddl import write_solution
+from solver.problem_file import read_problem
 problem = read_problem(sys.argv[1])
+load_backend(sys.argv[2])
 print("ready", flush=True)
 write_solution(solve(problem, backend=sys.argv[2], time_limit_s=60), sys.argv[3])
 import os
