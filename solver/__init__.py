@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .backends import BACKENDS, BackendUnavailable
 from .evaluate import Evaluation, evaluate
+from .networks import Assignment, Consumer, Network, Routes
 from .problem import INFEASIBLE, Budget, Edge, Group, Load, Node, Problem, ProblemError
 from .solution import Incumbent, Size, Solution, SolveReport, Status
 from .solve import solve
@@ -16,16 +17,20 @@ from .solve import solve
 __all__ = [
     "BACKENDS",
     "INFEASIBLE",
+    "Assignment",
     "BackendUnavailable",
     "Budget",
+    "Consumer",
     "Edge",
     "Evaluation",
     "Group",
     "Incumbent",
     "Load",
+    "Network",
     "Node",
     "Problem",
     "ProblemError",
+    "Routes",
     "Size",
     "Solution",
     "SolveReport",

@@ -1,4 +1,4 @@
-"""`python -m solver problem.json.gz`: solves a problem in the IOPDDL format."""
+"""`python -m solver problem.json.gz`: solves a problem file, of this package or of the IOPDDL contest."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from .backends import BACKENDS, BackendUnavailable
-from .iopddl import read_problem, write_solution
+from .iopddl import write_solution
 from .problem import ProblemError
+from .problem_file import read_problem
 from .solution import Incumbent, Solution, Status
 from .solve import solve
 
@@ -88,12 +89,16 @@ def _check_writable(path: Path) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m solver",
-        description="Chooses one strategy per node of a problem in the IOPDDL format, at least cost.",
+        description="Chooses one strategy per node of a problem, at least cost.",
         epilog="Exit codes: 0 solved, 2 bad input, 3 infeasible, 4 no answer in the time given. Ctrl-C ends the search "
         "with the best answer so far, like the time limit.",
     )
-    parser.add_argument("problem", help="problem file, plain or gzipped JSON")
-    parser.add_argument("-o", "--output", help="solution file to write (status, cost, bound, gap, seconds, choices)")
+    parser.add_argument(
+        "problem", help="problem file, plain or gzipped JSON, in the format of this package or of the IOPDDL contest"
+    )
+    parser.add_argument(
+        "-o", "--output", help="solution file to write (status, cost, bound, gap, seconds, choices, routes)"
+    )
     parser.add_argument(
         "--time-limit", type=float, metavar="SECONDS", help="wall-clock limit, reading the file included"
     )
@@ -109,7 +114,7 @@ def _report(solution: Solution) -> None:
     for size in solution.report.sizes:
         print(
             f"{size.seconds:8.2f} s  {size.stage:28}{size.nodes:8} nodes {size.strategies:9} strategies "
-            f"{size.edges:8} edges {size.pairs:10} pairs"
+            f"{size.edges:8} edges {size.pairs:10} pairs" + f" {size.arcs:9} arcs" * (solution.report.sizes[0].arcs > 0)
         )
     print(solution.status.value)
     if solution.report.explanation:

@@ -1,4 +1,4 @@
-"""Components: parts of a problem that share no edge and no memory are solved apart, and their answers side by side.
+"""Components: parts of a problem that share no edge, network or memory are solved apart, their answers side by side.
 
 Exact because the objective is a sum over the parts and no constraint spans two of them: all nodes with loads are in one
 part where there is a usage limit. The offset goes to the last, largest part.
@@ -7,26 +7,33 @@ part where there is a usage limit. The offset goes to the last, largest part.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 from .backends import Answer, Request
 from .evaluate import evaluate
+from .networks import Assignment, Routes
 from .problem import Edge, Group, Problem
+from .reductions.reduction import renumbered
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some nodes of a problem, ascending, and the problem of them."""
+    """Some nodes and networks of a problem, ascending, and the problem of them."""
 
     nodes: tuple[int, ...]
     problem: Problem
+    networks: tuple[int, ...] = ()
 
-    def restricted(self, choices: Sequence[int]) -> tuple[int, ...]:
-        """The choices of the part's nodes."""
-        return tuple(choices[node] for node in self.nodes)
+    def restricted(self, assignment: Assignment) -> Assignment:
+        """The choices of the part's nodes and the routes of its networks."""
+        choices = tuple(assignment.choices[node] for node in self.nodes)
+        return Assignment(choices, tuple(assignment.routes[network] for network in self.networks))
 
 
 def solve_parts(run: Callable[[Problem, Request], Answer], problem: Problem, request: Request) -> Answer:
@@ -45,7 +52,7 @@ def solve_parts(run: Callable[[Problem, Request], Answer], problem: Problem, req
         start = None if request.start is None else part.restricted(request.start)
         answer = run(part.problem, replace(own, start=start))
         answers.append(answer)
-        costs.append(None if answer.choices is None else evaluate(part.problem, answer.choices).cost)
+        costs.append(None if answer.assignment is None else evaluate(part.problem, *answer.assignment).cost)
         left -= part.problem.strategies
     return join(parts, answers)
 
@@ -66,7 +73,7 @@ def split(problem: Problem) -> list[Part]:
     for node, label in enumerate(labels):
         members.setdefault(label, []).append(node)
     if len(members) <= 1:
-        return [Part(tuple(range(len(labels))), problem)]
+        return [Part(tuple(range(len(labels))), problem, tuple(range(len(problem.networks))))]
     place = {node: position for nodes in members.values() for position, node in enumerate(nodes)}
     edges: dict[int, list[Edge]] = {label: [] for label in members}
     position: list[int] = []
@@ -78,6 +85,9 @@ def split(problem: Problem) -> list[Part]:
     for group in problem.groups:
         label = labels[problem.edges[group.edges[0]].u]
         groups[label].append(Group(tuple(position[index] for index in group.edges)))
+    networks: dict[int, list[int]] = {label: [] for label in members}
+    for index, network in enumerate(problem.networks):
+        networks[labels[network.producer]].append(index)
     parts = [
         Part(
             tuple(nodes),
@@ -86,8 +96,10 @@ def split(problem: Problem) -> list[Part]:
                 nodes=tuple(problem.nodes[node] for node in nodes),
                 edges=tuple(edges[label]),
                 groups=tuple(groups[label]),
+                networks=renumbered([problem.networks[index] for index in networks[label]], place),
                 offset=0,
             ),
+            tuple(networks[label]),
         )
         for label, nodes in members.items()
     ]
@@ -102,18 +114,25 @@ def join(parts: Sequence[Part], answers: Sequence[Answer]) -> Answer:
         return Answer(infeasible=True)
     bound = 0
     choices: dict[int, int] = {}
+    routes: dict[int, Routes] = {}
     complete = bounded = True
     for part, answer in zip(parts, answers, strict=True):
         complete &= answer.choices is not None
         bounded &= answer.bound is not None
         bound += answer.bound or 0
-        choices.update(zip(part.nodes, answer.choices or (), strict=answer.choices is not None))
-    whole = tuple(choices[node] for node in sorted(choices)) if complete else None
-    return Answer(whole, bound if bounded else None)
+        if answer.choices is not None:
+            choices.update(zip(part.nodes, answer.choices, strict=True))
+            routes.update(zip(part.networks, answer.routes, strict=True))
+    whole = Assignment(_in_order(choices), _in_order(routes)) if complete else None
+    return Answer(bound=bound if bounded else None).with_assignment(whole)
+
+
+def _in_order(values: Mapping[int, T]) -> tuple[T, ...]:
+    return tuple(values[key] for key in sorted(values))
 
 
 def _labels(problem: Problem) -> list[int]:
-    """Per node the smallest node that it is connected with, by edges or by memory."""
+    """Per node the smallest node that it is connected with, by edges, networks or memory."""
     parent = list(range(len(problem.nodes)))
 
     def root(node: int) -> int:
@@ -123,6 +142,7 @@ def _labels(problem: Problem) -> list[int]:
         return node
 
     pairs = [(edge.u, edge.v) for edge in problem.edges]
+    pairs += [(network.producer, node) for network in problem.networks for node, _ in network.consumers]
     if problem.usage_limit is not None:
         loaded = [node for node, of in enumerate(problem.nodes) if of.loads]
         pairs += pairwise(loaded)

@@ -14,7 +14,7 @@ import numpy as np
 from .problem import INFEASIBLE, Edge, IntArray, Node, Problem
 
 LARGEST_TOTAL = 2**58
-"""Largest sum of the largest costs of all nodes and edges: what reductions add up stays far within int64."""
+"""Largest sum of the largest costs of all nodes, edges and networks: what reductions add up stays far within int64."""
 
 
 def cost_unit(problem: Problem) -> int:
@@ -25,6 +25,7 @@ def cost_unit(problem: Problem) -> int:
         if id(costs) not in largest:
             largest[id(costs)] = int(np.abs(costs[costs < INFEASIBLE]).max(initial=0))
         total += largest[id(costs)]
+    total += sum(sum(network.costs.tolist()) * (1 if network.kept else 2) for network in problem.networks)
     if problem.usage_price is not None:
         most = sum(int(usages.max()) for node in problem.nodes for _, usages in node.loads)
         total += problem.usage_price * most
@@ -42,7 +43,10 @@ def in_units(problem: Problem, unit: int) -> Problem:
             known[id(costs)] = np.where(costs >= INFEASIBLE, INFEASIBLE, costs // unit)
         return known[id(costs)]
 
+    networks = tuple(replace(network, costs=divided(network.costs)) for network in problem.networks)
     nodes = tuple(Node(node.name, divided(node.costs), further_loads=node.loads) for node in problem.nodes)
     edges = tuple(Edge(edge.u, edge.v, edge.rows, edge.cols, divided(edge.costs)) for edge in problem.edges)
     price = None if problem.usage_price is None else problem.usage_price // unit
-    return replace(problem, nodes=nodes, edges=edges, offset=problem.offset // unit, usage_price=price)
+    return replace(
+        problem, nodes=nodes, edges=edges, offset=problem.offset // unit, usage_price=price, networks=networks
+    )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
+from .networks import Network, Routes
 from .problem import INFEASIBLE, Problem, ProblemError
 
 
@@ -15,9 +16,11 @@ class Evaluation:
     """What an assignment costs and whether it may be used.
 
     Attributes:
-        cost: the objective, exact; every forbidden strategy or absent pair adds INFEASIBLE (10^18).
+        cost: the objective, exact; every forbidden strategy, absent pair and consumer that no route reaches adds
+            INFEASIBLE (10^18).
         feasible: nothing is violated.
-        violations: one sentence per broken constraint, in the order strategies, pairs, fixed, ties, usage, budgets.
+        violations: one sentence per broken constraint, in the order strategies, pairs, routes, fixed, ties, usage,
+            budgets.
         peak_usage: largest number of bytes in use at a time step.
         peak_step: the first step at which it is reached; None where no load is ever live.
     """
@@ -29,15 +32,18 @@ class Evaluation:
     peak_step: int | None
 
 
-def evaluate(problem: Problem, choices: Sequence[int]) -> Evaluation:
-    """Judges `choices`, one strategy index per node.
+def evaluate(problem: Problem, choices: Sequence[int], routes: Sequence[Routes] = ()) -> Evaluation:
+    """Judges `choices`, one strategy index per node, and `routes`, the arcs used by each network.
 
     Raises:
-        ProblemError: there is not one choice per node, or one of them is not a strategy of its node.
+        ProblemError: there is not one choice per node and one pair of routes per network, a choice is not a strategy of
+            its node, or a route does not name arcs of its network in ascending order.
     """
-    _check(problem, choices)
+    _check(problem, choices, routes)
     violations: list[str] = []
     cost = problem.offset + _nodes_cost(problem, choices, violations) + _edges_cost(problem, choices, violations)
+    for network, taken in zip(problem.networks, routes, strict=True):
+        cost += _network_cost(network, choices, taken, violations)
     for node, strategy in sorted(problem.fixed.items()):
         if choices[node] != strategy:
             violations.append(f"node {node} is fixed to strategy {strategy} and chose {choices[node]}")
@@ -69,12 +75,24 @@ def usage_timeline(problem: Problem, choices: Sequence[int]) -> list[tuple[int, 
     return list(zip(steps, accumulate(changes[step] for step in steps), strict=True))
 
 
-def _check(problem: Problem, choices: Sequence[int]) -> None:
+def _check(problem: Problem, choices: Sequence[int], routes: Sequence[Routes]) -> None:
     if len(choices) != len(problem.nodes):
         raise ProblemError(f"there are {len(choices)} choices for {len(problem.nodes)} nodes: expected one per node")
     for index, (node, choice) in enumerate(zip(problem.nodes, choices, strict=True)):
         if not 0 <= choice < len(node.costs):
             raise ProblemError(f"node {index} has {len(node.costs)} strategies, {choice} is not one of them")
+    if len(routes) != len(problem.networks):
+        raise ProblemError(
+            f"there are {len(routes)} pairs of routes for {len(problem.networks)} networks: expected one per network "
+            "(solver.routing.routed finds cheapest ones)"
+        )
+    for network, taken in zip(problem.networks, routes, strict=True):
+        for phase, arcs in zip(("forward", "backward"), taken, strict=True):
+            if any(later <= arc for arc, later in pairwise(arcs)) or any(not 0 <= a < len(network.costs) for a in arcs):
+                raise ProblemError(
+                    f"the {phase} routes of network {network.name!r} are {list(arcs)[:8]}: expected arcs in "
+                    f"[0, {len(network.costs)}), ascending"
+                )
 
 
 def _nodes_cost(problem: Problem, choices: Sequence[int], violations: list[str]) -> int:
@@ -103,6 +121,37 @@ def _edges_cost(problem: Problem, choices: Sequence[int], violations: list[str])
             paid.add((group_of[index], column))
         total += cost
     return total
+
+
+def _network_cost(network: Network, choices: Sequence[int], taken: Routes, violations: list[str]) -> int:
+    """Follows the arcs of both phases from where the producer makes the tensor, and adds up what they cost."""
+    made = {int(network.makes[choices[network.producer]])}
+    there = _follow(network, made, taken.forward)
+    again = _follow(network, there if network.kept else made, taken.backward)
+    cost = sum(int(network.costs[arc]) for arcs in taken for arc in arcs)
+    for phase, consumers, reached in (("forward", network.forward, there), ("backward", network.backward, again)):
+        for node, wants in consumers:
+            vertex = int(wants[choices[node]])
+            if vertex not in reached:
+                violations.append(
+                    f"no {phase} route of network {network.name!r} reaches vertex {vertex}, where node {node} wants it"
+                )
+                cost += INFEASIBLE
+    return cost
+
+
+def _follow(network: Network, start: set[int], arcs: Sequence[int]) -> set[int]:
+    """The vertices that the arcs reach from the start, itself included."""
+    leaving: dict[int, list[int]] = {}
+    for arc in arcs:
+        leaving.setdefault(int(network.tails[arc]), []).append(int(network.heads[arc]))
+    reached, waiting = set(start), list(start)
+    while waiting:
+        for vertex in leaving.get(waiting.pop(), ()):
+            if vertex not in reached:
+                reached.add(vertex)
+                waiting.append(vertex)
+    return reached
 
 
 def _peak(problem: Problem, choices: Sequence[int]) -> tuple[int, int | None]:

@@ -52,12 +52,13 @@ def _contradiction(free: Problem, minimise: Minimise) -> str:
         left_open |= _open(answer)
         return answer.infeasible
 
+    absent = "absent pairs and networks" if free.networks else "absent pairs"
     if contradict(()):
-        return "the absent pairs alone leave no assignment, whatever is fixed"
+        return f"the {absent} alone leave no assignment, whatever is fixed"
     needed = _minimal(sorted(free.fixed), contradict)
     choices = ", ".join(f"{free.nodes[node].name!r} = {free.fixed[node]}" for node in needed)
     if left_open:
-        return f"among these fixed choices, or in the absent pairs alone, is a contradiction (time ended): {choices}"
+        return f"among these fixed choices, or in the {absent} alone, is a contradiction (time ended): {choices}"
     return f"these fixed choices contradict each other, and without any one of them they do not: {choices}"
 
 
@@ -89,7 +90,7 @@ def _smallest_usage_limit(problem: Problem, free: Problem, minimise: Minimise) -
         return f"the usage limit must be at least {peak.bound}"
     if peak.choices is None:
         return None
-    judged = evaluate(replace(problem, budgets=()), peak.choices)
+    judged = evaluate(replace(problem, budgets=()), peak.choices, peak.routes)
     if judged.peak_usage <= limit or judged.peak_step is None:
         return ""
     exact = "" if peak.bound == judged.peak_usage else f" (at least {peak.bound or 0} is needed)"
@@ -117,7 +118,9 @@ def _smallest_budget(budget: Budget, free: Problem, minimise: Minimise) -> str |
     if least.bound is not None and least.bound > budget.limit:
         more = least.bound - budget.limit
         return f"budget {budget.name!r} must be at least {least.bound}, {more} more than its limit"
-    kept = least.choices is not None and evaluate(replace(free, nodes=tuple(nodes)), least.choices).cost <= budget.limit
+    if least.assignment is None:
+        return None
+    kept = evaluate(replace(free, nodes=tuple(nodes)), *least.assignment).cost <= budget.limit
     return "" if kept else None
 
 
@@ -132,4 +135,5 @@ def _without_costs(problem: Problem) -> Problem:
 
     nodes = tuple(Node(node.name, presence(node.costs), further_loads=node.loads) for node in problem.nodes)
     edges = tuple(Edge(edge.u, edge.v, edge.rows, edge.cols, presence(edge.costs)) for edge in problem.edges)
-    return replace(problem, nodes=nodes, edges=edges, groups=(), offset=0)
+    networks = tuple(replace(network, costs=presence(network.costs)) for network in problem.networks)
+    return replace(problem, nodes=nodes, edges=edges, groups=(), networks=networks, offset=0)

@@ -13,31 +13,15 @@ Source: https://github.com/google/iopddl.
 
 from __future__ import annotations
 
-import gzip
 import json
-import re
-import warnings
-import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .documents import FormatError, Rows, parse_document, read_document, write_document
 from .problem import INFEASIBLE, Edge, IntArray, Node, Problem, ProblemError
 from .solution import Solution
-
-Rows = list[IntArray]
-
-_SPACE = re.compile(r"[ \t\r\n]*")
-_ROW = re.compile(r"\[([^][{}\"]*)\]")
-_INTEGER = r"[ \t\r\n]*-?(?:0|[1-9][0-9]*)[ \t\r\n]*"
-_INTEGERS = re.compile(rf"[ \t\r\n]*|{_INTEGER}(?:,{_INTEGER})*")
-_INT64 = np.iinfo(np.int64)
-
-
-class FormatError(ProblemError):
-    """The file is not a problem in the IOPDDL format; the text says where and what was found."""
 
 
 def read_problem(path: str | Path) -> Problem:
@@ -47,24 +31,16 @@ def read_problem(path: str | Path) -> Problem:
         FormatError: the file is not in the format, or an entry breaks an invariant; with the path in the text.
         OSError: the file cannot be read.
     """
-    data = Path(path).read_bytes()
-    try:
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-        return parse_problem(text)
-    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: neither text nor gzipped text: {error}") from None
-    except ProblemError as error:
-        raise FormatError(f"{path}: {error}") from None
+    return read_document(path, problem_of)
 
 
 def parse_problem(text: str) -> Problem:
     """The problem in the text; raises FormatError."""
-    try:
-        document, end = _Parser(text).value(0)
-    except RecursionError:
-        raise FormatError("objects are nested too deeply") from None
-    if _SPACE.fullmatch(text, end) is None:
-        raise FormatError(f"text after the end of the document, at character {end}")
+    return problem_of(parse_document(text))
+
+
+def problem_of(document: Any) -> Problem:
+    """The problem that a parsed document holds; raises FormatError."""
     problem = _member(document, "problem", dict, "the document")
     nodes, edges = (_member(problem, key, dict, "problem") for key in ("nodes", "edges"))
     limit = problem.get("usage_limit")
@@ -79,9 +55,10 @@ def write_problem(problem: Problem, path: str | Path) -> None:
     """Writes the problem, gzipped where the path ends in .gz.
 
     Raises:
-        ProblemError: the format cannot say it: ties, fixed choices, groups, an offset, or several loads of a node.
+        ProblemError: the format cannot say it: ties, fixed choices, groups, networks, an offset, or several loads of
+            a node.
     """
-    beyond = [name for name in ("groups", "ties", "fixed", "offset") if getattr(problem, name)]
+    beyond = [name for name in ("groups", "networks", "ties", "fixed", "offset") if getattr(problem, name)]
     if beyond or any(node.further_loads for node in problem.nodes):
         raise ProblemError(f"the IOPDDL format has no {', '.join(beyond) or 'second load of a node'}: reduce it first")
     document: dict[str, Any] = {
@@ -100,13 +77,13 @@ def write_problem(problem: Problem, path: str | Path) -> None:
     }
     if problem.usage_limit is not None:
         document["usage_limit"] = problem.usage_limit
-    _write(path, json.dumps({"problem": document}, separators=(",", ":")))
+    write_document(path, json.dumps({"problem": document}, separators=(",", ":")))
 
 
 def write_solution(solution: Solution, path: str | Path) -> None:
-    """Writes status, cost, bound, gap, seconds and choices as JSON; what is unknown is null."""
+    """Writes status, cost, bound, gap, seconds and choices as JSON, and routes of networks; what is unknown is null."""
     known_gap = None if solution.gap == float("inf") else solution.gap
-    document = {
+    document: dict[str, Any] = {
         "status": solution.status.name.lower(),
         "cost": solution.cost,
         "bound": solution.bound,
@@ -114,23 +91,9 @@ def write_solution(solution: Solution, path: str | Path) -> None:
         "seconds": round(solution.report.seconds, 3),
         "choices": None if solution.choices is None else list(solution.choices),
     }
-    _write(path, json.dumps(document) + "\n")
-
-
-def _write(path: str | Path, text: str) -> None:
-    """Writes beside the file, then renames: a failing write loses nothing.
-
-    ``autoshard.atomic_write`` does more of this (permissions, links, the disk's cache); this package runs alone.
-    """
-    data = text.encode()
-    # mtime=0: the same problem gives the same bytes.
-    data = gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data
-    temporary = Path(f"{path}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    if solution.routes:
+        document["routes"] = [[list(arcs) for arcs in routes] for routes in solution.routes]
+    write_document(path, json.dumps(document) + "\n")
 
 
 def _nodes(intervals: Rows, costs: Rows, usages: Rows) -> tuple[Node, ...]:
@@ -179,76 +142,3 @@ def _rows(document: dict[str, Any], key: str, where: str) -> Rows:
     if "costs" in key:
         return [np.minimum(row, INFEASIBLE) if row.size and row.max() > INFEASIBLE else row for row in rows]
     return rows
-
-
-@dataclass
-class _Parser:
-    """Objects and scalars as the json module reads them; a list of lists as one numpy array per inner list."""
-
-    text: str
-
-    def __post_init__(self) -> None:
-        self.decoder = json.JSONDecoder()
-        self.known: dict[str, IntArray] = {}
-
-    def value(self, at: int) -> tuple[Any, int]:
-        at = self._skip(at)
-        if self.text.startswith("{", at):
-            return self._object(at)
-        if self.text.startswith("[", at) and self.text.startswith("[", self._skip(at + 1)):
-            return self._list_of_rows(at)
-        try:
-            return self.decoder.raw_decode(self.text, at)
-        except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
-            raise FormatError(f"not JSON at character {at}: {error}") from None
-
-    def _object(self, at: int) -> tuple[dict[str, Any], int]:
-        members: dict[str, Any] = {}
-        at = self._skip(at + 1)
-        while not self.text.startswith("}", at):
-            if members:
-                at = self._expect(",", at)
-            key, at = self.value(at)
-            if not isinstance(key, str):
-                raise FormatError(f"a key must be text, found {key!r} before character {at}")
-            if key in members:
-                raise FormatError(f"member {key!r} is there twice, before character {at}")
-            members[key], at = self.value(self._expect(":", at))
-            at = self._skip(at)
-        return members, at + 1
-
-    def _list_of_rows(self, at: int) -> tuple[Rows, int]:
-        rows: Rows = []
-        at += 1
-        while True:
-            match = _ROW.match(self.text, self._skip(at))
-            if match is None:
-                raise FormatError(f"expected a list of integers at character {self._skip(at)}")
-            rows.append(self._row(match[1], match.start()))
-            at = self._skip(match.end())
-            if self.text.startswith("]", at):
-                return rows, at + 1
-            at = self._expect(",", at)
-
-    def _row(self, text: str, at: int) -> IntArray:
-        if text not in self.known:
-            if _INTEGERS.fullmatch(text) is None:
-                raise FormatError(f"the list at character {at} holds something that is no integer: {text[:60]!r}")
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                row = np.fromstring(text, np.int64, sep=",") if text.strip() else np.zeros(0, np.int64)
-            if row.size and (row.max() == _INT64.max or row.min() == _INT64.min):
-                raise FormatError(f"the list at character {at} holds an integer that does not fit int64")
-            self.known[text] = row
-        return self.known[text]
-
-    def _expect(self, character: str, at: int) -> int:
-        at = self._skip(at)
-        if not self.text.startswith(character, at):
-            raise FormatError(f"expected {character!r} at character {at}, found {self.text[at : at + 20]!r}")
-        return at + 1
-
-    def _skip(self, at: int) -> int:
-        match = _SPACE.match(self.text, at)
-        assert match is not None
-        return match.end()

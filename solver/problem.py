@@ -1,9 +1,11 @@
-"""The problem as a value: nodes that choose one strategy each, edges that price pairs of choices, usage over time.
+"""The problem as a value: nodes that choose one strategy each, edges and networks that price how choices meet, usage.
 
 Legend of shapes: N nodes, E edges, S strategies of a node, R rows and C columns of an edge matrix.
 
-    minimise    offset + sum_i costs_i[x_i] + sum_e cost_e(x_u, x_v)          x_i in {0 .. S_i - 1}
-    subject to  for every time step t:  sum of usages_i[x_i] over the loads live at t  <=  usage_limit
+    minimise    offset + sum_i costs_i[x_i] + sum_e cost_e(x_u, x_v) + sum_n cost of the routes of network n
+    subject to  x_i in {0 .. S_i - 1}
+                for every time step t:  sum of usages_i[x_i] over the loads live at t  <=  usage_limit
+                the routes of every network lead from where its producer makes the tensor to where consumers want it
 
 Everything is an integer, so that every backend and the evaluator agree exactly.
 """
@@ -13,23 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
-
-INFEASIBLE: Final = 10**18
-"""The entry of an absent pair in an edge matrix, or of a forbidden strategy in a node's costs.
-
-It is the contest's infinity (IOPDDL), fits int64 and is larger than every finite cost: a finite entry lies strictly
-between -INFEASIBLE and INFEASIBLE.
-"""
-
-
-class ProblemError(ValueError):
-    """The problem breaks one of its invariants; the text says which, where, and what was found."""
+from .integers import INFEASIBLE, IntArray, ProblemError, as_costs, as_integers
+from .networks import Network
 
 
 class Load(NamedTuple):
@@ -61,9 +52,9 @@ class Node:
     further_loads: tuple[Load, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "costs", _costs(self.costs, 1, f"costs of node {self.name!r}"))
+        object.__setattr__(self, "costs", as_costs(self.costs, 1, f"costs of node {self.name!r}"))
         if self.usages is not None:
-            object.__setattr__(self, "usages", _integers(self.usages, 1, f"usages of node {self.name!r}"))
+            object.__setattr__(self, "usages", as_integers(self.usages, 1, f"usages of node {self.name!r}"))
         if not len(self.costs):
             raise ProblemError(f"node {self.name!r} has no strategy: give it at least one")
         lo, hi = self.interval
@@ -106,9 +97,9 @@ class Edge:
         where = f"edge ({self.u}, {self.v})"
         if self.u == self.v:
             raise ProblemError(f"{where} joins a node to itself: add its diagonal to the node's costs instead")
-        object.__setattr__(self, "costs", _costs(self.costs, 2, f"costs of {where}"))
+        object.__setattr__(self, "costs", as_costs(self.costs, 2, f"costs of {where}"))
         for side, size in zip(("rows", "cols"), self.costs.shape, strict=True):
-            indices = _integers(getattr(self, side), 1, f"{side} of {where}")
+            indices = as_integers(getattr(self, side), 1, f"{side} of {where}")
             object.__setattr__(self, side, indices)
             if not len(indices) or indices.min() < 0 or indices.max() >= size:
                 raise ProblemError(f"{side} of {where} must lie in [0, {size}), the shape of its costs")
@@ -159,9 +150,11 @@ class Problem:
         usage_price: makes the usage limit soft: the objective pays this for every byte that the peak over time is above
             the limit. None: the limit is hard.
         budgets: further limits, each on a sum without intervals. Not together with a usage_price.
+        networks: tensors that get from where they are made to where they are wanted by single steps; see
+            `solver.networks`.
 
     Raises:
-        ProblemError: an index is out of range or a shape, tie, group or limit breaks its invariant.
+        ProblemError: an index is out of range or a shape, tie, group, limit or network breaks its invariant.
     """
 
     nodes: tuple[Node, ...]
@@ -174,6 +167,7 @@ class Problem:
     offset: int = 0
     usage_price: int | None = None
     budgets: tuple[Budget, ...] = ()
+    networks: tuple[Network, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = [len(node.costs) for node in self.nodes]
@@ -198,6 +192,7 @@ class Problem:
                 f"usage_price is {self.usage_price}: expected a cost from 0 up, and a usage_limit with it"
             )
         self._check_budgets(sizes)
+        self._check_networks(sizes)
 
     @property
     def strategies(self) -> int:
@@ -208,6 +203,11 @@ class Problem:
     def grouped(self) -> frozenset[int]:
         """The edges that belong to a group; each of the others pays for itself."""
         return frozenset(edge for group in self.groups for edge in group.edges)
+
+    @property
+    def arcs(self) -> int:
+        """How many arcs the networks have together."""
+        return sum(len(network.tails) for network in self.networks)
 
     def _check_node(self, node: int, where: str) -> None:
         if not 0 <= node < len(self.nodes):
@@ -245,11 +245,21 @@ class Problem:
                 raise ProblemError(f"budget {budget.name!r} has the negative limit {budget.limit}")
             for node, usages in budget.usages.items():
                 self._check_node(node, f"budget {budget.name!r}")
-                units = _integers(usages, 1, f"usages of node {node} in budget {budget.name!r}")
+                units = as_integers(usages, 1, f"usages of node {node} in budget {budget.name!r}")
                 if len(units) != sizes[node] or units.min() < 0:
                     raise ProblemError(
                         f"budget {budget.name!r} must give one usage from 0 up for each of the {sizes[node]} "
                         f"strategies of node {node}"
+                    )
+
+    def _check_networks(self, sizes: list[int]) -> None:
+        for network in self.networks:
+            for node, vertices in network.ends:
+                self._check_node(node, f"network {network.name!r}")
+                if len(vertices) != sizes[node]:
+                    raise ProblemError(
+                        f"network {network.name!r} gives node {node} {len(vertices)} vertices, but it has "
+                        f"{sizes[node]} strategies: one vertex for each"
                     )
 
     def _check_ties(self, sizes: list[int]) -> None:
@@ -286,19 +296,3 @@ def add_costs(terms: Iterable[IntArray]) -> IntArray:
 
 def _same(a: IntArray, b: IntArray) -> bool:
     return a is b or np.array_equal(a, b)
-
-
-def _integers(values: npt.ArrayLike, dims: int, what: str) -> IntArray:
-    array = np.asarray(values)
-    if array.dtype.kind not in "iu" and array.size:
-        raise ProblemError(f"{what} must be integers that fit int64, found {array.dtype}")
-    if array.ndim != dims:
-        raise ProblemError(f"{what} must have {dims} dimension(s), found shape {array.shape}")
-    return array.astype(np.int64, copy=False)
-
-
-def _costs(values: npt.ArrayLike, dims: int, what: str) -> IntArray:
-    array = _integers(values, dims, what)
-    if array.size and (array.max() > INFEASIBLE or array.min() <= -INFEASIBLE):
-        raise ProblemError(f"{what} must lie in (-10^18, 10^18], where 10^18 (INFEASIBLE) means forbidden")
-    return array

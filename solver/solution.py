@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from .networks import Routes
+
 
 class Status(Enum):
     """How a solve ended. The value is the sentence the user reads; `name.lower()` is the word that is printed."""
@@ -17,7 +19,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Size:
-    """How large the problem is after `stage`. `pairs` counts the entries of the edge matrices."""
+    """How large the problem is after `stage`: `pairs` are the entries of edge matrices, `arcs` those of networks."""
 
     stage: str
     nodes: int
@@ -25,6 +27,7 @@ class Size:
     edges: int
     pairs: int
     seconds: float
+    arcs: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,12 @@ class Solution:
     Attributes:
         status: see `Status`.
         choices: one strategy index per node of the original problem; None where none was found.
-        cost: the evaluator's cost of `choices`; None where there are none.
+        cost: the evaluator's cost of `choices` and `routes`; None where there are none.
         bound: an integer that no valid assignment costs less than; None where none is known.
         gap: (cost - bound) / |cost|, 0 when they are equal; infinite where either is unknown.
         report: how it was found.
+        routes: for each network of the original problem the arcs that it uses in each phase; empty where there are no
+            choices.
     """
 
     status: Status
@@ -66,6 +71,7 @@ class Solution:
     bound: int | None
     gap: float
     report: SolveReport
+    routes: tuple[Routes, ...] = ()
 
 
 def relative_gap(cost: int | None, bound: int | None) -> float:

@@ -16,8 +16,10 @@ from .components import solve_parts
 from .cost_units import cost_unit, in_units
 from .evaluate import evaluate
 from .infeasibility import explain_infeasibility
+from .networks import Assignment
 from .problem import Problem, ProblemError
 from .reductions import Chain, Contradiction, reduce
+from .routing import routed
 from .solution import Incumbent, Size, Solution, SolveReport, Status
 from .solution import relative_gap as gap_of
 from .usages import exact_usages
@@ -36,7 +38,7 @@ def solve(
     time_limit_s: float | None = None,
     seed: int = 0,
     relative_gap: float = 0.0,
-    start: Sequence[int] | None = None,
+    start: Sequence[int] | Assignment | None = None,
     progress: Callable[[Incumbent], None] | None = None,
 ) -> Solution:
     """Minimises the problem; see `solver.problem` for its objective and constraints.
@@ -56,7 +58,8 @@ def solve(
         seed: from 0 below 2^31; same problem, options and seed, same answer, as far as no clock and no second thread
             interferes.
         relative_gap: the backend may stop at this (cost - bound) / |cost|; 0 asks for a proven optimum.
-        start: a known assignment, such as the previous plan. The answer is never worse than a feasible start.
+        start: a known assignment, such as the previous plan: one choice per node, or an `Assignment` with routes too;
+            choices alone are given cheapest routes. The answer is never worse than a feasible start.
         progress: called, from any thread, whenever the best cost or the bound improves.
 
     Raises:
@@ -64,11 +67,12 @@ def solve(
             exactly (see `solver.usages`).
         BackendUnavailable: a package that the backend needs is not installed.
     """
-    _check(problem, time_limit_s, seed, relative_gap, start)
+    _check(time_limit_s, seed, relative_gap)
+    known = None if start is None else _checked_start(problem, start)
     chosen, exact = load_backend(backend), exact_usages(problem)
     unit = cost_unit(problem)
     deadline_s = None if time_limit_s is None or time_limit_s >= FOREVER_S else time.monotonic() + time_limit_s
-    request = Request(deadline_s, relative_gap, seed, None if start is None else tuple(start))
+    request = Request(deadline_s, relative_gap, seed, known)
     run = _Run(problem, unit, backend, progress)
     run.step("original", problem)
     try:
@@ -84,7 +88,7 @@ def _answer(problem: Problem, backend: Backend, request: Request, run: _Run) -> 
     if isinstance(chain, Contradiction):
         return Answer(infeasible=True), _explained(run.problem, backend, request, chain.reason)
     if not chain.problem.nodes:
-        return Answer(chain.lift(()), chain.problem.offset), ""
+        return _settled(chain), ""
     lowered = None if request.start is None else chain.lower(request.start)
     inner = replace(request, start=lowered, on_progress=run.improved)
     answer = solve_parts(partial(_answered, backend), chain.problem, inner)
@@ -102,13 +106,18 @@ def _reduced(problem: Problem, request: Request, run: _Run) -> Chain | Contradic
         return reduce(problem, time.monotonic())
 
 
+def _settled(chain: Chain) -> Answer:
+    """The answer where the reductions left nothing to choose."""
+    return Answer(bound=chain.problem.offset).with_assignment(chain.lift(Assignment(())))
+
+
 def _answered(backend: Backend, problem: Problem, request: Request) -> Answer:
     """The backend's answer or, where it found none in time, the start or the first assignment that comes to hand."""
     answer = _stoppable(backend, problem, request)
     if answer.choices is not None or answer.infeasible:
         return answer
-    if request.start is not None and evaluate(problem, request.start).feasible:
-        return replace(answer, choices=request.start)
+    if request.start is not None and evaluate(problem, *request.start).feasible:
+        return answer.with_assignment(request.start)
     first = first_answer(problem, FIRST_ANSWER_S)
     bounds = [bound for bound in (answer.bound, first.bound) if bound is not None]
     return replace(first, bound=max(bounds, default=None))
@@ -116,13 +125,13 @@ def _answered(backend: Backend, problem: Problem, request: Request) -> Answer:
 
 def _lifted(answer: Answer, chain: Chain, problem: Problem) -> Answer:
     """The answer in terms of the problem before the chain; asserts that both cost the same."""
-    if answer.choices is None:
+    if answer.assignment is None:
         return answer
-    choices = chain.lift(answer.choices)
-    judged, expected = evaluate(problem, choices), evaluate(chain.problem, answer.choices)
+    lifted = chain.lift(answer.assignment)
+    judged, expected = evaluate(problem, *lifted), evaluate(chain.problem, *answer.assignment)
     assert judged.feasible, f"internal error: the answer is not feasible: {judged.violations[:3]}"
     assert judged.cost == expected.cost, f"internal error: the cost is {judged.cost}, expected {expected.cost}"
-    return replace(answer, choices=choices)
+    return answer.with_assignment(lifted)
 
 
 def _stoppable(backend: Backend, problem: Problem, request: Request) -> Answer:
@@ -176,7 +185,7 @@ def _minimised(backend: Backend, request: Request, problem: Problem) -> Answer:
     if isinstance(chain, Contradiction):
         return Answer(infeasible=True)
     if not chain.problem.nodes:
-        return Answer(chain.lift(()), chain.problem.offset)
+        return _settled(chain)
     return _lifted(_stoppable(backend, chain.problem, request), chain, problem)
 
 
@@ -199,29 +208,28 @@ class _Run:
     def step(self, stage: str, problem: Problem) -> None:
         """Notes the size after a stage."""
         pairs = sum(edge.costs.size for edge in problem.edges)
-        size = Size(stage, len(problem.nodes), problem.strategies, len(problem.edges), pairs, self.seconds)
-        self.sizes.append(size)
+        counts = len(problem.nodes), problem.strategies, len(problem.edges), pairs
+        self.sizes.append(Size(stage, *counts, self.seconds, problem.arcs))
 
     def improved(self, cost: int | None, bound: int | None) -> None:
         """Notes a better cost or bound, given in units."""
         cost, bound = (None if value is None else value * self.unit for value in (cost, bound))
         self._note(Incumbent(self.seconds, cost, bound))
 
-    def solution(self, answer: Answer, start: tuple[int, ...] | None, explanation: str) -> Solution:
+    def solution(self, answer: Answer, start: Assignment | None, explanation: str) -> Solution:
         """The better of the answer and the start, judged on the problem as given."""
-        judged = {
-            choices: evaluate(self.problem, choices) for choices in (answer.choices, start) if choices is not None
-        }
-        feasible = [choices for choices, of in judged.items() if of.feasible]
-        choices = min(feasible, key=lambda choices: judged[choices].cost, default=None)
-        cost = None if choices is None else judged[choices].cost
+        judged = {found: evaluate(self.problem, *found) for found in (answer.assignment, start) if found is not None}
+        feasible = [found for found, of in judged.items() if of.feasible]
+        best = min(feasible, key=lambda found: judged[found].cost, default=None)
+        cost = None if best is None else judged[best].cost
+        choices, routes = (None, ()) if best is None else best
         bound = None if answer.bound is None else answer.bound * self.unit
         if cost is not None and bound is not None and cost < bound <= cost + RESOLUTION * abs(cost):
             bound = cost  # a bound of double precision says no more
         assert cost is None or bound is None or bound <= cost, f"internal error: cost {cost} under bound {bound}"
         self._note(Incumbent(self.seconds, cost, bound))
         report = SolveReport(self.backend, self.seconds, tuple(self.sizes), tuple(self.incumbents), explanation)
-        return Solution(_status(answer, cost, bound), choices, cost, bound, gap_of(cost, bound), report)
+        return Solution(_status(answer, cost, bound), choices, cost, bound, gap_of(cost, bound), report, routes)
 
     def _note(self, incumbent: Incumbent) -> None:
         self.incumbents.append(incumbent)
@@ -235,15 +243,22 @@ def _status(answer: Answer, cost: int | None, bound: int | None) -> Status:
     return Status.OPTIMAL if bound == cost else Status.FEASIBLE
 
 
-def _check(problem: Problem, time_limit_s: float | None, seed: int, gap: float, start: Sequence[int] | None) -> None:
+def _check(time_limit_s: float | None, seed: int, gap: float) -> None:
     if time_limit_s is not None and not time_limit_s > 0:
         raise ProblemError(f"time_limit_s is {time_limit_s}: expected a positive number of seconds, or None")
     if not 0 <= seed <= LARGEST_SEED:
         raise ProblemError(f"seed is {seed}: expected a number from 0 to {LARGEST_SEED}")
     if not 0 <= gap < float("inf"):
         raise ProblemError(f"relative_gap is {gap}: expected a number from 0 up")
-    if start is not None:
-        try:
-            evaluate(problem, start)
-        except ProblemError as error:
-            raise ProblemError(f"start does not fit the problem: {error}") from None
+
+
+def _checked_start(problem: Problem, start: Sequence[int] | Assignment) -> Assignment | None:
+    """The start with routes; None where no routes lead to what it chooses."""
+    try:
+        if isinstance(start, Assignment):
+            evaluate(problem, *start)
+            return start
+        evaluate(replace(problem, networks=()), start)
+        return routed(problem, start)
+    except ProblemError as error:
+        raise ProblemError(f"start does not fit the problem: {error}") from None

@@ -50,7 +50,7 @@ BACKENDS: Final = MappingProxyType(
         "auto": BackendEntry(
             "decomposition.decomposition",
             "Decomposition",
-            {"exact_pairs": 200_000},
+            {"exact_pairs": 200_000, "exact_arcs": 2_000_000},
             _ORTOOLS,
             "the default: highs and decomposition",
         ),

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from ..networks import Assignment, Routes
 from ..problem import Problem
 
 POLL_S = 0.05
@@ -29,11 +30,22 @@ class Answer:
         choices: its best feasible assignment, if any.
         bound: an integer that no feasible assignment costs less than, if known.
         infeasible: it proved that there is no feasible assignment.
+        routes: beside the choices, the arcs that each network uses.
     """
 
     choices: tuple[int, ...] | None = None
     bound: int | None = None
     infeasible: bool = False
+    routes: tuple[Routes, ...] = ()
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """Choices and routes together."""
+        return None if self.choices is None else Assignment(self.choices, self.routes)
+
+    def with_assignment(self, found: Assignment | None) -> Answer:
+        """The same answer with other choices and routes, or with none."""
+        return replace(self, choices=found and found.choices, routes=found.routes if found else ())
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,7 @@ class Request:
     deadline_s: float | None = None
     relative_gap: float = 0.0
     seed: int = 0
-    start: tuple[int, ...] | None = None
+    start: Assignment | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     on_progress: Callable[[int | None, int | None], None] = lambda cost, bound: None
     on_answer: Callable[[Answer], None] = lambda answer: None

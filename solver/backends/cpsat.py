@@ -28,7 +28,7 @@ class CpSat:
         """See `ProgramSolver.minimise`."""
         model, variables = _model(program)
         if request.start is not None:
-            for node, strategy in enumerate(request.start):
+            for node, strategy in enumerate(request.start.choices):
                 model.add_hint(variables[int(program.first[node]) + strategy], 1)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = self.workers
@@ -45,7 +45,7 @@ class CpSat:
         bound = solver.best_objective_bound
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return ProgramAnswer(bound=bound if np.isfinite(bound) else None)
-        x = np.array([float(solver.value(variable)) for variable in variables[: program.choices]])
+        x = np.array([float(solver.value(variable)) for variable in variables])
         return ProgramAnswer(x, bound)
 
 

@@ -1,10 +1,11 @@
 """The problem as a mixed-integer program in arrays, with memory rows for some steps only.
 
-    x_i[s]     1 if node i chooses strategy s; the only integer variables
+    x_i[s]     1 if node i chooses strategy s; these and the w of networks are the integer variables
     z_e[l,m]   the choice of (row l, column m) by edge e, over the finite pairs only
     w_g[l,m]   group g pays for (row l, column m)
+    f, w       the flows of a network and the arcs it uses; see `solver.backends.flows`
 
-    minimise   sum costs_i[s] x_i[s] + sum costs_e[l,m] z_e[l,m] + sum costs_g[l,m] w_g[l,m]
+    minimise   sum costs_i[s] x_i[s] + sum costs_e[l,m] z_e[l,m] + sum costs_g[l,m] w_g[l,m] + arcs
     subject to sum_s x_i[s] = 1
                sum over s with rows[s] = l of x_u[s]  =  sum_m z_e[l,m]          for every edge and row l
                sum over s with cols[s] = m of x_v[s]  =  sum_l z_e[l,m]          for every edge and column m
@@ -27,7 +28,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from ..networks import BoolArray, Network
 from ..problem import INFEASIBLE, Edge, IntArray, Problem
+from .flows import Flow, stages
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -37,11 +40,12 @@ USAGE_UNITS = 2.0**20
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Minimise costs @ x subject to lower <= A x <= upper, 0 <= x <= 1, x[:choices] integer.
+    """Minimise costs @ x subject to lower <= A x <= upper, 0 <= x <= 1, x[integers] integer.
 
     A holds values[k] at (rows[k], columns[k]), sorted by row and then column. Node i chooses with the variables
     first[i] .. first[i + 1] - 1, so that choices = first[-1]. Memory rows are in bytes, exact in integers. Where the
-    usage limit is soft, overflow is (the variable of the bytes over it, how many bytes its value 1 stands for).
+    usage limit is soft, overflow is (the variable of the bytes over it, how many bytes its value 1 stands for). The
+    flows of network i over arcs flows[i][0] are the variables flows[i][1].
     """
 
     costs: IntArray
@@ -51,11 +55,13 @@ class Program:
     columns: IntArray
     values: FloatArray
     first: IntArray
+    integers: BoolArray
     overflow: tuple[int, int] | None = None
+    flows: tuple[tuple[IntArray, IntArray], ...] = ()
 
     @property
     def choices(self) -> int:
-        """How many variables are strategies; they come first and are the integer ones."""
+        """How many variables are strategies; they come first."""
         return int(self.first[-1])
 
     def with_usage_rows(self, problem: Problem, steps: Iterable[int]) -> Program:
@@ -77,6 +83,10 @@ class Program:
             self, lower=self.lower * scales, upper=self.upper * scales, values=self.values * scales[self.rows]
         )
 
+    def relaxed(self) -> Program:
+        """The program with all variables continuous."""
+        return replace(self, integers=np.zeros_like(self.integers))
+
     def with_row(self, columns: IntArray, values: FloatArray, upper: float) -> Program:
         """The program with one more row, values @ x[columns] <= upper."""
         rows = np.full(len(columns), len(self.upper), np.int64)
@@ -90,10 +100,14 @@ class Program:
         )
 
     def choices_of(self, x: FloatArray) -> tuple[int, ...]:
-        """The strategy with the largest variable, per node; x may leave out what follows the choices."""
+        """The strategy with the largest variable, per node."""
         return tuple(
             int(np.argmax(x[lo:hi])) for lo, hi in zip(self.first[:-1].tolist(), self.first[1:].tolist(), strict=True)
         )
+
+    def arcs_of(self, x: FloatArray) -> list[tuple[int, ...]]:
+        """The arcs over which something flows, per network."""
+        return [tuple(np.unique(arcs[x[columns] > 0.5]).tolist()) for arcs, columns in self.flows]
 
 
 def build(problem: Problem) -> Program:
@@ -107,6 +121,8 @@ def build(problem: Problem) -> Program:
             parts.edge(edge)
     for group in problem.groups:
         parts.group([problem.edges[index] for index in group.edges])
+    for network in problem.networks:
+        parts.network(network)
     if problem.usage_price is not None:
         parts.soften(problem)
     return parts.program()
@@ -147,6 +163,8 @@ class _Parts:
         self.variables = int(first[-1])
         self.row_count = 0
         self.overflow: tuple[int, int] | None = None
+        self.flows: list[tuple[IntArray, IntArray]] = []
+        self.arcs_used: list[IntArray] = []
         self.costs: list[IntArray] = []
         self.upper: list[FloatArray] = []
         self.lower: list[FloatArray] = []
@@ -188,6 +206,49 @@ class _Parts:
             self._enter(rows, z[linked], 1.0)
             self._enter(rows, w[np.searchsorted(shared, pairs.keys[linked])], -1.0)
 
+    def network(self, network: Network) -> None:
+        """The flows to every consumer, and w for the arcs that several of them may pay for together."""
+        none = np.zeros(0, np.int64)
+        arcs, columns = [none], [none]
+        for stage in stages(network):
+            together = self._variables(network.costs[stage.shared])
+            self.arcs_used.append(together)
+            arcs.append(stage.shared)
+            columns.append(together)
+            for flow in stage.flows:
+                f = self._variables(flow.priced)
+                rows = self._balance(network, flow)
+                self._carry(network, flow, rows, flow.arcs, f)
+                if stage.of_two:
+                    self._carry(network, flow, rows, flow.arcs[flow.shared], together[flow.links])
+                else:
+                    links = self._rows(len(flow.shared), -np.inf, 0.0)
+                    self._enter(links, f[flow.shared], 1.0)
+                    self._enter(links, together[flow.links], -1.0)
+                arcs.append(flow.arcs)
+                columns.append(f)
+        self.flows.append((np.concatenate(arcs), np.concatenate(columns)))
+
+    def _balance(self, network: Network, flow: Flow) -> IntArray:
+        """A row per vertex of the flow: what is made there, less what is wanted there."""
+        rows = self._rows(len(flow.vertices), 0.0, 0.0)
+        node, wants = flow.consumer
+        made, wanted = self._choices(network.producer), self._choices(node)
+        makes = network.makes
+        if node == network.producer:  # a strategy that makes it where it wants it has no part in the balance
+            differs = makes != wants
+            made, wanted, makes, wants = made[differs], wanted[differs], makes[differs], wants[differs]
+        self._enter(rows[np.searchsorted(flow.vertices, makes)], made, 1.0)
+        self._enter(rows[np.searchsorted(flow.vertices, wants)], wanted, -1.0)
+        return rows
+
+    def _carry(self, network: Network, flow: Flow, rows: IntArray, arcs: IntArray, variables: IntArray) -> None:
+        """In the balance of its vertices what flows over an arc comes in at its head and goes out at its tail."""
+        loops = network.tails[arcs] == network.heads[arcs]
+        for ends, sign in ((network.heads, 1.0), (network.tails, -1.0)):
+            at = np.searchsorted(flow.vertices, ends[arcs[~loops]])
+            self._enter(rows[at], variables[~loops], sign)
+
     def soften(self, problem: Problem) -> None:
         """The variable of the bytes over the usage limit, as a part of the largest possible number."""
         assert problem.usage_price is not None
@@ -200,6 +261,10 @@ class _Parts:
         columns = np.concatenate([columns for _, columns, _ in self.entries])
         values = np.concatenate([np.full(len(rows), value) for rows, _, value in self.entries])
         order = np.lexsort((columns, rows))
+        integers = np.zeros(self.variables, np.bool_)
+        integers[: int(self.first[-1])] = True
+        for used in self.arcs_used:
+            integers[used] = True
         return Program(
             np.concatenate(self.costs),
             np.concatenate(self.lower),
@@ -208,7 +273,9 @@ class _Parts:
             columns[order],
             values[order],
             self.first,
+            integers,
             self.overflow,
+            tuple(self.flows),
         )
 
     def _transport(self, edge: Edge, pairs: _Pairs, prices: IntArray) -> IntArray:

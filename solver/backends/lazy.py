@@ -16,6 +16,7 @@ import numpy as np
 
 from ..evaluate import evaluate, usage_timeline
 from ..problem import Problem
+from ..routing import Router
 from .backend import Answer, Request
 from .bounds import integer_bound
 from .decomposition.ascent import repaired
@@ -45,33 +46,85 @@ class ProgramSolver(Protocol):
 def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Answer:
     """Answers the problem by rounds of ever more memory rows.
 
+    Where there are networks the rounds start with the relaxation, all variables continuous: it is integral more often
+    than not, and solved in a part of the time. Branch and cut follows where its rounding is not proven cheapest.
     When the time ends first, the answer is the best feasible one of a round, else the last one repaired to fit memory.
     """
-    steps = _first_steps(problem)
-    program = build(problem)
-    program = program.with_usage_rows(problem, steps) if steps else program
-    known, cost = Answer(), None
+    rounds = _Rounds(problem, request)
     while True:
-        found = solver.minimise(program, request)
+        found = solver.minimise(rounds.asked(), replace(request, start=rounds.start))
         if found.infeasible:
             return Answer(infeasible=True)
-        if found.x is None:
-            return replace(known, bound=_tighter(known.bound, found.bound, None, problem.offset))
-        choices = program.choices_of(found.x)
-        judged = evaluate(problem, choices)
-        known = replace(known, bound=_tighter(known.bound, found.bound, judged.cost, problem.offset))
-        if judged.feasible and (cost is None or judged.cost < cost):
-            known, cost = replace(known, choices=choices), judged.cost
-        peaks = _peaks_to_add(problem, choices, steps)
-        if not peaks:
-            return known
+        choices = rounds.take(found)
+        if choices is None or rounds.done(choices):
+            return rounds.known
         if request.ended():
-            return known if known.choices is not None else replace(known, choices=repaired(problem, choices, REPAIR_S))
-        request.on_answer(known)
-        request.on_progress(cost, known.bound)
-        new = [step for step in peaks if step not in steps]
-        program = program.with_usage_rows(problem, new) if new else _forbid(program, problem, choices, peaks[0])
-        steps.update(new)
+            known = rounds.known
+            return known if known.choices else known.with_assignment(repaired(problem, choices, REPAIR_S))
+        request.on_answer(rounds.known)
+        request.on_progress(rounds.cost, rounds.known.bound)
+        rounds.tighten(choices)
+
+
+class _Rounds:
+    """The program so far, and the best that is known of the problem."""
+
+    def __init__(self, problem: Problem, request: Request) -> None:
+        self.problem = problem
+        self.request = request
+        self.start = request.start
+        self.steps = _first_steps(problem)
+        program = build(problem)
+        self.program = program.with_usage_rows(problem, self.steps) if self.steps else program
+        self.relaxed = bool(program.flows)
+        self.known = Answer()
+        self.cost: int | None = None
+        self._router = Router()
+
+    def asked(self) -> Program:
+        """The program of this round."""
+        return self.program.relaxed() if self.relaxed else self.program
+
+    def take(self, found: ProgramAnswer) -> tuple[int, ...] | None:
+        """Notes what the round proved and, rounded, chose; the choices, or None where there are none."""
+        choices = None if found.x is None else self.program.choices_of(found.x)
+        arcs = None if found.x is None else self.program.arcs_of(found.x)
+        assignment = None if choices is None else self._router.routed(self.problem, choices, arcs)
+        judged = None if assignment is None else evaluate(self.problem, *assignment)
+        bound = _tighter(self.known.bound, found.bound, None if judged is None else judged.cost, self.problem.offset)
+        self.known = replace(self.known, bound=bound)
+        if judged is not None and judged.feasible and (self.cost is None or judged.cost < self.cost):
+            self.known, self.cost = self.known.with_assignment(assignment), judged.cost
+        return choices
+
+    def done(self, choices: tuple[int, ...]) -> bool:
+        """Whether the round's choices keep the limit and, of a relaxation, are as good as was asked for."""
+        if _peaks_to_add(self.problem, choices, self.steps):
+            return False
+        if not self.relaxed:
+            return True
+        cost, bound = self.cost, self.known.bound
+        return cost is not None and bound is not None and cost - bound <= self.request.relative_gap * abs(cost)
+
+    def tighten(self, choices: tuple[int, ...]) -> None:
+        """Rows for the peaks of the choices; where they have rows already, or there are no peaks, integers."""
+        peaks = _peaks_to_add(self.problem, choices, self.steps)
+        new = [step for step in peaks if step not in self.steps]
+        if new:
+            self.program = self.program.with_usage_rows(self.problem, new)
+            self.steps.update(new)
+        elif self.relaxed:
+            self.relaxed = False
+            if self.known.assignment is not None and not self._start_is_better():
+                self.start = self.known.assignment
+        else:
+            self.program = _forbid(self.program, self.problem, choices, peaks[0])
+
+    def _start_is_better(self) -> bool:
+        if self.start is None or self.cost is None:
+            return False
+        judged = evaluate(self.problem, *self.start)
+        return judged.feasible and judged.cost <= self.cost
 
 
 def _first_steps(problem: Problem) -> set[int]:

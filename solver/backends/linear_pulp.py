@@ -72,8 +72,8 @@ def _end_children(thread: int) -> None:
 def _model(program: Program) -> tuple[pulp.LpProblem, list[pulp.LpVariable]]:
     model = pulp.LpProblem("autoshard", pulp.LpMinimize)
     variables = [
-        model.add_variable(f"v{index}", 0, 1, pulp.LpInteger if index < program.choices else pulp.LpContinuous)
-        for index in range(len(program.costs))
+        model.add_variable(f"v{index}", 0, 1, pulp.LpInteger if integer else pulp.LpContinuous)
+        for index, integer in enumerate(program.integers.tolist())
     ]
     model += pulp.LpAffineExpression((variables[k], int(program.costs[k])) for k in np.flatnonzero(program.costs))
     starts = np.searchsorted(program.rows, np.arange(len(program.upper) + 1)).tolist()

@@ -44,10 +44,9 @@ class MathOpt:
         if not result.has_primal_feasible_solution():
             return ProgramAnswer(bound=bound if np.isfinite(bound) else None)
         values = result.variable_values()
-        x = np.zeros(program.choices)
+        x = np.zeros(len(program.costs))
         for variable, value in values.items():
-            if variable.id < program.choices:
-                x[variable.id] = value
+            x[variable.id] = value
         return ProgramAnswer(x, bound if np.isfinite(bound) else None)
 
 
@@ -65,7 +64,7 @@ def _hint(model: mathopt.Model, program: Program, request: Request) -> mathopt.M
     """The start as values of the choices; the solver completes it."""
     if request.start is None:
         return mathopt.ModelSolveParameters()
-    ones = {int(lo) + choice for lo, choice in zip(program.first[:-1], request.start, strict=True)}
+    ones = {int(lo) + choice for lo, choice in zip(program.first[:-1], request.start.choices, strict=True)}
     values = {model.get_variable(k): float(k in ones) for k in range(program.choices)}
     return mathopt.ModelSolveParameters(solution_hints=[mathopt.SolutionHint(variable_values=values)])
 
@@ -77,7 +76,7 @@ def _proto(program: Program, scale: float) -> model_pb2.ModelProto:
     variables.ids.extend(np.arange(count))
     variables.lower_bounds.extend(np.zeros(count))
     variables.upper_bounds.extend(np.ones(count))
-    variables.integers.extend(np.arange(count) < program.choices)
+    variables.integers.extend(program.integers)
     rows.ids.extend(np.arange(row_count))
     rows.lower_bounds.extend(program.lower)
     rows.upper_bounds.extend(program.upper)

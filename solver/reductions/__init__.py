@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from ..networks import Assignment
 from ..problem import Problem
 from .binding_steps import keep_binding_steps
 from .budgets import merge_budgets
@@ -17,19 +18,23 @@ from .contraction import contract_functional
 from .dominance import drop_dominated
 from .duplicates import merge_duplicates
 from .elimination import eliminate_chains
+from .equal import merge_equal_networks
 from .fixed import keep_fixed
 from .oversized import drop_oversized
 from .parallel import merge_parallel
-from .reduction import Choices, Contradiction, Reduction, WayBack
+from .reduction import Contradiction, Reduction, WayBack
 from .separable import fold_separable
 from .single_strategy import fold_single_strategies
 from .ties import merge_ties
+from .trim import trim_networks
 
 REDUCTIONS: Final = MappingProxyType[str, Reduction](
     {
         "merge budgets": merge_budgets,
         "merge ties": merge_ties,
         "keep fixed": keep_fixed,
+        "merge equal networks": merge_equal_networks,
+        "trim networks": trim_networks,
         "compress timeline": keep_binding_steps,
         "drop oversized strategies": drop_oversized,
         "drop unsupported strategies": drop_unsupported,
@@ -64,17 +69,17 @@ class Chain:
     problem: Problem
     ways_back: tuple[WayBack, ...]
 
-    def lift(self, choices: Choices) -> Choices:
+    def lift(self, assignment: Assignment) -> Assignment:
         """The assignment of the original problem, at the same cost."""
         for way_back in reversed(self.ways_back):
-            choices = way_back.lift(choices)
-        return choices
+            assignment = way_back.lift(assignment)
+        return assignment
 
-    def lower(self, choices: Choices) -> Choices:
+    def lower(self, assignment: Assignment) -> Assignment:
         """An assignment of the reduced problem near the one of the original problem."""
         for way_back in self.ways_back:
-            choices = way_back.lower(choices)
-        return choices
+            assignment = way_back.lower(assignment)
+        return assignment
 
 
 def reduce(
@@ -107,7 +112,7 @@ def reduce(
 
 
 def _size(problem: Problem) -> int:
-    return problem.strategies + sum(edge.costs.size for edge in problem.edges)
+    return problem.strategies + sum(edge.costs.size for edge in problem.edges) + problem.arcs
 
 
 __all__ = ["REDUCTIONS", "Chain", "Contradiction", "reduce"]

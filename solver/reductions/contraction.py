@@ -129,9 +129,10 @@ class _Contraction:
         )
         place = {index: position for position, index in enumerate(left)}
         groups = tuple(Group(tuple(place[index] for index in group.edges)) for group in problem.groups)
-        smaller = replace(problem, nodes=nodes, edges=edges, groups=groups)
         owners, tables = zip(*(self._owner(index) for index in range(len(problem.nodes))), strict=True)
-        return Reduced(smaller, Substitution([number[owner] for owner in owners], tables, len(nodes)))
+        way_back = Substitution([number[owner] for owner in owners], tables, len(nodes))
+        networks = way_back.of_networks(problem.networks)
+        return Reduced(replace(problem, nodes=nodes, edges=edges, groups=groups, networks=networks), way_back)
 
     def _owner(self, node: int) -> tuple[int, IntArray]:
         """The node that decides this one, and by which map."""

@@ -31,11 +31,13 @@ MOST_ENTRIES = 10**9
 
 
 def drop_dominated(problem: Problem) -> Outcome:
-    """The problem without dominated strategies."""
+    """The problem without dominated strategies. Nodes of networks keep all of theirs."""
     worst = _WorstChanges(problem)
+    in_networks = {node for network in problem.networks for node, _ in network.ends}
     keep: list[IntArray | None] = []
     for index, node in enumerate(problem.nodes):
-        dominated = worst.dominated(index) if len(node.costs) > 1 else np.zeros(1, np.bool_)
+        left_alone = len(node.costs) == 1 or index in in_networks
+        dominated = np.zeros(len(node.costs), np.bool_) if left_alone else worst.dominated(index)
         keep.append(np.flatnonzero(~dominated) if dominated.any() else None)
     return None if all(kept is None for kept in keep) else restrict(problem, keep)
 

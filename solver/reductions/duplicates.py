@@ -42,13 +42,14 @@ def _alike(signatures: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
 
 
 def _outlines(problem: Problem) -> Iterator[tuple[int, Hashable]]:
-    """(node, costs and neighbours) for nodes without loads: quick to compare, and duplicates agree in them."""
+    """(node, costs and neighbours) for nodes without loads and networks: quick to compare, duplicates agree in them."""
+    in_networks = {node for network in problem.networks for node, _ in network.ends}
     neighbours: list[list[int]] = [[] for _ in problem.nodes]
     for edge in problem.edges:
         neighbours[edge.u].append(edge.v)
         neighbours[edge.v].append(edge.u)
     for index, node in enumerate(problem.nodes):
-        if neighbours[index] and not node.loads:
+        if neighbours[index] and not node.loads and index not in in_networks:
             yield index, (node.costs.tobytes(), tuple(sorted(neighbours[index])))
 
 
@@ -111,8 +112,9 @@ def _merged(problem: Problem, first_of: list[int]) -> Reduced:
     groups = tuple(Group(tuple(indices)) for _, indices in sorted(members.items()))
     owners = [number[first] for first in first_of]
     tables = [identity(len(node.costs)) for node in problem.nodes]
-    smaller = replace(problem, nodes=nodes, edges=tuple(edges), groups=groups)
-    return Reduced(smaller, Substitution(owners, tables, len(nodes)))
+    way_back = Substitution(owners, tables, len(nodes))
+    networks = way_back.of_networks(problem.networks)
+    return Reduced(replace(problem, nodes=nodes, edges=tuple(edges), groups=groups, networks=networks), way_back)
 
 
 def _times(costs: IntArray, factor: int) -> IntArray:

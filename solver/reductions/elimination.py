@@ -1,7 +1,7 @@
-"""Nodes of degree one and two without loads are minimised away (leaf and series elimination).
+"""Nodes of degree one and two without loads and networks are minimised away (leaf and series elimination).
 
-Let v use no memory and let its only edges, of no group, lead to u (leaf) or to u and w (series). Once u (and w) have
-chosen, v takes its best strategy:
+Let v use no memory, have part in no network, and let its only edges, of no group, lead to u (leaf) or to u and w
+(series). Once u (and w) have chosen, v takes its best strategy:
 
     leaf     costs_u[p]  +=  min_q  e1[p, q] + costs_v[q]
     series   e[p, r]      =  min_q  e1[p, q] + costs_v[q] + e2[q, r]        a new edge (u, w)
@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..networks import Assignment
 from ..problem import INFEASIBLE, Edge, Group, IntArray, Node, Problem, add_costs
-from .reduction import Choices, Outcome, Reduced
+from .reduction import Outcome, Reduced, renumbered
 
 MOST_WORK = 10**9
 """Sums formed by the series steps of one call: some ten seconds. Nodes that would need more stay."""
@@ -50,17 +51,17 @@ class _WayBack:
     kept: tuple[int, ...]
     gone: tuple[_Gone, ...]
 
-    def lift(self, choices: Choices) -> Choices:
+    def lift(self, assignment: Assignment) -> Assignment:
         """Decides the eliminated nodes in reverse order of their elimination."""
-        chosen = dict(zip(self.kept, choices, strict=True))
+        chosen = dict(zip(self.kept, assignment.choices, strict=True))
         for gone in reversed(self.gone):
             classes = (of[chosen[node]] for node, of in zip(gone.neighbours, gone.classes, strict=True))
             chosen[gone.v] = int(gone.best[tuple(classes)])
-        return tuple(chosen[node] for node in range(len(chosen)))
+        return assignment._replace(choices=tuple(chosen[node] for node in range(len(chosen))))
 
-    def lower(self, choices: Choices) -> Choices:
+    def lower(self, assignment: Assignment) -> Assignment:
         """The choices of the nodes that are left."""
-        return tuple(choices[node] for node in self.kept)
+        return assignment._replace(choices=tuple(assignment.choices[node] for node in self.kept))
 
 
 class _Elimination:
@@ -73,6 +74,7 @@ class _Elimination:
         for index, edge in enumerate(problem.edges):
             self.edges_of[edge.u].add(index)
             self.edges_of[edge.v].add(index)
+        self.in_networks = {node for network in problem.networks for node, _ in network.ends}
         self.gone: dict[int, _Gone] = {}
         self.work = 0
 
@@ -81,7 +83,7 @@ class _Elimination:
         indices = sorted(self.edges_of[v])
         if v in self.gone or self.problem.nodes[v].loads or not 1 <= len(indices) <= 2:
             return []
-        if any(index in self.grouped for index in indices):
+        if v in self.in_networks or any(index in self.grouped for index in indices):
             return []
         sides = [self._away_from(v, index) for index in indices]
         neighbours = tuple(u for u, _, _ in sides)
@@ -152,7 +154,8 @@ class _Elimination:
                 place[index] = len(edges)
                 edges.append(Edge(number[edge.u], number[edge.v], edge.rows, edge.cols, edge.costs))
         groups = tuple(Group(tuple(place[index] for index in group.edges)) for group in problem.groups)
-        smaller = replace(problem, nodes=nodes, edges=tuple(edges), groups=groups)
+        networks = renumbered(problem.networks, number)
+        smaller = replace(problem, nodes=nodes, edges=tuple(edges), groups=groups, networks=networks)
         return Reduced(smaller, _WayBack(kept, tuple(self.gone.values())))
 
 

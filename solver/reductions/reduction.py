@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from ..problem import IntArray, Problem
-
-Choices = tuple[int, ...]
+from ..networks import Assignment, Consumer, Network, Routes
+from ..problem import IntArray, Problem, identity
 
 
 class WayBack(Protocol):
     """Translates assignments between the problem before a reduction and the one after it."""
 
-    def lift(self, choices: Choices) -> Choices:
+    def lift(self, assignment: Assignment) -> Assignment:
         """The assignment of the problem before, at the same cost, from a feasible one of the problem after."""
         ...
 
-    def lower(self, choices: Choices) -> Choices:
+    def lower(self, assignment: Assignment) -> Assignment:
         """An assignment of the problem after, near the one of the problem before. It need not be feasible."""
         ...
 
@@ -57,22 +56,78 @@ class Substitution:
     tables: Sequence[IntArray]
     nodes_after: int
 
-    def lift(self, choices: Choices) -> Choices:
+    def lift(self, assignment: Assignment) -> Assignment:
         """The choices before the rewrite that those after it stand for."""
-        return tuple(
-            int(table[choices[owner] if owner >= 0 else 0])
+        choices = tuple(
+            int(table[assignment.choices[owner] if owner >= 0 else 0])
             for owner, table in zip(self.owners, self.tables, strict=True)
         )
+        return assignment._replace(choices=choices)
 
-    def lower(self, choices: Choices) -> Choices:
+    def lower(self, assignment: Assignment) -> Assignment:
         """Per node after, the choice that gives the most nodes before what they had."""
         votes: list[IntArray | None] = [None] * self.nodes_after
-        for owner, table, choice in zip(self.owners, self.tables, choices, strict=True):
+        for owner, table, choice in zip(self.owners, self.tables, assignment.choices, strict=True):
             if owner >= 0:
                 agrees = (table == choice).astype(np.int64)
                 before = votes[owner]
                 votes[owner] = agrees if before is None else before + agrees
-        return tuple(0 if vote is None else int(np.argmax(vote)) for vote in votes)
+        choices = tuple(0 if vote is None else int(np.argmax(vote)) for vote in votes)
+        return assignment._replace(choices=choices)
+
+    def of_networks(self, networks: Sequence[Network]) -> tuple[Network, ...]:
+        """The networks before, between the nodes after; all of their nodes must have owners."""
+        known: dict[tuple[int, int], IntArray] = {}
+
+        def end(node: int, vertices: IntArray) -> Consumer:
+            table = self.tables[node]
+            if table is identity(len(table)):
+                return Consumer(self.owners[node], vertices)
+            if (id(vertices), id(table)) not in known:
+                known[id(vertices), id(table)] = vertices[table]
+            return Consumer(self.owners[node], known[id(vertices), id(table)])
+
+        return tuple(network.between(end) for network in networks)
+
+
+def renumbered(networks: Sequence[Network], number: Mapping[int, int]) -> tuple[Network, ...]:
+    """The networks with other numbers for their nodes."""
+    return tuple(network.between(lambda node, vertices: Consumer(number[node], vertices)) for network in networks)
+
+
+@dataclass(frozen=True, eq=False)
+class Rerouting:
+    """Networks are rewritten and choices are not: network i before takes the routes of network sources[i] after.
+
+    Arc a after is arc arcs[i][a] before; arcs[i] ascends. With sources[i] = -1 network i needs no route.
+    """
+
+    sources: Sequence[int]
+    arcs: Sequence[IntArray]
+    networks_after: int
+
+    def lift(self, assignment: Assignment) -> Assignment:
+        """The routes before the rewrite that those after it stand for."""
+        routes = tuple(
+            Routes() if source < 0 else Routes(*(_ascending(table[list(arcs)]) for arcs in assignment.routes[source]))
+            for source, table in zip(self.sources, self.arcs, strict=True)
+        )
+        return assignment._replace(routes=routes)
+
+    def lower(self, assignment: Assignment) -> Assignment:
+        """The routes of the first network before that each one after stands for, without the arcs that are gone."""
+        routes = [Routes()] * self.networks_after
+        for index in reversed(range(len(self.sources))):
+            if self.sources[index] >= 0:
+                place = {arc: position for position, arc in enumerate(self.arcs[index].tolist())}
+                before = assignment.routes[index]
+                kept = (tuple(place[arc] for arc in arcs if arc in place) for arcs in before)
+                routes[self.sources[index]] = Routes(*kept)
+        return assignment._replace(routes=tuple(routes))
+
+
+def _ascending(arcs: IntArray) -> tuple[int, ...]:
+    return tuple(arcs.tolist())
 
 
 class Pool:

@@ -38,8 +38,10 @@ def restrict(problem: Problem, keep: Sequence[IntArray | None]) -> Reduced:
     tables = [
         identity(len(node.costs)) if kept is None else kept for node, kept in zip(problem.nodes, keep, strict=True)
     ]
-    smaller = replace(problem, nodes=nodes, edges=edges, fixed={})
-    return Reduced(smaller, Substitution(range(len(nodes)), tables, len(nodes)))
+    way_back = Substitution(range(len(nodes)), tables, len(nodes))
+    networks = way_back.of_networks(problem.networks)
+    smaller = replace(problem, nodes=nodes, edges=edges, fixed={}, networks=networks)
+    return Reduced(smaller, way_back)
 
 
 def _cut_node(node: Node, kept: IntArray) -> Node:

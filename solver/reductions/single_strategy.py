@@ -2,7 +2,8 @@
 
 Exact because the price of an edge then depends on the other end alone. A consumer in a group always pays for its
 column: the producer takes that price over, and the column costs nothing for the rest of the group. The producer of a
-group of several consumers stays, since its group prices the choices of all of them together. What constants use over
+group of several consumers stays, since its group prices the choices of all of them together, and so do the nodes of
+networks. What constants use over
 time is collected in one node, the background.
 """
 
@@ -13,15 +14,16 @@ from dataclasses import replace
 import numpy as np
 
 from ..problem import INFEASIBLE, Edge, Group, IntArray, Load, Node, Problem, add_costs, identity
-from .reduction import Contradiction, Outcome, Reduced, Substitution
+from .reduction import Contradiction, Outcome, Reduced, Substitution, renumbered
 
 BACKGROUND = "background"
 
 
 def fold_single_strategies(problem: Problem) -> Outcome:
     """The problem without nodes that have one strategy, but for producers of groups and one background node."""
-    producers = {problem.edges[group.edges[0]].u for group in problem.groups}
-    single = [len(node.costs) == 1 and index not in producers for index, node in enumerate(problem.nodes)]
+    needed = {problem.edges[group.edges[0]].u for group in problem.groups}
+    needed |= {node for network in problem.networks for node, _ in network.ends}
+    single = [len(node.costs) == 1 and index not in needed for index, node in enumerate(problem.nodes)]
     folded = [index for index, gone in enumerate(single) if gone]
     if not folded:
         return None
@@ -64,7 +66,12 @@ class _Fold:
         if self.background >= 0:
             nodes.append(Node(BACKGROUND, np.zeros(1, np.int64), further_loads=tuple(loads)))
         smaller = replace(
-            problem, nodes=tuple(nodes), edges=tuple(self.edges), groups=tuple(self.groups), offset=offset
+            problem,
+            nodes=tuple(nodes),
+            edges=tuple(self.edges),
+            groups=tuple(self.groups),
+            offset=offset,
+            networks=renumbered(problem.networks, self.number),
         )
         owners = [self.number.get(index, -1) for index in range(len(problem.nodes))]
         return Reduced(smaller, Substitution(owners, [identity(len(node.costs)) for node in problem.nodes], len(nodes)))

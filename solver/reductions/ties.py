@@ -3,7 +3,8 @@
 Exact because all nodes of a class choose the same index: their costs add up and their loads stay side by side, each in
 its own interval. An edge between two nodes of a class keeps only its diagonal and folds into the node's cost. Where
 such an edge shares its price with a group that cannot be said in the node's cost, so the consumer becomes a copy of
-the class: a node without costs that an edge of absent pairs holds to the same choice.
+the class: a node without costs that an edge of absent pairs holds to the same choice. The networks of tied tensors come
+to join the same nodes, and `merge_equal_networks` makes one of them.
 """
 
 from __future__ import annotations
@@ -64,9 +65,18 @@ class _Merge:
             size = len(nodes[owner].costs)
             nodes.append(Node(f"{self.names[owner]} (copy)", np.zeros(size, np.int64)))
         fixed = {self.owners[node]: strategy for node, strategy in problem.fixed.items()}
-        merged = replace(problem, nodes=tuple(nodes), edges=tuple(self.edges), groups=groups, ties=(), fixed=fixed)
         tables = [identity(len(node.costs)) for node in problem.nodes]
-        return Reduced(merged, Substitution(self.owners, tables, len(nodes)))
+        way_back = Substitution(self.owners, tables, len(nodes))
+        merged = replace(
+            problem,
+            nodes=tuple(nodes),
+            edges=tuple(self.edges),
+            groups=groups,
+            ties=(),
+            fixed=fixed,
+            networks=way_back.of_networks(problem.networks),
+        )
+        return Reduced(merged, way_back)
 
     def _edge(self, edge: Edge, group: list[int] | None) -> None:
         u, v = self.owners[edge.u], self.owners[edge.v]

@@ -1,4 +1,4 @@
-"""Small random problems for the laws: groups, ties, fixed choices, absent pairs, memory tight and loose."""
+"""Small random problems for the laws: groups, networks, ties, fixed choices, absent pairs, memory tight and loose."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from solver import INFEASIBLE, Budget, Edge, Group, Node, Problem
+from solver import INFEASIBLE, Budget, Consumer, Edge, Group, Network, Node, Problem
 
 
 def random_problem(seed: int) -> Problem:
@@ -28,13 +28,60 @@ def random_problem(seed: int) -> Problem:
         nodes = _with_twin(rng, nodes, edges, groups)
         kinds = [len(node.costs) for node in nodes]
     ties = _ties(rng, kinds)
+    networks = _networks(rng, kinds, ties) if rng.random() < 0.5 else ()
     fixed = {node: rng.randrange(kinds[node]) for node in range(len(nodes)) if rng.random() < 0.1}
     most = sum(int(node.usages.max()) for node in nodes if node.usages is not None)
     limit = None if rng.random() < 0.3 else rng.randint(most // 4, most + 1)
     price = rng.randint(0, 4) if limit is not None and rng.random() < 0.3 else None
     budgets = _budgets(rng, kinds) if price is None and rng.random() < 0.3 else ()
     offset = rng.randint(-5, 5)
-    return Problem(nodes, tuple(edges), tuple(groups), ties, fixed, limit, f"random {seed}", offset, price, budgets)
+    name = f"random {seed}"
+    return Problem(nodes, tuple(edges), tuple(groups), ties, fixed, limit, name, offset, price, budgets, networks)
+
+
+def random_networks(seed: int) -> Problem:
+    """A problem of networks alone, without memory; the same seed gives the same problem."""
+    rng = random.Random(seed)
+    kinds = _kinds(rng)
+    nodes = tuple(Node(f"n{k}", np.array([_cost(rng, 0.02) for _ in range(size)])) for k, size in enumerate(kinds))
+    ties = _ties(rng, kinds)
+    return Problem(nodes, (), ties=ties, networks=_networks(rng, kinds, ties))
+
+
+def _networks(rng: random.Random, sizes: list[int], ties: tuple[tuple[int, ...], ...]) -> tuple[Network, ...]:
+    """A few networks, some of them with an image for every member of a tie."""
+    networks = []
+    for index in range(rng.randint(1, 3)):
+        network = _network(rng, f"w{index}", sizes)
+        networks.append(network)
+        for tie in ties:
+            own = next((node for node, _ in network.ends if node in tie), None)
+            if own is not None and rng.random() < 0.6:
+                networks += [_image(network, own, other) for other in tie if other != own]
+    return tuple(networks)
+
+
+def _network(rng: random.Random, name: str, sizes: list[int]) -> Network:
+    vertices = rng.randint(1, 5)
+    arcs = rng.randint(0, 6)
+    tails, heads = (np.array(rng.choices(range(vertices), k=arcs), np.int64) for _ in range(2))
+    costs = np.array([rng.choice([0, rng.randint(0, 9), rng.randint(1, 9)]) for _ in range(arcs)], np.int64)
+
+    def at(node: int) -> Consumer:
+        return Consumer(node, _classes(rng, sizes[node], vertices))
+
+    producer = at(rng.randrange(len(sizes)))
+    forward, backward = (
+        tuple(at(node) for node in rng.choices(range(len(sizes)), k=rng.choice([0, 1, 1, 2, 3]))) for _ in range(2)
+    )
+    kept = rng.random() < 0.6
+    return Network(name, vertices, tails, heads, costs, *producer, forward, backward, kept)
+
+
+def _image(network: Network, node: int, other: int) -> Network:
+    """The network with two nodes exchanged that have equally many strategies."""
+    exchanged = {node: other, other: node}
+    return network.between(lambda end, vertices: Consumer(exchanged.get(end, end), vertices))
 
 
 def _budgets(rng: random.Random, sizes: list[int]) -> tuple[Budget, ...]:

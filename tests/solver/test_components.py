@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solver import INFEASIBLE, Edge, Node, Problem, Status, evaluate, solve
+from solver import INFEASIBLE, Consumer, Edge, Node, Problem, Status, evaluate, solve
 from solver.backends import Answer, Request
 from solver.backends.exhaustive import Exhaustive
 from solver.components import solve_parts, split
@@ -48,18 +48,20 @@ def test_two_problems_side_by_side_cost_the_sum_of_both(first: int, second: int)
     moved = tuple(Edge(e.u + shift, e.v + shift, e.rows, e.cols, e.costs) for e in other.edges)
     edges = len(one.edges)
     groups = tuple(replace(g, edges=tuple(index + edges for index in g.edges)) for g in other.groups)
+    networks = (net.between(lambda node, vertices: Consumer(node + shift, vertices)) for net in other.networks)
     both = replace(
         one,
         nodes=one.nodes + other.nodes,
         edges=one.edges + moved,
         groups=one.groups + groups,
+        networks=(*one.networks, *networks),
         offset=one.offset + other.offset,
     )
     answer = solve_parts(Exhaustive().run, both, Request())
     apart = [Exhaustive().run(problem, Request()) for problem in (one, other)]
     assert answer.infeasible == any(each.infeasible for each in apart)
-    if answer.choices is not None:
-        assert answer.bound == sum(each.bound or 0 for each in apart) == evaluate(both, answer.choices).cost
+    if answer.assignment is not None:
+        assert answer.bound == sum(each.bound or 0 for each in apart) == evaluate(both, *answer.assignment).cost
 
 
 def test_progress_of_the_last_part_is_reported_on_top_of_the_others() -> None:

@@ -14,6 +14,7 @@ from solver import INFEASIBLE, Edge, Node, Problem, Status, evaluate, solve
 from solver.backends import Answer, Request
 from solver.backends.decomposition.decomposition import Decomposition
 from solver.backends.exhaustive import Exhaustive
+from solver.networks import Assignment
 from solver.reductions import REDUCTIONS, Contradiction
 
 from .random_problems import random_problem
@@ -45,7 +46,9 @@ def least_peak(problem: Problem) -> int | None:
 def _priced_peak(problem: Problem) -> Problem:
     nodes = tuple(replace(node, costs=np.where(node.costs >= INFEASIBLE, INFEASIBLE, 0)) for node in problem.nodes)
     edges = tuple(replace(edge, costs=np.where(edge.costs >= INFEASIBLE, INFEASIBLE, 0)) for edge in problem.edges)
-    return replace(problem, nodes=nodes, edges=edges, groups=(), offset=0, usage_limit=0, usage_price=1)
+    networks = tuple(replace(network, costs=network.costs * 0) for network in problem.networks)
+    free = replace(problem, nodes=nodes, edges=edges, groups=(), networks=networks)
+    return replace(free, offset=0, usage_limit=0, usage_price=1)
 
 
 def check(problem: Problem, answer: Answer) -> None:
@@ -55,8 +58,8 @@ def check(problem: Problem, answer: Answer) -> None:
         assert answer.infeasible and answer.choices is None
         return
     assert not answer.infeasible
-    assert answer.choices is not None
-    judged = evaluate(problem, answer.choices)
+    assert answer.assignment is not None
+    judged = evaluate(problem, *answer.assignment)
     assert judged.feasible and judged.cost >= best.bound
     assert answer.bound is not None and answer.bound <= best.bound
 
@@ -100,16 +103,16 @@ def test_a_feasible_start_is_never_made_worse(seed: int) -> None:
     if problem is None or start is None:
         return
     answer = Decomposition().run(problem, Request(start=start))
-    assert answer.choices is not None
-    assert evaluate(problem, answer.choices).cost <= evaluate(problem, start).cost
+    assert answer.assignment is not None
+    assert evaluate(problem, *answer.assignment).cost <= evaluate(problem, *start).cost
 
 
-def _any_feasible(problem: Problem) -> tuple[int, ...] | None:
+def _any_feasible(problem: Problem) -> Assignment | None:
     """The dearest assignment, as far as costs of nodes tell: a start that leaves room for improvement."""
     turned = tuple(
         replace(node, costs=np.where(node.costs >= INFEASIBLE, INFEASIBLE, -node.costs)) for node in problem.nodes
     )
-    return exhaustive(replace(problem, nodes=turned)).choices
+    return exhaustive(replace(problem, nodes=turned)).assignment
 
 
 def grid(side: int, strategies: int, limit: int | None) -> Problem:

@@ -9,16 +9,29 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from solver import BACKENDS, Edge, Node, Problem, Status, evaluate, solve
+from solver import (
+    BACKENDS,
+    Assignment,
+    Consumer,
+    Edge,
+    Network,
+    Node,
+    Problem,
+    Routes,
+    Status,
+    evaluate,
+    solve,
+)
 from solver.backends import Answer, Request
 from solver.backends.integer_program import Program
 from solver.backends.lazy import ProgramAnswer, run_lazily
-from solver.iopddl import read_problem, write_problem
+from solver.problem_file import write_problem
 
 AVAILABLE = [name for name, entry in BACKENDS.items() if entry.available]
 SEARCHING = [name for name in AVAILABLE if name != "exhaustive"]
@@ -33,6 +46,44 @@ def web(nodes: int, strategies: int, edges: int, limit: int | None) -> Problem:
     ends = {tuple(sorted(rng.choice(nodes, 2, replace=False).tolist())) for _ in range(edges)}
     joined = (Edge.dense(u, v, rng.integers(0, 100, (strategies, strategies))) for u, v in sorted(ends))
     return Problem(tuple(made), tuple(joined), usage_limit=limit)
+
+
+def net(nodes: int, strategies: int, networks: int, limit: int | None) -> Problem:
+    """Random networks of three consumers between the nodes of a web: no proof is near."""
+    rng = np.random.default_rng(1)
+    vertices, arcs = 12, 50
+    made = []
+    for k in range(networks):
+        ends = rng.choice(nodes, 4, replace=False).tolist()
+        maps = rng.integers(0, vertices, (4, strategies))
+        tails, heads = (np.concatenate([rng.integers(0, vertices, arcs), range(vertices)]) for _ in range(2))
+        heads[arcs:] = np.roll(heads[arcs:], 1)  # a ring, so that everything is reached
+        consumers = tuple(Consumer(node, wants) for node, wants in zip(ends[1:], maps[1:], strict=True))
+        costs = rng.integers(1, 60, arcs + vertices)
+        kept = bool(k % 2)
+        made.append(
+            Network(f"t{k}", vertices, tails, heads, costs, ends[0], maps[0], consumers[:2], consumers[2:], kept)
+        )
+    return replace(web(nodes, strategies, 0, limit), networks=tuple(made))
+
+
+@pytest.mark.parametrize("backend", SEARCHING)
+@pytest.mark.parametrize("limit", [None, 80])
+def test_no_time_at_all_still_gives_routes_and_a_bound(backend: str, limit: int | None) -> None:
+    problem = net(60, 6, 60, limit)
+    solution = solve(problem, backend=backend, time_limit_s=1e-9)
+    assert solution.status is Status.FEASIBLE and solution.choices is not None
+    judged = evaluate(problem, solution.choices, solution.routes)
+    assert judged.feasible and judged.cost == solution.cost
+    assert solution.bound is not None and solution.bound <= judged.cost
+
+
+def test_no_time_at_all_gives_a_feasible_start_back_with_its_routes() -> None:
+    problem = net(60, 6, 60, 150)
+    known = solve(problem, time_limit_s=0.5)
+    assert known.choices is not None
+    for start in (known.choices, Assignment(known.choices, known.routes)):
+        assert solve(problem, time_limit_s=1e-9, start=start).cost == known.cost
 
 
 @pytest.mark.parametrize("backend", SEARCHING)
@@ -84,8 +135,11 @@ def test_what_was_known_before_is_the_answer_of_a_backend_that_does_not_end() ->
 DRIVER = """
 import sys
 from solver import solve
-from solver.iopddl import read_problem, write_solution
+from solver.backends import load_backend
+from solver.iopddl import write_solution
+from solver.problem_file import read_problem
 problem = read_problem(sys.argv[1])
+load_backend(sys.argv[2])
 print("ready", flush=True)
 write_solution(solve(problem, backend=sys.argv[2], time_limit_s=60), sys.argv[3])
 import os
@@ -95,8 +149,11 @@ os._exit(0)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", SEARCHING)
-def test_ctrl_c_gives_every_backends_best_answer_and_leaves_no_process(backend: str, tmp_path: Path) -> None:
-    write_problem(web(60, 6, 200, 150), tmp_path / "web.json")
+@pytest.mark.parametrize("problem", [web(60, 6, 200, 150), net(90, 8, 160, 200)], ids=["web", "net"])
+def test_ctrl_c_gives_every_backends_best_answer_and_leaves_no_process(
+    backend: str, problem: Problem, tmp_path: Path
+) -> None:
+    write_problem(problem, tmp_path / "web.json")
     output = tmp_path / "solution.json"
     command = [sys.executable, "-c", DRIVER, str(tmp_path / "web.json"), backend, str(output)]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -107,7 +164,8 @@ def test_ctrl_c_gives_every_backends_best_answer_and_leaves_no_process(backend: 
     process.communicate(timeout=40)
     solution = json.loads(output.read_text())
     assert (process.returncode, solution["status"]) == (0, "feasible")
-    assert evaluate(read_problem(tmp_path / "web.json"), solution["choices"]).cost == solution["cost"]
+    routes = [Routes(*map(tuple, phases)) for phases in solution.get("routes", [])]
+    assert evaluate(problem, solution["choices"], routes).cost == solution["cost"]
     assert _running_in(tmp_path) == []
 
 

@@ -84,7 +84,7 @@ def test_costs_above_the_infinite_one_are_infinite() -> None:
 @given(seed=st.integers(0, 10**9))
 def test_writing_and_reading_gives_the_same_problem(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     plain = random_problem(seed)
-    problem = replace(plain, groups=(), ties=(), fixed={}, offset=0, budgets=(), usage_price=None)
+    problem = replace(plain, groups=(), ties=(), fixed={}, offset=0, budgets=(), usage_price=None, networks=())
     path = tmp_path_factory.mktemp("problem") / "problem.json.gz"
     write_problem(problem, path)
     again = read_problem(path)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from solver import Edge, Group, Node, Problem, evaluate
 from solver.backends import Answer, Request
 from solver.backends.exhaustive import Exhaustive
+from solver.networks import Assignment, Routes
 from solver.reductions import REDUCTIONS, Chain, Contradiction, reduce
 from solver.reductions.reduction import Reduced
 
@@ -47,8 +48,8 @@ def test_one_reduction_keeps_the_least_cost_and_lifts_to_it(name: str, seed: int
         return
     found = exhaustive(outcome.problem)
     assert (found.infeasible, found.bound) == (best.infeasible, best.bound)
-    if found.choices is not None:
-        judged = evaluate(problem, outcome.way_back.lift(found.choices))
+    if found.assignment is not None:
+        judged = evaluate(problem, *outcome.way_back.lift(found.assignment))
         assert judged.feasible and judged.cost == best.bound
 
 
@@ -62,8 +63,8 @@ def test_the_chain_keeps_the_least_cost_and_lifts_to_it(seed: int) -> None:
         return
     found = exhaustive(chain.problem)
     assert (found.infeasible, found.bound) == (best.infeasible, best.bound)
-    if found.choices is not None:
-        judged = evaluate(problem, chain.lift(found.choices))
+    if found.assignment is not None:
+        judged = evaluate(problem, *chain.lift(found.assignment))
         assert judged.feasible and judged.cost == best.bound
 
 
@@ -76,7 +77,7 @@ def test_nodes_that_are_alike_become_one_that_counts_for_all() -> None:
     assert isinstance(outcome, Reduced)
     assert [node.costs.tolist() for node in outcome.problem.nodes] == [[0, 1], [15, 6]]
     assert len(outcome.problem.edges) == 1 and outcome.problem.edges[0].costs.tolist() == costs.tolist()
-    assert outcome.way_back.lift((1, 1)) == (1, 1, 1, 1)
+    assert outcome.way_back.lift(Assignment((1, 1))).choices == (1, 1, 1, 1)
 
 
 def test_what_uses_memory_is_no_duplicate() -> None:
@@ -102,4 +103,5 @@ def test_lowering_gives_an_assignment_of_the_reduced_problem(seed: int) -> None:
     problem = random_problem(seed)
     chain = reduce(problem)
     if isinstance(chain, Chain):
-        evaluate(chain.problem, chain.lower((0,) * len(problem.nodes)))
+        before = Assignment((0,) * len(problem.nodes), (Routes(),) * len(problem.networks))
+        evaluate(chain.problem, *chain.lower(before))

@@ -11,7 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solver import BACKENDS, INFEASIBLE, BackendUnavailable, Edge, Group, Node, Problem, ProblemError, Status, solve
+from solver import (
+    BACKENDS,
+    INFEASIBLE,
+    BackendUnavailable,
+    Consumer,
+    Edge,
+    Group,
+    Network,
+    Node,
+    Problem,
+    ProblemError,
+    Status,
+    evaluate,
+    solve,
+)
 from solver.backends import Request
 from solver.backends.exhaustive import Exhaustive
 
@@ -48,12 +62,51 @@ def contradiction() -> Problem:
     return Problem(nodes, tuple(Edge.dense(u, v, apart) for u, v in ((0, 1), (1, 2), (0, 2))))
 
 
+def shared_steps(kept: bool) -> Problem:
+    """From 0 it takes 5 to 1, and 3 more to 2. Two forward consumers want 2 and one backward consumer 1.
+
+    Kept, all of them pay 8 together; else the backward pays 5 again. Every node but the producer may also stay at 0
+    for 7: the backward does so only if that is cheaper than 5, which it never is.
+    """
+    one, two = np.zeros(1, np.int64), np.array([0, 7])
+    nodes = (Node("made", one), *(Node(name, two[::-1]) for name in ("p", "q", "r")))
+    forward = tuple(Consumer(node, np.array([0, 2])) for node in (1, 2))
+    backward = (Consumer(3, np.array([0, 1])),)
+    network = Network("t", 3, np.array([0, 1]), np.array([1, 2]), np.array([5, 3]), 0, one, forward, backward, kept)
+    return Problem(nodes, (), networks=(network,))
+
+
+def tied_networks() -> Problem:
+    """Two images of one network between tied nodes. Moving costs 3 in each; one end gives way for 2 instead."""
+    nodes = tuple(Node(name, np.array([2, 0])) for name in ("u", "U", "v", "V"))
+    arcs = np.array([0, 1]), np.array([1, 0]), np.array([3, 3])
+    networks = tuple(
+        Network(name, 2, *arcs, u, np.array([0, 1]), (Consumer(v, np.array([1, 0])),))
+        for name, u, v in (("t", 0, 2), ("T", 1, 3))
+    )
+    return Problem(nodes, (), ties=((0, 1), (2, 3)), networks=networks)
+
+
+def tight_network() -> Problem:
+    """Three consumers hold 9 bytes each unless the tensor moves for 4; 20 bytes fit, so one of them has it move."""
+    nodes = tuple(Node(f"n{k}", np.array([0, 0]), np.array([9, 0]), (0, 1)) for k in range(6))
+    arcs = np.array([0]), np.array([1]), np.array([4])
+    networks = tuple(
+        Network(f"t{u}", 2, *arcs, u, np.array([0, 0]), (Consumer(u + 1, np.array([0, 1])),)) for u in (0, 2, 4)
+    )
+    return Problem(nodes, (Edge.dense(0, 5, np.array([[0, 1], [1, 0]])),), usage_limit=20, networks=networks)
+
+
 KNOWN = {
     "chain of three": (chain_of_three(), 4),
     "shared tensor": (shared_tensor(), 5),
     "tight memory": (tight_memory(), 3),
     "no nodes": (Problem((), (), offset=7), 7),
     "tied": (replace(chain_of_three(), ties=((0, 2),)), 4),
+    "shared steps, kept": (shared_steps(kept=True), 8),
+    "shared steps, made again": (shared_steps(kept=False), 13),
+    "tied networks": (tied_networks(), 4),
+    "networks in tight memory": (tight_network(), 4),
     "fixed": (replace(chain_of_three(), fixed={1: 0}), 11),
 }
 
@@ -64,6 +117,8 @@ def test_every_backend_proves_the_known_optimum(backend: str, name: str) -> None
     problem, cost = KNOWN[name]
     solution = solve(problem, backend=backend)
     assert (solution.status, solution.cost, solution.bound, solution.gap) == (Status.OPTIMAL, cost, cost, 0.0)
+    assert solution.choices is not None
+    assert evaluate(problem, solution.choices, solution.routes).cost == cost
 
 
 @pytest.mark.parametrize("backend", AVAILABLE)

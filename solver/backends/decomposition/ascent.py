@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 
+from ...networks import Assignment
 from ...problem import IntArray, Problem
 from ...reductions.compact import compact_edges
 from ...reductions.reduction import Reduced
@@ -98,12 +99,12 @@ def first_answer(problem: Problem, seconds: float) -> Answer:
     return ascent.shared.answer()
 
 
-def repaired(problem: Problem, choices: tuple[int, ...], seconds: float) -> tuple[int, ...] | None:
+def repaired(problem: Problem, choices: tuple[int, ...], seconds: float) -> Assignment | None:
     """The assignment, moved until it keeps the usage limit; None if it does not in so many seconds."""
     ascent = _ascent(problem, seconds)
     chosen = np.array(choices, np.int64)[ascent.energy.order]
     ascent.offer(chosen, abs(ascent.descent.cost(chosen)))
-    return ascent.shared.choices
+    return ascent.shared.best
 
 
 def _ascent(problem: Problem, seconds: float) -> Ascent:

@@ -28,6 +28,9 @@ from .recombination import Recombination
 from .shared import Shared
 
 HEAD_START_S = 10.0
+HEAD_START_OF_NETWORKS_S = 60.0
+"""Where there are networks the bound of the dual is weak and the relaxation of branch and cut mostly integral."""
+
 HEAD_START_SHARE = 0.25
 GRACE_S = 2.0
 
@@ -38,11 +41,13 @@ class Decomposition:
 
     Attributes:
         searchers: threads that search windows.
-        exact_pairs: problems with at most so many pairs on their edges are also given to branch and cut.
+        exact_pairs, exact_arcs: problems with at most so many pairs on their edges and arcs in their networks are also
+            given to branch and cut.
     """
 
     searchers: int = 2
     exact_pairs: int = 0
+    exact_arcs: int = 0
 
     def run(self, problem: Problem, request: Request) -> Answer:
         """See `Backend.run`."""
@@ -50,9 +55,10 @@ class Decomposition:
         # The end of this search is not the end of what the caller asked for.
         shared = Shared(problem, replace(request, stop=threading.Event()))
         if request.start is not None:
-            shared.offer(request.start)
+            shared.offer_assignment(request.start)
         exact = None
-        if sum(edge.costs.size for edge in problem.edges) <= self.exact_pairs:
+        pairs = sum(edge.costs.size for edge in problem.edges)
+        if pairs <= self.exact_pairs and problem.arcs <= self.exact_arcs:
             exact = _thread(shared, partial(_branch_and_cut, problem, shared))
         search = _thread(shared, partial(self._search, problem, shared, exact))
         _wait(shared, request.stop, search, exact)
@@ -63,7 +69,8 @@ class Decomposition:
     def _search(self, problem: Problem, shared: Shared, exact: threading.Thread | None) -> None:
         if exact is not None:
             left_s = shared.request.seconds_left()
-            exact.join(HEAD_START_S if left_s is None else min(HEAD_START_S, HEAD_START_SHARE * left_s))
+            head_start_s = HEAD_START_OF_NETWORKS_S if problem.networks else HEAD_START_S
+            exact.join(head_start_s if left_s is None else min(head_start_s, HEAD_START_SHARE * left_s))
         if shared.stop.is_set():
             return
         ascent = Ascent(build_pairwise(problem), shared)

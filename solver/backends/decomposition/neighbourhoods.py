@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from ...evaluate import evaluate
+from ...networks import Assignment
 from ...problem import IntArray, Problem
 from ...reductions import Chain, reduce
+from ...routing import routed
 from ..backend import Answer, Request
 from ..lazy import run_lazily
 from ..mathopt import MathOpt
@@ -77,13 +78,13 @@ class Neighbourhoods:
             return self._try_whole()
         usage = np.zeros(0, np.int64) if self.loads is None else self.loads.usage(chosen)
         cut = self.windows.cut(window, list(choices), usage)
-        before = evaluate(cut, [*(choices[node] for node in window), *[0] * (len(cut.nodes) - len(window))])
-        local = self._solved(cut, WINDOW_GAP).choices
-        if local is None or evaluate(cut, local).cost >= before.cost:
+        before = routed(cut, [*(choices[node] for node in window), *[0] * (len(cut.nodes) - len(window))])
+        local = self._solved(cut, WINDOW_GAP).assignment
+        if local is None or (before is not None and evaluate(cut, *local).cost >= evaluate(cut, *before).cost):
             return False
         # On top of what another thread may have found meanwhile; judged as a whole.
         merged = list(self.shared.choices or choices)
-        for node, choice in zip(window, local, strict=False):
+        for node, choice in zip(window, local.choices, strict=False):
             merged[node] = choice
         return self.shared.offer(tuple(merged))
 
@@ -109,8 +110,9 @@ class Neighbourhoods:
         if not isinstance(chain, Chain):
             return Answer()
         if not chain.problem.nodes:
-            return Answer(chain.lift(()), chain.problem.offset)
+            return Answer(bound=chain.problem.offset).with_assignment(chain.lift(Assignment(())))
         left_s = self.shared.request.seconds_left()
         deadline_s = time.monotonic() + (LIMIT_S if left_s is None else min(LIMIT_S, left_s))
         answer = run_lazily(MathOpt("HIGHS"), chain.problem, Request(deadline_s, gap, self.shared.request.seed))
-        return answer if answer.choices is None else replace(answer, choices=chain.lift(answer.choices))
+        found = answer.assignment
+        return answer if found is None else answer.with_assignment(chain.lift(found))

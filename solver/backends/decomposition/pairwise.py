@@ -7,19 +7,23 @@ one array (R, C, B) of matrices, B contiguous, and per side the positions of the
 A group becomes k edges of a k-th of its matrix each. That is a lower bound of the group: of a column that n of the k
 consumers choose it pays n k-ths, the group all of it. It is exact where all consumers choose one column. So bounds on
 the energy are bounds on the problem.
+A network becomes an edge from the producer to each of the k consumers that pay arcs together, priced at a k-th of the
+shortest ways: what they pay together is no less than the longest of these, and that no less than their mean.
 Absent pairs cost ABSENT_FACTOR times the largest finite cost, which again only lowers bounds.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...problem import INFEASIBLE, Edge, IntArray, Problem
+from ...problem import INFEASIBLE, IntArray, Problem
+from ...routing import distances
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -31,8 +35,20 @@ BATCH_ENTRIES = 1 << 19
 Kind = tuple[int, int, int, int]
 """(lower colour, higher colour, rows, columns)."""
 
-Member = tuple[Edge, bool, float]
-"""(edge, whether its u has the higher colour, its share of its group)."""
+
+class Pair(NamedTuple):
+    """A part of the matrix of an edge, or of the shortest ways of a network; u and v may be the same node."""
+
+    u: int
+    v: int
+    rows: IntArray
+    cols: IntArray
+    costs: IntArray
+    part: float
+
+
+Member = tuple[Pair, bool]
+"""(pair, whether its u has the higher colour)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +111,7 @@ class Pairwise:
         first: (N + 1,) first flat position of each node.
         color_starts: first node of each colour, and N.
         costs: (first[-1],) node costs without prices on memory.
-        batches: the edges.
+        batches: the pairs of different nodes.
         most: no assignment without absent pairs costs more.
     """
 
@@ -109,91 +125,109 @@ class Pairwise:
 
 def build_pairwise(problem: Problem) -> Pairwise:
     """The pairwise energy of the problem."""
-    colors = _colors(problem)
+    pairs = [*_pairs_of_edges(problem), *_pairs_of_networks(problem)]
+    apart = [pair for pair in pairs if pair.u != pair.v]
+    colors = _colors(len(problem.nodes), apart)
     order = np.argsort(colors, kind="stable").astype(np.int64)
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
     sizes = np.array([len(problem.nodes[node].costs) for node in order], np.int64)
     first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     color_starts = np.searchsorted(colors[order], np.arange(int(colors.max(initial=-1)) + 2)).astype(np.int64)
-    absent = ABSENT_FACTOR * _largest(problem)
+    arrays = [node.costs for node in problem.nodes] + [pair.costs for pair in pairs]
+    absent = ABSENT_FACTOR * _largest(arrays)
     costs = np.concatenate([_finite(problem.nodes[node].costs, absent) for node in order])
-    batches = _batches(_shares(problem), colors, number, first, absent)
-    return Pairwise(order, first, color_starts, costs, batches, _most(problem))
+    for pair in pairs:
+        if pair.u == pair.v:
+            own = first[number[pair.u]] + np.arange(len(pair.rows))
+            costs[own] += _finite(pair.costs[pair.rows, pair.cols], absent) * pair.part
+    batches = _batches(apart, colors, number, first, absent)
+    return Pairwise(order, first, color_starts, costs, batches, _most(arrays))
 
 
-def _colors(problem: Problem) -> IntArray:
+def _colors(nodes: int, pairs: Sequence[Pair]) -> IntArray:
     """Greedy, nodes of high degree first: a graph of tensors needs few colours."""
-    neighbours: list[set[int]] = [set() for _ in problem.nodes]
-    for edge in problem.edges:
-        neighbours[edge.u].add(edge.v)
-        neighbours[edge.v].add(edge.u)
-    colors = np.full(len(problem.nodes), -1, np.int64)
+    neighbours: list[set[int]] = [set() for _ in range(nodes)]
+    for pair in pairs:
+        neighbours[pair.u].add(pair.v)
+        neighbours[pair.v].add(pair.u)
+    colors = np.full(nodes, -1, np.int64)
     for node in sorted(range(len(neighbours)), key=lambda node: -len(neighbours[node])):
         taken = {int(colors[other]) for other in neighbours[node]}
         colors[node] = next(color for color in range(len(taken) + 1) if color not in taken)
     return colors
 
 
-def _largest(problem: Problem) -> float:
-    return float(max([1, *(int(np.abs(costs[costs < INFEASIBLE]).max(initial=0)) for costs in _arrays(problem))]))
+def _largest(arrays: Sequence[IntArray]) -> float:
+    return float(max([1, *(int(np.abs(costs[costs < INFEASIBLE]).max(initial=0)) for costs in arrays)]))
 
 
-def _most(problem: Problem) -> float:
-    return float(sum(max(0, int(costs[costs < INFEASIBLE].max(initial=0))) for costs in _arrays(problem)))
-
-
-def _arrays(problem: Problem) -> Iterator[IntArray]:
-    yield from (node.costs for node in problem.nodes)
-    yield from (edge.costs for edge in problem.edges)
+def _most(arrays: Sequence[IntArray]) -> float:
+    return float(sum(max(0, int(costs[costs < INFEASIBLE].max(initial=0))) for costs in arrays))
 
 
 def _finite(costs: IntArray, absent: float) -> FloatArray:
     return np.where(costs >= INFEASIBLE, absent, costs).astype(np.float64)
 
 
-def _shares(problem: Problem) -> list[tuple[Edge, float]]:
+def _pairs_of_edges(problem: Problem) -> list[Pair]:
     """The edges and their share of their group, 1 outside groups; an edge of a group with its own columns only."""
-    shares = [(edge, 1.0) for edge in problem.edges]
+    pairs = [Pair(edge.u, edge.v, edge.rows, edge.cols, edge.costs, 1.0) for edge in problem.edges]
     for group in problem.groups:
         for index in group.edges:
             edge = problem.edges[index]
             used, cols = np.unique(edge.cols, return_inverse=True)
-            own = Edge(edge.u, edge.v, edge.rows, cols, edge.costs[:, used])
-            shares[index] = own, 1.0 / len(group.edges)
-    return shares
+            pairs[index] = Pair(edge.u, edge.v, edge.rows, cols, edge.costs[:, used], 1.0 / len(group.edges))
+    return pairs
+
+
+def _pairs_of_networks(problem: Problem) -> Iterator[Pair]:
+    """Producer and consumer, at the shortest ways between the vertices that their strategies use."""
+    known: dict[tuple[int, ...], IntArray] = {}
+    for network in problem.networks:
+        together = (network.consumers,) if network.kept else (network.forward, network.backward)
+        makes, rows = np.unique(network.makes, return_inverse=True)
+        arrays = network.tails, network.heads, network.costs, network.makes
+        key = network.vertices, *(id(array) for array in arrays)
+        if key not in known:
+            known[key] = distances(network, makes)
+        for consumers in together:
+            for node, wants in consumers:
+                wanted, cols = np.unique(wants, return_inverse=True)
+                ways = known[key][:, wanted]
+                yield Pair(network.producer, node, rows, cols, ways, 1.0 / len(consumers))
 
 
 def _batches(
-    shares: list[tuple[Edge, float]], colors: IntArray, number: IntArray, first: IntArray, absent: float
+    pairs: list[Pair], colors: IntArray, number: IntArray, first: IntArray, absent: float
 ) -> tuple[Batch, ...]:
     alike: dict[Kind, list[Member]] = defaultdict(list)
-    for edge, part in shares:
-        low, high = int(colors[edge.u]), int(colors[edge.v])
-        rows, cols = edge.costs.shape
+    for pair in pairs:
+        low, high = int(colors[pair.u]), int(colors[pair.v])
+        rows, cols = pair.costs.shape
         if low < high:
-            alike[low, high, rows, cols].append((edge, False, part))
+            alike[low, high, rows, cols].append((pair, False))
         else:
-            alike[high, low, cols, rows].append((edge, True, part))
+            alike[high, low, cols, rows].append((pair, True))
     batches = []
-    for low, high, rows, cols, edges in _split(alike):
-        costs = np.empty((rows, cols, len(edges)))
-        for b, (edge, flipped, part) in enumerate(edges):
-            matrix = _finite(edge.costs, absent) * part
+    for low, high, rows, cols, members in _split(alike):
+        costs = np.empty((rows, cols, len(members)))
+        for b, (pair, flipped) in enumerate(members):
+            matrix = _finite(pair.costs, absent) * pair.part
             costs[:, :, b] = matrix.T if flipped else matrix
-        u = [(edge.v, edge.cols) if flipped else (edge.u, edge.rows) for edge, flipped, _ in edges]
-        v = [(edge.u, edge.rows) if flipped else (edge.v, edge.cols) for edge, flipped, _ in edges]
+        u = [(pair.v, pair.cols) if flipped else (pair.u, pair.rows) for pair, flipped in members]
+        v = [(pair.u, pair.rows) if flipped else (pair.v, pair.cols) for pair, flipped in members]
         batches.append(Batch((low, high), _side(u, rows, number, first), _side(v, cols, number, first), costs))
     return tuple(batches)
 
 
 def _split(alike: dict[Kind, list[Member]]) -> Iterator[tuple[int, int, int, int, list[Member]]]:
-    """The edges kind by kind, in parts that fit the cache."""
+    """The pairs kind by kind, in parts that fit the cache."""
     for kind in sorted(alike):
-        edges = alike[kind]
+        members = alike[kind]
         most = max(1, BATCH_ENTRIES // (kind[2] * kind[3]))
-        for start in range(0, len(edges), most):
-            yield *kind, edges[start : start + most]
+        for start in range(0, len(members), most):
+            yield *kind, members[start : start + most]
 
 
 def _side(ends: list[tuple[int, IntArray]], classes: int, number: IntArray, first: IntArray) -> Side:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...networks import Assignment
 from ...problem import IntArray, Problem
 from ...reductions import Chain, reduce
 from ...reductions.restrict import restrict
@@ -48,20 +49,20 @@ class Recombination:
 
     def run(self, pass_s: float) -> None:
         """Builds the pool, each member by at most PASSES passes of about `pass_s` seconds, and offers the mixture."""
-        if self.shared.choices is None or not self.dual.prices.any():
+        if self.shared.best is None or not self.dual.prices.any():
             return
         pool = self._pool(pass_s)
         while pool and not self.shared.stop.is_set():
-            best = np.array(self.shared.choices, np.int64)[self.descent.energy.order]
+            best = np.array(self.shared.best.choices, np.int64)[self.descent.energy.order]
             reduced = restrict(self.problem, self._union([best, *pool]))
             chain = reduce(reduced.problem)
             if not isinstance(chain, Chain):
                 return
             if sum(edge.costs.size for edge in chain.problem.edges) <= MOST_PAIRS:
-                lowered = chain.lower(reduced.way_back.lower(self.shared.choices))
-                choices = self._solved(chain, lowered)
-                if choices is not None:
-                    self.shared.offer(reduced.way_back.lift(choices))
+                lowered = chain.lower(reduced.way_back.lower(self.shared.best))
+                found = self._solved(chain, lowered)
+                if found is not None:
+                    self.shared.offer_assignment(reduced.way_back.lift(found))
                 return
             pool = pool[: len(pool) // 2]
 
@@ -89,11 +90,11 @@ class Recombination:
             keep[node] = np.unique(chosen[:, number])
         return keep
 
-    def _solved(self, chain: Chain, start: tuple[int, ...]) -> tuple[int, ...] | None:
+    def _solved(self, chain: Chain, start: Assignment) -> Assignment | None:
         if not chain.problem.nodes:
-            return chain.lift(())
+            return chain.lift(Assignment(()))
         left_s = self.shared.request.seconds_left()
         limit_s = SOLVE_S if left_s is None else min(SOLVE_S, SOLVE_SHARE * left_s)
         request = Request(time.monotonic() + limit_s, GAP, self.shared.request.seed, start)
         answer = run_lazily(MathOpt("HIGHS"), chain.problem, request)
-        return None if answer.choices is None else chain.lift(answer.choices)
+        return None if answer.assignment is None else chain.lift(answer.assignment)

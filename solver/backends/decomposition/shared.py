@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 
 from ...evaluate import evaluate
+from ...networks import Assignment
 from ...problem import Problem
+from ...routing import Router
 from ..backend import Answer, Request
 from ..bounds import integer_bound
 
@@ -17,20 +19,32 @@ class Shared:
         self.problem = problem
         self.request = request
         self.stop = request.stop
-        self.choices: tuple[int, ...] | None = None
+        self.best: Assignment | None = None
         self.cost: int | None = None
         self._bound: int | None = None
         self._infeasible = False
         self._failure: BaseException | None = None
         self._lock = threading.RLock()
+        self._router = Router()
+
+    @property
+    def choices(self) -> tuple[int, ...] | None:
+        """Those of the best assignment."""
+        best = self.best
+        return None if best is None else best.choices
 
     def offer(self, choices: tuple[int, ...]) -> bool:
+        """Takes the choices, with cheapest routes, if they are feasible and better than the best."""
+        found = self._router.routed(self.problem, choices)
+        return found is not None and self.offer_assignment(found)
+
+    def offer_assignment(self, found: Assignment) -> bool:
         """Takes the assignment if it is feasible and better than the best."""
-        judged = evaluate(self.problem, choices)
+        judged = evaluate(self.problem, *found)
         with self._lock:
             if not judged.feasible or (self.cost is not None and judged.cost >= self.cost):
                 return False
-            self.choices, self.cost = choices, judged.cost
+            self.best, self.cost = found, judged.cost
             self._improved()
         return True
 
@@ -43,8 +57,8 @@ class Shared:
         """Takes what another backend found."""
         with self._lock:
             self._infeasible |= answer.infeasible
-            if answer.choices is not None:
-                self.offer(answer.choices)
+            if answer.assignment is not None:
+                self.offer_assignment(answer.assignment)
             if answer.bound is not None:
                 self._raise(answer.bound)
 
@@ -58,7 +72,7 @@ class Shared:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            return Answer(self.choices, self._bound, self._infeasible)
+            return Answer(None, self._bound, self._infeasible).with_assignment(self.best)
 
     def _raise(self, bound: int) -> None:
         if self._bound is None or bound > self._bound:

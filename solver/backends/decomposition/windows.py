@@ -12,6 +12,7 @@ from collections import deque
 
 import numpy as np
 
+from ...networks import Consumer
 from ...problem import Edge, Group, IntArray, Load, Node, Problem
 
 
@@ -24,6 +25,10 @@ class Windows:
         for index, edge in enumerate(problem.edges):
             self.edges_of[edge.u].append(index)
             self.edges_of[edge.v].append(index)
+        self.networks_of: list[list[int]] = [[] for _ in problem.nodes]
+        for index, network in enumerate(problem.networks):
+            for node in {node for node, _ in network.ends}:
+                self.networks_of[node].append(index)
         self.group_of = {edge: index for index, group in enumerate(problem.groups) for edge in group.edges}
         self.steps = max((load.interval[1] for node in problem.nodes for load in node.loads), default=0)
 
@@ -38,11 +43,16 @@ class Windows:
                 continue
             window[node] = None
             left -= len(self.problem.nodes[node].costs)
-            around = self.edges_of[node]
-            for position in rng.permutation(len(around)).tolist():
-                edge = self.problem.edges[around[position]]
-                waiting.append(edge.v if edge.u == node else edge.u)
+            around = self._around(node)
+            waiting.extend(around[position] for position in rng.permutation(len(around)).tolist())
         return list(window)
+
+    def _around(self, node: int) -> list[int]:
+        """The other ends of the node's edges and networks."""
+        edges = (self.problem.edges[index] for index in self.edges_of[node])
+        networks = (self.problem.networks[index] for index in self.networks_of[node])
+        ends = (end for network in networks for end, _ in network.ends)
+        return [edge.v if edge.u == node else edge.u for edge in edges] + [end for end in ends if end != node]
 
     def cut(self, window: list[int], choices: list[int], usage: IntArray) -> Problem:
         """The problem of the window, its nodes first; the others keep `choices`, which use `usage` over time."""
@@ -52,11 +62,12 @@ class Windows:
         indices = sorted({*indices, *(index for group in groups for index in problem.groups[group].edges)})
         number = {node: position for position, node in enumerate(window)}
         nodes = [problem.nodes[node] for node in window]
-        for index in indices:
-            for node in (problem.edges[index].u, problem.edges[index].v):
-                if node not in number:
-                    number[node] = len(nodes)
-                    nodes.append(Node("", problem.nodes[node].costs[choices[node], None]))
+        networks = [problem.networks[k] for k in sorted({k for node in window for k in self.networks_of[node]})]
+        ends = [node for index in indices for node in (problem.edges[index].u, problem.edges[index].v)]
+        for node in ends + [node for network in networks for node, _ in network.ends]:
+            if node not in number:
+                number[node] = len(nodes)
+                nodes.append(Node("", problem.nodes[node].costs[choices[node], None]))
         inside = set(window)
 
         def mapped(classes: IntArray, node: int) -> IntArray:
@@ -72,7 +83,10 @@ class Windows:
         if problem.usage_limit is not None:
             nodes.append(self._background(window, choices, usage))
         limit, price = problem.usage_limit, problem.usage_price
-        return Problem(tuple(nodes), tuple(edges), kept, usage_limit=limit, usage_price=price)
+        local = tuple(
+            network.between(lambda node, at: Consumer(number[node], mapped(at, node))) for network in networks
+        )
+        return Problem(tuple(nodes), tuple(edges), kept, usage_limit=limit, usage_price=price, networks=local)
 
     def _background(self, window: list[int], choices: list[int], usage: IntArray) -> Node:
         others = usage.copy()

@@ -1,0 +1,105 @@
+"""A network in the integer program: from the producer's vertex a flow to every consumer, and what they share paid once.
+
+For consumer k with the choices x_k, and the producer's x_u:
+
+    f_k[a] in [0, 1]     what flows over arc a to consumer k
+    w[a] >= f_k[a]       arc a is used, by whichever consumer; 1 or 0
+    for every vertex l:  sum over s with makes[s] = l of x_u[s]  +  sum of f_k into l
+                       = sum of f_k out of l  +  sum over s with wants_k[s] = l of x_k[s]
+    price                sum of costs[a] w[a]
+
+For two consumers, the most frequent case of several, the same is said without the rows w >= f: c is what flows to both,
+o_k what flows to one alone, f_k = c + o_k, and c + o_1 + o_2, the larger of the two, is paid.
+
+Where copies are kept one set of w serves both phases, since the backward may start from all that the forward reached;
+else each phase has its own. An arc that one consumer alone can use, or that costs nothing, has no w: the price stays on
+f. A flow has the arcs only that lead from where the tensor may be made to where its consumer may want it.
+
+With one consumer this is as tight as a variable for every pair of vertices priced at the shortest way (it is the
+transport problem). With several, x may be integral while the cheapest f are not, so w (or c) is an integer variable. It
+hardly ever takes a branch. Source: Wong, "A dual ascent approach for Steiner tree
+problems on a directed graph", 1984 (the multi-commodity relaxation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..networks import Consumer, Network, reached
+from ..problem import IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """The way of a tensor to one consumer.
+
+    Attributes:
+        consumer: it and the vertices it wants.
+        arcs: the arcs of the network that it may use, ascending.
+        vertices: those that need a row, ascending: ends of the arcs and ends of the way.
+        priced: per arc of `arcs` what is paid on f, or on o.
+        shared: positions in `arcs` of those that have a w or c.
+        links: per entry of `shared` the position of its w or c among those of the stage.
+    """
+
+    consumer: Consumer
+    arcs: IntArray
+    vertices: IntArray
+    priced: IntArray
+    shared: IntArray
+    links: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Consumers who pay arcs together: those of one phase, or of both where copies are kept.
+
+    shared: the arcs that have a w or c, ascending.
+    """
+
+    flows: tuple[Flow, ...]
+    shared: IntArray
+
+    @property
+    def of_two(self) -> bool:
+        """Whether there are two flows: a part in common and one apart for each, not a w over both."""
+        return len(self.flows) == 2
+
+
+def stages(network: Network) -> Iterator[Stage]:
+    """What the program of the network consists of."""
+    if network.kept:
+        yield _stage(network, network.consumers)
+    else:
+        yield from (_stage(network, consumers) for consumers in (network.forward, network.backward))
+
+
+def _stage(network: Network, consumers: tuple[Consumer, ...]) -> Stage:
+    distinct = list({(node, id(wants)): Consumer(node, wants) for node, wants in consumers}.values())
+    there = reached(network.vertices, network.tails, network.heads, network.makes)
+    ways = [_way(network, there, consumer.wants) for consumer in distinct]
+    uses = np.bincount(np.concatenate([network.tails[:0], *ways]), minlength=len(network.costs))
+    shared = np.flatnonzero((uses > 1) & (network.costs > 0))
+    flows = (
+        _flow(network, consumer, arcs, shared, of_two=len(distinct) == 2)
+        for consumer, arcs in zip(distinct, ways, strict=True)
+    )
+    return Stage(tuple(flows), shared)
+
+
+def _way(network: Network, there: np.ndarray[tuple[int], np.dtype[np.bool_]], wants: IntArray) -> IntArray:
+    needed = reached(network.vertices, network.heads, network.tails, wants)
+    return np.flatnonzero(there[network.tails] & needed[network.heads])
+
+
+def _flow(network: Network, consumer: Consumer, arcs: IntArray, shared: IntArray, *, of_two: bool) -> Flow:
+    ends = network.makes, consumer.wants, network.tails[arcs], network.heads[arcs]
+    together = np.flatnonzero(np.isin(arcs, shared, assume_unique=True))
+    priced = network.costs[arcs].copy()
+    if not of_two:
+        priced[together] = 0
+    links = np.searchsorted(shared, arcs[together])
+    return Flow(consumer, arcs, np.unique(np.concatenate(ends)), priced, together, links)

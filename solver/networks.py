@@ -1,0 +1,146 @@
+"""One tensor's redistributions as a network: layouts joined by single steps, each paid once however many need it.
+
+A vertex is a layout, an arc a single step between two layouts, with its price. The producer makes the tensor at one
+vertex and every consumer wants it at one, each as its strategy says. What is decided beside the strategies are routes:
+the arcs that are used, in the forward and in the backward.
+
+    the producer makes R          arcs: R -> S(0) for 0, R -> S(1) for 0, S(0) -> R for 7
+    consumers want S(0) and S(1)  routes: both arcs that leave R, for 0 together
+
+Routes are more than shortest paths: two consumers may share the first part of their ways, which is paid once, so the
+cheapest set of arcs is a Steiner arborescence. Given the strategies each network is one of its own (`solver.routing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .integers import INFEASIBLE, IntArray, ProblemError, as_indices, as_integers
+
+BoolArray = npt.NDArray[np.bool_]
+
+MOST_VERTICES = 10**6
+"""What a network may have: arrays of that size are made for it."""
+
+
+class Consumer(NamedTuple):
+    """A node that reads the tensor: strategy s of it wants the tensor at vertex `wants[s]`; int64 (S,)."""
+
+    node: int
+    wants: IntArray
+
+
+class Routes(NamedTuple):
+    """The arcs of one network that are used in each phase, ascending."""
+
+    forward: tuple[int, ...] = ()
+    backward: tuple[int, ...] = ()
+
+
+class Assignment(NamedTuple):
+    """What is decided: one strategy per node, and the routes of every network."""
+
+    choices: tuple[int, ...]
+    routes: tuple[Routes, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """The layouts of one tensor, the steps between them, who makes it and who wants it.
+
+    V vertices, A arcs. The price of an arc that is used is paid once per phase, for all consumers of the phase
+    together. Arrays may be, and for speed should be, shared between networks.
+
+        cost = sum of costs[a] over the arcs a of routes.forward  +  the same over routes.backward
+
+    Invariants: V from 1 to MOST_VERTICES; tails and heads in [0, V); costs from 0 up, together less than INFEASIBLE;
+    one vertex per strategy of the producer and of each consumer (checked by `Problem`). The producer may be a consumer
+    too, and a node may consume several times.
+
+    Attributes:
+        name: for messages only.
+        vertices: V.
+        tails, heads: int64 (A,), the ends of the arcs.
+        costs: int64 (A,), their prices.
+        producer: the node that makes the tensor.
+        makes: int64 (S,), the vertex at which each strategy of the producer makes it.
+        forward, backward: who wants it in each phase.
+        kept: whether copies outlive the forward. The forward's routes start at the producer's vertex. Those of the
+            backward may start at every vertex that the forward reached if copies are kept, and at the producer's
+            alone if they are not.
+
+    Raises:
+        ProblemError: an invariant is broken.
+    """
+
+    name: str
+    vertices: int
+    tails: IntArray
+    heads: IntArray
+    costs: IntArray
+    producer: int
+    makes: IntArray
+    forward: tuple[Consumer, ...] = ()
+    backward: tuple[Consumer, ...] = ()
+    kept: bool = True
+
+    def __post_init__(self) -> None:
+        where = f"network {self.name!r}"
+        if not 1 <= self.vertices <= MOST_VERTICES:
+            raise ProblemError(f"{where} has {self.vertices} vertices: expected from 1 to {MOST_VERTICES}")
+        for end in ("tails", "heads"):
+            object.__setattr__(self, end, as_indices(getattr(self, end), self.vertices, f"{end} of {where}"))
+        object.__setattr__(self, "costs", as_integers(self.costs, 1, f"costs of {where}"))
+        if not len(self.tails) == len(self.heads) == len(self.costs):
+            raise ProblemError(
+                f"{where} has {len(self.tails)} tails, {len(self.heads)} heads and {len(self.costs)} costs: "
+                "one of each per arc"
+            )
+        if self.costs.size and self.costs.min() < 0:
+            raise ProblemError(f"{where} has the negative cost {self.costs.min()}: arcs cost 0 or more")
+        if self.costs.size and float(self.costs.max()) * self.costs.size >= INFEASIBLE and self._total() >= INFEASIBLE:
+            raise ProblemError(f"the costs of {where} add up to {self._total()}: expected less than 10^18 (INFEASIBLE)")
+        object.__setattr__(self, "makes", as_indices(self.makes, self.vertices, f"makes of {where}"))
+        for phase in ("forward", "backward"):
+            checked = (
+                Consumer(node, as_indices(wants, self.vertices, f"what node {node} wants in the {phase} of {where}"))
+                for node, wants in getattr(self, phase)
+            )
+            object.__setattr__(self, phase, tuple(checked))
+
+    @property
+    def consumers(self) -> tuple[Consumer, ...]:
+        """Those of both phases."""
+        return self.forward + self.backward
+
+    @property
+    def ends(self) -> tuple[Consumer, ...]:
+        """The producer with the vertices at which it makes the tensor, then the consumers."""
+        return (Consumer(self.producer, self.makes), *self.consumers)
+
+    def between(self, end: Callable[[int, IntArray], Consumer]) -> Network:
+        """The network between other nodes: `end(node, vertices)` says which, and where their strategies are."""
+        producer = end(self.producer, self.makes)
+        forward, backward = (
+            tuple(end(node, wants) for node, wants in consumers) for consumers in (self.forward, self.backward)
+        )
+        return replace(self, producer=producer.node, makes=producer.wants, forward=forward, backward=backward)
+
+    def _total(self) -> int:
+        return sum(self.costs.tolist())
+
+
+def reached(vertices: int, tails: IntArray, heads: IntArray, start: IntArray) -> BoolArray:
+    """Per vertex, whether arcs lead there from a vertex of the start; with heads and tails exchanged, from there."""
+    there = np.zeros(vertices, np.bool_)
+    there[start] = True
+    while True:
+        more = heads[there[tails] & ~there[heads]]
+        if not len(more):
+            return there
+        there[more] = True
