@@ -83,6 +83,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guard
     with faker.fake_module(model), marking(), _same_modes(), ExitStack() as stack:
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         forward = forward_of(model, fake_args, fake_kwargs)
+        fake_args, fake_kwargs = tree_map(_known_to_aot, (fake_args, fake_kwargs))
         decompositions: Any = get_decompositions(_DECOMPOSED)
         # the backward is called outside of autocast
         stack.enter_context(functorch_config.patch({"backward_pass_autocast": "off"}))
@@ -97,6 +98,13 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guard
     found = forward.found
     guards = found.guards() if guarded else None
     return Trace(graph, placeholders, outputs, forward.same, forward.out_spec, guards, found.names)
+
+
+def _known_to_aot(leaf: Any) -> Any:
+    """An argument of the model as torch's ahead-of-time capture takes it. Values of other types (a dtype, a complex
+    number) are constants of the graph already.
+    """
+    return leaf if isinstance(leaf, torch.Tensor | int | float | str | None) else None
 
 
 @contextmanager

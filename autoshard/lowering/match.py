@@ -70,8 +70,9 @@ def check_graph(plan: ShardingPlan, graph: CapturedGraph) -> None:
                 _again(f"the operator {name} is one of the {node.phase}, not of the {planned[name]}")
             )
     run = [entry.name for entry in plan.execution]
-    if run and run != list(found):
-        name, other = next((a, b) for a, b in zip_longest(run, found, fillvalue="nothing") if a != b)
+    order = sorted(found, key=lambda name: found[name].phase != "forward")
+    if run and run != order:
+        name, other = next((a, b) for a, b in zip_longest(run, order, fillvalue="nothing") if a != b)
         raise PlanMismatchError(_again(f"the plan runs {name} where the model runs {other}"))
 
 

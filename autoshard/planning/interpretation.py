@@ -105,8 +105,11 @@ class _Reader:
         return math.fsum(seconds for _, seconds in self._computations())
 
     def execution(self) -> Iterator[Execution]:
-        """The operators in graph order, which is the order they run in."""
-        for node, seconds in self._computations():
+        """The operators in the order they run in: that of the graph, the forward first.
+
+        The graph may have operators of the backward among the others: copies of what the forward is about to change.
+        """
+        for node, seconds in sorted(self._computations(), key=lambda found: found[0].phase != "forward"):
             yield Execution(node.name, node.phase, round(seconds * 1e9))
 
     def _computations(self) -> Iterator[tuple[Node, float]]:

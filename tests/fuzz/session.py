@@ -90,7 +90,8 @@ class Session:
         result = self._call(args, kwargs)
         self.look("arguments", (args, kwargs))
         self.look("result", result)
-        self.look("wants a gradient", [leaf.requires_grad for leaf in tree_leaves(result) if torch.is_tensor(leaf)])
+        if not torch.is_inference_mode_enabled():  # there views of parameters say that they want one, and get none
+            self.look("wants a gradient", [leaf.requires_grad for leaf in tree_leaves(result) if torch.is_tensor(leaf)])
         self._given += [("argument", leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         return result
 
@@ -151,6 +152,13 @@ class Session:
     def leaf(self, result: Any) -> torch.Tensor:
         """The first floating-point tensor of a result."""
         return next(t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_floating_point())
+
+    def repeated(self, result: Any) -> list[torch.Tensor]:
+        """The first floating-point tensor of a result as often as it is in there. Views of it come back as copies
+        (docs/autograd.md), which do not follow what is written into it.
+        """
+        first = self.leaf(result)
+        return [t for t in tree_leaves(result) if t is first]
 
     def whole(self, value: Any) -> Any:
         """The same with tensors as one process has them."""

@@ -17,7 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+import autoshard
+from autoshard.capture import capture
 from autoshard.errors import AutoshardError, BackwardError, InputError
+from autoshard.plans import dump_plan, parse_plan
 
 from ..one_process import one_rank
 from .sessions import Model, both, differences, example, full, is_parity, loss_of, outcome_of, refusal, state_of
@@ -426,3 +429,26 @@ def test_a_hook_of_a_parameter_that_a_backward_leaves_out_is_named(mesh: DeviceM
     hook.remove()
     module(example())[0].backward()
     assert module.w.grad is None and module.v.grad is not None
+
+
+def test_a_plan_from_its_file_is_for_the_model_that_writes_in_place(mesh: DeviceMesh) -> None:
+    """The backward keeps a copy of what ``clamp_`` changes: an operator of the backward among those of the forward."""
+
+    class Clamped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x @ self.w
+            y.clamp_(-0.5, 0.8)
+            return torch.renorm(y, 2, 0, 1.0).sum()
+
+    model = Clamped()
+    plan = autoshard.plan(model, (example(),), mesh="dp=1", hardware="cpu-gloo")
+    phases = [node.phase for _, node in capture(model, (example(),)).of_kind("operator")]
+    assert phases != sorted(phases, reverse=True)
+    parallel = autoshard.parallelize(copy.deepcopy(model), parse_plan(dump_plan(plan)), mesh, (example(),))
+    for module in (parallel, model):
+        module(example()).backward()
+    assert torch.equal(full(parallel.w.grad), model.w.grad)

@@ -77,6 +77,19 @@ def test_a_plan_for_one_tensor_given_twice_is_a_plan_for_two_tensors(mesh: Devic
     assert same(by_keyword, X, Y) and same(by_keyword, tokens=Z, targets=X)
 
 
+class Typed(Linear):
+    def forward(self, x: Tensor, dtype: torch.dtype = torch.float32, shift: complex = 0j) -> Tensor:
+        return ((x @ self.weight).to(dtype) + shift).abs().sum()
+
+
+def test_an_argument_may_be_of_any_type_that_the_graph_takes_for_a_constant(mesh: DeviceMesh) -> None:
+    pair = made(mesh, Typed(), X, torch.float64, shift=2j)
+    assert same(pair, X, torch.float64, 2j) and same(pair, Y, dtype=torch.float64, shift=2j)
+    for others in ((X, torch.float32, 2j), (X, torch.float64, 3j), (X,)):
+        with pytest.raises(InputError, match="when the model was captured and is"):
+            pair[0](*others)
+
+
 def test_defaults_and_keywords_are_the_call_that_forward_sees(mesh: DeviceMesh) -> None:
     pair = made(mesh, Options(), X)
     assert same(pair, Y) and same(pair, x=Y) and same(pair, Y, None, 1.0) and same(pair, Y, double=False)

@@ -193,12 +193,6 @@ again = run.call(*args, **kwargs)
 run.gradients()
 """,
     """\
-with torch.autograd.set_detect_anomaly(True):
-    out = run.step()
-    run.total(out).backward()
-run.gradients()
-""",
-    """\
 out = run.step()
 run.total(run.whole(torch.utils._pytree.tree_map(lambda t: t.detach() if torch.is_tensor(t) else t, out)))
 run.look('leaves', [t.is_leaf for t in torch.utils._pytree.tree_leaves(out) if torch.is_tensor(t)])
@@ -286,7 +280,7 @@ run.gradients()
 out = run.step()
 leaf = run.leaf(out)
 leaf.mul_(2)
-run.look('changed', out)
+run.look('changed', run.repeated(out))
 run.total(out).backward()
 run.gradients()
 """,
@@ -294,7 +288,7 @@ run.gradients()
 out = run.step()
 with torch.no_grad():
     run.leaf(out).mul_(2)
-run.look('changed', out)
+run.look('changed', run.repeated(out))
 run.total(out).backward()
 run.gradients()
 """,
