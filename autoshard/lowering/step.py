@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ..plans import ShardingPlan
 from .adapter import has_hooks, is_backward_running, is_batched, is_transforming, keeps_graph
 from .backwards import Backward, Backwards
 from .failure import Failures
+from .flow import gradient_flow
 from .kept import Kept, count_optimizer_steps
 from .local_program import LocalProgram
 from .placements import as_dtensor, placements_of
@@ -32,7 +33,8 @@ class Step:
         self, graph: CapturedGraph, plan: ShardingPlan, mesh: DeviceMesh, program: LocalProgram, failures: Failures
     ) -> None:
         self.program, self.mesh, self.replaced, self.failures = program, mesh, graph.replaced, failures
-        self._constants = graph.constants
+        self._graph, self._constants = graph, graph.constants
+        self._differentiable: dict[frozenset[str], frozenset[int]] = {}
         self.backwards = Backwards(graph, plan, mesh, program)
         self._is_captured_with_gradients = torch.is_grad_enabled()
         count_optimizer_steps()
@@ -88,6 +90,18 @@ class Step:
         for name, argument in zip(self.program.arguments, arguments):
             is_cut_off = argument.requires_grad and name not in self.program.trained
             yield argument.detach() if is_cut_off else argument
+
+    def differentiable(self, wanting: Collection[str]) -> frozenset[int]:
+        """The results through which a gradient gets to one of the arguments that want one: where some parameters were
+        frozen after planning, not all.
+        """
+        tangents, trained = self.program.tangents, frozenset(wanting)
+        if trained.issuperset(self.program.trained):
+            return frozenset(tangents)
+        if trained not in self._differentiable:
+            reached = (k for k in tangents if not trained.isdisjoint(gradient_flow(self._graph, (k,)).trained))
+            self._differentiable[trained] = frozenset(reached)
+        return self._differentiable[trained]
 
     def title(self, name: str) -> str:
         """What errors call an argument of the step, for example ``parameter layers.0.wq.weight``."""
@@ -204,7 +218,8 @@ class _Operation(torch.autograd.Function):
                     replace(name, value.clone(memory_format=torch.contiguous_format))
                 else:
                     held[name].copy_(value)
-        ctx.mark_non_differentiable(*(r for k, r in enumerate(results) if r is not None and k not in program.tangents))
+        wanted = step.differentiable([name for name, a in zip(program.arguments, arguments) if a.requires_grad])
+        ctx.mark_non_differentiable(*(r for k, r in enumerate(results) if r is not None and k not in wanted))
         ctx.set_materialize_grads(False)  # torch would make zeros for results that the caller does not use
         return results
 

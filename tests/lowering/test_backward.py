@@ -452,3 +452,12 @@ def test_a_plan_from_its_file_is_for_the_model_that_writes_in_place(mesh: Device
     for module in (parallel, model):
         module(example()).backward()
     assert torch.equal(full(parallel.w.grad), model.w.grad)
+
+
+def test_results_that_only_frozen_parameters_reach_want_no_gradient(mesh: DeviceMesh) -> None:
+    for module in both(lambda m, x: ((x @ m.v).sum(), (x @ m.w).sum()), mesh):
+        module.v.requires_grad_(False)
+        frozen, trained = module(example())
+        assert (frozen.requires_grad, trained.requires_grad) == (False, True)
+        (frozen + trained).backward()
+        assert module.v.grad is None and module.w.grad is not None
