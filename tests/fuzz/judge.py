@@ -245,12 +245,12 @@ def _difference(theirs: Any, ours: Any, tolerance: float) -> str:
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     """The largest difference as a share of the largest number, or of 1; infinite where it has no size."""
+    if not (a.is_floating_point() or a.is_complex()):
+        return 0.0 if torch.equal(a, b) else float("inf")
+    wide = torch.complex128 if a.is_complex() else torch.float64  # torch compares no complex numbers of half precision
+    a, b = a.to(wide), b.to(wide)
     if not a.numel() or torch.equal(a, b):
         return 0.0
-    if not (a.is_floating_point() or a.is_complex()):
-        return float("inf")
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    a, b = a.to(wide), b.to(wide)
     same = (a == b) | (a.isnan() & b.isnan())
     if not bool((same | (a.isfinite() & b.isfinite())).all()):
         return float("inf")
