@@ -35,6 +35,7 @@ def attention(
     return out.contiguous(), lse.contiguous()
 
 
+# torch reads the schema of an operator off the signature, and calls the function for its shapes with the same one.
 @attention.register_fake
 def _attention_shapes(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: object, is_causal: bool, scale: float | None

@@ -1,4 +1,7 @@
-"""The commands that question a plan: ``check``, ``explain``, ``replan``. They need the model and a solver."""
+"""The commands that question a plan: ``check``, ``explain``, ``replan``. They need the model and a solver.
+
+typer reads the options of a command off its signature, so those that all three have stand in each.
+"""
 
 from __future__ import annotations
 

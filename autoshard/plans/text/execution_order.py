@@ -78,6 +78,8 @@ class _Item:
 
 @dataclass(frozen=True)
 class _Rounds:
+    """A :class:`Loop` in the making: its body are operators that are not put together to runs yet."""
+
     prefix: str
     first: int
     last: int
