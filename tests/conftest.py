@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from hypothesis import settings
 
 # A shell that starts a command in the background makes it ignore Ctrl-C, and the processes of the tests inherit that.
@@ -11,3 +12,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("no wall time", deadline=None)
 settings.load_profile("no wall time")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests first: started last, one would keep a single process busy while the others have nothing left."""
+    items.sort(key=lambda item: "fuzz" not in item.path.parts)

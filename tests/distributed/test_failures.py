@@ -91,10 +91,12 @@ def _without_a_store(port: int) -> tuple[tuple[str, str], tuple[str, str]]:
     """Rank 0 holds a store, and ends; what rank 1 says of a collective that breaks off, and of a failure of its own."""
     store = dist.TCPStore("127.0.0.1", port, is_master=dist.get_rank() == 0)
     board = Board(store, "test/", dist.get_rank(), (0, 1))
-    board.put(f"here/{board.rank}", "")
-    assert board.wait(f"here/{1 - board.rank}")
     if board.rank == 0:
+        board.put("here/0", "")
+        assert board.wait("here/1")
         os._exit(1)
+    assert board.wait("here/0")
+    board.put("here/1", "")  # the last that it asks of the store: rank 0 ends as soon as it reads this
     failures = Failures(board)
 
     def reduce() -> None:
