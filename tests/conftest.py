@@ -15,5 +15,5 @@ settings.load_profile("no wall time")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest tests first: started last, one would keep a single process busy while the others have nothing left."""
+    """The longest tests first: one that starts last keeps a process busy while the others have nothing left to do."""
     items.sort(key=lambda item: "fuzz" not in item.path.parts)

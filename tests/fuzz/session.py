@@ -90,7 +90,7 @@ class Session:
         result = self._call(args, kwargs)
         self.look("arguments", (args, kwargs))
         self.look("result", result)
-        if not torch.is_inference_mode_enabled():  # there views of parameters say that they want one, and get none
+        if torch.is_grad_enabled():  # elsewhere some views of parameters say that they want one, and nothing flows
             self.look("wants a gradient", [leaf.requires_grad for leaf in tree_leaves(result) if torch.is_tensor(leaf)])
         self._given += [("argument", leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         return result
