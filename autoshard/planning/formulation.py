@@ -94,7 +94,7 @@ class Formulation:
         """Tensors of which the backward must make copies of its own."""
         return frozenset(demand.ref for demand in self.demands if demand.remade)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """What constraints and plans call every solver node; empty for one that is no decision of its own."""
         named = names_of(self.graph)
