@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives  # registers torch.ops._c10d_functional
 import torch.utils.checkpoint
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,6 +43,15 @@ _Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 def group_names(mesh: DeviceMesh) -> tuple[str, ...]:
     """The name of the process group along each mesh axis, as functional collectives take it."""
     return tuple(mesh.get_group(axis).group_name for axis in range(mesh.ndim))
+
+
+@contextmanager
+def without_values(device: torch.device) -> Iterator[None]:
+    """Inside, tensors of a device are made, and operators run on them as they stand, without values. The device counts:
+    for half types, a batch norm saves its statistics in other dtypes on a CPU than on the meta device.
+    """
+    with FakeTensorMode(), torch.autocast(device.type, enabled=False):
+        yield
 
 
 def is_collective(op: Any) -> bool:
@@ -136,9 +146,18 @@ def is_backward_running() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def has_hooks(tensor: torch.Tensor) -> bool:
-    """Whether the caller wants to hear of the gradient of a tensor before it is accumulated (``register_hook``)."""
-    return bool(tensor._backward_hooks)
+def hooks_of(tensor: torch.Tensor) -> Mapping[int, Any]:
+    """The functions that the caller wants called with the gradient of a tensor (``register_hook``); those that come
+    later show in it too, once there is one.
+    """
+    return tensor._backward_hooks or {}
+
+
+def will_run(tensor: torch.Tensor) -> bool:
+    """Whether the backward that runs now comes to what made a tensor. One for some tensors' gradients only
+    (``torch.autograd.grad``, or ``backward(inputs=...)``) comes to nothing that does not lead to them.
+    """
+    return bool(torch._C._will_engine_execute_node(cast(torch.autograd.graph.Node, tensor.grad_fn)))
 
 
 def saved_tensor_hooks() -> _Hooks | None:

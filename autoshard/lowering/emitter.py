@@ -17,8 +17,6 @@ from .adapter import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, WAIT, B
 
 aten = torch.ops.aten
 
-_META = torch.device("meta")
-
 
 @dataclass(frozen=True)
 class Label:
@@ -32,8 +30,8 @@ class Label:
 
 
 class GraphEmitter:
-    """Appends operators to an FX graph. ``node.meta["val"]`` of each is its result on the meta device, where a view
-    shares the storage of what it views; ``node.meta["label"]`` says what it is part of.
+    """Appends operators to an FX graph. ``node.meta["val"]`` of each is its result without values, as this rank's
+    device makes it, where a view shares the storage of what it views; ``node.meta["label"]`` says what it is part of.
 
     Implements :class:`autoshard.redistribution.execution.Emitter` and :class:`autoshard.ops.operator.Caller`.
     """
@@ -58,7 +56,7 @@ class GraphEmitter:
         self._label = outside
 
     def placeholder(self, name: str, value: torch.Tensor, tensor: str) -> fx.Node:
-        """Adds an input of the graph: ``value`` on the meta device says its shape, strides and storage."""
+        """Adds an input of the graph: ``value`` says its shape, strides and storage."""
         node = self.graph.placeholder(name)
         node.target = node.name  # unique, where two names differ only in a dot
         node.meta["val"], node.meta["label"] = value, Label("", tensor, is_copy=False)
@@ -70,9 +68,8 @@ class GraphEmitter:
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Adds an operator."""
-        metas = tree_map(_value, (args, kwargs))
-        result = op(*metas[0], **metas[1])
-        return self._append(op, args, kwargs, result)
+        values = tree_map(_value, (args, kwargs))
+        return self._append(op, args, kwargs, op(*values[0], **values[1]))
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
         """Adds ``node[index]``: one of the results of an operator that has several."""
@@ -121,6 +118,4 @@ def storages(node: fx.Node) -> dict[int, int]:
 
 
 def _value(arg: Any) -> Any:
-    if isinstance(arg, fx.Node):
-        return arg.meta["val"]
-    return _META if isinstance(arg, torch.device) else arg
+    return arg.meta["val"] if isinstance(arg, fx.Node) else arg

@@ -25,6 +25,7 @@ from ..layout import Layout, format_layout
 from ..ops import has, run_local
 from ..plans import OperatorEntry, ShardingPlan
 from ..redistribution.execution import Shard, run_step
+from .adapter import without_values
 from .emitter import GraphEmitter, storages
 from .flow import gradient_flow
 
@@ -82,7 +83,8 @@ def lower(graph: CapturedGraph, plan: ShardingPlan, rank: Rank, used: Collection
         VerificationError: the plan lacks a redistribution that its layouts need, or an operator on shards gives
             another shape than the plan says.
     """
-    return _Lowering(graph, plan, rank, used).run()
+    with without_values(rank.device):
+        return _Lowering(graph, plan, rank, used).run()
 
 
 class _Lowering:
@@ -216,7 +218,7 @@ class _Lowering:
 
     def _add_input(self, index: int, node: Node) -> str:
         shape, dtype = self._local_shape(Ref(index)), self._graph.meta(Ref(index)).dtype
-        value = torch.empty(shape, dtype=dtype, device="meta")
+        value = torch.empty(shape, dtype=dtype, device=self._device)
         placeholder = self._emitters[node.phase].placeholder(_identifier(node.name), value, node.name)
         self._values[Ref(index), node.phase, self._layout(Ref(index))] = placeholder
         return node.name
@@ -251,11 +253,11 @@ class _Lowering:
         return self._moved_to(node.inputs[k], node.phase, entry.inputs[k])
 
     def _check_shape(self, ref: Ref, value: fx.Node, entry: OperatorEntry) -> None:
-        found, planned = tuple(value.meta["val"].shape), self._local_shape(ref)
-        if found != planned:
+        found, dtype, planned = value.meta["val"], self._graph.meta(ref).dtype, self._local_shape(ref)
+        if (tuple(found.shape), found.dtype) != (planned, dtype):
             raise VerificationError(
-                f"{entry.name} on the shards of the rank at {self._coordinate} gives shape {list(found)}; its planned "
-                f"layout {format_layout(self._layout(ref), self._mesh)} needs {list(planned)}"
+                f"{entry.name} on the shards of the rank at {self._coordinate} gives {found.dtype}{list(found.shape)}; "
+                f"its planned layout {format_layout(self._layout(ref), self._mesh)} needs {dtype}{list(planned)}"
             )
 
     def _moved_to(self, ref: Ref, phase: str, wanted: Layout) -> fx.Node:

@@ -12,13 +12,14 @@ from torch.distributed.tensor import DTensor
 from ..capture import CapturedGraph, SameTensor
 from ..errors import BackwardError, InputError
 from ..plans import ShardingPlan
-from .adapter import has_hooks, is_backward_running, is_batched, is_transforming, keeps_graph
+from .adapter import hooks_of, is_backward_running, is_batched, is_transforming, keeps_graph
 from .backwards import Backward, Backwards
 from .failure import Failures
 from .flow import gradient_flow
 from .kept import Kept, count_optimizer_steps
 from .local_program import LocalProgram
 from .placements import as_dtensor, placements_of
+from .upstream import Linked, upstream
 
 _TRANSFORMED = (
     "torch.func, vmap, forward-mode derivatives, torch.jit.trace and torch.export cannot see into a parallel module; "
@@ -36,6 +37,7 @@ class Step:
         self._graph, self._constants = graph, graph.constants
         self._differentiable: dict[frozenset[str], frozenset[int]] = {}
         self.backwards = Backwards(graph, plan, mesh, program)
+        self._upstream = upstream(graph, program.tangents)
         self._is_captured_with_gradients = torch.is_grad_enabled()
         count_optimizer_steps()
         self._entries = {e.name: e for e in (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs)}
@@ -83,7 +85,8 @@ class Step:
             )
         kept = Kept() if can_go_back else None
         reached = arguments if kept is None else self._reached(arguments)
-        return _Operation.apply(self, kept, replace, *reached), kept
+        results = _Operation.apply(self, kept, replace, *reached)
+        return (results if kept is None else Linked(self._upstream).link(results)), kept
 
     def _reached(self, arguments: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         """The arguments, cut off where no gradient can reach them: torch would call a hook there with None."""
@@ -249,7 +252,7 @@ class _Operation(torch.autograd.Function):
             del tangents
             found = step.gradients(backward, values)
         for name, source in ctx.sources.items():
-            if has_hooks(source) and name not in found:
+            if hooks_of(source) and name not in found:
                 raise BackwardError(
                     f"{step.title(name)} has a hook, and this backward does not reach it: of the results of the module "
                     f"it goes through {', '.join(map(str, sorted(used)))} alone. Torch would call the hook with None; "

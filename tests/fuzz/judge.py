@@ -209,6 +209,8 @@ def _is_of_an_optimizer(error: BaseException) -> bool:
 
 def _refusal(error: AutoshardError) -> Verdict:
     cause = error.__cause__
+    if "VerificationError" in f"{type(error).__name__}: {error}":
+        return Verdict("foreign", f"a plan made of the planner's own strategies was refused: {error}")
     if not str(error).strip():
         return Verdict("foreign", f"{type(error).__name__} without a text")
     if isinstance(cause, AttributeError | KeyError | IndexError | AssertionError | NotImplementedError | TypeError):

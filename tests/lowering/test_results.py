@@ -48,6 +48,9 @@ BODIES: dict[str, Body] = {
     "no tensors": lambda m, x: {"y": x @ m.w, "none": None, "three": 3, "text": ["a", (True, 1.5)]},
     "integers and booleans": lambda m, x: ((y := x @ m.w), y.argmax(1), y > 0, y.max(dim=0)),
     "lower precision": lambda m, x: ((x @ m.w).half(), (x.bfloat16() @ m.v.bfloat16()).sum()),
+    "statistics in lower precision": lambda m, x: F.batch_norm(
+        (x @ m.w).half(), None, None, m.bias.half(), training=True
+    ),
     "two parameters with one gradient": lambda m, x: x @ (m.v + m.w),
     "the gradient that is given": lambda m, x: m.v * 1.0 + m.w,
 }

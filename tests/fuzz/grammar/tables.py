@@ -48,7 +48,7 @@ POINTWISE = (
     "torch.pow({f}.abs() + 0.5, {wide})",
     "{f}.clamp(-0.7, 0.9)",
     "{f}.clamp(min=0.1)",
-    "torch.clamp({f}, {wide}, {wide} + 1)",
+    "(lambda low: torch.clamp({f} + low, low, low + 1))({wide})",  # one of fewer dims has no backward in torch itself
     "torch.maximum({f}, {wide})",
     "torch.minimum({f}, {wide})",
     "torch.where({f} > 0.23, {wide}, {num})",
