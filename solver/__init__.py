@@ -11,6 +11,7 @@ from .backends import BACKENDS, BackendUnavailable
 from .evaluate import Evaluation, evaluate
 from .networks import Assignment, Consumer, Network, Routes
 from .problem import INFEASIBLE, Budget, Edge, Group, Load, Node, Problem, ProblemError
+from .routing import routed
 from .solution import Incumbent, Size, Solution, SolveReport, Status
 from .solve import solve
 
@@ -36,5 +37,6 @@ __all__ = [
     "SolveReport",
     "Status",
     "evaluate",
+    "routed",
     "solve",
 ]

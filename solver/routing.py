@@ -73,9 +73,14 @@ def distances(network: Network, sources: IntArray) -> IntArray:
     return ways
 
 
-def routed(problem: Problem, choices: Sequence[int]) -> Assignment | None:
-    """The choices with cheapest routes for every network; None where a consumer cannot be reached."""
-    return Router().routed(problem, choices)
+def routed(
+    problem: Problem, choices: Sequence[int], offered: Sequence[Collection[int]] | None = None
+) -> Assignment | None:
+    """The choices with cheapest routes for every network; None where a consumer cannot be reached.
+
+    offered: see `Router.routed`.
+    """
+    return Router().routed(problem, choices, offered)
 
 
 def cheapest_routes(

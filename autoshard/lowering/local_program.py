@@ -13,7 +13,6 @@ import keyword
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -95,7 +94,12 @@ class _Lowering:
         self._outputs = {entry.name: entry.layout for entry in plan.outputs}
         self._paths = {(r.tensor, r.phase, r.path[0], r.path[-1]): r for r in plan.redistributions}
         self._emitters = {phase: GraphEmitter(plan.mesh, rank.groups) for phase in ("forward", "backward")}
+        self._kept = {(r.tensor, r.path[: r.shared + 1]) for r in plan.redistributions if r.kept}
+        self._shared = {
+            (r.tensor, "forward" if r.kept else r.phase, r.path[: r.shared + 1]) for r in plan.redistributions
+        }
         self._values: dict[tuple[Ref, str, Layout], fx.Node] = {}
+        self._passed: dict[tuple[Ref, str, tuple[Layout, ...]], fx.Node] = {}
         self._saved: dict[tuple[Ref, Layout], None] = {}
         self._results: dict[str, fx.Node] = {}
         self._taken: dict[str, set[int]] = {}
@@ -206,15 +210,18 @@ class _Lowering:
     def _save(self, ref: Ref, wanted: Layout) -> None:
         if self._graph.nodes[ref.node].phase == "backward":
             return
-        have = self._layout(ref)
-        planned = self._paths.get((self._graph.tensor_name(ref), "backward", have, wanted))
-        kept = wanted if planned is not None and planned.kept else have
-        if (ref, "forward", kept) not in self._values:
+        have, name = self._layout(ref), self._graph.tensor_name(ref)
+        planned = self._paths.get((name, "backward", have, wanted))
+        ways = [planned.path[: k + 1] for k in range(planned.shared, 0, -1)] if planned is not None else []
+        way = next((way for way in ways if (name, way) in self._kept), (have,))
+        if (ref, "forward", way) in self._passed:
+            self._values.setdefault((ref, "forward", way[-1]), self._passed[ref, "forward", way])
+        if (ref, "forward", way[-1]) not in self._values:
             raise VerificationError(
-                f"the plan keeps {self._graph.tensor_name(ref)} in the layout {format_layout(kept, self._mesh)} for "
-                "the backward, but nothing in the forward makes it"
+                f"the plan keeps {name} in the layout {format_layout(way[-1], self._mesh)} for the backward, but "
+                "nothing in the forward makes it"
             )
-        self._saved[ref, kept] = None
+        self._saved[ref, way[-1]] = None
 
     def _add_input(self, index: int, node: Node) -> str:
         shape, dtype = self._local_shape(Ref(index)), self._graph.meta(Ref(index)).dtype
@@ -274,12 +281,22 @@ class _Lowering:
                     f"the plan has no redistribution of {name} from {format_layout(have, self._mesh)} to "
                     f"{format_layout(wanted, self._mesh)} in the {phase}, but its operators need one"
                 )
-            value = self._values[ref, phase, have]
             with self._emitters[phase].copying(name):
-                for before, after in pairwise(planned.path):
-                    value = run_step(self._emitters[phase], value, before, after, self._shard(ref))
-            self._values[key] = value
+                self._values[key] = self._along(ref, phase, planned.path)
         return self._values[key]
+
+    def _along(self, ref: Ref, phase: str, way: tuple[Layout, ...]) -> fx.Node:
+        """The tensor at the end of a way from the layout it is made in; steps that are shared run once."""
+        name = self._graph.tensor_name(ref)
+        if len(way) == 1 or (phase == "backward" and (name, way) in self._kept):
+            return self._values[ref, phase, way[-1]]
+        if (ref, phase, way) not in self._passed:
+            before = self._along(ref, phase, way[:-1])
+            value: fx.Node = run_step(self._emitters[phase], before, way[-2], way[-1], self._shard(ref))
+            if (name, phase, way) not in self._shared:
+                return value
+            self._passed[ref, phase, way] = value
+        return self._passed[ref, phase, way]
 
     def _further_results(self) -> list[fx.Node]:
         """What the forward returns behind the model's results: new values of buffers, and what is saved."""

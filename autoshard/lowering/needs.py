@@ -48,12 +48,10 @@ def check_redistributions(plan: ShardingPlan, graph: CapturedGraph) -> None:
 
 
 def _check_collectives(entry: Redistribution, plan: ShardingPlan, graph: CapturedGraph, ref: Ref) -> None:
-    if entry.kept:
-        return
     meta = graph.meta(ref)
     right = [
         (step.kind, plan.mesh.axes[step.axis], size_bytes(step, before, meta.shape, meta.dtype.itemsize, plan.mesh))
-        for step, before in zip(steps_along(entry.path), entry.path)
+        for step, before in zip(steps_along(entry.own), entry.own)
         if step.communicates
     ]
     said = [(collective.kind, collective.axis, collective.size_bytes) for collective in entry.collectives]

@@ -1,10 +1,12 @@
 """From a captured graph to a plan: prices, the integer program, the search within a memory budget, the plan itself."""
 
 from .budget import MemoryLimit, memory_limit
-from .formulation import OBJECTIVES, Demand, Formulation, Objective, formulate
+from .formulation import OBJECTIVES, Formulation, Objective, formulate
 from .interpretation import interpret
+from .pairs import demand_edges, pair_problem
 from .planner import Planner, profile_of, warn_if_unproven
 from .pricing import Prices
+from .tensor_networks import Demand
 from .timeline import outcome, timeline_of
 
 __all__ = [
@@ -15,10 +17,12 @@ __all__ = [
     "Objective",
     "Planner",
     "Prices",
+    "demand_edges",
     "formulate",
     "interpret",
     "memory_limit",
     "outcome",
+    "pair_problem",
     "profile_of",
     "timeline_of",
     "warn_if_unproven",

@@ -174,9 +174,7 @@ class _Found:
     @property
     def cost_ns(self) -> int:
         """Its cost in nanoseconds, without what a price on memory adds."""
-        assert self.solution.choices is not None
-        free = replace(self.formulation.problem, usage_limit=None, usage_price=None)
-        return evaluate(free, self.solution.choices).cost
+        return self.plan.solver.cost_ns
 
 
 class _Search:

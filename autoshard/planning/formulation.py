@@ -1,9 +1,9 @@
 """From a captured graph to the solver's problem.
 
-One solver node for every graph node, plus one for every result that leaves the graph. An edge for every tensor
-argument: rows are the layouts the producer can give the tensor, columns those its consumers in one phase want of it.
-Consumers of one tensor form a group: each distinct layout is paid once, as the backward may read the copies that the
-forward made. Identical layers are tied. Costs are integer nanoseconds, rounded here and nowhere else.
+One solver node for every graph node, plus one for every result that leaves the graph; for every tensor a network of
+its layouts (:mod:`autoshard.planning.tensor_networks`), on which it gets from whoever makes it to all who want it: each
+step is paid once, as the backward may read the copies that the forward made. Identical layers are tied. Costs are
+integer nanoseconds, rounded as the program is written and nowhere else.
 
 Under a memory budget :mod:`autoshard.planning.liveness` adds what every choice holds in memory and when.
 """
@@ -20,43 +20,24 @@ from typing import Literal
 import numpy as np
 
 from cost_models import Profile
-from solver import INFEASIBLE, Edge, Group, Problem
+from solver import INFEASIBLE, Assignment, Edge, Problem, Routes, evaluate, routed
 from solver import Node as SolverNode
 
-from ..capture import CapturedGraph, Ref, TensorMeta
+from ..capture import CapturedGraph, Ref
 from ..constraints import Alike, Constraint
 from ..constraints.compile import compile_constraints
 from ..constraints.limits import Limits
 from ..constraints.names import Results, names_of, results_of
 from ..errors import ConstraintError
-from ..layout import Layout
 from ..mesh import Mesh
-from ..redistribution import Banned
 from ..strategies import Strategy
 from .candidates import candidates
 from .layer_ties import marks_of, tied_classes
 from .pricing import Prices
+from .tensor_networks import HELD, Demand, TensorNetwork, networks_of
 
 Objective = Literal["step-time", "communication-time"]
 OBJECTIVES: tuple[Objective, ...] = ("step-time", "communication-time")
-
-HELD = -1
-"""The position of a consumer that wants a tensor in the layout it holds it in: a gradient, or a result."""
-
-
-@dataclass(frozen=True)
-class Demand:
-    """A tensor and those who want it in one phase: (solver node, position among its tensor arguments, or HELD).
-
-    ``banned`` are the steps that constraints keep from moving it; where it is ``remade``, they have the backward make
-    copies of its own.
-    """
-
-    ref: Ref
-    phase: str
-    consumers: tuple[tuple[int, int], ...]
-    banned: Banned = frozenset()
-    remade: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,8 +54,9 @@ class Formulation:
     """A problem, and what is needed to read its solution.
 
     ``strategies[i]`` are those of solver node ``i``. Solver nodes up to the number of graph nodes are the graph's; the
-    others hold the ``results``: tensors that leave the graph and have no tangent, by name. A problem with a memory
-    budget has further nodes; those that decide about copies are the ``copy_choices``.
+    others hold the ``results``: tensors that leave the graph and have no tangent, by name. ``networks`` are those of
+    ``free``, the problem without memory. The ``problem`` of a memory budget has pairs in their place, and further
+    nodes; those that decide about copies are the ``copy_choices``.
     """
 
     graph: CapturedGraph
@@ -85,7 +67,9 @@ class Formulation:
     results: Results
     strategies: tuple[tuple[Strategy, ...], ...]
     demands: tuple[Demand, ...]
+    networks: tuple[TensorNetwork, ...]
     keep_copies: bool
+    free: Problem
     problem: Problem
     copy_choices: tuple[CopyChoice, ...] = ()
 
@@ -106,13 +90,28 @@ class Formulation:
         """
         return self.names[node].removeprefix("new ")
 
-    def demand_edges(self) -> Iterator[tuple[Demand, int, int, int]]:
-        """Every demand with each of its consumers: the solver node, its position, and the number of the edge between.
+    def routed(self, choices: Sequence[int], offered: Sequence[Routes] = ()) -> tuple[Assignment, int] | None:
+        """The choices of all strategies with the cheapest routes, and what both cost in nanoseconds; None where they
+        break a constraint, or no way leads where a tensor is wanted.
 
-        The edges of demands come first in the problem, in this order; those of tensors that are to be alike follow.
+        Identical layers may choose differently: a plan of old, or one edited by hand, need not have decided them once.
+
+        Args:
+            choices: of the nodes of ``problem``; those of further nodes decide which copies are kept.
+            offered: routes to try where many layouts of one tensor are wanted, which is not searched exactly.
         """
-        consumers = ((demand, *consumer) for demand in self.demands for consumer in demand.consumers)
-        return ((demand, node, position, k) for k, (demand, node, position) in enumerate(consumers))
+        networks = tuple(
+            found.network if found.network.kept == kept else replace(found.network, kept=kept)
+            for found in self.networks
+            for kept in (self.keeps(found.ref, choices),)
+        )
+        problem = replace(self.free, networks=networks, ties=())
+        arcs = [(*routes.forward, *routes.backward) for routes in offered] or [()] * len(networks)
+        assignment = routed(problem, choices[: len(problem.nodes)], arcs)
+        if assignment is None:
+            return None
+        judged = evaluate(problem, assignment.choices, assignment.routes)
+        return (assignment, judged.cost) if judged.feasible else None
 
     def making_again(self, tensors: Collection[str]) -> Formulation:
         """The same, in which the backward makes copies of these tensors of its own, whatever is chosen."""
@@ -158,25 +157,27 @@ def formulate(
     limits = compile_constraints(constraints, graph, mesh)
     strategies = candidates(graph, mesh, limits)
     demands = _demands(graph, results, limits)
-    terms = _Terms(graph, prices, strategies, objective)
+    costs = _Costs(graph, prices, strategies, objective)
     named = [*(node.name for node in graph.nodes), *(name for name, _ in results)]
-    nodes = tuple(SolverNode(name, terms.node_costs(i)) for i, name in enumerate(named))
-    edges: list[Edge] = []
-    sharing: dict[object, list[Demand]] = defaultdict(list)
-    members: dict[object, list[int]] = defaultdict(list)
-    for demand in demands:
-        sharing[demand.ref if keep_copies and not demand.remade else demand].append(demand)
-    for demand in demands:
-        key = demand.ref if keep_copies and not demand.remade else demand
-        added = terms.edges(demand, sharing[key])
-        members[key].extend(range(len(edges), len(edges) + len(added)))
-        edges.extend(added)
-    groups = tuple(Group(tuple(found)) for found in members.values() if len(found) > 1)
-    edges.extend(_equal_layouts(graph, mesh, constraints, strategies))
+    nodes = tuple(SolverNode(name, costs.of(i)) for i, name in enumerate(named))
+    networks = tuple(networks_of(graph, prices, strategies, demands, keep_copies=keep_copies))
+    edges = tuple(_equal_layouts(graph, mesh, constraints, strategies))
     ties = _ties(graph, strategies, results, limits, constraints) if tie_layers else ()
-    problem = Problem(nodes, tuple(edges), groups, ties, name="sharding")
+    found = tuple(tensor.network for tensor in networks)
+    problem = Problem(nodes, edges, ties=ties, name="sharding", networks=found)
     return Formulation(
-        graph, mesh, prices, objective, tuple(constraints), results, strategies, demands, keep_copies, problem
+        graph=graph,
+        mesh=mesh,
+        prices=prices,
+        objective=objective,
+        constraints=tuple(constraints),
+        results=results,
+        strategies=strategies,
+        demands=demands,
+        networks=networks,
+        keep_copies=keep_copies,
+        free=problem,
+        problem=problem,
     )
 
 
@@ -225,80 +226,23 @@ def _equal_layouts(
             yield Edge.dense(members[0], other, np.array(costs, dtype=np.int64))
 
 
-def distinct_layouts(
-    strategies: Sequence[Strategy], position: int | None, output: int
-) -> tuple[tuple[Layout, ...], np.ndarray]:
-    """The distinct layouts of a result (position None) or of what a consumer wants, and each strategy's index."""
-    if position is None or position == HELD:
-        layouts = [strategy.outputs[output] for strategy in strategies]
-    else:
-        layouts = [strategy.inputs[position] for strategy in strategies]
-    index: dict[Layout, int] = {}
-    indices = [index.setdefault(layout, len(index)) for layout in layouts]  # type: ignore[arg-type]
-    return tuple(index), np.array(indices, dtype=np.int64)
-
-
-class _Terms:
-    """Costs of nodes and edges as integer arrays, each made once and shared."""
+class _Costs:
+    """Costs of nodes in integer nanoseconds, those of equal strategies once."""
 
     def __init__(
         self, graph: CapturedGraph, prices: Prices, strategies: tuple[tuple[Strategy, ...], ...], objective: Objective
     ) -> None:
         self._graph, self._prices, self._strategies = graph, prices, strategies
         self._computes = objective == "step-time"
-        self._cache: dict[object, np.ndarray] = {}
-        self._columns: dict[object, tuple[tuple[Layout, ...], np.ndarray]] = {}
+        self._known: dict[int, np.ndarray] = {}
 
-    def node_costs(self, i: int) -> np.ndarray:
+    def of(self, i: int) -> np.ndarray:
         strategies = self._strategies[i]
-        key = ("node", id(strategies))
-        if key not in self._cache:
+        if id(strategies) not in self._known:
             priced = self._computes and i < len(self._graph.nodes)
             seconds = self._prices.compute_s(self._graph.nodes[i], strategies) if priced else np.zeros(len(strategies))
-            self._cache[key] = _nanoseconds(seconds)
-        return self._cache[key]
-
-    def edges(self, demand: Demand, sharing: Sequence[Demand]) -> list[Edge]:
-        """One edge per consumer, on one matrix with a column for every layout that some consumer may want among the
-        demands that share what is made.
-        """
-        before, rows = self._choices(demand.ref.node, None, demand.ref.output)
-        after: dict[Layout, None] = {}
-        for node, position in (consumer for each in sharing for consumer in each.consumers):
-            after.update(dict.fromkeys(self._choices(node, position, 0)[0]))
-        columns = tuple(after)
-        costs = self._matrix(self._graph.meta(demand.ref), before, columns, demand.banned)
-        return [
-            Edge(demand.ref.node, node, rows, self._column_indices(node, position, columns), costs)
-            for node, position in demand.consumers
-        ]
-
-    def _choices(self, node: int, position: int | None, output: int) -> tuple[tuple[Layout, ...], np.ndarray]:
-        key = (id(self._strategies[node]), position, output)
-        if key not in self._columns:
-            self._columns[key] = distinct_layouts(self._strategies[node], position, output)
-        return self._columns[key]
-
-    def _column_indices(self, node: int, position: int, columns: tuple[Layout, ...]) -> np.ndarray:
-        key = (id(self._strategies[node]), position, columns)
-        if key not in self._cache:
-            layouts, indices = self._choices(node, position, 0)
-            place = {layout: k for k, layout in enumerate(columns)}
-            self._cache[key] = np.array([place[layout] for layout in layouts], dtype=np.int64)[indices]
-        return self._cache[key]
-
-    def _matrix(
-        self, meta: TensorMeta, before: tuple[Layout, ...], after: tuple[Layout, ...], banned: Banned
-    ) -> np.ndarray:
-        key = (meta, before, after, banned)
-        if key not in self._cache:
-            self._cache[key] = _nanoseconds(self._prices.matrix_s(meta, before, after, banned))
-        return self._cache[key]
-
-
-def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
-    finite = np.isfinite(seconds)
-    return np.where(finite, np.rint(np.where(finite, seconds, 0.0) * 1e9), INFEASIBLE).astype(np.int64)
+            self._known[id(strategies)] = np.rint(seconds * 1e9).astype(np.int64)
+        return self._known[id(strategies)]
 
 
 def _ties(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 
 from cost_models import Profile
-from solver import Solution
+from solver import Routes, Solution
 
-from ..capture import Node, Ref, TensorMeta
+from ..capture import Node, TensorMeta
 from ..constraints.names import output_name
 from ..layout import Layout, replicated
 from ..plans import (
@@ -24,22 +23,27 @@ from ..plans import (
     TensorEntry,
 )
 from ..strategies import Strategy
-from .formulation import HELD, Demand, Formulation
+from .formulation import Formulation
+from .tensor_networks import HELD, Demand, TensorNetwork, ways
 
 
 def interpret(formulation: Formulation, solution: Solution, profile: Profile, model: str, call: str) -> ShardingPlan:
     """Writes a solution as a plan.
 
     Args:
-        solution: one that has choices. Where the solver ended without a bound, that is zero: no price is negative.
+        solution: one that has choices. Its cost is worked out without what a memory budget adds. Where the solver ended
+            without a bound, that is zero: no price is negative.
         profile: the one the formulation was priced with.
         model: the name of the model, for people.
         call: how the model is called, as :func:`autoshard.capture.calls.describe_call` writes it.
     """
-    assert solution.choices is not None and solution.cost is not None
-    cost, bound = solution.cost, solution.bound or 0
+    assert solution.choices is not None
+    answer = formulation.routed(solution.choices, solution.routes)
+    assert answer is not None, "a solution breaks a constraint"
+    assignment, cost = answer
+    bound = min(cost, solution.bound or 0)
     layers: IdenticalLayers = "alike" if formulation.problem.ties else "free"
-    reader = _Reader(formulation, solution.choices)
+    reader = _Reader(formulation, solution.choices, assignment.routes)
     graph = formulation.graph
     communication = list(reader.redistributions())
     return ShardingPlan(
@@ -67,8 +71,9 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
 class _Reader:
     """Reads a solution: the strategy that was chosen for every solver node, and what follows from it for the plan."""
 
-    def __init__(self, formulation: Formulation, choices: tuple[int, ...]) -> None:
+    def __init__(self, formulation: Formulation, choices: tuple[int, ...], routes: tuple[Routes, ...]) -> None:
         self._formulation = formulation
+        self._routes = routes
         self._graph = formulation.graph
         self._choices = choices
         self._chosen: list[Strategy] = [
@@ -118,43 +123,52 @@ class _Reader:
             yield node, float(prices.compute_s(node, (self._chosen[i],))[0])
 
     def redistributions(self) -> Iterator[tuple[Redistribution, float]]:
-        """Each with its seconds, in graph order; a layout wanted by several in one phase comes once."""
-        made: dict[Ref, set[Layout]] = {}
-        for demand in sorted(self._formulation.demands, key=lambda demand: demand.phase, reverse=True):
-            before = self._chosen[demand.ref.node].outputs[demand.ref.output]
-            assert before is not None
-            wanted: dict[Layout, list[str]] = defaultdict(list)
-            for node, layout in self._wanted(demand):
-                wanted[layout].append(self._formulation.consumer_name(node))
-            wanted.pop(before, None)
-            kept = made.get(demand.ref, set()) if self._formulation.keeps(demand.ref, self._choices) else set()
-            for after in sorted(wanted):
-                found = self._redistribution(demand, before, after, tuple(wanted[after]))
-                yield (replace(found[0], collectives=(), kept=True), 0.0) if after in kept else found
-            if demand.phase == "forward":
-                made[demand.ref] = set(wanted)
+        """Each with its seconds, those of the forward first; a layout wanted by several in one phase comes once."""
+        for phase in ("forward", "backward"):
+            for found, routes in zip(self._formulation.networks, self._routes):
+                kept = self._formulation.keeps(found.ref, self._choices)
+                for demand in found.demands:
+                    if demand.phase == phase:
+                        yield from self._moved(found, kept, demand, routes)
+
+    def _moved(
+        self, found: TensorNetwork, kept: bool, demand: Demand, routes: Routes
+    ) -> Iterator[tuple[Redistribution, float]]:
+        """The redistributions of one tensor in one phase, in the order in which they are first wanted."""
+        prices, meta, axes = self._formulation.prices, self._graph.meta(found.ref), self._formulation.mesh.axes
+        made = self._chosen[found.ref.node].outputs[found.ref.output]
+        assert made is not None
+        wanted: dict[Layout, list[str]] = defaultdict(list)
+        for node, layout in self._wanted(demand):
+            wanted[layout].append(self._formulation.consumer_name(node))
+        wanted.pop(made, None)
+        for way in ways(found, kept, demand.phase, made, tuple(wanted), routes):
+            steps = prices.along_s(meta, way.path[way.shared :])
+            collectives = tuple(
+                Collective(step.kind, axes[step.axis], size, seconds)  # type: ignore[arg-type]
+                for step, size, seconds in steps
+                if step.communicates
+            )
+            consumers = tuple(dict.fromkeys(wanted[way.path[-1]]))
+            yield (
+                Redistribution(
+                    self._graph.tensor_name(found.ref),
+                    demand.phase,  # type: ignore[arg-type]
+                    way.path,
+                    collectives,
+                    way.kept,
+                    consumers,
+                    way.shared,
+                ),
+                math.fsum(seconds for _, _, seconds in steps),
+            )
 
     def _wanted(self, demand: Demand) -> Iterator[tuple[int, Layout]]:
-        for node, position in demand.consumers:
+        """Who wants a tensor in which layout: those who hold it first, as it is taken to them once it is made."""
+        for node, position in sorted(demand.consumers, key=lambda consumer: consumer[1] != HELD):
             layout = self._chosen[node].outputs[0] if position == HELD else self._chosen[node].inputs[position]
             assert layout is not None
             yield node, layout
-
-    def _redistribution(
-        self, demand: Demand, before: Layout, after: Layout, consumers: tuple[str, ...]
-    ) -> tuple[Redistribution, float]:
-        prices, meta = self._formulation.prices, self._graph.meta(demand.ref)
-        path = prices.path(meta, before, after, demand.banned)
-        steps = prices.steps_s(meta, path, demand.banned)
-        axes = self._formulation.mesh.axes
-        collectives = tuple(
-            Collective(step.kind, axes[step.axis], size, seconds)  # type: ignore[arg-type]
-            for step, size, seconds in steps
-            if step.communicates
-        )
-        name = self._graph.tensor_name(demand.ref)
-        redistribution = Redistribution(name, demand.phase, path, collectives, consumers=consumers)  # type: ignore[arg-type]
-        return redistribution, math.fsum(seconds for _, _, seconds in steps)
 
 
 def _entry(name: str, meta: TensorMeta, layout: Layout) -> TensorEntry:

@@ -41,6 +41,7 @@ from .liveness_copies import Copies, EdgeNumbers, copies_of
 from .liveness_moments import course_of
 from .liveness_sizes import Sizes, with_loads
 from .liveness_storages import lasting_loads, storage_loads
+from .pairs import demand_edges, pair_problem
 
 SMALL = 1000
 """A copy of a parameter smaller than one SMALL-th of the budget has no node of its own, and is kept where it can be."""
@@ -64,12 +65,12 @@ def with_memory_loads(
         loads[node].append(load)
     for node, load in storage_loads(course, formulation.demands, sizes, keep_activations):
         loads[node].append(load)
-    numbers = _edge_numbers(formulation)
-    copies = copies_of(formulation, course, sizes, numbers, budget_bytes // SMALL)
-    groups = [group.edges for group in formulation.problem.groups] if keep_activations else _by_phase(numbers)
+    pairs, numbers = pair_problem(formulation), _edge_numbers(formulation)
+    copies = copies_of(replace(formulation, problem=pairs), course, sizes, numbers, budget_bytes // SMALL)
+    groups = [group.edges for group in pairs.groups] if keep_activations else _by_phase(numbers)
     return replace(
         formulation,
-        problem=_assembled(formulation.problem, loads, copies, groups),
+        problem=_assembled(pairs, loads, copies, groups),
         keep_copies=formulation.keep_copies and keep_activations,
         copy_choices=copies.choices,
     )
@@ -93,7 +94,7 @@ def _assembled(
 
 def _edge_numbers(formulation: Formulation) -> EdgeNumbers:
     """The number of the edge for every tensor and who wants it."""
-    return {(d.ref, d.phase, node, position): edge for d, node, position, edge in formulation.demand_edges()}
+    return {(d.ref, d.phase, node, position): edge for d, node, position, edge in demand_edges(formulation)}
 
 
 def _by_phase(numbers: EdgeNumbers) -> list[tuple[int, ...]]:

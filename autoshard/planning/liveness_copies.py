@@ -21,9 +21,10 @@ from solver.problem import Load, identity
 from ..capture import Ref
 from ..layout import Layout
 from ..redistribution.paths import transient_bytes
-from .formulation import HELD, CopyChoice, Demand, Formulation
+from .formulation import CopyChoice, Formulation
 from .liveness_moments import Course, Interval
 from .liveness_sizes import Sizes, with_loads
+from .tensor_networks import HELD, Demand
 
 MOST_KEEPERS = 2
 """Readers of a parameter in the forward whose copy the backward may keep: the first ones."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..capture import CapturedGraph, Ref
 from ..ops import is_free
-from .formulation import HELD, Demand
+from .tensor_networks import HELD, Demand
 
 Interval = tuple[int, int]
 """Time steps from the first up to, but without, the last."""

@@ -13,7 +13,8 @@ from solver.problem import Load
 
 from ..capture import Ref, TensorMeta
 from ..layout import Layout, largest_local_shape
-from .formulation import Formulation, distinct_layouts
+from .formulation import Formulation
+from .pairs import distinct_layouts
 
 
 class Sizes:

@@ -10,9 +10,9 @@ from cost_models import OptimizerPolicy
 from solver.problem import Load
 
 from ..capture import CapturedGraph, Ref
-from .formulation import HELD, Demand
 from .liveness_moments import Course
 from .liveness_sizes import Sizes
+from .tensor_networks import HELD, Demand
 
 NodeLoad = tuple[int, Load]
 """A solver node, and what it holds."""

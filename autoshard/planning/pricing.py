@@ -7,6 +7,7 @@ is free. Redistributions are priced step by step, along the cheapest path.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..layout import Layout, largest_local_shape
 from ..mesh import Mesh
 from ..ops import has, is_free, known
 from ..redistribution import Banned, Step, size_bytes, steps_along
-from ..redistribution.paths import Paths, cheapest_paths, layouts_of
+from ..redistribution.paths import Paths, Steps, cheapest_paths, copied_bytes, layouts_of, single_steps
 from ..strategies import Strategy
 
 Shape = tuple[int, ...]
@@ -34,7 +35,8 @@ class Prices:
         self._profile = profile
         self._topology: Topology = profile.topology(mesh.axes, mesh.shape, mesh.order or None)
         self._local = lru_cache(maxsize=None)(lambda shape, layout: largest_local_shape(shape, layout, mesh))
-        self._paths: dict[object, Paths] = {}
+        self._steps: dict[object, Steps] = {}
+        self._paths: dict[int, Paths] = {}
         self._matrices: dict[object, np.ndarray] = {}
 
     def compute_s(self, node: Node, strategies: tuple[Strategy, ...]) -> np.ndarray:
@@ -57,7 +59,7 @@ class Prices:
         """
         key = (meta, before, after, banned)
         if key not in self._matrices:
-            paths = self._paths_of(meta, before + after, banned)
+            paths = self._paths_of(self.steps(meta, before + after, banned))
             index = {layout: i for i, layout in enumerate(paths.layouts)}
             rows, cols = [index[a] for a in before], [index[b] for b in after]
             self._matrices[key] = paths.seconds[np.ix_(rows, cols)]
@@ -65,34 +67,39 @@ class Prices:
 
     def path(self, meta: TensorMeta, before: Layout, after: Layout, banned: Banned = frozenset()) -> tuple[Layout, ...]:
         """The cheapest path between two layouts."""
-        return self._paths_of(meta, (before, after), banned).path(before, after)
+        return self._paths_of(self.steps(meta, (before, after), banned)).path(before, after)
 
-    def steps_s(
-        self, meta: TensorMeta, path: tuple[Layout, ...], banned: Banned = frozenset()
-    ) -> list[tuple[Step, int, float]]:
-        """Each step of a cheapest path with its bytes and its seconds, local copies included."""
-        seconds = self._paths_of(meta, path, banned)
-        index = {layout: i for i, layout in enumerate(seconds.layouts)}
-        return [
-            (
-                step,
-                size_bytes(step, before, meta.shape, meta.dtype.itemsize, self._mesh),
-                float(seconds.seconds[index[before], index[after]]),
-            )
-            for step, before, after in zip(steps_along(path), path, path[1:])
-        ]
+    def steps(self, meta: TensorMeta, wanted: Iterable[Layout], banned: Banned = frozenset()) -> Steps:
+        """The single steps between all layouts of a tensor, those that are ``banned`` left out.
 
-    def _paths_of(self, meta: TensorMeta, wanted: tuple[Layout, ...], banned: Banned) -> Paths:
+        Args:
+            wanted: layouts that the tensor has or is to have; they say in which ways its parts may be reduced.
+        """
+
         def price(step: Step, size: int, copied: int) -> float:
             is_banned = banned and any((step.kind, step.axis, dim) in banned for dim in (-1, step.source))
             return math.inf if is_banned else self._step_s(step, size, copied)
 
         reduces = tuple(sorted({"sum"} | {p.reduce for layout in wanted for p in layout if p.reduce}))
         key = (meta.shape, meta.dtype.itemsize, reduces, banned)
-        if key not in self._paths:
+        if key not in self._steps:
             layouts = layouts_of(meta.shape, self._mesh, reduces)
-            self._paths[key] = cheapest_paths(layouts, meta.shape, meta.dtype.itemsize, self._mesh, price)
-        return self._paths[key]
+            self._steps[key] = single_steps(layouts, meta.shape, meta.dtype.itemsize, self._mesh, price)
+        return self._steps[key]
+
+    def along_s(self, meta: TensorMeta, path: tuple[Layout, ...]) -> list[tuple[Step, int, float]]:
+        """Each step of a path with its bytes and its seconds, local copies included."""
+        shape, itemsize = meta.shape, meta.dtype.itemsize
+        found = []
+        for step, before in zip(steps_along(path), path):
+            size, copied = (rule(step, before, shape, itemsize, self._mesh) for rule in (size_bytes, copied_bytes))
+            found.append((step, size, self._step_s(step, size, copied)))
+        return found
+
+    def _paths_of(self, steps: Steps) -> Paths:
+        if id(steps) not in self._paths:
+            self._paths[id(steps)] = cheapest_paths(steps)
+        return self._paths[id(steps)]
 
     def _step_s(self, step: Step, size: int, copied: int) -> float:
         sent = self._topology.collective_s(step.kind, step.axis, size) if step.communicates else 0.0

@@ -63,12 +63,14 @@ class Redistribution:
 
     ``tensor`` is a parameter's FQN, an input's name or an operator's name (``name:1`` for its second result).
     ``path`` runs from the layout it has to the layout wanted; neighbours differ on exactly one mesh axis, so that each
-    pair is one step. ``collectives`` are those of the steps that communicate, in order; slices move nothing.
+    pair is one step. The first ``shared`` steps are not taken for this redistribution alone: another one of the tensor
+    takes them, in the same phase. ``collectives`` are those of the other steps that communicate, in order; slices move
+    nothing.
     ``consumers`` says for whom: the operators that want the last layout, the parameter whose gradient this is, or the
     output or buffer that holds the tensor. Empty where it is not known (a plan read from format 1).
 
-    A redistribution of the backward that is ``kept`` does not run: the backward reads what the forward's redistribution
-    of the same tensor along the same path made, which stays in memory until then. It has no collectives.
+    Where a redistribution of the backward is ``kept``, its shared steps do not run in the backward at all: it goes on
+    from what the forward's redistributions of the tensor made along the same way, which stays in memory until then.
     """
 
     tensor: str
@@ -77,6 +79,12 @@ class Redistribution:
     collectives: tuple[Collective, ...]
     kept: bool = False
     consumers: tuple[str, ...] = ()
+    shared: int = 0
+
+    @property
+    def own(self) -> tuple[Layout, ...]:
+        """The layouts of the steps that are taken for it: the last one alone where there are none."""
+        return self.path[self.shared :]
 
     @property
     def predicted_s(self) -> float:

@@ -1,4 +1,4 @@
-"""The cheapest way from any layout of a tensor to any other, and what it copies and holds on a rank."""
+"""The steps between the layouts of a tensor, the cheapest way from any to any other, and what these copy and hold."""
 
 from __future__ import annotations
 
@@ -66,6 +66,36 @@ def layouts_of(shape: tuple[int, ...], mesh: Mesh, reduces: tuple[str, ...] = ("
     return tuple(layout for layout in every if not has_empty_shard(shape, layout, mesh))
 
 
+Price = Callable[[Step, int, int], float]
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The single steps between ``layouts``: from ``layouts[tails[k]]`` to ``layouts[heads[k]]`` in ``seconds[k]``."""
+
+    layouts: tuple[Layout, ...]
+    tails: np.ndarray
+    heads: np.ndarray
+    seconds: np.ndarray
+
+
+def single_steps(layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price) -> Steps:
+    """All steps, ``price(step, size_bytes, copied_bytes)`` in seconds; those of an infinite price are left out."""
+    index = {layout: i for i, layout in enumerate(layouts)}
+    placements = sorted({placement for layout in layouts for placement in layout})
+    found: list[tuple[int, int, float]] = []
+    for before, i in index.items():
+        for axis, placement in product(range(mesh.ndim), placements):
+            after = before.replace(axis, placement)
+            step = step_on(before, after, axis) if after in index else None
+            if step is not None:
+                sizes = (rule(step, before, shape, itemsize, mesh) for rule in (size_bytes, copied_bytes))
+                found.append((i, index[after], price(step, *sizes)))
+    tails, heads, seconds = (np.array([entry[k] for entry in found]) for k in range(3))
+    finite = np.isfinite(seconds)
+    return Steps(layouts, tails[finite].astype(np.int64), heads[finite].astype(np.int64), seconds[finite])
+
+
 @dataclass(frozen=True, eq=False)
 class Paths:
     """The cheapest way between any two of ``layouts`` (L of them).
@@ -88,29 +118,16 @@ class Paths:
         return tuple(path)
 
 
-Price = Callable[[Step, int, int], float]
-
-
-def cheapest_paths(
-    layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price
-) -> Paths:
-    """Least-cost paths between all layouts (Floyd-Warshall), ``price(step, size_bytes, copied_bytes)`` in seconds."""
-    index = {layout: i for i, layout in enumerate(layouts)}
-    count = len(layouts)
+def cheapest_paths(steps: Steps) -> Paths:
+    """Least-cost paths between all layouts (Floyd-Warshall)."""
+    count = len(steps.layouts)
     seconds = np.full((count, count), np.inf)
     following = np.tile(np.arange(count), (count, 1))
     np.fill_diagonal(seconds, 0.0)
-    placements = sorted({placement for layout in layouts for placement in layout})
-    for before, i in index.items():
-        for axis, placement in product(range(mesh.ndim), placements):
-            after = before.replace(axis, placement)
-            step = step_on(before, after, axis)
-            if step is not None and after in index:
-                sizes = (rule(step, before, shape, itemsize, mesh) for rule in (size_bytes, copied_bytes))
-                seconds[i, index[after]] = price(step, *sizes)
+    seconds[steps.tails, steps.heads] = steps.seconds
     for k in range(count):
         through = seconds[:, k, None] + seconds[None, k, :]
         better = through < seconds * (1 - 1e-12)
         seconds = np.where(better, through, seconds)
         following = np.where(better, following[:, k, None], following)
-    return Paths(layouts, seconds, following)
+    return Paths(steps.layouts, seconds, following)

@@ -81,8 +81,9 @@ def _reconstructed(plan: ShardingPlan, planner: Planner, formulation: Formulatio
     problem = FileEvidence(plan, formulation).problem(choices_of(found, formulation))
     choices = solve(problem, backend=planner.backend, time_limit_s=planner.time_limit_s).choices
     if choices is not None:
-        solution = solution_of(formulation, choices)
-        if solution is not None and _record(planner.write(as_copied(plan, formulation), solution)) == _record(plan):
+        copied = as_copied(plan, formulation)
+        solution = solution_of(copied, choices)
+        if solution is not None and _record(planner.write(copied, solution)) == _record(plan):
             return decisions_made(formulation, choices)
     raise PlanMismatchError(
         "what was edited cannot be told from the file: its redistributions and times fit no decisions near those that "
@@ -96,7 +97,7 @@ def _record(plan: ShardingPlan) -> object:
 
 
 def _moved(entry: Redistribution) -> object:
-    return entry.tensor, entry.phase, entry.path, entry.consumers, entry.kept
+    return entry.tensor, entry.phase, entry.path, entry.consumers, entry.kept, entry.shared
 
 
 def _edits(changed: list[tuple[str, tuple[Strategy, Strategy]]], formulation: Formulation) -> Iterator[Edit]:

@@ -37,14 +37,17 @@ def with_fewest_changes(
     scale = len(problem.nodes) + 1
     if (abs(solution.cost) + 1) * scale > LARGEST_COST:
         return solution
-    scaled = _scaled(problem, scale, wanted)
+    scaled = _scaled(problem, scale, wanted, solution.cost)
+    if scaled is None:
+        return solution
     found = solve(scaled, backend=planner.backend, time_limit_s=planner.time_limit_s, start=solution.choices)
     if found.choices is None:
         return solution
-    cost = evaluate(problem, found.choices).cost
+    cost = evaluate(problem, found.choices, found.routes).cost
     if cost > solution.cost:
         return solution
-    return replace(solution, choices=found.choices, cost=cost, gap=relative_gap(cost, solution.bound))
+    gap = relative_gap(cost, solution.bound)
+    return replace(solution, choices=found.choices, routes=found.routes, cost=cost, gap=gap)
 
 
 def count_changes(wanted: Sequence[int | None], choices: Sequence[int]) -> int:
@@ -52,7 +55,10 @@ def count_changes(wanted: Sequence[int | None], choices: Sequence[int]) -> int:
     return sum(one is not None and one != other for one, other in zip(wanted, choices))
 
 
-def _scaled(problem: Problem, scale: int, wanted: Sequence[int | None]) -> Problem:
+def _scaled(problem: Problem, scale: int, wanted: Sequence[int | None], most: int) -> Problem | None:
+    """The problem with costs multiplied, arcs dearer than ``most`` being as dear as that; None where it would be too
+    large for exact arithmetic.
+    """
     known: dict[tuple[int, int | None], np.ndarray] = {}
 
     def times(costs: np.ndarray, keep: int | None = None) -> np.ndarray:
@@ -72,5 +78,14 @@ def _scaled(problem: Problem, scale: int, wanted: Sequence[int | None]) -> Probl
         Node(node.name, times(node.costs, keep), further_loads=node.loads) for node, keep in zip(problem.nodes, wanted)
     )
     edges = tuple(Edge(edge.u, edge.v, edge.rows, edge.cols, times(edge.costs)) for edge in problem.edges)
+    arcs: dict[int, np.ndarray] = {}
+    for network in problem.networks:
+        dearest = min(int(network.costs.max(initial=0)), most + 1)
+        if dearest * scale * len(network.costs) >= INFEASIBLE:
+            return None
+        if id(network.costs) not in arcs:
+            arcs[id(network.costs)] = np.minimum(network.costs, most + 1) * scale
+    networks = tuple(replace(network, costs=arcs[id(network.costs)]) for network in problem.networks)
     price = None if problem.usage_price is None else problem.usage_price * scale
-    return replace(problem, nodes=nodes, edges=edges, offset=problem.offset * scale, usage_price=price)
+    offset = problem.offset * scale
+    return replace(problem, nodes=nodes, edges=edges, networks=networks, offset=offset, usage_price=price)

@@ -15,7 +15,7 @@ import numpy as np
 from solver import INFEASIBLE, Edge, Node, Problem
 
 from ..layout import Layout
-from ..planning import Demand, Formulation
+from ..planning import Demand, Formulation, demand_edges, pair_problem
 from ..plans import Redistribution, ShardingPlan
 
 
@@ -35,9 +35,9 @@ class FileEvidence:
         """The problem whose optimum is the plan before the edit: a strategy that disagrees with a recorded time or
         redistribution costs more than all decisions together, and one that is not the ``found`` one costs 1.
         """
-        given = self._formulation.problem
+        given = pair_problem(self._formulation)
         nodes = tuple(Node(node.name, self._node_costs(i, node.costs, found[i])) for i, node in enumerate(given.nodes))
-        edges = list(self._edges())
+        edges = list(self._edges(given))
         edges += [_unpriced(edge) for edge in given.edges[len(edges) :]]
         free = replace(given, groups=(), ties=(), usage_limit=None, usage_price=None, budgets=())
         return replace(free, nodes=nodes, edges=tuple(edges))
@@ -58,11 +58,11 @@ class FileEvidence:
             self._times[id(strategies)] = np.rint(seconds * 1e9).astype(np.int64)
         return self._times[id(strategies)]
 
-    def _edges(self) -> Iterator[Edge]:
-        """The edges of the formulation, in its order; their costs count disagreements with the record."""
+    def _edges(self, given: Problem) -> Iterator[Edge]:
+        """The edges of the demands, in their order; their costs count disagreements with the record."""
         strategies = self._formulation.strategies
-        for demand, consumer, position, number in self._formulation.demand_edges():
-            edge = self._formulation.problem.edges[number]
+        for demand, consumer, position, number in demand_edges(self._formulation):
+            edge = given.edges[number]
             have = _by_class(edge.rows, [s.outputs[demand.ref.output] for s in strategies[edge.u]])
             readers = strategies[consumer]
             want = _by_class(edge.cols, [s.outputs[0] if position < 0 else s.inputs[position] for s in readers])

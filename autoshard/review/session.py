@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypedDict, Unpack
 
 from torch import nn
 
 from cost_models import Profile, ProfileError, load_profile
-from solver import Solution, SolveReport, Status, evaluate, solve
+from solver import Routes, Solution, SolveReport, Status, solve
+from solver.routing import MOST_TARGETS
 
 from ..constraints import Constraints, gather_constraints
 from ..errors import ConstraintError, PlanMismatchError
+from ..layout import Layout
 from ..mesh import HybridMesh, Mesh
 from ..planning import Formulation, MemoryLimit, Planner, outcome, profile_of, timeline_of
 from ..plans import Redistribution, ShardingPlan
@@ -136,39 +140,26 @@ def priced(plan: ShardingPlan, planner: Planner, formulation: Formulation) -> Pr
                 "`autoshard replan`"
             )
     known = {node: choice for node, choice in enumerate(choices) if choice is not None}
-    solution = _completed(formulation, known)
-    if solution is None or solution.cost is None:
+    made = as_copied(plan, formulation)
+    solution = _completed(made, known, plan)
+    if solution is None:
         raise ConstraintError(
             "the plan's decisions do not fit together: no way leads from one layout to another that it wants; if the "
             "file was edited by hand, `autoshard replan` makes a plan of it"
         )
-    made = as_copied(plan, formulation)
-    again_ns = sum(_again_ns(entry, formulation) for entry in _made_again(plan))
-    solution = replace(solution, cost=solution.cost + again_ns)
     return Priced(formulation, decisions, solution, planner.write(made, solution))
 
 
 def as_copied(plan: ShardingPlan, formulation: Formulation) -> Formulation:
     """The formulation in which the backward makes those copies again that it makes again in a plan, to save memory."""
-    return formulation.making_again({entry.tensor for entry in _made_again(plan)})
+    moved = {(e.tensor, way) for e in plan.redistributions if e.phase == "forward" for way in _ways(e)}
+    backward = (e for e in plan.redistributions if e.phase == "backward")
+    return formulation.making_again({e.tensor for e in backward if any((e.tensor, way) in moved for way in _ways(e))})
 
 
-def _made_again(plan: ShardingPlan) -> list[Redistribution]:
-    """Redistributions that the backward runs although the forward made the same copy."""
-    moved = {(e.tensor, e.path[0], e.path[-1]) for e in plan.redistributions if e.phase == "forward"}
-    backward = (e for e in plan.redistributions if e.phase == "backward" and not e.kept)
-    return [entry for entry in backward if (entry.tensor, entry.path[0], entry.path[-1]) in moved]
-
-
-def _again_ns(entry: Redistribution, formulation: Formulation) -> int:
-    """What a copy costs that is made again, where the formulation counts it once for both phases."""
-    for demand in formulation.demands:
-        if formulation.graph.tensor_name(demand.ref) == entry.tensor and demand.phase == entry.phase:
-            if demand.remade:
-                return 0
-            meta, have, want = formulation.graph.meta(demand.ref), (entry.path[0],), (entry.path[-1],)
-            return round(float(formulation.prices.matrix_s(meta, have, want, demand.banned)[0, 0]) * 1e9)
-    return 0
+def _ways(entry: Redistribution) -> Iterator[tuple[Layout, ...]]:
+    """The ways along which a redistribution itself takes its tensor: up to each of its own steps."""
+    return (entry.path[: k + 2] for k in range(entry.shared, len(entry.path) - 1))
 
 
 def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> ShardingPlan:
@@ -188,13 +179,30 @@ def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> 
     return plan if is_within_budget(plan) else planner.plan(constraints)
 
 
-def _completed(formulation: Formulation, known: dict[int, int]) -> Solution | None:
-    """The solution in which the known nodes have their choices and the solver decides the others."""
+def _completed(formulation: Formulation, known: dict[int, int], plan: ShardingPlan) -> Solution | None:
+    """The solution in which the known nodes have their choices and the solver decides the others; by the plan's routes,
+    where there are too many for the best to be known.
+    """
     problem = replace(formulation.problem, ties=())
     choices: tuple[int, ...] | None = tuple(known.get(node, 0) for node in range(len(problem.nodes)))
     if len(known) < len(problem.nodes):
         choices = solve(replace(problem, fixed=dict(problem.fixed) | known)).choices
-    return None if choices is None else solution_of(formulation, choices)
+    return None if choices is None else solution_of(formulation, choices, tuple(_routes(plan, formulation)))
+
+
+def _routes(plan: ShardingPlan, formulation: Formulation) -> Iterator[Routes]:
+    """The steps that a plan takes, as routes of the networks; empty for tensors whose best routes can be worked out."""
+    taken: dict[str, set[tuple[Layout, Layout]]] = defaultdict(set)
+    wanted = Counter(entry.tensor for entry in plan.redistributions)
+    for entry in plan.redistributions:
+        taken[entry.tensor].update(pairwise(entry.path))
+    for found in formulation.networks:
+        arcs: Iterable[int] = ()
+        if wanted[found.network.name] > MOST_TARGETS:
+            ends = zip(found.network.tails.tolist(), found.network.heads.tolist())
+            steps = ((found.layouts[tail], found.layouts[head]) for tail, head in ends)
+            arcs = (k for k, step in enumerate(steps) if step in taken[found.network.name])
+        yield Routes(tuple(arcs))
 
 
 def limit_of(plan: ShardingPlan) -> MemoryLimit:
@@ -218,12 +226,14 @@ def is_within_budget(plan: ShardingPlan) -> bool:
     return memory is None or memory.budget_bytes is None or memory.peak.size_bytes <= memory.budget_bytes
 
 
-def solution_of(formulation: Formulation, choices: tuple[int, ...]) -> Solution | None:
-    """Choices that are known already as a solution, its bound being its own cost; None where they break a constraint.
-
-    Identical layers may choose differently: a plan of old, or one edited by hand, need not have decided them once.
+def solution_of(
+    formulation: Formulation, choices: tuple[int, ...], offered: tuple[Routes, ...] = ()
+) -> Solution | None:
+    """Choices that are known already as a solution, with the cheapest routes for them; None where they break a
+    constraint (see :meth:`Formulation.routed`).
     """
-    judged = evaluate(replace(formulation.problem, ties=()), choices)
-    if not judged.feasible:
+    answer = formulation.routed(choices, offered)
+    if answer is None:
         return None
-    return Solution(Status.FEASIBLE, choices, judged.cost, 0, 1.0, SolveReport("none", 0.0, (), ()))
+    (_, routes), cost = answer
+    return Solution(Status.FEASIBLE, choices, cost, 0, 1.0, SolveReport("none", 0.0, (), ()), routes)

@@ -18,7 +18,7 @@ from autoshard.mesh import Mesh
 from autoshard.planning import formulate, interpret
 from autoshard.plans import ShardingPlan
 from examples import llama, moe, vit
-from solver import INFEASIBLE, evaluate, solve
+from solver import INFEASIBLE, solve
 
 from .. import models
 
@@ -172,8 +172,7 @@ def random_plan(case: str, axes: str, seed: int) -> ShardingPlan:
         replace(n, costs=np.where(n.costs >= INFEASIBLE, INFEASIBLE, draw.integers(0, 1_000_000, n.costs.shape)))
         for n in problem.nodes
     ]
-    edges = [replace(e, costs=np.where(e.costs >= INFEASIBLE, INFEASIBLE, 0)) for e in problem.edges]
-    drawn = solve(replace(problem, nodes=tuple(nodes), edges=tuple(edges), groups=()))
-    assert drawn.choices is not None
-    solution = replace(drawn, cost=evaluate(problem, drawn.choices).cost, bound=0)
+    networks = [replace(network, costs=np.zeros_like(network.costs)) for network in problem.networks]
+    drawn = solve(replace(problem, nodes=tuple(nodes), networks=tuple(networks)))
+    solution = replace(drawn, bound=0)
     return interpret(formulation, solution, profile, case, call_text(model, args, {}))

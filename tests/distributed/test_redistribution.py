@@ -17,7 +17,7 @@ from autoshard.lowering.placements import placements_of
 from autoshard.lowering.shards import local_part
 from autoshard.mesh import Mesh
 from autoshard.redistribution import size_bytes, steps_along
-from autoshard.redistribution.paths import Paths, cheapest_paths, layouts_of
+from autoshard.redistribution.paths import Paths, cheapest_paths, layouts_of, single_steps
 
 from .eager import combined, pieces_of, run_path
 from .harness import run_ranks
@@ -36,7 +36,7 @@ def _paths(shape: tuple[int, ...], mesh: Mesh, itemsize: int, reduces: tuple[str
         sent = topology.collective_s(step.kind, step.axis, size) if step.communicates else 0.0
         return sent + profile.copy_s(copied)
 
-    return cheapest_paths(layouts_of(shape, mesh, reduces), shape, itemsize, mesh, seconds)
+    return cheapest_paths(single_steps(layouts_of(shape, mesh, reduces), shape, itemsize, mesh, seconds))
 
 
 def _reachable(before: Layout, after: Layout) -> bool:
@@ -149,7 +149,7 @@ def _check_empty_shards(axes: str, shape: tuple[int, ...]) -> int:
     device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axes)
     coordinate = tuple(device_mesh.get_coordinate())
     placements = placements_with_empty(shape, mesh)
-    paths = cheapest_paths(placements, shape, 4, mesh, lambda step, size, copied: 1.0 + size)
+    paths = cheapest_paths(single_steps(placements, shape, 4, mesh, lambda step, size, copied: 1.0 + size))
     pairs = 0
     for before in paths.layouts:
         pieces = pieces_of(shape, before, mesh.shape, torch.float32)

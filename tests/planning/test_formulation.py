@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from autoshard.capture import capture
 from autoshard.errors import ConstraintError
 from autoshard.layout import Layout, R, parse_layout
-from autoshard.planning.formulation import HELD
-from solver import INFEASIBLE, Status, evaluate, solve
+from autoshard.planning import pair_problem
+from autoshard.planning.tensor_networks import HELD
+from solver import INFEASIBLE, Status, solve
 
 from ..models import graph_of
 from ..plans_of import formulated, layers, planned
@@ -52,12 +53,13 @@ def test_the_optimum_costs_no_more_than_full_replication(name: str, hardware: st
         )
         for strategies in formulation.strategies
     ]
-    replicated = evaluate(formulation.problem, whole)
-    assert replicated.feasible
+    answer = formulation.routed(whole)
+    assert answer is not None
+    _, replicated = answer
     best = planned(name, "dp=2,tp=2", hardware).solution.cost
-    assert best is not None and 0 < best <= replicated.cost
+    assert best is not None and 0 < best <= replicated
     if hardware == "slow":  # where bytes and flops decide, cutting pays
-        assert best < 0.75 * replicated.cost
+        assert best < 0.75 * replicated
 
 
 class TwoReaders(nn.Module):
@@ -91,13 +93,14 @@ def test_a_layout_that_two_consumers_want_is_paid_once() -> None:
 
 
 @pytest.mark.parametrize("keep_copies", [True, False])
-def test_consumers_of_one_tensor_form_a_group_across_phases_where_copies_are_kept(keep_copies: bool) -> None:
+def test_in_pairs_consumers_of_one_tensor_form_a_group_across_phases_where_copies_are_kept(keep_copies: bool) -> None:
     formulation = formulated(graph_of("llama"), "dp=2", "cpu-gloo", keep_copies=keep_copies)
+    problem = pair_problem(formulation)
     consumers: Counter[object] = Counter()
     for demand in formulation.demands:
         consumers[demand.ref if keep_copies else (demand.ref, demand.phase)] += len(demand.consumers)
-    assert len(formulation.problem.groups) == sum(count > 1 for count in consumers.values()) > 0
-    assert len(formulation.problem.edges) == sum(len(demand.consumers) for demand in formulation.demands)
+    assert len(problem.groups) == sum(count > 1 for count in consumers.values()) > 0
+    assert len(problem.edges) == sum(len(demand.consumers) for demand in formulation.demands)
     assert len({(demand.ref, demand.phase) for demand in formulation.demands}) == len(formulation.demands)
 
 
@@ -122,7 +125,7 @@ def test_every_gradient_is_wanted_by_its_parameter_and_every_result_by_its_tange
 
 def test_pairs_that_no_steps_join_are_infeasible_and_all_others_finite() -> None:
     formulation = formulated(graph_of("gpt2"), "dp=2,tp=2", "dgx-h100")
-    for edge, demand in zip(formulation.problem.edges, (d for d in formulation.demands for _ in d.consumers)):
+    for edge, demand in zip(pair_problem(formulation).edges, (d for d in formulation.demands for _ in d.consumers)):
         before = [s.outputs[demand.ref.output] for s in formulation.strategies[demand.ref.node]]
         for k, layout in enumerate(before):
             if layout is not None and not layout.has_partial:

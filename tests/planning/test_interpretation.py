@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 import torch
@@ -87,12 +88,13 @@ def test_collectives_are_the_communicating_steps_with_their_bytes(case) -> None:
     } | {found.graph.tensor_name(ref): found.graph.meta(ref) for _, ref in found.graph.gradients}
     metas |= {found.graph.tensor_name(ref): found.graph.meta(ref) for ref in found.graph.outputs if ref}
     for redistribution in found.plan.redistributions:
-        meta, path = metas[redistribution.tensor], redistribution.path
-        if redistribution.kept:
-            assert redistribution.phase == "backward" and not redistribution.collectives
-            made = (redistribution.tensor, "forward", path)
-            assert made in {(r.tensor, r.phase, r.path) for r in found.plan.redistributions}
-            continue
+        meta, path, shared = metas[redistribution.tensor], redistribution.path, redistribution.shared
+        assert not redistribution.kept or (redistribution.phase == "backward" and shared)
+        if shared:
+            phase = "forward" if redistribution.kept else redistribution.phase
+            others = [r for r in found.plan.redistributions if (r.tensor, r.phase) == (redistribution.tensor, phase)]
+            assert any(r.path[: shared + 1] == path[: shared + 1] and r.shared < shared for r in others)
+        path = path[shared:]
         expected = [
             (step.kind, mesh.axes[step.axis], size_bytes(step, before, meta.shape, meta.dtype.itemsize, mesh))
             for step, before in zip(steps_along(path), path)
@@ -119,12 +121,12 @@ def test_the_cost_is_the_compute_and_the_redistributions_priced_again(case) -> N
         compute_s += float(prices.compute_s(node, (chosen,))[0])
     moved_s = 0.0
     metas = {found.graph.tensor_name(d.ref): found.graph.meta(d.ref) for d in found.formulation.demands}
-    for r in (r for r in plan.redistributions if not r.kept):
-        moved_s += float(prices.matrix_s(metas[r.tensor], (r.path[0],), (r.path[-1],))[0, 0])
+    for r in plan.redistributions:
+        moved_s += sum(float(prices.matrix_s(metas[r.tensor], (a,), (b,))[0, 0]) for a, b in pairwise(r.own))
     assert plan.compute_s == pytest.approx(compute_s)
     assert plan.communication_s == pytest.approx(moved_s)
     assert any(r.kept for r in plan.redistributions) or case[0] == "mlp with loss"
-    terms = len(plan.operators) + len(plan.redistributions)
+    terms = len(plan.operators) + sum(len(r.own) for r in plan.redistributions)
     assert plan.solver.cost_ns == pytest.approx((compute_s + moved_s) * 1e9, abs=terms)
 
 

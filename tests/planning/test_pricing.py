@@ -161,7 +161,7 @@ def test_a_path_costs_what_its_steps_cost_and_each_step_what_the_cost_model_says
                 assert matrix[i, j] == math.inf
                 continue
             path = prices.path(meta, before, after)
-            steps = prices.steps_s(meta, path)
+            steps = prices.along_s(meta, path)
             assert matrix[i, j] == pytest.approx(sum(seconds for _, _, seconds in steps))
             assert [step for step, _, _ in steps] == list(steps_along(path))
             for (step, size, seconds), at in zip(steps, path):

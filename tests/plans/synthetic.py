@@ -85,7 +85,8 @@ def transformer_plan(layers: int) -> ShardingPlan:
         for name in reversed(names)
     ]
     redistributions += [
-        Redistribution(f"{name}.attention.wo/mm", "backward", (partial, batch), (), kept=True) for name in names
+        Redistribution(f"{name}.attention.wo/mm", "backward", (partial, batch), (), kept=True, shared=1)
+        for name in names
     ]
     return ShardingPlan(
         model="transformer",
@@ -243,7 +244,8 @@ def operators(draw: st.DrawFn, mesh: Mesh, phase: str, name: str) -> OperatorEnt
 def moves(
     draw: st.DrawFn, mesh: Mesh, made: dict[str, tuple[Layout, TensorEntry | None]], wants: Sequence[OperatorEntry]
 ) -> tuple[Redistribution, ...]:
-    """Tensors that go one or two steps from the layout they have, for operators that want the last layout.
+    """Tensors that go one or two steps from the layout they have, or from where another redistribution took them, for
+    operators that want the last layout.
 
     Args:
         made: every tensor that can be moved: its layout, and its entry where the plan says its shape.
@@ -253,8 +255,13 @@ def moves(
         tensor, phase = draw(st.sampled_from(sorted(made))), draw(st.sampled_from(PHASES))
         layout, entry = made[tensor]
         dims = 3 if entry is None else len(entry.shape)
-        path, collectives = [layout], []
-        for _ in range(draw(st.integers(1, 2))):
+        path, collectives, kept = [layout], [], False
+        others = [e for e in found.values() if e.tensor == tensor and e.phase in ("forward", phase)]
+        if others and draw(st.booleans()):
+            other = draw(st.sampled_from(others))
+            path, kept = list(other.path), other.phase != phase
+        shared = len(path) - 1
+        for _ in range(draw(st.integers(0 if kept else 1, 2))):
             after = draw(layouts(mesh, dims))
             steps = [step for axis in range(mesh.ndim) if (step := step_on(path[-1], after, axis))]
             if steps:
@@ -269,9 +276,8 @@ def moves(
         key = tensor, phase, path[-1]
         if len(path) > 1 and key not in found:
             consumers = [e.name for e in wants if e.phase == phase and path[-1] in e.inputs and draw(st.booleans())]
-            found[key] = Redistribution(tensor, phase, tuple(path), tuple(collectives), consumers=tuple(consumers))
-            if phase == "forward" and (tensor, "backward", path[-1]) not in found and draw(st.booleans()):
-                found[tensor, "backward", path[-1]] = Redistribution(tensor, "backward", tuple(path), (), kept=True)
+            moved = Redistribution(tensor, phase, tuple(path), tuple(collectives), kept, tuple(consumers), shared)
+            found[key] = moved
     return tuple(found.values())
 
 

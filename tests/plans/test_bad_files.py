@@ -18,8 +18,8 @@ GOOD = dump_plan(transformer_plan(4))
 
 # What is changed in a good file, and what the error says about it.
 EDITS = {
-    "version": ("autoshard_plan: 3", "autoshard_plan: 4", "this autoshard reads formats 1 and 2 and 3"),
-    "no version": ("autoshard_plan: 3", "plan: 3", "is no autoshard plan"),
+    "version": ("autoshard_plan: 4", "autoshard_plan: 5", "this autoshard reads formats 1 and 2 and 3 and 4"),
+    "no version": ("autoshard_plan: 4", "plan: 4", "is no autoshard plan"),
     "count": ("float32, count: 4", "float32, count: 5", "the pattern names 4, but the line counts 5"),
     "operator count": (' x4"', ' x3"', "the pattern names 4, but the line counts 3"),
     "layout": (
@@ -65,11 +65,11 @@ EDITS = {
     "section": ("totals", "total", "'total' is not known here; expected autoshard_plan, model"),
     "no section": ("objective: step-time\n", "", "'objective' is missing"),
     "memory": ("other_bytes: 1576960", "other_bytes: 5", "memory: the tenants of the peak hold"),
-    "kept in the forward": ('32768 ms"]', '32768 ms"], kept: true', "one of the backward and has no collectives"),
+    "kept in the forward": ('32768 ms"]', '32768 ms"], kept: true', "what is kept is read in the backward"),
     "kept": ("kept: true", "kept: yes", "kept: found 'yes'"),
     "tenant": ("kind: parameter", "kind: weight", "tenants, entry 2, kind: found 'weight'"),
     "memory of version 1": (
-        "autoshard_plan: 3",
+        "autoshard_plan: 4",
         "autoshard_plan: 1",
         "a plan of format 1 has no section 'memory'",
     ),

@@ -20,6 +20,17 @@ FOLDER = Path(__file__).with_name("golden")
 OLD = FOLDER / "transformer.format-1.yaml"
 
 
+def without_the_news_of_format_4(plan: ShardingPlan) -> ShardingPlan:
+    """Every redistribution takes all steps of its path, or finds the last layout kept."""
+    made = {
+        (entry.tensor, entry.path) for entry in plan.redistributions if entry.phase == "forward" and not entry.shared
+    }
+    moved = tuple(e for e in plan.redistributions if not e.shared or (e.kept and (e.tensor, e.path) in made))
+    moved = tuple(entry for entry in moved if not entry.kept or len(entry.own) == 1)
+    sent_s = math.fsum(entry.predicted_s for entry in moved)
+    return costed(replace(plan, redistributions=moved, communication_s=sent_s))
+
+
 def without_the_news_of_format_3(plan: ShardingPlan) -> ShardingPlan:
     return replace(plan, solver=replace(plan.solver, identical_layers="unknown"))
 
@@ -29,11 +40,16 @@ def without_the_news_of_format_2(plan: ShardingPlan) -> ShardingPlan:
     return without_the_news_of_format_3(replace(plan, memory=None, execution=(), redistributions=moved))
 
 
+def as_format_3(plan: ShardingPlan) -> str:
+    """A plan as format 3 wrote it, which did not share steps."""
+    return dump_plan(plan).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 3", 1)
+
+
 def as_format_2(plan: ShardingPlan) -> str:
     """A plan as format 2 wrote it, which did not say what became of identical layers."""
     lines = dump_plan(plan).splitlines(keepends=True)
     kept = (line for line in lines if not line.startswith("  identical_layers:"))
-    return "".join(kept).replace("autoshard_plan: 3", "autoshard_plan: 2", 1)
+    return "".join(kept).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 2", 1)
 
 
 def as_format_1(plan: ShardingPlan) -> str:
@@ -53,11 +69,15 @@ def test_a_file_that_format_2_wrote_is_read() -> None:
     assert read_plan(FOLDER / "transformer.format-2.yaml") == without_the_news_of_format_3(transformer_plan(4))
 
 
+def test_a_file_that_format_3_wrote_is_read() -> None:
+    assert read_plan(FOLDER / "transformer.format-3.yaml") == transformer_plan(4)
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_what_format_1_could_say_is_read_as_it_was(plan: ShardingPlan) -> None:
     held = {entry.name for entry in (*plan.parameters, *plan.buffers, *plan.inputs)}
-    then = without_the_news_of_format_2(replace(plan, operators=()))
+    then = without_the_news_of_format_2(replace(without_the_news_of_format_4(plan), operators=()))
     moved = tuple(entry for entry in then.redistributions if entry.tensor in held)
     sent_s = math.fsum(entry.predicted_s for entry in moved)
     then = costed(replace(then, redistributions=moved, communication_s=sent_s))
@@ -67,10 +87,18 @@ def test_what_format_1_could_say_is_read_as_it_was(plan: ShardingPlan) -> None:
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_what_format_2_could_say_is_read_as_it_was(plan: ShardingPlan) -> None:
-    assert parse_plan(as_format_2(plan)) == without_the_news_of_format_3(plan)
+    then = without_the_news_of_format_4(plan)
+    assert parse_plan(as_format_2(then)) == without_the_news_of_format_3(then)
 
 
-@pytest.mark.parametrize("format", [1, 2])
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(plans())
+def test_what_format_3_could_say_is_read_as_it_was(plan: ShardingPlan) -> None:
+    then = without_the_news_of_format_4(plan)
+    assert parse_plan(as_format_3(then)) == then
+
+
+@pytest.mark.parametrize("format", [1, 2, 3])
 def test_reading_and_writing_upgrades_a_file(format: int) -> None:
     old = read_plan(FOLDER / f"transformer.format-{format}.yaml")
     text = dump_plan(old)
@@ -87,8 +115,14 @@ def test_a_section_of_a_later_format_is_refused(section: str) -> None:
 
 
 def test_a_key_of_a_later_format_is_refused() -> None:
-    text = dump_plan(transformer_plan(4)).replace("autoshard_plan: 3", "autoshard_plan: 2", 1)
+    text = dump_plan(transformer_plan(4)).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 2", 1)
     with pytest.raises(PlanFileError, match="a plan of format 2 has no key in result 'identical_layers'"):
+        parse_plan(text)
+
+
+def test_shared_steps_in_a_file_of_an_earlier_format_are_refused() -> None:
+    text = as_format_3(transformer_plan(4)).replace("kept: true", "kept: true, shared: 1", 1)
+    with pytest.raises(PlanFileError, match="a plan of format 3 has no key in redistributions 'shared'"):
         parse_plan(text)
 
 

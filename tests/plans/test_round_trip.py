@@ -15,6 +15,7 @@ from autoshard.layout import Layout, R, S
 from autoshard.plans import Collective, OperatorEntry, Redistribution, ShardingPlan, dump_plan, parse_plan
 from autoshard.plans.memory_outcome import MemoryPoint
 from autoshard.plans.text.notation import format_collective, parse_collective
+from autoshard.plans.text.schema import FORMAT_VERSION
 
 from .synthetic import costed, plans, seconds, transformer_plan
 
@@ -75,7 +76,7 @@ def test_times_at_the_ends_of_the_range_are_exact(time_s: float) -> None:
 
 def test_other_yaml_readers_see_numbers_as_numbers() -> None:
     document = yaml.safe_load(dump_plan(transformer_plan(4)))
-    assert document["autoshard_plan"] == 3
+    assert document["autoshard_plan"] == FORMAT_VERSION
     assert document["result"]["cost_ns"] == transformer_plan(4).solver.cost_ns
     assert document["result"]["communication_s"] == transformer_plan(4).communication_s
     assert document["parameters"]["layers.*.norm.weight"]["shape"] == [256]

@@ -27,7 +27,7 @@ from autoshard.lowering.emitter import GraphEmitter
 from autoshard.mesh import Mesh
 from autoshard.redistribution import size_bytes, step_between, steps_along
 from autoshard.redistribution.execution import Shard, run_step
-from autoshard.redistribution.paths import cheapest_paths, copied_bytes, layouts_of, transient_bytes
+from autoshard.redistribution.paths import cheapest_paths, copied_bytes, layouts_of, single_steps, transient_bytes
 
 from ..oracles import LockStep, close, shards_of, whole_of
 
@@ -42,7 +42,7 @@ def _price(step, size: int, copied: int) -> float:
 
 def _paths(shape, mesh, reduces=("sum",), price=_price):
     layouts = layouts_of(shape, mesh, reduces)
-    return cheapest_paths(layouts, shape, 4, mesh, price)
+    return cheapest_paths(single_steps(layouts, shape, 4, mesh, price))
 
 
 def _reachable(mesh: Mesh, shape: tuple[int, ...], reduces=("sum",)):
@@ -287,7 +287,7 @@ def test_transient_bytes_are_those_alive_while_the_steps_run(grid: str) -> None:
     """Steps written on the meta device, and the storages that live beside the source at each."""
     mesh, shape = Mesh.parse(grid), (8, 16, 4)
     layouts = layouts_of(shape, mesh)
-    paths = cheapest_paths(layouts, shape, 4, mesh, lambda step, size, copied: 1.0 + size + copied)
+    paths = cheapest_paths(single_steps(layouts, shape, 4, mesh, lambda step, size, copied: 1.0 + size + copied))
     for before in layouts:
         for after in layouts:
             if before != after and np.isfinite(paths.seconds[layouts.index(before), layouts.index(after)]):

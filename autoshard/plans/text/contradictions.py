@@ -96,12 +96,12 @@ def _check_names(plan: ShardingPlan) -> None:
 
 
 def _check_ways(plan: ShardingPlan) -> None:
-    """Every redistribution by itself; and that a tensor goes one way between two layouts in a phase, and that what is
-    kept for the backward is something that the forward made.
+    """Every redistribution by itself; and that a tensor goes one way between two layouts in a phase, and that somebody
+    takes the steps that are shared: the forward those that the backward is to find kept.
     """
     sources = {entry.name: entry for entry in (*plan.parameters, *plan.buffers, *plan.inputs)}
     holders = {entry.name: entry for entry in (*plan.parameters, *plan.buffers, *plan.outputs)}
-    forward = {(e.tensor, e.path) for e in plan.redistributions if e.phase == "forward"}
+    takers = Counter(taken for entry in plan.redistributions for taken in _taken(entry))
     ends: dict[tuple[str, Phase, Layout, Layout], Redistribution] = {}
     for entry in plan.redistributions:
         try:
@@ -109,17 +109,25 @@ def _check_ways(plan: ShardingPlan) -> None:
         except ValueError as error:
             raise Contradiction(f"{entry.tensor}: {error}", entry) from None
         _check_bytes(entry, plan, sources, holders)
-        if entry.kept and (entry.tensor, entry.path) not in forward:
-            said = f"{entry.tensor} is kept from the forward, where nothing takes it along the same path"
-            raise Contradiction(said, entry)
+        if entry.shared:
+            phase: Phase = "forward" if entry.kept else entry.phase
+            first = entry.path[: entry.shared + 1]
+            if not takers[entry.tensor, phase, first]:
+                what = "is kept from the forward" if entry.kept else f"shares steps in the {phase}"
+                raise Contradiction(f"{entry.tensor} {what}, where nothing takes it along the same path", entry)
         other = ends.setdefault((entry.tensor, entry.phase, entry.path[0], entry.path[-1]), entry)
         if other is not entry:
             ways = " and ".join(format_path(path, plan.mesh) for path in (other.path, entry.path))
             raise Contradiction(f"{entry.tensor} goes two ways in the {entry.phase}: {ways}", entry)
 
 
-# Totals. Costs are whole nanoseconds, rounded operator by operator and redistribution by redistribution, so that each
-# part may be off by a half.
+def _taken(entry: Redistribution) -> Iterator[tuple[str, Phase, tuple[Layout, ...]]]:
+    """The ways along which a redistribution itself takes its tensor: up to each of its own steps."""
+    return ((entry.tensor, entry.phase, entry.path[: k + 2]) for k in range(entry.shared, len(entry.path) - 1))
+
+
+# Totals. Costs are whole nanoseconds, rounded operator by operator and step by step (in older plans redistribution by
+# redistribution), so that each part may be off by a half.
 
 
 def _check_compute(plan: ShardingPlan) -> None:
@@ -132,8 +140,7 @@ def _check_compute(plan: ShardingPlan) -> None:
 def _check_communication(plan: ShardingPlan) -> None:
     """``communication_s`` against the collectives in the file; slices take time too, which the file does not list."""
     sent_s = math.fsum(entry.predicted_s for entry in plan.redistributions)
-    ran = (entry for entry in plan.redistributions if not entry.kept)
-    slices = any(not step.communicates for entry in ran for step in steps_along(entry.path))
+    slices = any(not step.communicates for entry in plan.redistributions for step in steps_along(entry.own))
     more_s, rounded_s = plan.communication_s - sent_s, FLOAT * (1e-9 + sent_s)
     if more_s < -rounded_s or (not slices and more_s > rounded_s):
         alone = "" if slices else ", and nothing else is moved"
@@ -146,7 +153,8 @@ def _check_cost(plan: ShardingPlan) -> None:
         raise Contradiction(f"unknown objective {plan.objective!r}; expected {' or '.join(COUNTED)}", "objective")
     computes, communicates = COUNTED[plan.objective]
     ns = (computes * plan.compute_s + communicates * plan.communication_s) * 1e9
-    if not _near(plan.solver.cost_ns, ns, len(plan.operators) + len(plan.redistributions)):
+    steps = sum(len(entry.own) - 1 for entry in plan.redistributions)
+    if not _near(plan.solver.cost_ns, ns, len(plan.operators) + steps + len(plan.redistributions)):
         parts = "compute_s and communication_s" if computes else "communication_s"
         said = f"the cost is {plan.solver.cost_ns} ns, but {parts} give {round(ns)} ns"
         raise Contradiction(said, "result", "cost_ns")
@@ -175,7 +183,7 @@ def _check_bytes(
             f"{format_path(entry.path, plan.mesh)} cuts",
             entry,
         )
-    sent = ((step, before) for step, before in zip(steps_along(entry.path), entry.path) if step.communicates)
+    sent = ((step, before) for step, before in zip(steps_along(entry.own), entry.own) if step.communicates)
     for (step, before), collective in zip(sent, entry.collectives):
         size = size_bytes(step, before, tensor.shape, DTYPE_BYTES[tensor.dtype], plan.mesh)
         if collective.size_bytes != size:

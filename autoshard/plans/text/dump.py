@@ -38,6 +38,7 @@ _NOTATION = """\
 # operators     module path/role: layouts of its inputs -> layouts of its outputs (- is no tensor)
 # redistributions   layouts a tensor goes through; collectives: kind, mesh axis, bytes of one rank, predicted time;
 #               for: who wants the last layout, where layers.* is the layer of the tensor and layers.*+1 the next
+#               shared: so many first steps are those of another line of the tensor, and run once
 #               kept: not done again, the backward reads what the forward made
 # memory        bytes of the rank with the largest shards: what is held, the fullest moment, the course of one step
 # followers     operators that keep the layout of their first input: nothing is decided there
@@ -265,9 +266,14 @@ def _redistribution_line(line: Line[Redistribution], mesh: Mesh, repeats: Repeat
         f"collectives: [{', '.join(quote(format_collective(c)) for c in entry.collectives)}]",
         *_consumers(line),
         *(["kept: true"] if entry.kept else []),
+        *([f"shared: {entry.shared}"] if entry.shared and not _is_kept_whole(entry) else []),
         *_count(line.pattern.count),
     ]
     return f"- {{{', '.join(fields)}}}"
+
+
+def _is_kept_whole(entry: Redistribution) -> bool:
+    return entry.kept and entry.shared == len(entry.path) - 1
 
 
 def _consumers(line: Line[Redistribution]) -> list[str]:

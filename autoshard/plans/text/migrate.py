@@ -43,7 +43,16 @@ def _from_2(document: Document) -> Document:
     return {**document, "result": {**result, "identical_layers": "unknown"}}
 
 
-MIGRATIONS: Mapping[int, Callable[[Document], Document]] = MappingProxyType({1: _from_1, 2: _from_2})
+def _from_3(document: Document) -> Document:
+    """In format 3 every redistribution ran all steps of its path, or none."""
+    lines = document.get("redistributions")
+    for line in lines if isinstance(lines, list) else []:
+        if isinstance(line, dict) and "shared" in line:
+            raise UnknownSection(("redistributions", "shared"), 3)
+    return dict(document)
+
+
+MIGRATIONS: Mapping[int, Callable[[Document], Document]] = MappingProxyType({1: _from_1, 2: _from_2, 3: _from_3})
 """From each older format to the one after it."""
 
 

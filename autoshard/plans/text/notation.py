@@ -131,8 +131,10 @@ def check_redistribution(entry: Redistribution, mesh: Mesh) -> None:
     """
     if len(entry.path) < 2 or any(len(layout) != mesh.ndim for layout in entry.path):
         raise ValueError(f"a path needs at least two layouts on the mesh {mesh}")
+    if not 0 <= entry.shared < len(entry.path):
+        raise ValueError(f"{entry.shared} steps are said to be shared, but the path has {len(entry.path) - 1}")
     sent = []
-    for before, after in pairwise(entry.path):
+    for number, (before, after) in enumerate(pairwise(entry.path)):
         changed = [axis for axis, old, new in zip(mesh.axes, before, after) if old != new]
         if len(changed) != 1:
             raise ValueError(
@@ -142,19 +144,20 @@ def check_redistribution(entry: Redistribution, mesh: Mesh) -> None:
         step = step_on(before, after, mesh.index(changed[0]))
         if step is None:
             raise ValueError(f"no step leads from {format_layout(before, mesh)} to {format_layout(after, mesh)}")
-        if step.communicates:
+        if step.communicates and number >= entry.shared:
             sent.append((step.kind, mesh.axes[step.axis]))
     for collective in entry.collectives:
         mesh.index(collective.axis)
         if not 0 <= collective.predicted_s <= MAX_SECONDS or collective.size_bytes < 0:
             raise ValueError(f"{collective} has a size or time that is negative, endless or not a number")
-    if entry.kept and (entry.phase != "backward" or entry.collectives):
-        raise ValueError("a redistribution that is kept is one of the backward and has no collectives")
+    if entry.kept and (entry.phase != "backward" or not entry.shared):
+        raise ValueError("what is kept is read in the backward, and saves it the first steps of a path")
     found = [(collective.kind, collective.axis) for collective in entry.collectives]
-    if found != sent and not entry.kept:
+    if found != sent:
         said, right = (", ".join(f"{kind} over {axis}" for kind, axis in those) or "none" for those in (found, sent))
+        but = f" after its first {entry.shared}, which are shared," if entry.shared else ""
         raise ValueError(
-            f"the collectives are {said}, but those of the path {format_path(entry.path, mesh)} are {right}"
+            f"the collectives are {said}, but those of the path {format_path(entry.path, mesh)}{but} are {right}"
         )
 
 

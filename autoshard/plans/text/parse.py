@@ -253,7 +253,9 @@ class _Reader:
                 path = parse_path(line.path, self.mesh)
                 collectives = tuple(parse_collective(text) for text in line.collectives)
                 names = self._names(line.tensor, line.count, seen.setdefault((line.phase, path), set()))
-                entry = Redistribution(names[0], line.phase, path, collectives, line.kept == "true")
+                kept = line.kept == "true"
+                shared = len(path) - 1 if kept and line.shared is None else line.shared or 0
+                entry = Redistribution(names[0], line.phase, path, collectives, kept, shared=shared)
                 check_redistribution(entry, self.mesh)
                 for name in names:
                     self.lines[name, line.phase, path] = i

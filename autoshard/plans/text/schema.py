@@ -20,7 +20,7 @@ from ..memory_outcome import MAX_POINTS, MAX_TENANTS, MemoryPhase, TenantKind
 from ..plan import IdenticalLayers
 from .notation import MAX_SECONDS
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MAX_REPEATS = 1_000_000
 
 _LAYOUT = r"^\s*([A-Za-z_]\w*:(R|S\(\d{1,3}\)|P\((sum|max|min)\))(\s+|$))*$"
@@ -136,6 +136,10 @@ class RedistributionLine(_Section):
     kept: Annotated[Literal["true", "false"], Field(json_schema_extra={"type": "boolean", "enum": [True, False]})] = (
         "false"
     )
+    shared: Annotated[
+        Size | None,
+        Field(description="First steps that are those of another line of the tensor; where kept, by default all."),
+    ] = None
     count: Count = 1
 
 
@@ -224,7 +228,7 @@ class TotalsSection(_Section):
 class PlanDocument(_Section):
     """A sharding plan of autoshard: which rank holds which part of each tensor, and what is communicated."""
 
-    autoshard_plan: Annotated[Literal["3"], Field(json_schema_extra=_VERSION, description="The format version.")]
+    autoshard_plan: Annotated[Literal["4"], Field(json_schema_extra=_VERSION, description="The format version.")]
     model: str
     fingerprint: str
     call: str

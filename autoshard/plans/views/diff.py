@@ -15,6 +15,7 @@ from ..text.name_patterns import Line, Repeats, count_repeats, fold, format_patt
 from ..text.notation import format_path, format_strategy
 from ..units import format_bytes
 from .diff_words import parallelism_words, parameter_words
+from .redistribution_reasons import what_runs
 from .summary import PlanSummary, summarize
 
 ABSENT = "-"
@@ -234,7 +235,12 @@ def _moves(old: ShardingPlan, new: ShardingPlan, repeats: Repeats) -> list[Move]
 
 
 def _steps(entry: Redistribution) -> str:
-    return "kept" if entry.kept else ", ".join(f"{c.kind} {c.axis} {c.size_bytes}" for c in entry.collectives)
+    return what_runs(entry, ", ".join(f"{c.kind} {c.axis} {c.size_bytes}" for c in entry.collectives))
+
+
+def _tensors(plan: ShardingPlan) -> list[list[tuple[str, tuple[int, ...], str]]]:
+    sections = plan.parameters, plan.buffers, plan.inputs, plan.outputs
+    return [[(entry.name, entry.shape, entry.dtype) for entry in entries] for entries in sections]
 
 
 def _other(
@@ -243,6 +249,8 @@ def _other(
     """The parts of the plans that differ although no list above shows it: two plans that differ never look the same."""
     if old.call != new.call:
         yield "how the model is called"
+    if _tensors(old) != _tensors(new):
+        yield "the tensors' shapes and dtypes, or their order"
     if old.solver.gap != new.solver.gap:
         yield f"the gap that is not closed ({old.solver.gap:.3%} -> {new.solver.gap:.3%})"
     if old.operators != new.operators and not operators:

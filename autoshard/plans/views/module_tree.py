@@ -11,7 +11,7 @@ from ..text.folded_plan import FoldedPlan
 from ..text.name_patterns import fold, format_pattern
 from ..text.notation import format_path
 from ..units import format_bytes, format_seconds
-from .redistribution_reasons import RedistributionReasons
+from .redistribution_reasons import RedistributionReasons, what_runs
 
 MAX_DEPTH = 16
 """Levels of the module tree; what is deeper stands in one name."""
@@ -93,13 +93,11 @@ def module_tree(plan: ShardingPlan, folded: FoldedPlan) -> TreeNode:
 
 
 def _steps(entry: Redistribution) -> str:
-    if entry.kept:
-        return "kept from the forward"
     steps = [
         f"{c.kind} over {c.axis}, {format_bytes(c.size_bytes)}, {format_seconds(c.predicted_s)}"
         for c in entry.collectives
     ]
-    return "; ".join(steps) or "local"
+    return what_runs(entry, "; ".join(steps) or "local")
 
 
 def _path(module: str) -> list[str]:

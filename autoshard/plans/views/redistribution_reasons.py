@@ -37,6 +37,14 @@ class RedistributionReasons:
         return " for " + ", ".join(texts[:MOST_NAMED]) + _more(len(texts) - MOST_NAMED)
 
 
+def what_runs(entry: Redistribution, own: str) -> str:
+    """Which steps of a redistribution run for it; ``own`` describes those."""
+    if not entry.shared:
+        return own
+    whose = "kept from the forward" if entry.kept else "shared with another way"
+    return whose if len(entry.own) == 1 else f"{entry.shared} of {len(entry.path) - 1} steps {whose}; {own}"
+
+
 def changes_in_words(before: Layout, after: Layout, mesh: Mesh) -> list[str]:
     """What a redistribution does to a tensor; axes to which it does the same are named together."""
     axes: dict[str, list[str]] = {}

@@ -24,7 +24,7 @@ from ..text.name_patterns import Line, Repeats, format_pattern
 from ..text.notation import format_path, format_strategy
 from ..units import format_bytes, format_seconds
 from .parallelism import Parallelism
-from .redistribution_reasons import RedistributionReasons
+from .redistribution_reasons import RedistributionReasons, what_runs
 from .summary import PlanSummary, summarize
 
 PIPE_COLUMNS = 4000
@@ -163,7 +163,7 @@ def _redistributions(folded: FoldedPlan, mesh: Mesh, reasons: RedistributionReas
     for line in by_time:
         entry = line.value
         steps = ", ".join(f"{c.kind} {c.axis} {format_bytes(c.size_bytes)}" for c in entry.collectives) or "none"
-        steps = "kept from the forward" if entry.kept else steps
+        steps = what_runs(entry, steps)
         pattern, path = format_pattern(line.pattern, folded.repeats), format_path(entry.path, mesh)
         why, time = reasons.of(line), format_seconds(_predicted_s(line))
         _add(table, pattern, entry.phase, path, steps, why, line.pattern.count, time)

@@ -96,7 +96,7 @@ def _places(
     last: list[Redistribution] = []
     parameters = {entry.name for entry in plan.parameters}
     for entry in plan.redistributions:
-        if entry.phase != phase or entry.kept:
+        if entry.phase != phase or not entry.collectives:
             continue
         consumers = [name for name in entry.consumers if name in place]
         maker = entry.tensor if entry.tensor in place else entry.tensor.rpartition(":")[0]

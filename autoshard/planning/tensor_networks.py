@@ -1,0 +1,178 @@
+"""Redistributions in the program: for every tensor the network of its layouts and the single steps between them.
+
+See :mod:`solver.networks` for what a network costs. Tensors of equal shapes share their arrays, so that networks of
+identical layers are recognised as equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from solver import Consumer, Network, Routes
+
+from ..capture import CapturedGraph, Ref
+from ..layout import Layout
+from ..redistribution import Banned
+from ..redistribution.paths import Steps
+from ..strategies import Strategy
+from .pricing import Prices
+
+HELD = -1
+"""The position of a consumer that wants a tensor in the layout it holds it in: a gradient, or a result."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A tensor and those who want it in one phase: (solver node, position among its tensor arguments, or HELD).
+
+    ``banned`` are the steps that constraints keep from moving it; where it is ``remade``, they have the backward make
+    copies of its own.
+    """
+
+    ref: Ref
+    phase: str
+    consumers: tuple[tuple[int, int], ...]
+    banned: Banned = frozenset()
+    remade: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class TensorNetwork:
+    """The network of one tensor: its vertices are ``layouts``, in this order; ``demands`` are of one phase each."""
+
+    ref: Ref
+    layouts: tuple[Layout, ...]
+    demands: tuple[Demand, ...]
+    network: Network
+
+    def tree(self, arcs: Sequence[int]) -> dict[int, int]:
+        """For every vertex that these arcs lead to, the one before it."""
+        tails, heads = (ends[list(arcs)].tolist() for ends in (self.network.tails, self.network.heads))
+        return dict(zip(heads, tails, strict=True))
+
+
+def networks_of(
+    graph: CapturedGraph,
+    prices: Prices,
+    strategies: Sequence[tuple[Strategy, ...]],
+    demands: Sequence[Demand],
+    *,
+    keep_copies: bool,
+) -> Iterator[TensorNetwork]:
+    """The networks of all tensors that somebody wants, in the order of the demands."""
+    by_tensor: dict[Ref, list[Demand]] = {}
+    for demand in demands:
+        by_tensor.setdefault(demand.ref, []).append(demand)
+    places = _Places(strategies)
+    for ref, wanting in by_tensor.items():
+        ends = [(ref.node, None), *(consumer for demand in wanting for consumer in demand.consumers)]
+        had = dict.fromkeys(layout for node, position in ends for layout in places.layouts(node, position, ref.output))
+        steps = prices.steps(graph.meta(ref), had, wanting[0].banned)
+        forward, backward = (
+            tuple(
+                Consumer(node, places.of(node, position, 0, steps))
+                for demand in wanting
+                if demand.phase == phase
+                for node, position in demand.consumers
+            )
+            for phase in ("forward", "backward")
+        )
+        network = Network(
+            name=graph.tensor_name(ref),
+            vertices=len(steps.layouts),
+            tails=steps.tails,
+            heads=steps.heads,
+            costs=places.costs(steps),
+            producer=ref.node,
+            makes=places.of(ref.node, None, ref.output, steps),
+            forward=forward,
+            backward=backward,
+            kept=keep_copies and not any(demand.remade for demand in wanting),
+        )
+        yield TensorNetwork(ref, steps.layouts, tuple(wanting), network)
+
+
+class _Places:
+    """At which vertices of a tensor's network each strategy of a node makes it or wants it; arrays made once."""
+
+    def __init__(self, strategies: Sequence[tuple[Strategy, ...]]) -> None:
+        self._strategies = strategies
+        self._costs: dict[int, np.ndarray] = {}
+        self._vertices: dict[int, dict[Layout, int]] = {}
+        self._layouts: dict[object, list[Layout]] = {}
+        self._places: dict[object, np.ndarray] = {}
+
+    def layouts(self, node: int, position: int | None, output: int) -> list[Layout]:
+        """The layout under each strategy: of the result ``output`` (position None), or of what the node wants."""
+        strategies = self._strategies[node]
+        key = (id(strategies), position, output if position is None else 0)
+        if key not in self._layouts:
+            self._layouts[key] = [_layout(strategy, position, key[2]) for strategy in strategies]
+        return self._layouts[key]
+
+    def of(self, node: int, position: int | None, output: int, steps: Steps) -> np.ndarray:
+        """The vertex under each strategy."""
+        key = (id(self._strategies[node]), position, output, id(steps))
+        if key not in self._places:
+            if id(steps) not in self._vertices:
+                self._vertices[id(steps)] = {layout: vertex for vertex, layout in enumerate(steps.layouts)}
+            vertices = self._vertices[id(steps)]
+            layouts = self.layouts(node, position, output)
+            self._places[key] = np.array([vertices[layout] for layout in layouts], dtype=np.int64)
+        return self._places[key]
+
+    def costs(self, steps: Steps) -> np.ndarray:
+        """Nanoseconds of each step."""
+        if id(steps) not in self._costs:
+            self._costs[id(steps)] = np.rint(steps.seconds * 1e9).astype(np.int64)
+        return self._costs[id(steps)]
+
+
+def _layout(strategy: Strategy, position: int | None, output: int) -> Layout:
+    if position is None:
+        layout = strategy.outputs[output]
+    else:
+        layout = strategy.outputs[0] if position == HELD else strategy.inputs[position]
+    assert layout is not None
+    return layout
+
+
+class Way(NamedTuple):
+    """How a tensor gets to one layout in one phase: ``path`` from the layout it is made in, of which the first
+    ``shared`` steps are not taken for it alone: another way of the phase took them before, or (``kept``) the forward
+    did, whose copy is kept.
+    """
+
+    path: tuple[Layout, ...]
+    shared: int
+    kept: bool
+
+
+def ways(
+    found: TensorNetwork, kept: bool, phase: str, made: Layout, wanted: Sequence[Layout], routes: Routes
+) -> Iterator[Way]:
+    """The way to every layout that is wanted in a phase, in this order.
+
+    Args:
+        kept: whether the routes of the backward go on from what the forward made.
+        made: the layout in which the tensor is made.
+        wanted: distinct layouts other than that, which the routes lead to.
+        routes: of the network, without arcs that lead nowhere.
+    """
+    forward = found.tree(routes.forward)
+    first = found.layouts.index(made)
+    done = {first, *forward} if phase == "backward" and kept else {first}
+    before = forward if phase == "forward" else found.tree(routes.backward) | (forward if kept else {})
+    taken = {first}
+    for layout in wanted:
+        way = [found.layouts.index(layout)]
+        while way[-1] != first:
+            way.append(before[way[-1]])
+        way.reverse()
+        again, shared = (max(k for k, vertex in enumerate(way) if vertex in those) for those in (done, taken))
+        taken.update(way)
+        yield Way(tuple(found.layouts[vertex] for vertex in way), max(again, shared), 0 < again >= shared)
