@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from autoshard.plans.text.line_numbers import line_of_decision
 from autoshard.review import Replanned, replan
 from autoshard.review.decisions import choices_of, decisions_of
 from autoshard.review.fewest_changes import count_changes, with_fewest_changes
-from solver import evaluate, solve
+from solver import solve
 
 from ..models import graph_of, mlp
 from ..plans_of import profile_of
@@ -204,8 +205,13 @@ def test_the_nearest_optimum_is_the_nearest_of_all() -> None:
     """Against every assignment of a small problem: none costs less, and none that costs as much changes fewer."""
     graph, mesh = graph_of("mlp"), Mesh.parse("dp=2")
     planner = Planner(graph, mesh, profile_of("slow"), "mlp", "")
-    problem = formulate(graph, mesh, profile_of("slow")).problem
-    solution = solve(problem)
+    formulation = formulate(graph, mesh, profile_of("slow"))
+    problem, solution = formulation.problem, solve(formulation.problem)
+
+    def cost_of(choices: Sequence[int]) -> int | None:
+        answer = formulation.routed(choices)
+        return None if answer is None else answer[1]
+
     assert solution.choices is not None and solution.cost is not None
     free = [i for i, node in enumerate(problem.nodes) if 1 < len(node.costs) <= 3][:4]
     for wanted in itertools.product(*(range(len(problem.nodes[i].costs)) for i in free)):
@@ -213,13 +219,13 @@ def test_the_nearest_optimum_is_the_nearest_of_all() -> None:
         for i, choice in zip(free, wanted):
             target[i] = choice
         found = with_fewest_changes(planner, problem, solution, target)
-        assert found.choices is not None and evaluate(problem, found.choices).cost == solution.cost
+        assert found.choices is not None and cost_of(found.choices) == solution.cost
         changes = count_changes(target, found.choices)
         for others in itertools.product(*(range(len(problem.nodes[i].costs)) for i in free)):
             choices = list(solution.choices)
             for i, choice in zip(free, others):
                 choices[i] = choice
-            if evaluate(problem, choices).cost == solution.cost and evaluate(problem, choices).feasible:
+            if cost_of(choices) == solution.cost:
                 assert changes <= count_changes(target, choices)
 
 
@@ -228,7 +234,8 @@ def test_decisions_of_a_plan_are_the_choices_that_it_was_made_of() -> None:
     formulation = formulate(graph_of("mlp"), plan.mesh, profile_of("slow"))
     choices = choices_of(decisions_of(plan, formulation), formulation)
     assert None not in choices
-    assert evaluate(formulation.problem, [c or 0 for c in choices]).cost == plan.solver.cost_ns
+    answer = formulation.routed([c or 0 for c in choices])
+    assert answer is not None and answer[1] == plan.solver.cost_ns
 
 
 def test_a_plan_for_another_model_is_refused() -> None:
