@@ -1,7 +1,7 @@
 """Planning measured: CPU seconds of every stage, size of the integer program, peak memory.
 
     python benchmarks/plan.py                    # Llama-3-8B on 8x8, GPT-2 and the demo model
-    python benchmarks/plan.py --case llama3_8b   # one of them
+    python benchmarks/plan.py --case llama3_8b   # one of them; llama3_8b_3d and _4d: meshes of three and four axes
     python benchmarks/plan.py --ties             # what deciding identical layers once costs and saves
 
 Every case runs in a process of its own, so that its peak memory is its own. CPU seconds, not wall time: machines are
@@ -42,6 +42,8 @@ class Case:
 
 CASES = {
     "llama3_8b": Case("examples/llama.py:llama3_8b", "dp=8,tp=8", "dgx-h100"),
+    "llama3_8b_3d": Case("examples/llama.py:llama3_8b", "rep=2,dp=4,tp=8", "dgx-h100"),
+    "llama3_8b_4d": Case("examples/llama.py:llama3_8b", "a=2,b=2,c=4,d=4", "dgx-h100"),
     "llama3_8b_1d": Case("examples/llama.py:llama3_8b", "tp=8", "dgx-h100"),
     "gpt2": Case("examples/gpt2.py:gpt2", "dp=8,tp=8", "dgx-h100"),
     "demo": Case("examples/llama.py:demo", "dp=2,tp=2", "cpu-gloo"),

@@ -102,7 +102,7 @@ def _wanted(plan: ShardingPlan, graph: CapturedGraph) -> Iterator[tuple[Ref, str
         for ref, layout in zip(node.inputs, operators[node.name].inputs, strict=True):
             yield ref, node.phase, layout, node.name
     for name, ref in graph.gradients:
-        if graph.nodes[ref.node].kind == "operator":
+        if graph.nodes[ref.node].name != name:  # a parameter may be its own gradient
             yield ref, "backward", held[name], name
     for k, output in enumerate(graph.outputs):
         if output is not None:

@@ -59,7 +59,7 @@ class Prices:
         """
         key = (meta, before, after, banned)
         if key not in self._matrices:
-            paths = self._paths_of(self.steps(meta, before + after, banned))
+            paths = self._paths_of(self.steps(meta, reduces_of(before + after), banned))
             index = {layout: i for i, layout in enumerate(paths.layouts)}
             rows, cols = [index[a] for a in before], [index[b] for b in after]
             self._matrices[key] = paths.seconds[np.ix_(rows, cols)]
@@ -67,23 +67,22 @@ class Prices:
 
     def path(self, meta: TensorMeta, before: Layout, after: Layout, banned: Banned = frozenset()) -> tuple[Layout, ...]:
         """The cheapest path between two layouts."""
-        return self._paths_of(self.steps(meta, (before, after), banned)).path(before, after)
+        return self._paths_of(self.steps(meta, reduces_of((before, after)), banned)).path(before, after)
 
-    def steps(self, meta: TensorMeta, wanted: Iterable[Layout], banned: Banned = frozenset()) -> Steps:
+    def steps(self, meta: TensorMeta, reduces: frozenset[str], banned: Banned = frozenset()) -> Steps:
         """The single steps between all layouts of a tensor, those that are ``banned`` left out.
 
         Args:
-            wanted: layouts that the tensor has or is to have; they say in which ways its parts may be reduced.
+            reduces: what makes one tensor of the parts that ranks may hold of it; sums are always among it.
         """
 
         def price(step: Step, size: int, copied: int) -> float:
             is_banned = banned and any((step.kind, step.axis, dim) in banned for dim in (-1, step.source))
             return math.inf if is_banned else self._step_s(step, size, copied)
 
-        reduces = tuple(sorted({"sum"} | {p.reduce for layout in wanted for p in layout if p.reduce}))
-        key = (meta.shape, meta.dtype.itemsize, reduces, banned)
+        key = (meta.shape, meta.dtype.itemsize, reduces | {"sum"}, banned)
         if key not in self._steps:
-            layouts = layouts_of(meta.shape, self._mesh, reduces)
+            layouts = layouts_of(meta.shape, self._mesh, tuple(sorted(reduces | {"sum"})))
             self._steps[key] = single_steps(layouts, meta.shape, meta.dtype.itemsize, self._mesh, price)
         return self._steps[key]
 
@@ -116,6 +115,11 @@ class Prices:
         flops, kind = _flops(node, inputs, outputs)
         dtype = str(pairs[0][0].dtype if pairs else torch.float32).removeprefix("torch.")
         return float(self._profile.op_s(dtype, flops, sum(read) + sum(written), kind))
+
+
+def reduces_of(layouts: Iterable[Layout]) -> frozenset[str]:
+    """What makes one tensor of the parts that ranks hold in some of these layouts."""
+    return frozenset(placement.reduce for layout in layouts for placement in layout if placement.reduce)
 
 
 def _flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> tuple[float, str]:

@@ -19,7 +19,7 @@ from ..layout import Layout
 from ..redistribution import Banned
 from ..redistribution.paths import Steps
 from ..strategies import Strategy
-from .pricing import Prices
+from .pricing import Prices, reduces_of
 
 HELD = -1
 """The position of a consumer that wants a tensor in the layout it holds it in: a gradient, or a result."""
@@ -70,8 +70,8 @@ def networks_of(
     places = _Places(strategies)
     for ref, wanting in by_tensor.items():
         ends = [(ref.node, None), *(consumer for demand in wanting for consumer in demand.consumers)]
-        had = dict.fromkeys(layout for node, position in ends for layout in places.layouts(node, position, ref.output))
-        steps = prices.steps(graph.meta(ref), had, wanting[0].banned)
+        reduces = frozenset().union(*(places.reduces(node, position, ref.output) for node, position in ends))
+        steps = prices.steps(graph.meta(ref), reduces, wanting[0].banned)
         forward, backward = (
             tuple(
                 Consumer(node, places.of(node, position, 0, steps))
@@ -104,24 +104,34 @@ class _Places:
         self._costs: dict[int, np.ndarray] = {}
         self._vertices: dict[int, dict[Layout, int]] = {}
         self._layouts: dict[object, list[Layout]] = {}
+        self._reduces: dict[object, frozenset[str]] = {}
         self._places: dict[object, np.ndarray] = {}
 
-    def layouts(self, node: int, position: int | None, output: int) -> list[Layout]:
+    def reduces(self, node: int, position: int | None, output: int) -> frozenset[str]:
+        """What makes one tensor of the parts that ranks hold of it under some strategy."""
+        key = self._key(node, position, output)
+        if key not in self._reduces:
+            self._reduces[key] = reduces_of(self._layouts_of(node, position, output))
+        return self._reduces[key]
+
+    def _layouts_of(self, node: int, position: int | None, output: int) -> list[Layout]:
         """The layout under each strategy: of the result ``output`` (position None), or of what the node wants."""
-        strategies = self._strategies[node]
-        key = (id(strategies), position, output if position is None else 0)
+        key = self._key(node, position, output)
         if key not in self._layouts:
-            self._layouts[key] = [_layout(strategy, position, key[2]) for strategy in strategies]
+            self._layouts[key] = [_layout(strategy, position, output) for strategy in self._strategies[node]]
         return self._layouts[key]
+
+    def _key(self, node: int, position: int | None, output: int) -> tuple[int, int | None, int]:
+        return id(self._strategies[node]), position, output if position is None else 0
 
     def of(self, node: int, position: int | None, output: int, steps: Steps) -> np.ndarray:
         """The vertex under each strategy."""
-        key = (id(self._strategies[node]), position, output, id(steps))
+        key = (self._key(node, position, output), id(steps))
         if key not in self._places:
             if id(steps) not in self._vertices:
                 self._vertices[id(steps)] = {layout: vertex for vertex, layout in enumerate(steps.layouts)}
             vertices = self._vertices[id(steps)]
-            layouts = self.layouts(node, position, output)
+            layouts = self._layouts_of(node, position, output)
             self._places[key] = np.array([vertices[layout] for layout in layouts], dtype=np.int64)
         return self._places[key]
 
