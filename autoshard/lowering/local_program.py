@@ -22,7 +22,7 @@ from ..capture import CapturedGraph, Node, Ref, is_random
 from ..errors import VerificationError
 from ..layout import Layout, format_layout
 from ..ops import has, run_local
-from ..plans import OperatorEntry, ShardingPlan
+from ..plans import OperatorEntry, Redistribution, ShardingPlan
 from ..redistribution.execution import Shard, run_step
 from .adapter import without_values
 from .emitter import GraphEmitter, storages
@@ -94,12 +94,9 @@ class _Lowering:
         self._outputs = {entry.name: entry.layout for entry in plan.outputs}
         self._paths = {(r.tensor, r.phase, r.path[0], r.path[-1]): r for r in plan.redistributions}
         self._emitters = {phase: GraphEmitter(plan.mesh, rank.groups) for phase in ("forward", "backward")}
-        self._kept = {(r.tensor, r.path[: r.shared + 1]) for r in plan.redistributions if r.kept}
-        self._shared = {
-            (r.tensor, "forward" if r.kept else r.phase, r.path[: r.shared + 1]) for r in plan.redistributions
-        }
+        self._takers = _takers(plan)
         self._values: dict[tuple[Ref, str, Layout], fx.Node] = {}
-        self._passed: dict[tuple[Ref, str, tuple[Layout, ...]], fx.Node] = {}
+        self._passed: dict[tuple[Ref, Redistribution, int], fx.Node] = {}
         self._saved: dict[tuple[Ref, Layout], None] = {}
         self._results: dict[str, fx.Node] = {}
         self._taken: dict[str, set[int]] = {}
@@ -212,16 +209,31 @@ class _Lowering:
             return
         have, name = self._layout(ref), self._graph.tensor_name(ref)
         planned = self._paths.get((name, "backward", have, wanted))
-        ways = [planned.path[: k + 1] for k in range(planned.shared, 0, -1)] if planned is not None else []
-        way = next((way for way in ways if (name, way) in self._kept), (have,))
-        if (ref, "forward", way) in self._passed:
-            self._values.setdefault((ref, "forward", way[-1]), self._passed[ref, "forward", way])
-        if (ref, "forward", way[-1]) not in self._values:
+        while planned is not None and planned.shared and not planned.kept:
+            planned = self._taker(planned)
+        kept = have
+        if planned is not None and planned.kept:
+            kept = planned.path[planned.shared]
+            passed = self._passed.get((ref, self._taker(planned), planned.shared))
+            if passed is not None:
+                self._values.setdefault((ref, "forward", kept), passed)
+        if (ref, "forward", kept) not in self._values:
             raise VerificationError(
-                f"the plan keeps {name} in the layout {format_layout(way[-1], self._mesh)} for the backward, but "
-                "nothing in the forward makes it"
+                f"the plan keeps {name} in the layout {format_layout(kept, self._mesh)} for the backward, but nothing "
+                "in the forward makes it"
             )
-        self._saved[ref, way[-1]] = None
+        self._saved[ref, kept] = None
+
+    def _taker(self, entry: Redistribution) -> Redistribution:
+        """Who takes the last of the steps that a redistribution shares."""
+        phase = "forward" if entry.kept else entry.phase
+        taker = self._takers.get((entry.tensor, phase, entry.path[: entry.shared + 1]))
+        if taker is None:
+            raise VerificationError(
+                f"the plan shares the first {entry.shared} steps by which {entry.tensor} gets to "
+                f"{format_layout(entry.path[-1], self._mesh)} in the {entry.phase}, but nothing takes them"
+            )
+        return taker
 
     def _add_input(self, index: int, node: Node) -> str:
         shape, dtype = self._local_shape(Ref(index)), self._graph.meta(Ref(index)).dtype
@@ -282,21 +294,20 @@ class _Lowering:
                     f"{format_layout(wanted, self._mesh)} in the {phase}, but its operators need one"
                 )
             with self._emitters[phase].copying(name):
-                self._values[key] = self._along(ref, phase, planned.path)
+                self._values[key] = self._along(ref, planned, len(planned.path) - 1)
         return self._values[key]
 
-    def _along(self, ref: Ref, phase: str, way: tuple[Layout, ...]) -> fx.Node:
-        """The tensor at the end of a way from the layout it is made in; steps that are shared run once."""
-        name = self._graph.tensor_name(ref)
-        if len(way) == 1 or (phase == "backward" and (name, way) in self._kept):
-            return self._values[ref, phase, way[-1]]
-        if (ref, phase, way) not in self._passed:
-            before = self._along(ref, phase, way[:-1])
-            value: fx.Node = run_step(self._emitters[phase], before, way[-2], way[-1], self._shard(ref))
-            if (name, phase, way) not in self._shared:
-                return value
-            self._passed[ref, phase, way] = value
-        return self._passed[ref, phase, way]
+    def _along(self, ref: Ref, entry: Redistribution, steps: int) -> fx.Node:
+        """The tensor after so many steps of a redistribution; each of its own runs once, whoever wants it first."""
+        if steps == 0 or (entry.kept and steps == entry.shared):
+            return self._values[ref, entry.phase, entry.path[steps]]
+        if steps == entry.shared:
+            return self._along(ref, self._taker(entry), steps)
+        if (ref, entry, steps) not in self._passed:
+            before = self._along(ref, entry, steps - 1)
+            layouts = entry.path[steps - 1], entry.path[steps]
+            self._passed[ref, entry, steps] = run_step(self._emitters[entry.phase], before, *layouts, self._shard(ref))
+        return self._passed[ref, entry, steps]
 
     def _further_results(self) -> list[fx.Node]:
         """What the forward returns behind the model's results: new values of buffers, and what is saved."""
@@ -308,6 +319,17 @@ class _Lowering:
         graph.output(tuple(outputs))
         graph.lint()
         return fx.GraphModule(torch.nn.Module(), graph, class_name=phase.capitalize())
+
+
+def _takers(plan: ShardingPlan) -> dict[tuple[str, str, tuple[Layout, ...]], Redistribution]:
+    """For every way along which a tensor is taken in a phase the redistribution that takes its last step: the first in
+    the plan, where several do.
+    """
+    takers: dict[tuple[str, str, tuple[Layout, ...]], Redistribution] = {}
+    for entry in plan.redistributions:
+        for steps in range(entry.shared + 1, len(entry.path)):
+            takers.setdefault((entry.tensor, entry.phase, entry.path[: steps + 1]), entry)
+    return takers
 
 
 def _gradient(name: str) -> str:

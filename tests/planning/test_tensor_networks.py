@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +14,15 @@ from torch import Tensor, nn
 from autoshard.capture import Ref, capture
 from autoshard.layout import Layout, R, S
 from autoshard.lowering import check_redistributions
+from autoshard.lowering.local_program import Rank, lower
+from autoshard.lowering.verify import verify
 from autoshard.planning import interpret, pair_problem
 from autoshard.planning.tensor_networks import TensorNetwork, ways
+from autoshard.plans import Collective, Redistribution, ShardingPlan
 from solver import Consumer, Network, Routes, solve
 
 from ..models import graph_of
-from ..plans_of import formulated, planned, profile_of
+from ..plans_of import Planned, formulated, planned, profile_of
 
 LAYOUTS = tuple(Layout(each) for each in itertools.product((R, S(0), S(1), S(2)), repeat=2))
 MADE = 0
@@ -84,6 +88,38 @@ def test_three_axes_are_solved_to_the_optimum() -> None:
     found = planned("llama", "pp=2,dp=2,tp=2", "slow")
     assert found.plan.solver.status == "optimal"
     check_redistributions(found.plan, found.graph)
+
+
+def unshared(found: Planned) -> ShardingPlan:
+    """A plan as format 3 had it: every redistribution takes all steps of its path, or finds the last layout kept."""
+
+    def taken(entry: Redistribution) -> Redistribution:
+        if entry.kept and len(entry.own) == 1:
+            return entry
+        steps = found.formulation.prices.along_s(metas[entry.tensor], entry.path)
+        sent = (
+            Collective(step.kind, found.plan.mesh.axes[step.axis], size, time_s)  # type: ignore[arg-type]
+            for step, size, time_s in steps
+            if step.communicates
+        )
+        return replace(entry, shared=0, kept=False, collectives=tuple(sent))
+
+    metas = {tensor.network.name: found.graph.meta(tensor.ref) for tensor in found.formulation.networks}
+    return replace(found.plan, redistributions=tuple(map(taken, found.plan.redistributions)))
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"), [("llama odd", "dp=2,tp=3"), ("llama", "dp=2,tp=2"), ("gpt2", "pp=2,dp=2,tp=2")]
+)
+def test_shared_steps_run_once_and_others_for_each_that_takes_them(name: str, mesh: str) -> None:
+    found = planned(name, mesh, "slow", ("tokens=dp:S(0)",))
+    groups = found.plan.mesh.axes
+    for plan in (found.plan, unshared(found)):
+        check_redistributions(plan, found.graph)
+        program = lower(found.graph, plan, Rank((0,) * len(groups), torch.device("cpu"), groups))
+        verify(program, plan, groups)
+    partly = [entry for entry in found.plan.redistributions if entry.shared and len(entry.own) > 1]
+    assert partly or name != "llama odd"
 
 
 class Shifted(nn.Module):
