@@ -174,10 +174,17 @@ class Writer:
         return f"self.{key}"
 
     def module(self, expression: str) -> str:
-        """A submodule, its parameters in the program's type."""
+        """A submodule, its parameters in the program's type.
+
+        Raises:
+            Unsuited: there is none of these sizes.
+        """
         name = self.fresh("self.m")
         suffix = "" if self.dtype is torch.float32 or self.dtype.is_complex else f".to({self.dtype})"
-        self.prepare(f"{name} = {expression}{suffix}")
+        try:
+            self.prepare(f"{name} = {expression}{suffix}")
+        except Exception as error:
+            raise Unsuited from error
         self.modules.append(name)
         return name
 
