@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.utils.parametrize import is_parametrized
 
 import autoshard.apply
 from autoshard.capture import CapturedGraph, capture
@@ -145,7 +146,8 @@ def _run(names: Any, session: Session) -> Seen:
 @contextmanager
 def _capturing_once(graph: CapturedGraph | None) -> Iterator[None]:
     """One rank checks the plan's strategies for all and, where there is no graph yet, captures: both are slow, and
-    dynamo knows no threads.
+    dynamo knows no threads. A model with parametrizations every rank captures itself, one after another: torch makes a
+    class for each such module, which the model of another rank does not have.
     """
     lock = threading.Lock()
     captured: list[CapturedGraph | Exception] = [] if graph is None else [graph]
@@ -154,6 +156,8 @@ def _capturing_once(graph: CapturedGraph | None) -> Iterator[None]:
 
     def capture_once(model: Any, *args: Any, **options: Any) -> CapturedGraph:
         with lock:
+            if any(map(is_parametrized, model.modules())):
+                return capture(model, *args, **options)
             if not captured:
                 try:
                     captured.append(capture(model, *args, **options))
