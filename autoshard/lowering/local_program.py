@@ -327,8 +327,8 @@ def _takers(plan: ShardingPlan) -> dict[tuple[str, str, tuple[Layout, ...]], Red
     """
     takers: dict[tuple[str, str, tuple[Layout, ...]], Redistribution] = {}
     for entry in plan.redistributions:
-        for steps in range(entry.shared + 1, len(entry.path)):
-            takers.setdefault((entry.tensor, entry.phase, entry.path[: steps + 1]), entry)
+        for way in entry.taken:
+            takers.setdefault((entry.tensor, entry.phase, way), entry)
     return takers
 
 

@@ -45,6 +45,8 @@ class Linked:
 
     def link(self, results: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
         """The results of the step, linked; those that no gradient can reach stay as they are."""
+        if not self._upstream:
+            return tuple(results)
         linked = list(results)
         stub = torch.zeros((), requires_grad=True).clone()
         for j in dict.fromkeys(j for k, others in self._upstream.items() for j in (*others, k)):

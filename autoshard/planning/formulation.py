@@ -106,7 +106,7 @@ class Formulation:
             for kept in (self.keeps(found.ref, choices),)
         )
         problem = replace(self.free, networks=networks, ties=())
-        arcs = [(*routes.forward, *routes.backward) for routes in offered] or [()] * len(networks)
+        arcs = [(*routes.forward, *routes.backward) for routes in offered] or None
         assignment = routed(problem, choices[: len(problem.nodes)], arcs)
         if assignment is None:
             return None

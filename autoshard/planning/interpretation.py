@@ -24,7 +24,7 @@ from ..plans import (
 )
 from ..strategies import Strategy
 from .formulation import Formulation
-from .tensor_networks import HELD, Demand, TensorNetwork, ways
+from .tensor_networks import HELD, Demand, TensorNetwork, layout_of, ways
 
 
 def interpret(formulation: Formulation, solution: Solution, profile: Profile, model: str, call: str) -> ShardingPlan:
@@ -136,8 +136,7 @@ class _Reader:
     ) -> Iterator[tuple[Redistribution, float]]:
         """The redistributions of one tensor in one phase, in the order in which they are first wanted."""
         prices, meta, axes = self._formulation.prices, self._graph.meta(found.ref), self._formulation.mesh.axes
-        made = self._chosen[found.ref.node].outputs[found.ref.output]
-        assert made is not None
+        made = layout_of(self._chosen[found.ref.node], None, found.ref.output)
         wanted: dict[Layout, list[str]] = defaultdict(list)
         for node, layout in self._wanted(demand):
             wanted[layout].append(self._formulation.consumer_name(node))
@@ -166,9 +165,7 @@ class _Reader:
     def _wanted(self, demand: Demand) -> Iterator[tuple[int, Layout]]:
         """Who wants a tensor in which layout: those who hold it first, as it is taken to them once it is made."""
         for node, position in sorted(demand.consumers, key=lambda consumer: consumer[1] != HELD):
-            layout = self._chosen[node].outputs[0] if position == HELD else self._chosen[node].inputs[position]
-            assert layout is not None
-            yield node, layout
+            yield node, layout_of(self._chosen[node], position)
 
 
 def _entry(name: str, meta: TensorMeta, layout: Layout) -> TensorEntry:

@@ -20,7 +20,7 @@ from ..layout import Layout
 from ..redistribution import Banned
 from ..strategies import Strategy
 from .formulation import Formulation
-from .tensor_networks import HELD, Demand
+from .tensor_networks import Demand, layout_of
 
 
 def demand_edges(formulation: Formulation) -> Iterator[tuple[Demand, int, int, int]]:
@@ -53,12 +53,9 @@ def distinct_layouts(
     strategies: Sequence[Strategy], position: int | None, output: int
 ) -> tuple[tuple[Layout, ...], np.ndarray]:
     """The distinct layouts of a result (position None) or of what a consumer wants, and each strategy's index."""
-    if position is None or position == HELD:
-        layouts = [strategy.outputs[output] for strategy in strategies]
-    else:
-        layouts = [strategy.inputs[position] for strategy in strategies]
     index: dict[Layout, int] = {}
-    indices = [index.setdefault(layout, len(index)) for layout in layouts]  # type: ignore[arg-type]
+    layouts = (layout_of(strategy, position, output) for strategy in strategies)
+    indices = [index.setdefault(layout, len(index)) for layout in layouts]
     return tuple(index), np.array(indices, dtype=np.int64)
 
 

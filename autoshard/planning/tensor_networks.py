@@ -118,7 +118,7 @@ class _Places:
         """The layout under each strategy: of the result ``output`` (position None), or of what the node wants."""
         key = self._key(node, position, output)
         if key not in self._layouts:
-            self._layouts[key] = [_layout(strategy, position, output) for strategy in self._strategies[node]]
+            self._layouts[key] = [layout_of(strategy, position, output) for strategy in self._strategies[node]]
         return self._layouts[key]
 
     def _key(self, node: int, position: int | None, output: int) -> tuple[int, int | None, int]:
@@ -142,7 +142,10 @@ class _Places:
         return self._costs[id(steps)]
 
 
-def _layout(strategy: Strategy, position: int | None, output: int) -> Layout:
+def layout_of(strategy: Strategy, position: int | None, output: int = 0) -> Layout:
+    """The layout that a strategy gives the result ``output`` (position None), or that its node wants of what it reads
+    at a position, or holds (HELD).
+    """
     if position is None:
         layout = strategy.outputs[output]
     else:

@@ -87,6 +87,11 @@ class Redistribution:
         return self.path[self.shared :]
 
     @property
+    def taken(self) -> tuple[tuple[Layout, ...], ...]:
+        """The ways along which it takes its tensor itself: from the start of the path up to each of its own steps."""
+        return tuple(self.path[: steps + 1] for steps in range(self.shared + 1, len(self.path)))
+
+    @property
     def predicted_s(self) -> float:
         """Seconds of its collectives."""
         return math.fsum(collective.predicted_s for collective in self.collectives)

@@ -20,7 +20,7 @@ from ..errors import ConstraintError, PlanMismatchError
 from ..layout import Layout
 from ..mesh import HybridMesh, Mesh
 from ..planning import Formulation, MemoryLimit, Planner, outcome, profile_of, timeline_of
-from ..plans import Redistribution, ShardingPlan
+from ..plans import ShardingPlan
 from .decisions import Decisions, choices_of, decision_text, decisions_of
 from .fewest_changes import with_fewest_changes
 
@@ -152,14 +152,9 @@ def priced(plan: ShardingPlan, planner: Planner, formulation: Formulation) -> Pr
 
 def as_copied(plan: ShardingPlan, formulation: Formulation) -> Formulation:
     """The formulation in which the backward makes those copies again that it makes again in a plan, to save memory."""
-    moved = {(e.tensor, way) for e in plan.redistributions if e.phase == "forward" for way in _ways(e)}
+    moved = {(e.tensor, way) for e in plan.redistributions if e.phase == "forward" for way in e.taken}
     backward = (e for e in plan.redistributions if e.phase == "backward")
-    return formulation.making_again({e.tensor for e in backward if any((e.tensor, way) in moved for way in _ways(e))})
-
-
-def _ways(entry: Redistribution) -> Iterator[tuple[Layout, ...]]:
-    """The ways along which a redistribution itself takes its tensor: up to each of its own steps."""
-    return (entry.path[: k + 2] for k in range(entry.shared, len(entry.path) - 1))
+    return formulation.making_again({e.tensor for e in backward if any((e.tensor, way) in moved for way in e.taken)})
 
 
 def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> ShardingPlan:

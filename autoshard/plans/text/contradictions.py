@@ -101,7 +101,7 @@ def _check_ways(plan: ShardingPlan) -> None:
     """
     sources = {entry.name: entry for entry in (*plan.parameters, *plan.buffers, *plan.inputs)}
     holders = {entry.name: entry for entry in (*plan.parameters, *plan.buffers, *plan.outputs)}
-    takers = Counter(taken for entry in plan.redistributions for taken in _taken(entry))
+    taken = {(entry.tensor, entry.phase, way) for entry in plan.redistributions for way in entry.taken}
     ends: dict[tuple[str, Phase, Layout, Layout], Redistribution] = {}
     for entry in plan.redistributions:
         try:
@@ -112,18 +112,13 @@ def _check_ways(plan: ShardingPlan) -> None:
         if entry.shared:
             phase: Phase = "forward" if entry.kept else entry.phase
             first = entry.path[: entry.shared + 1]
-            if not takers[entry.tensor, phase, first]:
+            if (entry.tensor, phase, first) not in taken:
                 what = "is kept from the forward" if entry.kept else f"shares steps in the {phase}"
                 raise Contradiction(f"{entry.tensor} {what}, where nothing takes it along the same path", entry)
         other = ends.setdefault((entry.tensor, entry.phase, entry.path[0], entry.path[-1]), entry)
         if other is not entry:
             ways = " and ".join(format_path(path, plan.mesh) for path in (other.path, entry.path))
             raise Contradiction(f"{entry.tensor} goes two ways in the {entry.phase}: {ways}", entry)
-
-
-def _taken(entry: Redistribution) -> Iterator[tuple[str, Phase, tuple[Layout, ...]]]:
-    """The ways along which a redistribution itself takes its tensor: up to each of its own steps."""
-    return ((entry.tensor, entry.phase, entry.path[: k + 2]) for k in range(entry.shared, len(entry.path) - 1))
 
 
 # Totals. Costs are whole nanoseconds, rounded operator by operator and step by step (in older plans redistribution by

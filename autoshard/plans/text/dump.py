@@ -266,14 +266,10 @@ def _redistribution_line(line: Line[Redistribution], mesh: Mesh, repeats: Repeat
         f"collectives: [{', '.join(quote(format_collective(c)) for c in entry.collectives)}]",
         *_consumers(line),
         *(["kept: true"] if entry.kept else []),
-        *([f"shared: {entry.shared}"] if entry.shared and not _is_kept_whole(entry) else []),
+        *([f"shared: {entry.shared}"] if entry.shared and not (entry.kept and len(entry.own) == 1) else []),
         *_count(line.pattern.count),
     ]
     return f"- {{{', '.join(fields)}}}"
-
-
-def _is_kept_whole(entry: Redistribution) -> bool:
-    return entry.kept and entry.shared == len(entry.path) - 1
 
 
 def _consumers(line: Line[Redistribution]) -> list[str]:
