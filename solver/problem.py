@@ -278,7 +278,9 @@ class Problem:
         of = base.lives[life.base.life]
         at, until = of.reads[life.base.consumer]
         if base.consumers[life.base.consumer].node != network.producer or not max(at, of.made + 1) <= life.made < until:
-            raise ProblemError(f"{where}: expected a consumer that is its producer, which reads while it makes the view")
+            raise ProblemError(
+                f"{where}: expected a consumer that is its producer, which reads while it makes the view"
+            )
 
     def _check_ties(self, sizes: list[int]) -> None:
         seen: set[int] = set()

@@ -1,13 +1,10 @@
-"""A plan that fits: the program proposes, the timeline decides.
+"""A plan that fits: the program counts what choices and copies hold, the timeline of a plan decides.
 
-The program of :mod:`autoshard.planning.liveness` estimates; the timeline of a plan is exact. So the optimum without a
-budget is taken if it fits. Otherwise memory gets a price: with ``p`` nanoseconds for every byte at the fullest moments
-the program is as easy to solve as without a budget, and its answer holds less the higher ``p`` is. Of a fixed ladder of
-prices the lowest whose answer fits is taken. From there the program is solved under the budget for a limited time,
-which improves the answer. A plan over its budget is never returned.
-
-Source of the price: the Lagrangian relaxation of the memory rows, Held, Wolfe and Crowder 1974, as in
-``solver/backends/decomposition``; here each problem is solved by branch and cut, so its answer is one that can be used.
+The optimum without a budget is taken if it fits. Otherwise the program is solved with what everything holds
+(:mod:`autoshard.planning.lives`) under the budget. It never counts more than a plan's timeline, so its bound is one for
+all plans that fit, and where it has no answer, no plan fits. The timeline has a little more: what moves while a
+collective runs. Where an answer is over the budget by that, the program is solved again under a limit that is lower by
+as much. A plan over its budget is never returned.
 """
 
 from __future__ import annotations
@@ -18,28 +15,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from cost_models import OPTIMIZERS, OptimizerPolicy, Profile, optimizer_policy
-from solver import INFEASIBLE, Load, Problem, Solution, evaluate, solve
+from solver import Load, Problem, Solution, solve
 from solver import Node as SolverNode
 
 from ..errors import BudgetError, InfeasibleError
 from ..plans import MemoryOutcome, ShardingPlan, SolverOutcome
 from ..plans.units import format_bytes, parse_bytes
 from .formulation import Formulation
-from .liveness import with_memory_loads
+from .lives import with_lives
 from .timeline import Timeline, outcome, timeline_of
 
-LADDER = tuple(2.0**k for k in range(-6, 10))
-"""Prices of the whole free peak that are tried, as multiples of the free plan's cost."""
-FULLEST = 3
-"""Moments that share a price at most."""
-PRICED_GAP = 2e-3
-"""How exactly a program with prices is solved."""
-PRICED_S = 30.0
-POLISH_S = 30.0
-"""The longest solve with a price, and the last one under the budget where no time limit is given."""
+GAP = 1e-3
+"""How exactly a program with memory is solved."""
+ROUNDS = 8
+"""How often the limit is lowered at most."""
+LEANEST_GAP = 1e-2
+"""How exactly the least peak is looked for."""
+PEAK_FIRST = 100
+"""Where the least peak is looked for: how many times the cost of a plan its peak costs."""
 LARGEST_SHOWN = 5
 FINE = 100
 """The least nanoseconds that a unit of a soft limit costs: rounding its price changes it by a half of a percent."""
@@ -140,22 +134,21 @@ def plan_within_budget(
         raise InfeasibleError(f"{search.last.status.value} {search.last.report.explanation}".rstrip())
     budget = limit.budget_bytes
     if budget is None or free.peak_bytes <= budget:
-        return search.stated(free, free.solution)
-    programs = tuple(
-        with_memory_loads(formulation, limit.policy, budget, keep_activations=keep) for keep in (True, False)
-    )
+        return search.stated(free, free.solution.bound)
+    program = with_lives(formulation, limit.policy)
     if limit.soft_ms_per_gib is not None:
         price = limit.soft_ms_per_gib
-        traded = (search.solved(program, _soft(program.problem, budget, price)) for program in programs)
+        traded = search.solved(program, _soft(program.problem, budget, price), relative_gap=GAP)
         least = min(
-            (found for found in (free, *traded) if found is not None),
+            (found for found in (free, traded) if found is not None),
             key=lambda found: found.cost_ns + _penalty_ns(found.peak_bytes, budget, price),
         )
-        return search.stated(least, free.solution)
-    found = search.within(programs, budget, free)
+        return search.stated(least, free.solution.bound)
+    found, bound = search.within(program, budget)
     if found is None:
+        search.look_for_leanest(program, free)
         raise BudgetError(search.explanation(budget, relaxed()))
-    return search.stated(found, free.solution)
+    return search.stated(found, bound)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,10 +181,14 @@ class _Search:
         """Solves a problem and writes the answer as a plan; None where there is no answer. ``last`` is the solution as
         the solver gave it.
         """
-        limits_s = [limit for limit in (options.pop("time_limit_s", None), self._left_s()) if limit is not None]
-        options["time_limit_s"] = min(limits_s, default=None)
-        self.last = solve(problem, backend=self._options.backend, **options)
-        return None if self.last.choices is None else self._found(formulation, self.last)
+        self.last = solve(problem, backend=self._options.backend, time_limit_s=self._left_s(), **options)
+        if self.last.choices is None:
+            return None
+        plan = self._write(formulation, self.last)
+        found = _Found(self.last, plan, timeline_of(formulation.graph, plan, self._limit.policy), formulation)
+        if self.leanest is None or found.peak_bytes < self.leanest.peak_bytes:
+            self.leanest = found
+        return found
 
     def _left_s(self) -> float | None:
         limit_s = self._options.time_limit_s
@@ -199,59 +196,31 @@ class _Search:
             return limit_s
         return max(1.0, limit_s - (time.monotonic() - self._started_s))
 
-    def _found(self, formulation: Formulation, solution: Solution) -> _Found:
-        plan = self._write(formulation, solution)
-        return _Found(solution, plan, timeline_of(formulation.graph, plan, self._limit.policy), formulation)
-
-    def within(self, programs: Iterable[Formulation], budget: int, free: _Found) -> _Found | None:
-        """The cheapest answer found whose peak is within the budget, or None where none was found in the time given."""
-        best: _Found | None = None
-        for program in programs:
-            found = self._on_ladder(_Ladder(self, program, free), budget)
-            if found is not None and (best is None or found.cost_ns < best.cost_ns):
-                best = found
-        return None if best is None else self._polished(best.formulation, budget, best)
-
-    def _on_ladder(self, ladder: _Ladder, budget: int) -> _Found | None:
-        leanest = ladder.leanest()
-        if self.leanest is None or leanest.peak_bytes < self.leanest.peak_bytes:
-            self.leanest = leanest
-        low, high = -1, len(LADDER) - 1 if leanest.peak_bytes <= budget else 0
-        while high - low > 1:  # low does not fit, high does
-            middle = (low + high) // 2
-            low, high = (low, middle) if ladder.answer(middle).peak_bytes <= budget else (middle, high)
-        fitting = [found for found in ladder.answers() if found.peak_bytes <= budget]
-        return min(fitting, key=lambda found: (found.cost_ns, found.peak_bytes), default=None)
-
-    def _polished(self, program: Formulation, budget: int, best: _Found) -> _Found:
-        """The best answer after further solves under the budget. The program over- or underestimates memory, so its
-        limit is what it counts for the best answer so far plus what that answer leaves of the budget; repeated while it
-        helps.
+    def within(self, program: Formulation, budget: int) -> tuple[_Found | None, int | None]:
+        """The cheapest answer found whose peak is within the budget, None where there is none or none was found in the
+        time given; and a bound for all plans within the budget.
         """
-        until_s = time.monotonic() + POLISH_S
-        limit = -1
-        while (wider := budget - best.peak_bytes + self._estimated(program, best)) > limit:
-            limit = wider
-            left_s = None if self._options.time_limit_s else max(1.0, until_s - time.monotonic())
-            problem = replace(program.problem, usage_limit=limit)
-            better = self.solved(program, problem, start=best.solution.choices, time_limit_s=left_s)
-            if better is None or better.peak_bytes > budget or better.cost_ns >= best.cost_ns:
+        limit, bound = budget, None
+        for _ in range(ROUNDS):
+            found = self.solved(program, replace(program.problem, usage_limit=limit), relative_gap=GAP)
+            if limit == budget:
+                bound = self.last.bound
+            if found is None or found.peak_bytes <= budget:
+                return found, bound
+            limit -= found.peak_bytes - budget
+            if limit < 0:
                 break
-            best = better
-        return best
+        return None, bound
 
-    @staticmethod
-    def _estimated(program: Formulation, found: _Found) -> int:
-        """The most bytes that an answer holds at a time, as the program estimates it."""
-        assert found.solution.choices is not None
-        return evaluate(program.problem, found.solution.choices).peak_usage
+    def look_for_leanest(self, program: Formulation, free: _Found) -> None:
+        """Notes the answer of about the least peak."""
+        price = max(1, PEAK_FIRST * free.cost_ns // max(1, free.peak_bytes))
+        self.solved(program, replace(program.problem, usage_limit=0, usage_price=price), relative_gap=LEANEST_GAP)
 
-    def stated(self, found: _Found, free: Solution) -> ShardingPlan:
-        """The plan with its memory. Its bound is that of the plans without a budget, which holds for all plans: the
-        program's own, under the budget, holds only as far as it estimates memory rightly.
-        """
-        cost, bound = found.cost_ns, min(found.cost_ns, free.bound or 0)
-        solver = SolverOutcome.of(cost, bound, found.plan.solver.identical_layers)
+    def stated(self, found: _Found, bound: int | None) -> ShardingPlan:
+        """The plan with its memory, and a bound in nanoseconds."""
+        cost = found.cost_ns
+        solver = SolverOutcome.of(cost, min(cost, bound or 0), found.plan.solver.identical_layers)
         return replace(found.plan, solver=solver, memory=self._memory(found))
 
     def _memory(self, found: _Found) -> MemoryOutcome:
@@ -289,10 +258,8 @@ class _Search:
                 peak = timeline_of(found.formulation.graph, found.plan, optimizer_policy(name)).peak
                 freed.append((found.peak_bytes - peak.size_bytes, f"the optimizer policy {name}"))
         for name, formulation in relaxed:
-            program = with_memory_loads(formulation, self._limit.policy, found.peak_bytes, keep_activations=False)
-            other = self.solved(formulation, formulation.problem)
+            other = self._leanest_of(formulation)
             if other is not None:
-                other = _Ladder(self, program, other).leanest()
                 freed.append((found.peak_bytes - other.peak_bytes, f"a plan without the constraint {name!r}"))
         most, what = max(freed, default=(0, ""))
         if most <= 0:
@@ -301,70 +268,13 @@ class _Search:
             )
         return f"{what} would free the most, {format_bytes(most)}"
 
-
-class _Ladder:
-    """Answers of one program with memory at each price of LADDER. None depends on the budget or on another answer."""
-
-    def __init__(self, search: _Search, program: Formulation, free: _Found) -> None:
-        self._search, self._program, self._free = search, program, free
-        self._known: dict[int, _Found] = {}
-        self._price = free.cost_ns / max(1, free.peak_bytes)
-        self._steps = [self._peak_step(free)]
-
-    def answers(self) -> list[_Found]:
-        """The answers found so far, from the lowest price of memory to the highest."""
-        return [found for _, found in sorted(self._known.items())]
-
-    def leanest(self) -> _Found:
-        """The answer of the least peak at the highest price, and with it the moments that carry prices: the fullest one
-        of the free answer, then that of each answer that the price of the moments so far gives.
-        """
-        top = len(LADDER) - 1
-        if top not in self._known:
-            candidates = []
-            while len(self._steps) <= FULLEST:
-                found = self._solved(top)
-                candidates.append(found)
-                step = self._peak_step(found)
-                if step in self._steps or len(self._steps) == FULLEST:
-                    break
-                self._steps.append(step)
-            self._known[top] = min(candidates, key=lambda found: (found.peak_bytes, found.cost_ns))
-        return self._known[top]
-
-    def answer(self, rung: int) -> _Found:
-        """The answer at the price number ``rung`` of LADDER; solved once."""
-        if rung not in self._known:
-            self._known[rung] = self._solved(rung)
-        return self._known[rung]
-
-    def _solved(self, rung: int) -> _Found:
-        price = LADDER[rung] * self._price / len(self._steps)
-        problem = _priced(self._program.problem, dict.fromkeys(self._steps, price))
-        found = self._search.solved(self._program, problem, relative_gap=PRICED_GAP, time_limit_s=PRICED_S)
-        return self._free if found is None else found  # none in the time given
-
-    def _peak_step(self, found: _Found) -> int:
-        """The time step at which an answer holds the most bytes, as the program estimates it."""
-        assert found.solution.choices is not None
-        choices = found.solution.choices
-        if len(choices) < len(self._program.problem.nodes):  # the free answer knows nothing of copies
-            nodes = self._program.problem.nodes[: len(choices)]
-            return evaluate(Problem(nodes, ()), choices).peak_step or 0
-        return evaluate(self._program.problem, choices).peak_step or 0
-
-
-def _priced(problem: Problem, prices: dict[int, float]) -> Problem:
-    """The problem without a limit, in which every byte that lives at a step costs nanoseconds."""
-
-    def cost(node: SolverNode) -> np.ndarray:
-        total = np.zeros(len(node.costs))
-        for (first, last), used in node.loads:
-            total += sum(price for step, price in prices.items() if first <= step < last) * used
-        return np.where(node.costs >= INFEASIBLE, INFEASIBLE, node.costs + np.rint(total).astype(np.int64))
-
-    nodes = tuple(SolverNode(node.name, cost(node)) if node.loads else node for node in problem.nodes)
-    return replace(problem, nodes=nodes, usage_limit=None, usage_price=None)
+    def _leanest_of(self, formulation: Formulation) -> _Found | None:
+        """The answer of about the least peak of another program."""
+        search = _Search(self._limit, self._options, self._write)
+        free = search.solved(formulation, formulation.problem)
+        if free is not None:
+            search.look_for_leanest(with_lives(formulation, self._limit.policy), free)
+        return search.leanest
 
 
 def _penalty_ns(peak_bytes: int, budget: int, ms_per_gib: float) -> float:
@@ -381,4 +291,9 @@ def _soft(problem: Problem, budget: int, ms_per_gib: float) -> Problem:
         )
         for node in problem.nodes
     )
-    return replace(problem, nodes=nodes, usage_limit=budget // unit, usage_price=round(ns_per_byte * unit))
+    networks = tuple(
+        network if network.sizes is None else replace(network, sizes=network.sizes // unit)
+        for network in problem.networks
+    )
+    limit, price = budget // unit, round(ns_per_byte * unit)
+    return replace(problem, nodes=nodes, networks=networks, usage_limit=limit, usage_price=price)

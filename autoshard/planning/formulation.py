@@ -5,13 +5,13 @@ its layouts (:mod:`autoshard.planning.tensor_networks`), on which it gets from w
 step is paid once, as the backward may read the copies that the forward made. Identical layers are tied. Costs are
 integer nanoseconds, rounded as the program is written and nowhere else.
 
-Under a memory budget :mod:`autoshard.planning.liveness` adds what every choice holds in memory and when.
+Under a memory budget :mod:`autoshard.planning.lives` adds what every choice holds in memory and when.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from cost_models import Profile
-from solver import INFEASIBLE, Assignment, Edge, Problem, Routes, evaluate, routed
+from solver import INFEASIBLE, Assignment, Edge, Problem, Router, Routes, evaluate
 from solver import Node as SolverNode
 
 from ..capture import CapturedGraph, Ref
@@ -40,23 +40,13 @@ Objective = Literal["step-time", "communication-time"]
 OBJECTIVES: tuple[Objective, ...] = ("step-time", "communication-time")
 
 
-@dataclass(frozen=True)
-class CopyChoice:
-    """A solver node that decides whether the backward reads a tensor's copy, strategy by strategy."""
-
-    ref: Ref
-    node: int
-    keeps: tuple[bool, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class Formulation:
     """A problem, and what is needed to read its solution.
 
     ``strategies[i]`` are those of solver node ``i``. Solver nodes up to the number of graph nodes are the graph's; the
     others hold the ``results``: tensors that leave the graph and have no tangent, by name. ``networks`` are those of
-    ``free``, the problem without memory. The ``problem`` of a memory budget has pairs in their place, and further
-    nodes; those that decide about copies are the ``copy_choices``.
+    ``free``, the problem without memory, of which ``problem`` may have more to say: what is held, and the limit.
     """
 
     graph: CapturedGraph
@@ -71,12 +61,6 @@ class Formulation:
     keep_copies: bool
     free: Problem
     problem: Problem
-    copy_choices: tuple[CopyChoice, ...] = ()
-
-    @cached_property
-    def remade(self) -> frozenset[Ref]:
-        """Tensors of which the backward must make copies of its own."""
-        return frozenset(demand.ref for demand in self.demands if demand.remade)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -90,42 +74,22 @@ class Formulation:
         """
         return self.names[node].removeprefix("new ")
 
-    def routed(self, choices: Sequence[int], offered: Sequence[Routes] = ()) -> tuple[Assignment, int] | None:
-        """The choices of all strategies with the cheapest routes, and what both cost in nanoseconds; None where they
-        break a constraint, or no way leads where a tensor is wanted.
+    def routed(self, choices: Sequence[int], routes: Sequence[Routes] = ()) -> tuple[Assignment, int] | None:
+        """The choices of all strategies with routes, and what both cost in nanoseconds; None where they break a
+        constraint, or no way leads where a tensor is wanted.
 
         Identical layers may choose differently: a plan of old, or one edited by hand, need not have decided them once.
 
         Args:
-            choices: of the nodes of ``problem``; those of further nodes decide which copies are kept.
-            offered: routes to try where many layouts of one tensor are wanted, which is not searched exactly.
+            routes: of every network, taken where they lead to what is wanted; else, and without them, the cheapest.
         """
-        networks = tuple(
-            found.network if found.network.kept == kept else replace(found.network, kept=kept)
-            for found in self.networks
-            for kept in (self.keeps(found.ref, choices),)
-        )
-        problem = replace(self.free, networks=networks, ties=())
-        arcs = [(*routes.forward, *routes.backward) for routes in offered] or None
-        assignment = routed(problem, choices[: len(problem.nodes)], arcs)
+        problem = replace(self.free, ties=())
+        arcs = [(*taken.forward, *taken.backward) for taken in routes] or None
+        assignment = Router().routed(problem, choices, arcs, dict(enumerate(routes)))
         if assignment is None:
             return None
         judged = evaluate(problem, assignment.choices, assignment.routes)
         return (assignment, judged.cost) if judged.feasible else None
-
-    def making_again(self, tensors: Collection[str]) -> Formulation:
-        """The same, in which the backward makes copies of these tensors of its own, whatever is chosen."""
-        again = {demand.ref for demand in self.demands if not demand.remade}
-        never = (False,) * len(self.strategies[0])
-        found = sorted(ref for ref in again if self.graph.tensor_name(ref) in tensors)
-        return replace(self, copy_choices=tuple(CopyChoice(ref, 0, never) for ref in found))
-
-    def keeps(self, ref: Ref, choices: Sequence[int]) -> bool:
-        """Whether the backward reads a tensor's copies that the forward made, rather than make them again."""
-        if ref in self.remade:
-            return False
-        decided = (choice.keeps[choices[choice.node]] for choice in self.copy_choices if choice.ref == ref)
-        return next(decided, self.keep_copies)
 
 
 def formulate(

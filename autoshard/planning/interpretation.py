@@ -75,7 +75,6 @@ class _Reader:
         self._formulation = formulation
         self._routes = routes
         self._graph = formulation.graph
-        self._choices = choices
         self._chosen: list[Strategy] = [
             strategies[choice] for strategies, choice in zip(formulation.strategies, choices)
         ]
@@ -126,14 +125,11 @@ class _Reader:
         """Each with its seconds, those of the forward first; a layout wanted by several in one phase comes once."""
         for phase in ("forward", "backward"):
             for found, routes in zip(self._formulation.networks, self._routes):
-                kept = self._formulation.keeps(found.ref, self._choices)
                 for demand in found.demands:
                     if demand.phase == phase:
-                        yield from self._moved(found, kept, demand, routes)
+                        yield from self._moved(found, demand, routes)
 
-    def _moved(
-        self, found: TensorNetwork, kept: bool, demand: Demand, routes: Routes
-    ) -> Iterator[tuple[Redistribution, float]]:
+    def _moved(self, found: TensorNetwork, demand: Demand, routes: Routes) -> Iterator[tuple[Redistribution, float]]:
         """The redistributions of one tensor in one phase, in the order in which they are first wanted."""
         prices, meta, axes = self._formulation.prices, self._graph.meta(found.ref), self._formulation.mesh.axes
         made = layout_of(self._chosen[found.ref.node], None, found.ref.output)
@@ -141,7 +137,7 @@ class _Reader:
         for node, layout in self._wanted(demand):
             wanted[layout].append(self._formulation.consumer_name(node))
         wanted.pop(made, None)
-        for way in ways(found, kept, demand.phase, made, tuple(wanted), routes):
+        for way in ways(found, demand.phase, made, tuple(wanted), routes):
             steps = prices.along_s(meta, way.path[way.shared :])
             collectives = tuple(
                 Collective(step.kind, axes[step.axis], size, seconds)  # type: ignore[arg-type]

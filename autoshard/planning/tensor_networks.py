@@ -165,21 +165,21 @@ class Way(NamedTuple):
     kept: bool
 
 
-def ways(
-    found: TensorNetwork, kept: bool, phase: str, made: Layout, wanted: Sequence[Layout], routes: Routes
-) -> Iterator[Way]:
+def ways(found: TensorNetwork, phase: str, made: Layout, wanted: Sequence[Layout], routes: Routes) -> Iterator[Way]:
     """The way to every layout that is wanted in a phase, in this order.
 
     Args:
-        kept: whether the routes of the backward go on from what the forward made.
         made: the layout in which the tensor is made.
         wanted: distinct layouts other than that, which the routes lead to.
         routes: of the network, without arcs that lead nowhere.
     """
-    forward = found.tree(routes.forward)
+    forward, backward = found.tree(routes.forward), found.tree(routes.backward)
+    kept = forward if found.network.kept else {}
     first = found.layouts.index(made)
-    done = {first, *forward} if phase == "backward" and kept else {first}
-    before = forward if phase == "forward" else found.tree(routes.backward) | (forward if kept else {})
+    done = {first}
+    if phase == "backward":
+        done |= kept.keys() - backward.keys()
+    before = forward if phase == "forward" else kept | backward  # what the backward makes again it does not keep
     taken = {first}
     for layout in wanted:
         way = [found.layouts.index(layout)]

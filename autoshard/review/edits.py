@@ -23,7 +23,7 @@ from ..plans.text.name_patterns import count_repeats, fold, format_pattern
 from ..strategies import Strategy
 from .decisions import Decisions, choices_of, decision_text, decisions_made, decisions_of
 from .file_evidence import FileEvidence
-from .session import as_copied, solution_of
+from .session import routes_of, solution_of
 
 GIVE_THE_ORIGINAL = (
     "give the file as it was before the edit as original (for example `git show HEAD:plan.yaml > old.yaml`, then "
@@ -81,9 +81,8 @@ def _reconstructed(plan: ShardingPlan, planner: Planner, formulation: Formulatio
     problem = FileEvidence(plan, formulation).problem(choices_of(found, formulation))
     choices = solve(problem, backend=planner.backend, time_limit_s=planner.time_limit_s).choices
     if choices is not None:
-        copied = as_copied(plan, formulation)
-        solution = solution_of(copied, choices)
-        if solution is not None and _record(planner.write(copied, solution)) == _record(plan):
+        solution = solution_of(formulation, choices, routes_of(plan, formulation))
+        if solution is not None and _record(planner.write(formulation, solution)) == _record(plan):
             return decisions_made(formulation, choices)
     raise PlanMismatchError(
         "what was edited cannot be told from the file: its redistributions and times fit no decisions near those that "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypedDict, Unpack
@@ -13,7 +13,6 @@ from torch import nn
 
 from cost_models import Profile, ProfileError, load_profile
 from solver import Routes, Solution, SolveReport, Status, solve
-from solver.routing import MOST_TARGETS
 
 from ..constraints import Constraints, gather_constraints
 from ..errors import ConstraintError, PlanMismatchError
@@ -140,21 +139,13 @@ def priced(plan: ShardingPlan, planner: Planner, formulation: Formulation) -> Pr
                 "`autoshard replan`"
             )
     known = {node: choice for node, choice in enumerate(choices) if choice is not None}
-    made = as_copied(plan, formulation)
-    solution = _completed(made, known, plan)
+    solution = _completed(formulation, known, plan)
     if solution is None:
         raise ConstraintError(
             "the plan's decisions do not fit together: no way leads from one layout to another that it wants; if the "
             "file was edited by hand, `autoshard replan` makes a plan of it"
         )
-    return Priced(formulation, decisions, solution, planner.write(made, solution))
-
-
-def as_copied(plan: ShardingPlan, formulation: Formulation) -> Formulation:
-    """The formulation in which the backward makes those copies again that it makes again in a plan, to save memory."""
-    moved = {(e.tensor, way) for e in plan.redistributions if e.phase == "forward" for way in e.taken}
-    backward = (e for e in plan.redistributions if e.phase == "backward")
-    return formulation.making_again({e.tensor for e in backward if any((e.tensor, way) in moved for way in e.taken)})
+    return Priced(formulation, decisions, solution, planner.write(formulation, solution))
 
 
 def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> ShardingPlan:
@@ -176,28 +167,27 @@ def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> 
 
 def _completed(formulation: Formulation, known: dict[int, int], plan: ShardingPlan) -> Solution | None:
     """The solution in which the known nodes have their choices and the solver decides the others; by the plan's routes,
-    where there are too many for the best to be known.
+    as far as they lead to what is wanted.
     """
     problem = replace(formulation.problem, ties=())
     choices: tuple[int, ...] | None = tuple(known.get(node, 0) for node in range(len(problem.nodes)))
     if len(known) < len(problem.nodes):
         choices = solve(replace(problem, fixed=dict(problem.fixed) | known)).choices
-    return None if choices is None else solution_of(formulation, choices, tuple(_routes(plan, formulation)))
+    return None if choices is None else solution_of(formulation, choices, routes_of(plan, formulation))
 
 
-def _routes(plan: ShardingPlan, formulation: Formulation) -> Iterator[Routes]:
-    """The steps that a plan takes, as routes of the networks; empty for tensors whose best routes can be worked out."""
-    taken: dict[str, set[tuple[Layout, Layout]]] = defaultdict(set)
-    wanted = Counter(entry.tensor for entry in plan.redistributions)
+def routes_of(plan: ShardingPlan, formulation: Formulation) -> tuple[Routes, ...]:
+    """The steps that a plan takes in each phase, as routes of the networks."""
+    taken: dict[tuple[str, str], set[tuple[Layout, Layout]]] = defaultdict(set)
     for entry in plan.redistributions:
-        taken[entry.tensor].update(pairwise(entry.path))
+        taken[entry.tensor, entry.phase].update(pairwise(entry.own))
+    routes = []
     for found in formulation.networks:
-        arcs: Iterable[int] = ()
-        if wanted[found.network.name] > MOST_TARGETS:
-            ends = zip(found.network.tails.tolist(), found.network.heads.tolist())
-            steps = ((found.layouts[tail], found.layouts[head]) for tail, head in ends)
-            arcs = (k for k, step in enumerate(steps) if step in taken[found.network.name])
-        yield Routes(tuple(arcs))
+        ends = zip(found.network.tails.tolist(), found.network.heads.tolist(), strict=True)
+        steps = [(found.layouts[tail], found.layouts[head]) for tail, head in ends]
+        phases = (taken[found.network.name, phase] for phase in ("forward", "backward"))
+        routes.append(Routes(*(tuple(k for k, step in enumerate(steps) if step in of) for of in phases)))
+    return tuple(routes)
 
 
 def limit_of(plan: ShardingPlan) -> MemoryLimit:
@@ -221,13 +211,11 @@ def is_within_budget(plan: ShardingPlan) -> bool:
     return memory is None or memory.budget_bytes is None or memory.peak.size_bytes <= memory.budget_bytes
 
 
-def solution_of(
-    formulation: Formulation, choices: tuple[int, ...], offered: tuple[Routes, ...] = ()
-) -> Solution | None:
-    """Choices that are known already as a solution, with the cheapest routes for them; None where they break a
+def solution_of(formulation: Formulation, choices: tuple[int, ...], routes: tuple[Routes, ...] = ()) -> Solution | None:
+    """Choices that are known already as a solution, by routes where they are known, too; None where they break a
     constraint (see :meth:`Formulation.routed`).
     """
-    answer = formulation.routed(choices, offered)
+    answer = formulation.routed(choices, routes)
     if answer is None:
         return None
     (_, routes), cost = answer

@@ -1,9 +1,9 @@
 """The problem as a mixed-integer program in arrays, with memory rows for some steps only.
 
-    x_i[s]     1 if node i chooses strategy s; these and the w of networks are the integer variables
+    x_i[s]     1 if node i chooses strategy s; these and the w and g of networks are the integer variables
     z_e[l,m]   the choice of (row l, column m) by edge e, over the finite pairs only
     w_g[l,m]   group g pays for (row l, column m)
-    f, w       the flows of a network and the arcs it uses; see `solver.backends.flows`
+    f, w, g    the flows of a network, the arcs it uses, where flows start; see `solver.backends.flows`
     alive      the copies of networks that are in memory at a step; see `solver.backends.holdings`
 
     minimise   sum costs_i[s] x_i[s] + sum costs_e[l,m] z_e[l,m] + sum costs_g[l,m] w_g[l,m] + arcs
@@ -41,6 +41,10 @@ FloatArray = npt.NDArray[np.float64]
 
 USAGE_UNITS = 2.0**20
 """Where `Program.scaled` brings a memory limit: a solver's tolerance of 1e-6 is then a 1e-12 part of the limit."""
+
+
+INTEGRAL = 1e-6
+"""How near a value is to 0 or 1 that counts as either."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +122,14 @@ class Program:
     def relaxed(self) -> Program:
         """The program with all variables continuous."""
         return replace(self, integers=np.zeros_like(self.integers))
+
+    def near(self, x: FloatArray) -> Program:
+        """The program in which the integer variables that are 0 or 1 at a point stay what they are there."""
+        zeros, ones = (
+            np.flatnonzero(np.abs(x[: self.choices] - value) <= INTEGRAL) for value in (0.0, 1.0)
+        )
+        program = self.with_row(zeros, np.ones(len(zeros)), 0.0)
+        return program.with_row(ones, -np.ones(len(ones)), -float(len(ones)))
 
     def with_row(self, columns: IntArray, values: FloatArray, upper: float) -> Program:
         """The program with one more row, values @ x[columns] <= upper."""
@@ -216,7 +228,7 @@ class _Parts:
         self.overflow: tuple[int, int] | None = None
         self.flows: list[tuple[IntArray, IntArray]] = []
         self.phases: dict[int, tuple[list[FlowColumns], list[FlowColumns]]] = {}
-        self.arcs_used: list[IntArray] = []
+        self.decided: list[IntArray] = []
         self.costs: list[IntArray] = []
         self.upper: list[FloatArray] = []
         self.lower: list[FloatArray] = []
@@ -269,7 +281,7 @@ class _Parts:
         used: tuple[IntArray, IntArray] = none, none
         for stage in stages(network, apart=apart):
             together = self._variables(network.costs[stage.shared])
-            self.arcs_used.append(together)
+            self.decided.append(together)
             starts = apart and network.kept and bool(phases) and bool(network.forward)
             flows = [self._flow(network, stage, flow, together, used if starts else None) for flow in stage.flows]
             for flow in flows:
@@ -327,6 +339,7 @@ class _Parts:
         """Variables of where a flow starts, at most the sum of the `variables` at each of the `vertices`."""
         at = np.intersect1d(vertices, flow.vertices)
         columns = self._variables(np.zeros(len(at), np.int64))
+        self.decided.append(columns)
         self._enter(rows[np.searchsorted(flow.vertices, at)], columns, 1.0)
         limits = self._rows(len(at), -np.inf, 0.0)
         self._enter(limits, columns, 1.0)
@@ -366,8 +379,8 @@ class _Parts:
         order = np.lexsort((columns, rows))
         integers = np.zeros(self.variables, np.bool_)
         integers[: int(self.first[-1])] = True
-        for used in self.arcs_used:
-            integers[used] = True
+        for decided in self.decided:
+            integers[decided] = True
         return Program(
             np.concatenate(self.costs),
             np.concatenate(self.lower),

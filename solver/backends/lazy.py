@@ -48,15 +48,19 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
     """Answers the problem by rounds of ever more memory rows.
 
     Where there are networks the rounds start with the relaxation, all variables continuous: it is integral more often
-    than not, and solved in a part of the time. Branch and cut follows where its rounding is not proven cheapest.
+    than not, and solved in a part of the time. Where its rounding is not proven cheapest, and memory is limited, what it
+    has at 0 and 1 is held there and the few others are decided; branch and cut on the whole follows where that is not
+    as good as was asked for. (Source of the middle step: Berthold, "RENS: the optimal rounding", 2014.)
     When the time ends first, the answer is the best feasible one of a round, else the last one repaired to fit memory.
     """
     rounds = _Rounds(problem, request)
     while True:
         found = solver.minimise(rounds.asked(), replace(request, start=rounds.start))
-        if found.infeasible:
-            return rounds.infeasible()
         if found.x is None:
+            if rounds.gives_up_near():
+                continue
+            if found.infeasible:
+                return rounds.infeasible()
             rounds.take(found)
             return rounds.known
         assignment = rounds.take(found)
@@ -69,7 +73,7 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
             return known.with_assignment(repaired(problem, rounds.program.choices_of(found.x), REPAIR_S))
         request.on_answer(rounds.known)
         request.on_progress(rounds.cost, rounds.known.bound)
-        rounds.tighten(assignment)
+        rounds.tighten(assignment, found.x)
 
 
 class _Rounds:
@@ -81,17 +85,27 @@ class _Rounds:
         self.start = request.start
         self.holds = problem.usage_limit is not None and any(network.lives for network in problem.networks)
         self.steps = _first_steps(problem)
+        if self.holds and self.start is not None:
+            self.steps.update(_peaks_to_add(problem, self.start, self.steps))
         self.margin = 0
         self.bare = build(problem)
         self.program = self._with_rows()
         self.relaxed = bool(self.program.flows)
+        self.near: Program | None = None
         self.known = Answer()
         self.cost: int | None = None
         self._router = Router()
 
     def asked(self) -> Program:
         """The program of this round."""
+        if self.near is not None:
+            return self.near
         return self.program.relaxed() if self.relaxed else self.program
+
+    def gives_up_near(self) -> bool:
+        """Whether the last round was one near the relaxation, after which the next is not."""
+        near, self.near = self.near, None
+        return near is not None
 
     def take(self, found: ProgramAnswer) -> Assignment | None:
         """Notes what the round proved and, rounded, chose; the assignment, or None where no routes lead to what it
@@ -99,7 +113,7 @@ class _Rounds:
         """
         assignment = None if found.x is None else self._assignment(found.x)
         judged = None if assignment is None else evaluate(self.problem, *assignment)
-        if self.margin == 0:
+        if self.margin == 0 and self.near is None:
             cost = None if judged is None else judged.cost
             bound = _tighter(self.known.bound, found.bound, cost, self.problem.offset)
             self.known = replace(self.known, bound=bound)
@@ -115,20 +129,26 @@ class _Rounds:
         """Whether the round's answer keeps the limit and, of a relaxation, is as good as was asked for."""
         if assignment is not None and _peaks_to_add(self.problem, assignment, self.steps):
             return False
-        if not self.relaxed:
+        if not self.relaxed and self.near is None:
             return True
         cost, bound = self.cost, self.known.bound
         return cost is not None and bound is not None and cost - bound <= self.request.relative_gap * abs(cost)
 
-    def tighten(self, assignment: Assignment | None) -> None:
+    def tighten(self, assignment: Assignment | None, x: FloatArray) -> None:
         """Rows for the peaks of the answer; where they have rows already, or there are no peaks, integers."""
+        was_near, relaxation = self.near is not None, self.program
+        self.near = None
         peaks = [] if assignment is None else _peaks_to_add(self.problem, assignment, self.steps)
         new = [step for step in peaks if step not in self.steps]
         if new:
             self.steps.update(new)
             self.program = self._with_rows()
+        elif was_near:
+            pass
         elif self.relaxed:
             self.relaxed = False
+            if self.holds:
+                self.near = relaxation.near(x)
             if self.known.assignment is not None and not self._start_is_better():
                 self.start = self.known.assignment
         elif self.holds:

@@ -45,7 +45,15 @@ def drawn(draw: random.Random, kept: bool) -> tuple[TensorNetwork, dict[str, lis
     heads, tails = (np.array([arc[k] for arc in arcs], np.int64) for k in (0, 1))
     strategies = np.arange(len(LAYOUTS))
     network = Network(
-        "t", len(LAYOUTS), tails, heads, np.ones(len(arcs), np.int64), 0, strategies, (Consumer(1, strategies),)
+        "t",
+        len(LAYOUTS),
+        tails,
+        heads,
+        np.ones(len(arcs), np.int64),
+        0,
+        strategies,
+        (Consumer(1, strategies),),
+        kept=kept,
     )
     found = TensorNetwork(Ref(0), LAYOUTS, (), network)
     layouts = {phase: [LAYOUTS[vertex] for vertex in each] for phase, each in wanted.items()}
@@ -60,7 +68,7 @@ def test_the_own_steps_of_all_ways_are_the_routes(seed: int, kept: bool) -> None
     there: dict[str, set[tuple[Layout, ...]]] = {"forward": {(LAYOUTS[MADE],)}, "backward": {(LAYOUTS[MADE],)}}
     for phase, arcs in (("forward", routes.forward), ("backward", routes.backward)):
         taken = []
-        for layout, way in zip(wanted[phase], ways(found, kept, phase, LAYOUTS[MADE], wanted[phase], routes)):
+        for layout, way in zip(wanted[phase], ways(found, phase, LAYOUTS[MADE], wanted[phase], routes)):
             assert (way.path[0], way.path[-1]) == (LAYOUTS[MADE], layout)
             assert not way.kept or (kept and phase == "backward" and way.shared)
             assert way.path[: way.shared + 1] in there["forward" if way.kept else phase]

@@ -22,7 +22,9 @@ def brute_force(problem: Problem) -> int | None:
     best: int | None = None
     sets = [list(arc_sets(len(network.costs))) for network in problem.networks]
     for choices in product(*(range(len(node.costs)) for node in problem.nodes)):
-        for routes in product(*(sensible(problem, index, choices, sets[index]) for index in range(len(problem.networks)))):
+        for routes in product(
+            *(sensible(problem, index, choices, sets[index]) for index in range(len(problem.networks)))
+        ):
             judged = evaluate(problem, choices, routes)
             if judged.feasible and (best is None or judged.cost < best):
                 best = judged.cost

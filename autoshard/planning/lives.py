@@ -1,0 +1,203 @@
+"""What every choice and every copy of the program holds in memory, and when.
+
+Time runs in one step for each operator in the order of execution, from 1, the forward first, and then one for the
+optimizer's work on each parameter. Bytes are those of the rank with the largest shards:
+
+=======================  =========================================================================================
+parameters, inputs,      the shard and, of what is trained, the optimizer's state: always; the copies of the
+buffers                  optimizer's step: at the step of the parameter
+tensors of operators     every copy in every layout, from the operator before which it is made to the last one that
+                         reads it, or before which another copy is made of it; what the backward reads of the
+                         forward is held in between
+gradients, results       the copy in the layout in which it is delivered: to the end
+views                    nothing of their own; they hold what they look at
+results nobody reads     while their operator runs
+=======================  =========================================================================================
+
+A plan's timeline (:mod:`autoshard.planning.timeline`) never holds less: it has the same tensors, and besides what moves
+while a collective runs, padding of uneven shards, and copies that are made to be contiguous. So the least cost under a
+budget of the program is a bound for all plans that fit it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from cost_models import OptimizerPolicy
+from solver import Base, Life, Load, Network
+from solver import Node as SolverNode
+
+from ..capture import CapturedGraph, Ref, TensorMeta
+from ..layout import Layout, largest_local_shape
+from ..lowering.flow import gradient_flow
+from ..ops import is_free
+from .formulation import Formulation
+from .tensor_networks import HELD, TensorNetwork, layout_of
+
+
+def with_lives(formulation: Formulation, policy: OptimizerPolicy) -> Formulation:
+    """The same program, in which choices and copies hold memory; the limit itself is ``problem.usage_limit``.
+
+    Args:
+        policy: of the optimizer, whose state counts.
+    """
+    sizes, course = _Sizes(formulation), _Course.of(formulation.graph)
+    loads: dict[int, list[Load]] = defaultdict(list)
+    for node, load in _loads(formulation, policy, sizes, course):
+        loads[node].append(load)
+    nodes = tuple(
+        SolverNode(node.name, node.costs, further_loads=tuple(loads[i])) if loads[i] else node
+        for i, node in enumerate(formulation.free.nodes)
+    )
+    networks = tuple(_networks(formulation, sizes, course))
+    return replace(formulation, problem=replace(formulation.free, nodes=nodes, networks=networks))
+
+
+@dataclass(frozen=True, eq=False)
+class _Course:
+    """When things run. With two operators and three parameters the steps are 1 and 2, and 3 to 5 of the optimizer; what
+    is there before is there from step 0 on.
+
+    Attributes:
+        step: operator -> its step.
+        turn: the first step of the backward.
+        optimizer: the first step of the optimizer.
+        end: how many steps there are.
+        unknown: nodes of whose results it depends on the gradients that arrive whether and when they exist.
+    """
+
+    step: dict[int, int]
+    turn: int
+    optimizer: int
+    end: int
+    unknown: frozenset[int]
+
+    @classmethod
+    def of(cls, graph: CapturedGraph) -> _Course:
+        operators = sorted((node.phase != "forward", i) for i, node in graph.of_kind("operator"))
+        tangents = [int(node.name.removeprefix("grad.")) for _, node in graph.of_kind("tangent")]
+        flow = gradient_flow(graph, tangents)
+        unneeded = {i for late, i in operators if late and i not in flow.needed}
+        unknown = unneeded | {ref.node for ref in flow.zeros}
+        unknown |= {i for _, i in operators if any(ref in flow.zeros for ref in graph.nodes[i].inputs)}
+        unknown |= {ref.node for i in unneeded for ref in graph.nodes[i].inputs}
+        return cls(
+            step={i: k for k, (_, i) in enumerate(operators, 1)},
+            turn=1 + sum(not late for late, _ in operators),
+            optimizer=1 + len(operators),
+            end=1 + len(operators) + max(1, len(graph.gradients)),
+            unknown=frozenset(unknown),
+        )
+
+
+class _Sizes:
+    """Bytes of tensors on the rank with the largest shards; equal arrays are one object."""
+
+    def __init__(self, formulation: Formulation) -> None:
+        self._strategies, self._graph = formulation.strategies, formulation.graph
+        self._elements = lru_cache(maxsize=None)(
+            lambda shape, layout: math.prod(largest_local_shape(shape, layout, formulation.mesh))
+        )
+        self._arrays: dict[object, np.ndarray] = {}
+
+    def of_layouts(self, meta: TensorMeta, layouts: tuple[Layout, ...]) -> np.ndarray:
+        """Bytes in each layout."""
+        key = meta.shape, meta.dtype, layouts
+        if key not in self._arrays:
+            elements = [self._elements(meta.shape, layout) for layout in layouts]
+            self._arrays[key] = meta.dtype.itemsize * np.array(elements, np.int64)
+        return self._arrays[key]
+
+    def made(self, ref: Ref) -> np.ndarray:
+        """Bytes of a result under each strategy of the node that makes it."""
+        layouts = (layout_of(strategy, None, ref.output) for strategy in self._strategies[ref.node])
+        return self.of_layouts(self._graph.meta(ref), tuple(layouts))
+
+    def of_optimizer(self, node: int, policy: OptimizerPolicy) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes of a parameter's state, and of the copies of its step, under each of its strategies."""
+        meta = self._graph.meta(Ref(node))
+        elements = [self._elements(meta.shape, layout_of(strategy, None)) for strategy in self._strategies[node]]
+        state, step = (
+            np.array([rule(count, meta.dtype.itemsize) for count in elements], np.int64)
+            for rule in (policy.state_bytes, policy.step_bytes)
+        )
+        return state, step
+
+
+def _loads(
+    formulation: Formulation, policy: OptimizerPolicy, sizes: _Sizes, course: _Course
+) -> Iterator[tuple[int, Load]]:
+    """What nodes hold whatever moves."""
+    graph, end = formulation.graph, course.end
+    for kind in ("parameter", "buffer", "input"):
+        for i, _ in graph.of_kind(kind):
+            yield i, Load((0, end), sizes.made(Ref(i)))
+    for i, _ in graph.of_kind("tangent"):
+        yield i, Load((course.turn, course.optimizer), sizes.made(Ref(i)))
+    numbers = {node.name: i for i, node in graph.of_kind("parameter")}
+    for k, (name, _) in enumerate(graph.gradients, course.optimizer):
+        state, step = sizes.of_optimizer(numbers[name], policy)
+        yield numbers[name], Load((0, end), state)
+        yield numbers[name], Load((k, k + 1), step)
+    wanted = {found.ref for found in formulation.networks}
+    for i, k in course.step.items():
+        for output, meta in enumerate(graph.nodes[i].outputs):
+            if meta is not None and Ref(i, output) not in wanted and not is_free(graph.nodes[i]):
+                yield i, Load((k, k + 1), sizes.made(Ref(i, output)))
+
+
+def _networks(formulation: Formulation, sizes: _Sizes, course: _Course) -> Iterator[Network]:
+    """The networks with what their copies hold, and when."""
+    graph = formulation.graph
+    number = {found.ref: k for k, found in enumerate(formulation.networks)}
+    counted = {ref for ref in number if ref.node not in course.unknown}
+    for found in formulation.networks:
+        if found.ref not in counted:
+            yield found.network
+            continue
+        node, base = graph.nodes[found.ref.node], None
+        held = node.kind != "operator"
+        if not held and is_free(node) and node.inputs:
+            looked_at = node.inputs[0]
+            if looked_at in counted:
+                base = Base(number[looked_at], 0, _place(formulation.networks[number[looked_at]], found.ref.node))
+            else:
+                held = True
+        bytes_of = sizes.of_layouts(graph.meta(found.ref), found.layouts)
+        life = _life(graph, found, course, base)
+        yield replace(found.network, sizes=bytes_of, lives=(life,), held=held)
+
+
+def _place(looked_at: TensorNetwork, node: int) -> int:
+    """The number of the consumer of a network that reads the first argument of a node."""
+    consumers = [consumer for phase in ("forward", "backward") for consumer in _consumers(looked_at, phase)]
+    return consumers.index((node, 0))
+
+
+def _consumers(found: TensorNetwork, phase: str) -> list[tuple[int, int]]:
+    """In the order of the network's consumers."""
+    return [consumer for demand in found.demands if demand.phase == phase for consumer in demand.consumers]
+
+
+def _life(graph: CapturedGraph, found: TensorNetwork, course: _Course, base: Base | None) -> Life:
+    node = graph.nodes[found.ref.node]
+    made = course.step.get(found.ref.node, 0)
+    new = {ref for _, ref in graph.mutations}
+    reads: list[tuple[int, int]] = []
+    for phase, over in (("forward", course.turn), ("backward", course.optimizer)):
+        for consumer, position in _consumers(found, phase):
+            if position != HELD:
+                reads.append((course.step[consumer], course.step[consumer] + 1))
+                continue
+            # behind the operator that makes it, or at the end of the phase
+            at = made + 1 if node.kind == "operator" and node.phase == phase else over
+            is_result = consumer >= len(graph.nodes) or graph.nodes[consumer].kind != "parameter"
+            only_new = is_result and found.ref in new and found.ref not in graph.outputs
+            reads.append((at, over if only_new else course.end))
+    return Life(made, tuple(reads), base)
