@@ -17,9 +17,11 @@ k is to come, j of its phase was    e[v] + o_k[v] - 1, for e[v] the start of k's
                                     y[a] >= f_k[a] - sum over such j of f_j[a]:  arcs that j took are there
 ==================================  =====================================================================
 
-With choices and flows of 0 and 1 that is what `solver.evaluate` counts. What a producer makes as a view is charged
-where it looks: alive[m] of the base is at least alive[v] of the view for strategies that want m and make v. Terms that
-stand alone go into the row as they are; of several the largest is a variable. Equal states of tied lives are one term.
+With choices and flows of 0 and 1 that is what `solver.evaluate` counts, but for a copy that the backward makes again at
+a vertex while that of the forward is still read there, by a result or through a view: of the two one is counted. What
+a producer makes as a view is charged where it looks: alive[m] of the base is at least alive[v] of the view for
+strategies that want m and make v. Terms that stand alone go into the row as they are; of several the largest is a
+variable. Equal states of tied lives are one term.
 """
 
 from __future__ import annotations

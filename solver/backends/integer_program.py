@@ -124,10 +124,8 @@ class Program:
         return replace(self, integers=np.zeros_like(self.integers))
 
     def near(self, x: FloatArray) -> Program:
-        """The program in which the integer variables that are 0 or 1 at a point stay what they are there."""
-        zeros, ones = (
-            np.flatnonzero(np.abs(x[: self.choices] - value) <= INTEGRAL) for value in (0.0, 1.0)
-        )
+        """The program in which the strategies that are 0 or 1 at a point stay what they are there."""
+        zeros, ones = (np.flatnonzero(np.abs(x[: self.choices] - value) <= INTEGRAL) for value in (0.0, 1.0))
         program = self.with_row(zeros, np.ones(len(zeros)), 0.0)
         return program.with_row(ones, -np.ones(len(ones)), -float(len(ones)))
 
@@ -294,6 +292,20 @@ class _Parts:
         self.flows.append((np.concatenate(arcs), np.concatenate(columns)))
         if apart:
             self.phases[index] = phases[0], phases[1]
+            if not network.held:
+                self._keep_source(network, [flow for flows in phases for flow in flows])
+
+    def _keep_source(self, network: Network, flows: Sequence[FlowColumns]) -> None:
+        """Nothing flows to where the tensor is made: it would be dropped there and taken back, which no plan can say."""
+        columns = _distinct(flows)
+        into = np.flatnonzero(np.isin(network.heads[columns[0]], network.makes))
+        vertices, at = np.unique(network.heads[columns[0][into]], return_inverse=True)
+        most = float(max(1, len(flows)))
+        rows = self._rows(len(vertices), -np.inf, most)
+        self._enter(rows[at], columns[1][into], 1.0)
+        here = np.flatnonzero(np.isin(network.makes, vertices))
+        made = rows[np.searchsorted(vertices, network.makes[here])]
+        self._enter(made, self._choices(network.producer)[here], most)
 
     def _flow(
         self,

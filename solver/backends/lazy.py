@@ -48,9 +48,9 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
     """Answers the problem by rounds of ever more memory rows.
 
     Where there are networks the rounds start with the relaxation, all variables continuous: it is integral more often
-    than not, and solved in a part of the time. Where its rounding is not proven cheapest, and memory is limited, what it
-    has at 0 and 1 is held there and the few others are decided; branch and cut on the whole follows where that is not
-    as good as was asked for. (Source of the middle step: Berthold, "RENS: the optimal rounding", 2014.)
+    than not, and solved in a part of the time. Where its rounding is not proven cheapest, and copies hold memory, the
+    strategies that it has at 0 and 1 are held there and the rest is decided; branch and cut on the whole follows where
+    that is not as good as was asked for. (Source of the middle step: Berthold, "RENS: the optimal rounding", 2014.)
     When the time ends first, the answer is the best feasible one of a round, else the last one repaired to fit memory.
     """
     rounds = _Rounds(problem, request)

@@ -59,7 +59,9 @@ def random_lives(seed: int) -> Problem:
         sizes = np.array([rng.randint(0, 9) for _ in range(network.vertices)], np.int64)
         lives = (_life(rng, network, rng.randint(0, 3)),)
         networks.append(replace(network, sizes=sizes, lives=lives, held=rng.random() < 0.3))
+        late = len(network.forward) if network.backward else 0  # see solver.backends.holdings on views of the forward
         reads = [k for k, (at, until) in enumerate(lives[0].reads) if lives[0].made < until - 1 and at < until]
+        reads = [k for k in reads if k >= late]
         if reads and rng.random() < 0.7:
             networks.append(_view(rng, networks[-1], len(networks) - 1, rng.choice(reads), kinds))
     nodes = []
