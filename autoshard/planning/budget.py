@@ -26,7 +26,7 @@ from .formulation import Formulation
 from .lives import with_lives
 from .timeline import Timeline, outcome, timeline_of
 
-GAP = 1e-3
+GAP = 4e-3
 """How exactly a program with memory is solved."""
 ROUNDS = 8
 """How often the limit is lowered at most."""

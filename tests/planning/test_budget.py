@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,17 +13,14 @@ from torch import Tensor, nn
 import autoshard
 from autoshard.capture import capture
 from autoshard.errors import BudgetError
-from autoshard.planning import interpret, timeline_of
-from autoshard.planning.liveness import with_memory_loads
-from autoshard.plans import ShardingPlan
-from autoshard.plans.text.contradictions import check_record
+from autoshard.planning import timeline_of
+from autoshard.planning.budget import GAP
+from autoshard.plans import ShardingPlan, dump_plan
 from autoshard.plans.units import format_bytes, parse_bytes
 from cost_models import load_profile, optimizer_policy
-from solver import INFEASIBLE, Node, evaluate, solve
 
 from ..distributed import cases
-from ..models import graph_of
-from ..plans_of import formulated, profile_of
+from ..plans_of import profile_of
 
 PINS = {"mlp": ("x=dp:S(0)", "target=dp:S(0)"), "deep": ("x=dp:S(0)",)}
 
@@ -87,23 +82,6 @@ def test_plans_fit_their_budget_exactly_counted_and_cost_no_less_under_less(
     assert costs[0] == plan(name, mesh).solver.cost_ns < costs[-1]
 
 
-@pytest.mark.parametrize("keep_activations", [True, False])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_program_with_copies_costs_what_its_plan_does(keep_activations: bool, seed: int) -> None:
-    """Whatever is chosen: a random assignment is priced by the program, and added up from the plan's own entries."""
-    formulation = formulated(graph_of("llama"), "dp=2,tp=2", "slow")
-    program = with_memory_loads(formulation, optimizer_policy("adamw"), 1 << 10, keep_activations=keep_activations)
-    assert program.copy_choices
-    free = replace(program.problem, usage_limit=None)
-    draws = np.random.default_rng(seed)
-    nodes = tuple(Node(n.name, draws.integers(0, 1_000_000, n.costs.shape) + n.costs) for n in free.nodes)
-    edges = tuple(replace(e, costs=np.where(e.costs >= INFEASIBLE, INFEASIBLE, 0)) for e in free.edges)
-    drawn = solve(replace(free, nodes=nodes, edges=edges, groups=()), relative_gap=1e9)
-    assert drawn.choices is not None
-    solution = replace(drawn, cost=evaluate(free, drawn.choices).cost, bound=0)
-    check_record(interpret(program, solution, profile_of("slow"), "llama", ""))
-
-
 def test_a_budget_that_does_not_bind_changes_nothing_but_the_line_that_names_it() -> None:
     free, loose = plan("mlp"), plan("mlp", memory="80GiB")
     assert free.memory is not None and loose.memory is not None
@@ -129,6 +107,16 @@ def test_with_memory_to_spare_gathered_parameters_are_kept_and_without_gathered_
     assert poor.memory is not None and poor.memory.peak.size_bytes <= 0.75 * rich.memory.peak.size_bytes
     assert gathers(poor)[1] > 0
     assert poor.solver.cost_ns > rich.solver.cost_ns
+
+
+def test_under_a_budget_two_runs_write_the_same_and_the_bound_is_one_under_the_budget() -> None:
+    """The bound of the free plan is far below; without a clock in the way the same bytes come out."""
+    budget = int(free_peak("deep", "dp=4") * 0.5)
+    first, again = (plan("deep", "dp=4", memory=budget, time_limit_s=None) for _ in range(2))
+    assert dump_plan(first) == dump_plan(again)
+    free = plan("deep", "dp=4")
+    assert free.solver.cost_ns < first.solver.bound_ns <= first.solver.cost_ns
+    assert first.solver.gap <= 2 * GAP
 
 
 def test_a_soft_limit_trades_time_for_bytes() -> None:

@@ -1,0 +1,117 @@
+"""What the program counts against the timeline of the plan: never more, and at every operator the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+import pytest
+import torch
+
+from autoshard.capture import CapturedGraph, capture
+from autoshard.lowering import Rank, lower
+from autoshard.mesh import Mesh
+from autoshard.planning import Formulation, formulate, interpret, timeline_of
+from autoshard.planning.lives import _Course, with_lives
+from autoshard.planning.timeline import _Simulation
+from autoshard.plans import ShardingPlan
+from cost_models import optimizer_policy
+from solver import Assignment, Node, Problem, solve
+from solver.evaluate import usage_timeline
+
+from ..distributed import cases
+from ..plans_of import profile_of
+
+POLICY = optimizer_policy("adamw")
+CASES = [
+    ("mlp", "dp=2,tp=2"),
+    ("mlp odd", "dp=2,tp=2"),
+    ("llama", "dp=2,tp=2"),
+    ("llama odd", "dp=2,tp=2"),
+    ("gpt2", "dp=2,tp=2"),
+    ("moe", "dp=2,tp=2"),
+    ("conv", "dp=4"),
+]
+SEEDS = range(2)
+
+
+def drawn(formulation: Formulation, seed: int) -> tuple[Assignment, ShardingPlan]:
+    """A random plan: the cheapest at random prices."""
+    draws = np.random.default_rng(seed)
+    free = formulation.free
+    nodes = tuple(Node(n.name, draws.integers(0, 1_000_000, n.costs.shape) + n.costs) for n in free.nodes)
+    networks = tuple(replace(n, costs=n.costs // 1000) for n in free.networks)
+    found = solve(replace(free, nodes=nodes, networks=networks), relative_gap=1e9)
+    assert found.choices is not None
+    plan = interpret(formulation, replace(found, bound=0), profile_of("slow"), "", "")
+    return Assignment(found.choices, found.routes), plan
+
+
+def at_operators(graph: CapturedGraph, plan: ShardingPlan) -> dict[str, int]:
+    """Bytes in use while each operator runs, without those that move its inputs before and its results behind it."""
+    groups = tuple(f"axis {axis}" for axis in plan.mesh.axes)
+    program = lower(graph, plan, Rank((0,) * plan.mesh.ndim, torch.device("cpu"), groups))
+    simulation = _Simulation(graph, plan, POLICY, program, (0,) * plan.mesh.ndim)
+    labels = []
+    run = simulation._run
+
+    def noted(phase: str, node: torch.fx.Node) -> None:
+        labels.append(node.meta["label"])
+        run(phase, node)  # type: ignore[arg-type]
+
+    simulation._run = noted  # type: ignore[method-assign]
+    simulation.run()
+    changes: Counter[int] = Counter()
+    for lifetime in (*simulation._storages.values(), *simulation._others):
+        changes[lifetime.first] += lifetime.size_bytes
+        changes[lifetime.last + 1] -= lifetime.size_bytes
+    used = list(accumulate(changes[moment] for moment in range(len(labels))))
+    most: dict[str, int] = {}
+    for label, size in zip(labels, used):
+        if not label.is_copy and label.operator == label.tensor:
+            most[label.operator] = max(size, most.get(label.operator, 0))
+    return most
+
+
+def at_steps(problem: Problem, assignment: Assignment, steps: Sequence[int]) -> list[int]:
+    timeline = usage_timeline(problem, *assignment)
+    starts = [start for start, _ in timeline]
+    return [timeline[int(np.searchsorted(starts, step, side="right")) - 1][1] for step in steps]
+
+
+@pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("case", "axes"), CASES)
+def test_the_program_never_counts_more_than_the_timeline_and_at_most_operators_the_same(
+    case: str, axes: str, seed: int
+) -> None:
+    """Odd shapes included. Where a result is made contiguous the timeline has a copy more."""
+    graph = capture(*cases.make(case))
+    formulation = formulate(graph, Mesh.parse(axes), profile_of("slow"), tie_layers=False)
+    assignment, plan = drawn(formulation, seed)
+    problem = with_lives(formulation, POLICY).problem
+    course, measured = _Course.of(graph), at_operators(graph, plan)
+    names = {graph.nodes[i].name: step for i, step in course.step.items() if graph.nodes[i].name in measured}
+    counted = dict(zip(names, at_steps(problem, assignment, list(names.values()))))
+    assert len(names) > 0.9 * len(course.step)
+    assert not [name for name in names if counted[name] > measured[name]]
+    assert sum(counted[name] == measured[name] for name in names) > 0.8 * len(names)
+    peak = max(size for _, size in usage_timeline(problem, *assignment))
+    assert peak <= timeline_of(graph, plan, POLICY).peak.size_bytes
+
+
+def test_the_optimizer_counts_its_state_and_its_largest_step() -> None:
+    graph = capture(*cases.make("mlp"))
+    formulation = formulate(graph, Mesh.parse("dp=2,tp=2"), profile_of("slow"))
+    solution = solve(formulation.problem)
+    plan = interpret(formulation, solution, profile_of("slow"), "", "")
+    assert solution.choices is not None
+    course, timeline = _Course.of(graph), timeline_of(graph, plan, POLICY)
+    problem = with_lives(formulation, POLICY).problem
+    steps = range(course.optimizer, course.end)
+    assert max(at_steps(problem, Assignment(solution.choices, solution.routes), list(steps))) == (
+        timeline.points[-1].size_bytes
+    )
