@@ -296,7 +296,7 @@ class _Parts:
                 self._keep_source(network, [flow for flows in phases for flow in flows])
 
     def _keep_source(self, network: Network, flows: Sequence[FlowColumns]) -> None:
-        """Nothing flows to where the tensor is made: it would be dropped there and taken back, which no plan can say."""
+        """Nothing flows to where the tensor is made: dropped there and made again is what no plan can say."""
         columns = _distinct(flows)
         into = np.flatnonzero(np.isin(network.heads[columns[0]], network.makes))
         vertices, at = np.unique(network.heads[columns[0][into]], return_inverse=True)
