@@ -226,12 +226,7 @@ class Planner:
 
 
 def warn_if_unproven(plan: ShardingPlan) -> None:
-    """Warns of a plan that is not proven optimal, but for what double precision leaves open.
-
-    Under a budget the bound is that of all plans, with and without memory to spare (:mod:`autoshard.planning.budget`).
-    """
-    solver, memory = plan.solver, plan.memory
+    """Warns of a plan that is not proven optimal, but for what double precision leaves open."""
+    solver = plan.solver
     if solver.status != "optimal" and solver.gap > UNPROVEN:
-        budgeted = memory is not None and memory.budget_bytes is not None
-        against = " to the optimum without a budget" if budgeted else ""
-        warnings.warn(f"the plan is not proven optimal: its gap{against} is {solver.gap:.2%}", stacklevel=3)
+        warnings.warn(f"the plan is not proven optimal: its gap is {solver.gap:.2%}", stacklevel=3)
