@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from .backends import BACKENDS, BackendUnavailable
 from .evaluate import Evaluation, evaluate
-from .networks import Assignment, Consumer, Network, Routes
+from .networks import Assignment, Base, Consumer, Life, Network, Routes
 from .problem import INFEASIBLE, Budget, Edge, Group, Load, Node, Problem, ProblemError
-from .routing import routed
+from .routing import Router, routed
 from .solution import Incumbent, Size, Solution, SolveReport, Status
 from .solve import solve
 
@@ -19,6 +19,7 @@ __all__ = [
     "BACKENDS",
     "INFEASIBLE",
     "Assignment",
+    "Base",
     "BackendUnavailable",
     "Budget",
     "Consumer",
@@ -26,11 +27,13 @@ __all__ = [
     "Evaluation",
     "Group",
     "Incumbent",
+    "Life",
     "Load",
     "Network",
     "Node",
     "Problem",
     "ProblemError",
+    "Router",
     "Routes",
     "Size",
     "Solution",

@@ -1,7 +1,7 @@
 """Components: parts of a problem that share no edge, network or memory are solved apart, their answers side by side.
 
-Exact because the objective is a sum over the parts and no constraint spans two of them: all nodes with loads are in one
-part where there is a usage limit. The offset goes to the last, largest part.
+Exact because the objective is a sum over the parts and no constraint spans two of them: all nodes with loads and
+all networks with lives are in one part where there is a usage limit. The offset goes to the last, largest part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from .backends import Answer, Request
 from .evaluate import evaluate
-from .networks import Assignment, Routes
+from .networks import Assignment, Routes, rebased
 from .problem import Edge, Group, Problem
 from .reductions.reduction import renumbered
 
@@ -96,7 +96,10 @@ def split(problem: Problem) -> list[Part]:
                 nodes=tuple(problem.nodes[node] for node in nodes),
                 edges=tuple(edges[label]),
                 groups=tuple(groups[label]),
-                networks=renumbered([problem.networks[index] for index in networks[label]], place),
+                networks=rebased(
+                    renumbered([problem.networks[index] for index in networks[label]], place),
+                    lambda base, own=networks[label]: base._replace(network=own.index(base.network)),  # type: ignore[misc]
+                ),
                 offset=0,
             ),
             tuple(networks[label]),
@@ -145,6 +148,7 @@ def _labels(problem: Problem) -> list[int]:
     pairs += [(network.producer, node) for network in problem.networks for node, _ in network.consumers]
     if problem.usage_limit is not None:
         loaded = [node for node, of in enumerate(problem.nodes) if of.loads]
+        loaded += [network.producer for network in problem.networks if network.lives]
         pairs += pairwise(loaded)
     for u, v in pairs:
         low, high = sorted((root(u), root(v)))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from .networks import Network, Routes
+from .networks import Base, Network, Routes
 from .problem import INFEASIBLE, Problem, ProblemError
 
 
@@ -50,7 +50,7 @@ def evaluate(problem: Problem, choices: Sequence[int], routes: Sequence[Routes] 
     for tie in problem.ties:
         if len({choices[node] for node in tie}) > 1:
             violations.append(f"the tied nodes {', '.join(map(str, tie[:8]))} chose different strategies")
-    peak_usage, peak_step = _peak(problem, choices)
+    peak_usage, peak_step = _peak(problem, choices, routes)
     over = 0 if problem.usage_limit is None else max(0, peak_usage - problem.usage_limit)
     if problem.usage_price is not None:
         cost += problem.usage_price * over
@@ -63,14 +63,20 @@ def evaluate(problem: Problem, choices: Sequence[int], routes: Sequence[Routes] 
     return Evaluation(cost, not violations, tuple(violations), peak_usage, peak_step)
 
 
-def usage_timeline(problem: Problem, choices: Sequence[int]) -> list[tuple[int, int]]:
-    """Bytes in use as steps: (t, usage) means that usage from t up to the next entry's t. Ends with usage 0."""
+def usage_timeline(problem: Problem, choices: Sequence[int], routes: Sequence[Routes] = ()) -> list[tuple[int, int]]:
+    """Bytes in use as steps: (t, usage) means that usage from t up to the next entry's t. Ends with usage 0.
+
+    routes: one pair per network, for what networks hold.
+    """
     changes: Counter[int] = Counter()
     for node, choice in zip(problem.nodes, choices, strict=True):
         for (lo, hi), usages in node.loads:
             used = int(usages[choice])
             changes[lo] += used
             changes[hi] -= used
+    for lo, hi, used in _held(problem, choices, routes):
+        changes[lo] += used
+        changes[hi] -= used
     steps = sorted(changes)
     return list(zip(steps, accumulate(changes[step] for step in steps), strict=True))
 
@@ -140,6 +146,86 @@ def _network_cost(network: Network, choices: Sequence[int], taken: Routes, viola
     return cost
 
 
+class _Walk:
+    """The ways of one network: for every consumer the copies it goes through, from the one it reads back to the source.
+
+    A copy is (phase, vertex): what the backward makes again is another one than what the forward made.
+    """
+
+    def __init__(self, network: Network, choices: Sequence[int], taken: Routes) -> None:
+        made = int(network.makes[choices[network.producer]])
+        self.source = 0, made
+        there = _parents(network, [made], taken.forward)
+        kept = [made, *there] if network.kept else [made]
+        again = {int(network.heads[arc]) for arc in taken.backward}
+        new = [vertex for vertex in kept if vertex == made or vertex not in again]
+        before = {(0, head): (0, tail) for head, tail in there.items()}
+        parents = _parents(network, new, taken.backward)
+        for head, tail in parents.items():
+            before[1, head] = (int(tail in parents), tail)
+        wanted = [int(wants[choices[node]]) for node, wants in network.consumers]
+        of_forward = len(network.forward)
+        self.ways = [
+            self._back((int(k >= of_forward and vertex in parents), vertex), before) for k, vertex in enumerate(wanted)
+        ]
+
+    def _back(self, copy: tuple[int, int], before: dict[tuple[int, int], tuple[int, int]]) -> list[tuple[int, int]]:
+        way = [copy]
+        while way[-1] in before and way[-1] != self.source:
+            way.append(before[way[-1]])
+        return way
+
+
+def _held(problem: Problem, choices: Sequence[int], routes: Sequence[Routes]) -> Iterator[tuple[int, int, int]]:
+    """(lo, hi, bytes) for every copy that networks hold."""
+    ends: dict[Base, int] = {}
+    alive = [
+        (life.made, index, number)
+        for index, network in enumerate(problem.networks)
+        for number, life in enumerate(network.lives)
+    ]
+    walks = {index: _Walk(problem.networks[index], choices, routes[index]) for index in {i for _, i, _ in alive}}
+    views: dict[tuple[int, int], list[int]] = defaultdict(list)  # (network, life) -> consumers that views are made of
+    for _, index, number in sorted(alive, reverse=True):  # a view before what it is a view of
+        network, walk = problem.networks[index], walks[index]
+        life = network.lives[number]
+        first: dict[tuple[int, int], int] = {walk.source: life.made}
+        last: Counter[tuple[int, int]] = Counter({walk.source: life.made + 1})
+        for (at, until), way in sorted(zip(life.reads, walk.ways, strict=True), key=lambda read: read[0][0]):
+            last[way[0]] = max(last[way[0]], until)
+            for copy, before in pairwise(way):
+                if copy in first:
+                    break
+                first[copy] = at
+                last[before] = max(last[before], at)
+        for consumer in views[index, number]:
+            copy = walk.ways[consumer][0]
+            last[copy] = max(last[copy], ends[Base(index, number, consumer)])
+        if life.base is not None:
+            views[life.base[:2]].append(life.base.consumer)
+            ends[life.base] = max(ends.get(life.base, 0), last[walk.source])
+        assert network.sizes is not None
+        for copy, since in first.items():
+            elsewhere = copy == walk.source and (network.held or life.base is not None)
+            if not elsewhere and since < last[copy]:
+                yield since, last[copy], int(network.sizes[copy[1]])
+
+
+def _parents(network: Network, start: Sequence[int], arcs: Sequence[int]) -> dict[int, int]:
+    """For every vertex that the arcs lead to from the start, and is none of it, the one before it."""
+    leaving: dict[int, list[int]] = {}
+    for arc in arcs:
+        leaving.setdefault(int(network.tails[arc]), []).append(int(network.heads[arc]))
+    parents: dict[int, int] = {}
+    waiting = list(start)
+    for vertex in waiting:
+        for head in leaving.get(vertex, ()):
+            if head not in parents and head not in start:
+                parents[head] = vertex
+                waiting.append(head)
+    return parents
+
+
 def _follow(network: Network, start: set[int], arcs: Sequence[int]) -> set[int]:
     """The vertices that the arcs reach from the start, itself included."""
     leaving: dict[int, list[int]] = {}
@@ -154,8 +240,8 @@ def _follow(network: Network, start: set[int], arcs: Sequence[int]) -> set[int]:
     return reached
 
 
-def _peak(problem: Problem, choices: Sequence[int]) -> tuple[int, int | None]:
-    timeline = usage_timeline(problem, choices)
+def _peak(problem: Problem, choices: Sequence[int], routes: Sequence[Routes]) -> tuple[int, int | None]:
+    timeline = usage_timeline(problem, choices, routes)
     if not timeline:
         return 0, None
     peak = max(usage for _, usage in timeline)

@@ -13,7 +13,7 @@ cheapest set of arcs is a Steiner arborescence. Given the strategies each networ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -40,6 +40,29 @@ class Routes(NamedTuple):
 
     forward: tuple[int, ...] = ()
     backward: tuple[int, ...] = ()
+
+
+class Life(NamedTuple):
+    """When the copies of a network's tensor are in memory, in time steps.
+
+    What a consumer wants is taken there just before step `at` and read in the steps of [at, until). A copy exists from
+    the step before which it is made to the last one at which it is read, or before which another is taken from it.
+    """
+
+    made: int
+    """The step at which the producer makes the tensor; it exists there at least."""
+    reads: tuple[tuple[int, int], ...]
+    """[at, until) of every consumer, in the order of `Network.consumers`."""
+    base: Base | None = None
+    """What the producer makes is a view: it shares the memory of what this consumer of another network reads."""
+
+
+class Base(NamedTuple):
+    """One consumer in one life of a network: the numbers of the network, of the life, and of the consumer."""
+
+    network: int
+    life: int
+    consumer: int
 
 
 class Assignment(NamedTuple):
@@ -73,6 +96,11 @@ class Network:
         kept: whether copies outlive the forward. The forward's routes start at the producer's vertex. Those of the
             backward may start at every vertex that the forward reached if copies are kept, and at the producer's
             alone if they are not.
+        sizes: int64 (V,), the bytes of a copy at each vertex; None where copies hold no memory.
+        lives: when the copies exist: one life for each tensor that the network stands for (tied ones); none where
+            copies hold no memory. What the backward starts from is kept since the forward; a vertex to which the
+            backward has an arc of its own is made again.
+        held: what the producer makes is in memory all the time and counted elsewhere; only other copies are counted.
 
     Raises:
         ProblemError: an invariant is broken.
@@ -88,6 +116,9 @@ class Network:
     forward: tuple[Consumer, ...] = ()
     backward: tuple[Consumer, ...] = ()
     kept: bool = True
+    sizes: IntArray | None = None
+    lives: tuple[Life, ...] = ()
+    held: bool = False
 
     def __post_init__(self) -> None:
         where = f"network {self.name!r}"
@@ -112,6 +143,7 @@ class Network:
                 for node, wants in getattr(self, phase)
             )
             object.__setattr__(self, phase, tuple(checked))
+        self._check_lives(where)
 
     @property
     def consumers(self) -> tuple[Consumer, ...]:
@@ -131,8 +163,43 @@ class Network:
         )
         return replace(self, producer=producer.node, makes=producer.wants, forward=forward, backward=backward)
 
+    def _check_lives(self, where: str) -> None:
+        if (self.sizes is None) != (not self.lives):
+            raise ProblemError(f"{where} has sizes without lives, or lives without sizes: expected both, or neither")
+        if self.sizes is not None:
+            object.__setattr__(self, "sizes", as_integers(self.sizes, 1, f"sizes of {where}"))
+            if len(self.sizes) != self.vertices or self.sizes.min() < 0:
+                raise ProblemError(f"{where} must have one size from 0 up for each of its {self.vertices} vertices")
+        for made, reads, _ in self.lives:
+            forward, backward = reads[: len(self.forward)], reads[len(self.forward) :]
+            if len(reads) != len(self.consumers):
+                raise ProblemError(f"a life of {where} has {len(reads)} reads: one for each of its consumers")
+            if made < 0 or any(not made <= at <= until for at, until in reads):
+                raise ProblemError(f"a life of {where} must have made <= at <= until for all reads, from 0 up")
+            if max((at for at, _ in forward), default=0) > min((at for at, _ in backward), default=at_end(reads)):
+                raise ProblemError(f"a life of {where} has a read of the backward before one of the forward")
+
     def _total(self) -> int:
         return sum(self.costs.tolist())
+
+
+def at_end(reads: Sequence[tuple[int, int]]) -> int:
+    """The step after the last read."""
+    return max((until for _, until in reads), default=0)
+
+
+def rebased(networks: Sequence[Network], moved: Callable[[Base], Base]) -> tuple[Network, ...]:
+    """The networks with other numbers for those whose memory views share."""
+
+    def life(of: Life) -> Life:
+        return of if of.base is None else of._replace(base=moved(of.base))
+
+    return tuple(
+        replace(network, lives=tuple(map(life, network.lives)))
+        if any(of.base is not None for of in network.lives)
+        else network
+        for network in networks
+    )
 
 
 def reached(vertices: int, tails: IntArray, heads: IntArray, start: IntArray) -> BoolArray:

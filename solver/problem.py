@@ -4,7 +4,8 @@ Legend of shapes: N nodes, E edges, S strategies of a node, R rows and C columns
 
     minimise    offset + sum_i costs_i[x_i] + sum_e cost_e(x_u, x_v) + sum_n cost of the routes of network n
     subject to  x_i in {0 .. S_i - 1}
-                for every time step t:  sum of usages_i[x_i] over the loads live at t  <=  usage_limit
+                for every time step t:  sum of usages_i[x_i] over the loads live at t
+                                        + sizes of the copies that networks hold at t  <=  usage_limit
                 the routes of every network lead from where its producer makes the tensor to where consumers want it
 
 Everything is an integer, so that every backend and the evaluator agree exactly.
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .integers import INFEASIBLE, IntArray, ProblemError, as_costs, as_integers
-from .networks import Network
+from .networks import Life, Network
 
 
 class Load(NamedTuple):
@@ -261,6 +262,25 @@ class Problem:
                         f"network {network.name!r} gives node {node} {len(vertices)} vertices, but it has "
                         f"{sizes[node]} strategies: one vertex for each"
                     )
+            for life in network.lives:
+                self._check_base(network, life)
+
+    def _check_base(self, network: Network, life: Life) -> None:
+        """A view is made of a consumer of another network, which is the view's own producer, later than that was."""
+        if life.base is None:
+            return
+        where = f"a life of network {network.name!r} shares the memory of {life.base}"
+        if not 0 <= life.base.network < len(self.networks):
+            raise ProblemError(f"{where}, but the networks are 0 .. {len(self.networks) - 1}")
+        base = self.networks[life.base.network]
+        if not (0 <= life.base.life < len(base.lives) and 0 <= life.base.consumer < len(base.consumers)):
+            raise ProblemError(f"{where}, which network {base.name!r} does not have")
+        of = base.lives[life.base.life]
+        at, until = of.reads[life.base.consumer]
+        if base.consumers[life.base.consumer].node != network.producer or not max(at, of.made + 1) <= life.made < until:
+            raise ProblemError(
+                f"{where}: expected a consumer that is its producer, which reads while it makes the view"
+            )
 
     def _check_ties(self, sizes: list[int]) -> None:
         seen: set[int] = set()

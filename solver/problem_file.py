@@ -1,6 +1,6 @@
 """Reads and writes whole problems: groups, networks, ties, fixed choices, budgets, several loads of a node.
 
-    {"solver_problem": 1,                                     the version of the format; always the first member
+    {"solver_problem": 2,                                     the version of the format; always the first member
      "name": text, "offset": integer,
      "usage_limit": integer or null, "usage_price": integer or null,
      "arrays": [[integers] ...],                              what the others name by its place in this list: @
@@ -10,11 +10,14 @@
      "budgets": [{"name": text, "limit": integer, "usages": [[node, @] ...]} ...],
      "networks": [{"name": text, "vertices": integer, "tails": @, "heads": @, "costs": @,
                    "producer": node, "makes": @, "forward": [[node, @] ...], "backward": [[node, @] ...],
-                   "kept": true or false} ...]}
+                   "kept": true or false, "sizes": @ or null, "held": true or false,
+                   "lives": [{"made": step, "reads": [[at, until] ...],
+                              "base": [network, life, consumer] or null} ...]} ...]}
 
-Plain or gzipped JSON, all members present, none beside. A cost of 10^18 means forbidden or absent. Equal problems are
-written as equal bytes, and every array once however many share it. `docs/solver_problem.schema.json` says the same to
-editors; what a schema cannot say (indices in range, arrays of one length) is checked here and in `solver.problem`.
+Plain or gzipped JSON, all members present, none beside; networks of version 1 have no sizes, held and lives. A cost of
+10^18 means forbidden or absent. Equal problems are written as equal bytes, and every array once however many share it.
+`docs/solver_problem.schema.json` says the same to editors; what a schema cannot say (indices in range, arrays of one
+length) is checked here and in `solver.problem`.
 """
 
 from __future__ import annotations
@@ -28,11 +31,11 @@ import numpy as np
 
 from . import iopddl
 from .documents import FormatError, parse_document, read_document, write_document
-from .networks import Consumer, Network
+from .networks import Base, Consumer, Life, Network
 from .problem import Budget, Edge, Group, IntArray, Load, Node, Problem, ProblemError
 
 MARK = "solver_problem"
-VERSION = 1
+VERSION = 2
 
 _LARGEST = int(np.iinfo(np.int64).max)
 
@@ -75,8 +78,8 @@ def _in_either_format(document: Any) -> Problem:
     if not isinstance(document, dict) or MARK not in document:
         return iopddl.problem_of(document)
     version = document[MARK]
-    if version is True or version != VERSION:
-        raise FormatError(f"{MARK} is {version!r}: this solver reads version {VERSION}")
+    if version is True or version not in range(1, VERSION + 1):
+        raise FormatError(f"{MARK} is {version!r}: this solver reads versions 1 to {VERSION}")
     return _Reader(document).problem()
 
 
@@ -133,7 +136,15 @@ class _Writer:
             "forward": self._by_node(network.forward),
             "backward": self._by_node(network.backward),
             "kept": network.kept,
+            "sizes": None if network.sizes is None else self._place(network.sizes),
+            "held": network.held,
+            "lives": [self._life(life) for life in network.lives],
         }
+
+    @staticmethod
+    def _life(life: Life) -> dict[str, Any]:
+        base = None if life.base is None else list(life.base)
+        return {"made": life.made, "reads": [list(read) for read in life.reads], "base": base}
 
     def _by_node(self, pairs: Any) -> list[list[int]]:
         return [[node, self._place(np.asarray(values, np.int64))] for node, values in pairs]
@@ -153,12 +164,13 @@ class _Reader:
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document
+        self.version = VERSION
         self.arrays: list[IntArray] = []
         self._matrices: dict[tuple[int, int, int], IntArray] = {}
 
     def problem(self) -> Problem:
         of = _Members(self.document)
-        of.integer(MARK)
+        self.version = of.integer(MARK)
         self.arrays = of.rows("arrays")
         offset, name = of.integer("offset"), of.text("name")
         limit, price = (of.integer(key, or_null=True) for key in ("usage_limit", "usage_price"))
@@ -205,7 +217,18 @@ class _Reader:
             tuple(Consumer(*pair) for pair in self._by_node(of, "forward")),
             tuple(Consumer(*pair) for pair in self._by_node(of, "backward")),
             of.boolean("kept"),
+            *(self._memory(of) if self.version > 1 else ()),
         )
+
+    def _memory(self, of: _Members) -> tuple[IntArray | None, tuple[Life, ...], bool]:
+        sizes = of.integer("sizes", or_null=True)
+        return None if sizes is None else self._at(sizes, "sizes"), of.each("lives", self._life), of.boolean("held")
+
+    @staticmethod
+    def _life(of: _Members) -> Life:
+        reads = _pairs(of.rows("reads"), "reads", "[at, until]")
+        base = of.three_or_null("base")
+        return Life(of.integer("made"), tuple(reads), None if base is None else Base(*base))
 
     def _by_node(self, of: _Members, key: str) -> list[tuple[int, IntArray]]:
         pairs = _pairs(of.rows(key), key, "[node, array]")
@@ -259,6 +282,14 @@ class _Members:
         if not (isinstance(value, list) and len(value) == 2 and all(map(_is_integer, value))):
             raise FormatError(f"{key} must be two integers, found {_shown(value)}")
         return value[0], value[1]
+
+    def three_or_null(self, key: str) -> tuple[int, int, int] | None:
+        value = self._take(key)
+        if value is None:
+            return None
+        if not (isinstance(value, list) and len(value) == 3 and all(map(_is_integer, value))):
+            raise FormatError(f"{key} must be three integers or null, found {_shown(value)}")
+        return value[0], value[1], value[2]
 
     def rows(self, key: str) -> list[IntArray]:
         """Lists of integers. Inside lists of objects they arrive as lists, elsewhere as arrays."""

@@ -15,7 +15,7 @@ problem in graphs", 1971; Takahashi and Matsuyama, "An approximate solution for 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -37,15 +37,24 @@ class Router:
         self._known: dict[object, tuple[Network, Routes | None]] = {}
 
     def routed(
-        self, problem: Problem, choices: Sequence[int], offered: Sequence[Collection[int]] | None = None
+        self,
+        problem: Problem,
+        choices: Sequence[int],
+        offered: Sequence[Collection[int]] | None = None,
+        given: Mapping[int, Routes] | None = None,
     ) -> Assignment | None:
         """The choices with cheapest routes for every network; None where a consumer cannot be reached.
 
         offered: for each network arcs that a solver used. They are tried beside where the search is not exact.
+        given: networks with routes of their own, which are taken as they are but for arcs that lead nowhere.
         """
         routes: list[Routes] = []
         for index, network in enumerate(problem.networks):
-            found = self._network(network, choices, () if offered is None else offered[index])
+            found = None
+            if given is not None and index in given:
+                found = needed_of(network, choices, given[index])
+            if found is None:
+                found = self._network(network, choices, () if offered is None else offered[index])
             if found is None:
                 return None
             routes.append(found)
@@ -62,6 +71,44 @@ class Router:
         if key not in self._known:
             self._known[key] = network, cheapest_routes(network, source, forward, backward, offered)
         return self._known[key][1]
+
+
+def needed_of(network: Network, choices: Sequence[int], routes: Routes) -> Routes | None:
+    """What the consumers of a network need of its routes; None where they do not lead to all of them."""
+    source = int(network.makes[choices[network.producer]])
+    forward, backward = (
+        {int(wants[choices[node]]) for node, wants in consumers} for consumers in (network.forward, network.backward)
+    )
+    there = _reaching(network, [source], routes.forward)
+    kept = {source, *(there if network.kept else ())}
+    again = {int(network.heads[arc]) for arc in routes.backward}
+    new = _reaching(
+        network, sorted(vertex for vertex in kept if vertex == source or vertex not in again), routes.backward
+    )
+    if not (forward <= {source, *there} and backward <= {*kept, *new}):
+        return None
+    needed = _towards(network, new, backward)
+    starts = {int(network.tails[arc]) for arc in needed.values()} | (backward - new.keys())
+    first = _towards(network, there, forward)
+    if not (starts - needed.keys() - {source}) <= first.keys():
+        return None  # the backward would start from what no consumer of the forward has made
+    return Routes(_ascending(first.values()), _ascending(needed.values()))
+
+
+def _reaching(network: Network, start: Sequence[int], arcs: Iterable[int]) -> dict[int, int]:
+    """For every vertex that the arcs lead to from the start, and is none of it, the arc that reaches it."""
+    leaving: dict[int, list[int]] = {}
+    for arc in sorted(arcs):
+        leaving.setdefault(int(network.tails[arc]), []).append(arc)
+    by: dict[int, int] = {}
+    waiting = list(start)
+    for vertex in waiting:
+        for arc in leaving.get(vertex, ()):
+            head = int(network.heads[arc])
+            if head not in start and head not in by:
+                by[head] = arc
+                waiting.append(head)
+    return by
 
 
 def distances(network: Network, sources: IntArray) -> IntArray:
@@ -211,18 +258,7 @@ def _joined(network: Network, source: int, targets: list[int], costs: IntArray) 
 
 def _tree(network: Network, source: int, arcs: Iterable[int], targets: Iterable[int]) -> dict[int, int]:
     """Of the arcs a tree that leads from the source to the targets and nowhere else: vertex -> arc that reaches it."""
-    leaving: dict[int, list[int]] = {}
-    for arc in sorted(arcs):
-        leaving.setdefault(int(network.tails[arc]), []).append(arc)
-    by: dict[int, int] = {}
-    waiting = [source]
-    for vertex in waiting:
-        for arc in leaving.get(vertex, ()):
-            head = int(network.heads[arc])
-            if head != source and head not in by:
-                by[head] = arc
-                waiting.append(head)
-    return _towards(network, by, targets)
+    return _towards(network, _reaching(network, [source], arcs), targets)
 
 
 def _towards(network: Network, tree: dict[int, int], targets: Iterable[int]) -> dict[int, int]:

@@ -27,7 +27,7 @@ def exact_usages(problem: Problem) -> Problem:
     """
     problem = _exact_loads(problem)
     budgets = [budget for budget in map(_exact_budget, problem.budgets) if budget is not None]
-    total = sum(_largest(node) for node in problem.nodes) if problem.usage_limit is not None else 0
+    total = largest_usage(problem) if problem.usage_limit is not None else 0
     total += sum(int(usages.max()) for budget in budgets for usages in budget.usages.values())
     if total >= LARGEST_TOTAL:
         raise ProblemError(
@@ -36,13 +36,21 @@ def exact_usages(problem: Problem) -> Problem:
     return replace(problem, budgets=tuple(budgets))
 
 
+def largest_usage(problem: Problem) -> int:
+    """Bytes that all loads and copies would need together, each at its largest: no step needs more."""
+    copies = sum(
+        int(network.sizes.sum()) * len(network.lives) for network in problem.networks if network.sizes is not None
+    )
+    return sum(_largest(node) for node in problem.nodes) + copies
+
+
 def _exact_loads(problem: Problem) -> Problem:
     limit = problem.usage_limit
     if limit is None:
         return problem
-    if sum(_largest(node) for node in problem.nodes) <= limit:
+    if largest_usage(problem) <= limit:
         return replace(problem, usage_limit=None, usage_price=None)
-    largest = max(int(usages.max()) for node in problem.nodes for _, usages in node.loads)
+    largest = max((int(usages.max()) for node in problem.nodes for _, usages in node.loads), default=0)
     if problem.usage_price is not None:
         _check("usage_limit", max(limit, largest))
         return problem

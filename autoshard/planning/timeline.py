@@ -205,12 +205,16 @@ class _Simulation:
 
     def _walk(self, phase: MemoryPhase, graph: fx.Graph) -> list[Any]:
         """Adds the moments of a graph; returns what it returns."""
-        given: list[fx.Node] = []
+        tangents: list[int] = []
         returned: list[Any] = []
         first = len(self._moments)
         for node in graph.nodes:
             if node.op == "placeholder":
-                given.append(node)
+                for key, size in storages(node).items():
+                    if key not in self._storages:  # tangents
+                        name = node.meta["label"].tensor
+                        self._storages[key] = _Lifetime(name, "temporary", size, first, first)
+                        tangents.append(key)
             elif node.op == "output":
                 returned = list(node.args[0])
             else:
@@ -218,9 +222,8 @@ class _Simulation:
         last = max(first, len(self._moments) - 1)
         for key in _keys(returned):
             self._storages[key].last = max(self._storages[key].last, last)
-        for node in given:  # tangents: autograd holds them to the end of the backward
-            for key, size in storages(node).items():
-                self._storages.setdefault(key, _Lifetime(node.meta["label"].tensor, "temporary", size, first, last))
+        for key in tangents:  # autograd holds them to the end of the backward
+            self._storages[key].last = last
         return returned
 
     def _run(self, phase: MemoryPhase, node: fx.Node) -> None:

@@ -12,7 +12,13 @@ For two consumers, the most frequent case of several, the same is said without t
 o_k what flows to one alone, f_k = c + o_k, and c + o_1 + o_2, the larger of the two, is paid.
 
 Where copies are kept one set of w serves both phases, since the backward may start from all that the forward reached;
-else each phase has its own. An arc that one consumer alone can use, or that costs nothing, has no w: the price stays on
+else each phase has its own. Where memory is limited the phases are apart, too, and the flow to a consumer k of the
+backward starts from what is kept:
+
+    g_k[v] in [0, 1]     the flow to k starts at vertex v
+    g_k[v] <= what the producer makes at v, or what flows into v in the forward; one variable for each of the two
+
+An arc that one consumer alone can use, or that costs nothing, has no w: the price stays on
 f. A flow has the arcs only that lead from where the tensor may be made to where its consumer may want it.
 
 With one consumer this is as tight as a variable for every pair of vertices priced at the shortest way (it is the
@@ -69,9 +75,9 @@ class Stage:
         return len(self.flows) == 2
 
 
-def stages(network: Network) -> Iterator[Stage]:
-    """What the program of the network consists of."""
-    if network.kept:
+def stages(network: Network, *, apart: bool) -> Iterator[Stage]:
+    """What the program of the network consists of; two stages, forward and backward, where the phases are apart."""
+    if network.kept and not apart:
         yield _stage(network, network.consumers)
     else:
         yield from (_stage(network, consumers) for consumers in (network.forward, network.backward))

@@ -1,16 +1,18 @@
 """The problem as a mixed-integer program in arrays, with memory rows for some steps only.
 
-    x_i[s]     1 if node i chooses strategy s; these and the w of networks are the integer variables
+    x_i[s]     1 if node i chooses strategy s; these and the w and g of networks are the integer variables
     z_e[l,m]   the choice of (row l, column m) by edge e, over the finite pairs only
     w_g[l,m]   group g pays for (row l, column m)
-    f, w       the flows of a network and the arcs it uses; see `solver.backends.flows`
+    f, w, g    the flows of a network, the arcs it uses, where flows start; see `solver.backends.flows`
+    alive      the copies of networks that are in memory at a step; see `solver.backends.holdings`
 
     minimise   sum costs_i[s] x_i[s] + sum costs_e[l,m] z_e[l,m] + sum costs_g[l,m] w_g[l,m] + arcs
     subject to sum_s x_i[s] = 1
                sum over s with rows[s] = l of x_u[s]  =  sum_m z_e[l,m]          for every edge and row l
                sum over s with cols[s] = m of x_v[s]  =  sum_l z_e[l,m]          for every edge and column m
                z_e[l,m] <= w_g[l,m]                                              for every edge of a group
-               sum over the loads live at t of usages[s] x_i[s] <= usage_limit   for the asked steps t
+               sum over the loads live at t of usages[s] x_i[s] + sum of sizes[v] alive[v] <= usage_limit
+                                                                                 for the asked steps t
 
 With a usage_price the limit of the last rows grows by a variable, in [0, 1] of the largest usage, that pays the price.
 
@@ -22,20 +24,27 @@ both forms in docs/solver.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from ..networks import BoolArray, Network
+from ..networks import BoolArray, Network, Routes
 from ..problem import INFEASIBLE, Edge, IntArray, Problem
-from .flows import Flow, stages
+from ..usages import largest_usage
+from .flows import Flow, Stage, stages
+from .holdings import FlowColumns, Holdings
 
 FloatArray = npt.NDArray[np.float64]
 
 USAGE_UNITS = 2.0**20
 """Where `Program.scaled` brings a memory limit: a solver's tolerance of 1e-6 is then a 1e-12 part of the limit."""
+
+
+INTEGRAL = 1e-6
+"""How near a value is to 0 or 1 that counts as either."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +54,8 @@ class Program:
     A holds values[k] at (rows[k], columns[k]), sorted by row and then column. Node i chooses with the variables
     first[i] .. first[i + 1] - 1, so that choices = first[-1]. Memory rows are in bytes, exact in integers. Where the
     usage limit is soft, overflow is (the variable of the bytes over it, how many bytes its value 1 stands for). The
-    flows of network i over arcs flows[i][0] are the variables flows[i][1].
+    flows of network i over arcs flows[i][0] are the variables flows[i][1]; in `phases`, for networks with lives under a
+    limit, those of the forward and of the backward apart.
     """
 
     costs: IntArray
@@ -58,6 +68,7 @@ class Program:
     integers: BoolArray
     overflow: tuple[int, int] | None = None
     flows: tuple[tuple[IntArray, IntArray], ...] = ()
+    phases: Mapping[int, tuple[list[FlowColumns], list[FlowColumns]]] = field(default_factory=dict)
 
     @property
     def choices(self) -> int:
@@ -67,14 +78,39 @@ class Program:
     def with_usage_rows(self, problem: Problem, steps: Iterable[int]) -> Program:
         """The program with a memory row for every step."""
         assert problem.usage_limit is not None
-        program = self
+        program, holdings = self, Holdings(problem, self.first, self.phases)
         for step in steps:
-            columns, usages = _live_usages(problem, self.first, step)
+            held = holdings.at(step, len(program.costs))
+            program = program.extended(held.variables, held.rows)
+            bytes_of = _live_usages(problem, len(program.costs), self.first, step)
+            for column, used in held.terms.items():
+                bytes_of[column] += used
             if self.overflow is not None:
-                columns = np.append(columns, self.overflow[0])
-                usages = np.append(usages, -self.overflow[1])
-            program = program.with_row(columns, usages, problem.usage_limit)
+                bytes_of[self.overflow[0]] -= self.overflow[1]
+            columns = np.flatnonzero(bytes_of)
+            program = program.with_row(columns, bytes_of[columns], problem.usage_limit)
         return program
+
+    def extended(self, variables: int, rows: Sequence[tuple[Sequence[tuple[int, int]], float]]) -> Program:
+        """The program with further variables without a price, and rows sum of coefficient * variable <= upper."""
+        if not variables and not rows:
+            return self
+        entries: dict[tuple[int, int], int] = defaultdict(int)
+        for number, (parts, _) in enumerate(rows, len(self.upper)):
+            for column, coefficient in parts:
+                entries[number, column] += coefficient
+        places = np.array(sorted(entries), np.int64).reshape(-1, 2)
+        values = np.array([entries[place] for place in sorted(entries)], np.float64)
+        return replace(
+            self,
+            costs=np.concatenate([self.costs, np.zeros(variables, np.int64)]),
+            integers=np.concatenate([self.integers, np.zeros(variables, np.bool_)]),
+            lower=np.concatenate([self.lower, np.full(len(rows), -np.inf)]),
+            upper=np.concatenate([self.upper, [upper for _, upper in rows]]),
+            rows=np.concatenate([self.rows, places[:, 0]]),
+            columns=np.concatenate([self.columns, places[:, 1]]),
+            values=np.concatenate([self.values, values]),
+        )
 
     def scaled(self) -> Program:
         """The program with its memory rows divided so that no limit is above USAGE_UNITS."""
@@ -86,6 +122,12 @@ class Program:
     def relaxed(self) -> Program:
         """The program with all variables continuous."""
         return replace(self, integers=np.zeros_like(self.integers))
+
+    def near(self, x: FloatArray) -> Program:
+        """The program in which the strategies that are 0 or 1 at a point stay what they are there."""
+        zeros, ones = (np.flatnonzero(np.abs(x[: self.choices] - value) <= INTEGRAL) for value in (0.0, 1.0))
+        program = self.with_row(zeros, np.ones(len(zeros)), 0.0)
+        return program.with_row(ones, -np.ones(len(ones)), -float(len(ones)))
 
     def with_row(self, columns: IntArray, values: FloatArray, upper: float) -> Program:
         """The program with one more row, values @ x[columns] <= upper."""
@@ -107,7 +149,19 @@ class Program:
 
     def arcs_of(self, x: FloatArray) -> list[tuple[int, ...]]:
         """The arcs over which something flows, per network."""
-        return [tuple(np.unique(arcs[x[columns] > 0.5]).tolist()) for arcs, columns in self.flows]
+        return [_used(x, arcs, columns) for arcs, columns in self.flows]
+
+    def routes_of(self, x: FloatArray) -> dict[int, Routes]:
+        """The arcs over which something flows in each phase, for the networks whose phases are apart."""
+
+        def used(flows: Sequence[FlowColumns]) -> tuple[int, ...]:
+            return tuple(sorted({arc for flow in flows for arc in _used(x, flow.arcs, flow.columns)}))
+
+        return {index: Routes(*map(used, phases)) for index, phases in self.phases.items()}
+
+
+def _used(x: FloatArray, arcs: IntArray, columns: IntArray) -> tuple[int, ...]:
+    return tuple(np.unique(arcs[x[columns] > 0.5]).tolist())
 
 
 def build(problem: Problem) -> Program:
@@ -121,8 +175,8 @@ def build(problem: Problem) -> Program:
             parts.edge(edge)
     for group in problem.groups:
         parts.group([problem.edges[index] for index in group.edges])
-    for network in problem.networks:
-        parts.network(network)
+    for index, network in enumerate(problem.networks):
+        parts.network(index, network, apart=problem.usage_limit is not None and bool(network.lives))
     if problem.usage_price is not None:
         parts.soften(problem)
     return parts.program()
@@ -155,6 +209,13 @@ def _pairs(edge: Edge) -> _Pairs:
     return _Pairs(row_of, col_of, rows, cols, keys, costs[rows, cols], costs.shape, not costs.any())
 
 
+def _distinct(flows: Sequence[FlowColumns]) -> tuple[IntArray, IntArray]:
+    """Arcs and variables of flows; what two flows have in common once."""
+    none = np.zeros(0, np.int64)
+    columns, first = np.unique(np.concatenate([none, *(flow.columns for flow in flows)]), return_index=True)
+    return np.concatenate([none, *(flow.arcs for flow in flows)])[first], columns
+
+
 class _Parts:
     """Variables and rows collected block by block."""
 
@@ -164,7 +225,8 @@ class _Parts:
         self.row_count = 0
         self.overflow: tuple[int, int] | None = None
         self.flows: list[tuple[IntArray, IntArray]] = []
-        self.arcs_used: list[IntArray] = []
+        self.phases: dict[int, tuple[list[FlowColumns], list[FlowColumns]]] = {}
+        self.decided: list[IntArray] = []
         self.costs: list[IntArray] = []
         self.upper: list[FloatArray] = []
         self.lower: list[FloatArray] = []
@@ -206,32 +268,99 @@ class _Parts:
             self._enter(rows, z[linked], 1.0)
             self._enter(rows, w[np.searchsorted(shared, pairs.keys[linked])], -1.0)
 
-    def network(self, network: Network) -> None:
-        """The flows to every consumer, and w for the arcs that several of them may pay for together."""
+    def network(self, index: int, network: Network, *, apart: bool) -> None:
+        """The flows to every consumer, and w for the arcs that several of them may pay for together.
+
+        apart: each phase has its own, and what the backward starts from is said by variables.
+        """
         none = np.zeros(0, np.int64)
         arcs, columns = [none], [none]
-        for stage in stages(network):
+        phases: list[list[FlowColumns]] = []
+        used: tuple[IntArray, IntArray] = none, none
+        for stage in stages(network, apart=apart):
             together = self._variables(network.costs[stage.shared])
-            self.arcs_used.append(together)
+            self.decided.append(together)
+            starts = apart and network.kept and bool(phases) and bool(network.forward)
+            flows = [self._flow(network, stage, flow, together, used if starts else None) for flow in stage.flows]
+            for flow in flows:
+                arcs.append(flow.arcs)
+                columns.append(flow.columns)
             arcs.append(stage.shared)
             columns.append(together)
-            for flow in stage.flows:
-                f = self._variables(flow.priced)
-                rows = self._balance(network, flow)
-                self._carry(network, flow, rows, flow.arcs, f)
-                if stage.of_two:
-                    self._carry(network, flow, rows, flow.arcs[flow.shared], together[flow.links])
-                else:
-                    links = self._rows(len(flow.shared), -np.inf, 0.0)
-                    self._enter(links, f[flow.shared], 1.0)
-                    self._enter(links, together[flow.links], -1.0)
-                arcs.append(flow.arcs)
-                columns.append(f)
+            phases.append(flows)
+            used = _distinct(flows)
         self.flows.append((np.concatenate(arcs), np.concatenate(columns)))
+        if apart:
+            self.phases[index] = phases[0], phases[1]
+            if not network.held:
+                self._keep_source(network, [flow for flows in phases for flow in flows])
 
-    def _balance(self, network: Network, flow: Flow) -> IntArray:
-        """A row per vertex of the flow: what is made there, less what is wanted there."""
+    def _keep_source(self, network: Network, flows: Sequence[FlowColumns]) -> None:
+        """Nothing flows to where the tensor is made: dropped there and made again is what no plan can say."""
+        columns = _distinct(flows)
+        into = np.flatnonzero(np.isin(network.heads[columns[0]], network.makes))
+        vertices, at = np.unique(network.heads[columns[0][into]], return_inverse=True)
+        most = float(max(1, len(flows)))
+        rows = self._rows(len(vertices), -np.inf, most)
+        self._enter(rows[at], columns[1][into], 1.0)
+        here = np.flatnonzero(np.isin(network.makes, vertices))
+        made = rows[np.searchsorted(vertices, network.makes[here])]
+        self._enter(made, self._choices(network.producer)[here], most)
+
+    def _flow(
+        self,
+        network: Network,
+        stage: Stage,
+        flow: Flow,
+        together: IntArray,
+        used: tuple[IntArray, IntArray] | None,
+    ) -> FlowColumns:
+        """The variables of one flow; `used`: arcs of flows of the forward, at whose heads it may start."""
+        f = self._variables(flow.priced)
         rows = self._rows(len(flow.vertices), 0.0, 0.0)
+        none = np.zeros(0, np.int64)
+        starts, made = (none, none), (none, none)
+        if used is None:
+            self._balance(network, flow, rows)
+        else:
+            made = self._starts(flow, rows, network.makes, self._choices(network.producer))
+            starts = self._starts(flow, rows, network.heads[used[0]], used[1])
+            node, wants = flow.consumer
+            self._enter(rows[np.searchsorted(flow.vertices, wants)], self._choices(node), -1.0)
+        self._carry(network, flow, rows, flow.arcs, f)
+        arcs, columns = [flow.arcs], [f]
+        if stage.of_two:
+            shared = flow.arcs[flow.shared]
+            self._carry(network, flow, rows, shared, together[flow.links])
+            arcs.append(shared)
+            columns.append(together[flow.links])
+        else:
+            links = self._rows(len(flow.shared), -np.inf, 0.0)
+            self._enter(links, f[flow.shared], 1.0)
+            self._enter(links, together[flow.links], -1.0)
+        return FlowColumns(
+            flow.consumer,
+            np.concatenate(arcs),
+            np.concatenate(columns),
+            *starts,
+            *made,
+            starts_at_producer=used is None,
+        )
+
+    def _starts(self, flow: Flow, rows: IntArray, vertices: IntArray, variables: IntArray) -> tuple[IntArray, IntArray]:
+        """Variables of where a flow starts, at most the sum of the `variables` at each of the `vertices`."""
+        at = np.intersect1d(vertices, flow.vertices)
+        columns = self._variables(np.zeros(len(at), np.int64))
+        self.decided.append(columns)
+        self._enter(rows[np.searchsorted(flow.vertices, at)], columns, 1.0)
+        limits = self._rows(len(at), -np.inf, 0.0)
+        self._enter(limits, columns, 1.0)
+        among = np.flatnonzero(np.isin(vertices, at))
+        self._enter(limits[np.searchsorted(at, vertices[among])], variables[among], -1.0)
+        return at, columns
+
+    def _balance(self, network: Network, flow: Flow, rows: IntArray) -> None:
+        """In the row of each vertex of the flow: what is made there, less what is wanted there."""
         node, wants = flow.consumer
         made, wanted = self._choices(network.producer), self._choices(node)
         makes = network.makes
@@ -240,7 +369,6 @@ class _Parts:
             made, wanted, makes, wants = made[differs], wanted[differs], makes[differs], wants[differs]
         self._enter(rows[np.searchsorted(flow.vertices, makes)], made, 1.0)
         self._enter(rows[np.searchsorted(flow.vertices, wants)], wanted, -1.0)
-        return rows
 
     def _carry(self, network: Network, flow: Flow, rows: IntArray, arcs: IntArray, variables: IntArray) -> None:
         """In the balance of its vertices what flows over an arc comes in at its head and goes out at its tail."""
@@ -252,7 +380,7 @@ class _Parts:
     def soften(self, problem: Problem) -> None:
         """The variable of the bytes over the usage limit, as a part of the largest possible number."""
         assert problem.usage_price is not None
-        largest = max(1, sum(int(usages.max()) for node in problem.nodes for _, usages in node.loads))
+        largest = max(1, largest_usage(problem))
         column = int(self._variables(np.array([problem.usage_price * largest], np.int64))[0])
         self.overflow = column, largest
 
@@ -263,8 +391,8 @@ class _Parts:
         order = np.lexsort((columns, rows))
         integers = np.zeros(self.variables, np.bool_)
         integers[: int(self.first[-1])] = True
-        for used in self.arcs_used:
-            integers[used] = True
+        for decided in self.decided:
+            integers[decided] = True
         return Program(
             np.concatenate(self.costs),
             np.concatenate(self.lower),
@@ -276,6 +404,7 @@ class _Parts:
             integers,
             self.overflow,
             tuple(self.flows),
+            self.phases,
         )
 
     def _transport(self, edge: Edge, pairs: _Pairs, prices: IntArray) -> IntArray:
@@ -313,12 +442,11 @@ class _Parts:
         self.entries.append((rows, columns, value))
 
 
-def _live_usages(problem: Problem, first: IntArray, step: int) -> tuple[IntArray, FloatArray]:
-    """Variables that use memory at the step, ascending, and the bytes of each."""
-    bytes_of = np.zeros(int(first[-1]))
+def _live_usages(problem: Problem, variables: int, first: IntArray, step: int) -> FloatArray:
+    """Per variable the bytes that nodes hold with it at the step."""
+    bytes_of = np.zeros(variables)
     for index, node in enumerate(problem.nodes):
         for (lo, hi), usages in node.loads:
             if lo <= step < hi:
                 bytes_of[first[index] : first[index + 1]] += usages
-    columns = np.flatnonzero(bytes_of)
-    return columns, bytes_of[columns]
+    return bytes_of

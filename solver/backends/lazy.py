@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from ..evaluate import evaluate, usage_timeline
+from ..networks import Assignment, at_end
 from ..problem import Problem
 from ..routing import Router
 from .backend import Answer, Request
@@ -47,23 +48,32 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
     """Answers the problem by rounds of ever more memory rows.
 
     Where there are networks the rounds start with the relaxation, all variables continuous: it is integral more often
-    than not, and solved in a part of the time. Branch and cut follows where its rounding is not proven cheapest.
+    than not, and solved in a part of the time. Where its rounding is not proven cheapest, and copies hold memory, the
+    strategies that it has at 0 and 1 are held there and the rest is decided; branch and cut on the whole follows where
+    that is not as good as was asked for. (Source of the middle step: Berthold, "RENS: the optimal rounding", 2014.)
     When the time ends first, the answer is the best feasible one of a round, else the last one repaired to fit memory.
     """
     rounds = _Rounds(problem, request)
     while True:
         found = solver.minimise(rounds.asked(), replace(request, start=rounds.start))
-        if found.infeasible:
-            return Answer(infeasible=True)
-        choices = rounds.take(found)
-        if choices is None or rounds.done(choices):
+        if found.x is None:
+            if rounds.gives_up_near():
+                continue
+            if found.infeasible:
+                return rounds.infeasible()
+            rounds.take(found)
+            return rounds.known
+        assignment = rounds.take(found)
+        if rounds.done(assignment):
             return rounds.known
         if request.ended():
             known = rounds.known
-            return known if known.choices else known.with_assignment(repaired(problem, choices, REPAIR_S))
+            if known.choices is not None or rounds.holds:
+                return known
+            return known.with_assignment(repaired(problem, rounds.program.choices_of(found.x), REPAIR_S))
         request.on_answer(rounds.known)
         request.on_progress(rounds.cost, rounds.known.bound)
-        rounds.tighten(choices)
+        rounds.tighten(assignment, found.x)
 
 
 class _Rounds:
@@ -73,52 +83,101 @@ class _Rounds:
         self.problem = problem
         self.request = request
         self.start = request.start
+        self.holds = problem.usage_limit is not None and any(network.lives for network in problem.networks)
         self.steps = _first_steps(problem)
-        program = build(problem)
-        self.program = program.with_usage_rows(problem, self.steps) if self.steps else program
-        self.relaxed = bool(program.flows)
+        if self.holds and self.start is not None:
+            self.steps.update(_peaks_to_add(problem, self.start, self.steps))
+        self.margin = 0
+        self.bare = build(problem)
+        self.program = self._with_rows()
+        self.relaxed = bool(self.program.flows)
+        self.near: Program | None = None
         self.known = Answer()
         self.cost: int | None = None
         self._router = Router()
 
     def asked(self) -> Program:
         """The program of this round."""
+        if self.near is not None:
+            return self.near
         return self.program.relaxed() if self.relaxed else self.program
 
-    def take(self, found: ProgramAnswer) -> tuple[int, ...] | None:
-        """Notes what the round proved and, rounded, chose; the choices, or None where there are none."""
-        choices = None if found.x is None else self.program.choices_of(found.x)
-        arcs = None if found.x is None else self.program.arcs_of(found.x)
-        assignment = None if choices is None else self._router.routed(self.problem, choices, arcs)
+    def gives_up_near(self) -> bool:
+        """Whether the last round was one near the relaxation, after which the next is not."""
+        near, self.near = self.near, None
+        return near is not None
+
+    def take(self, found: ProgramAnswer) -> Assignment | None:
+        """Notes what the round proved and, rounded, chose; the assignment, or None where no routes lead to what it
+        wants.
+        """
+        assignment = None if found.x is None else self._assignment(found.x)
         judged = None if assignment is None else evaluate(self.problem, *assignment)
-        bound = _tighter(self.known.bound, found.bound, None if judged is None else judged.cost, self.problem.offset)
-        self.known = replace(self.known, bound=bound)
+        if self.margin == 0 and self.near is None:
+            cost = None if judged is None else judged.cost
+            bound = _tighter(self.known.bound, found.bound, cost, self.problem.offset)
+            self.known = replace(self.known, bound=bound)
         if judged is not None and judged.feasible and (self.cost is None or judged.cost < self.cost):
             self.known, self.cost = self.known.with_assignment(assignment), judged.cost
-        return choices
+        return assignment
 
-    def done(self, choices: tuple[int, ...]) -> bool:
-        """Whether the round's choices keep the limit and, of a relaxation, are as good as was asked for."""
-        if _peaks_to_add(self.problem, choices, self.steps):
+    def infeasible(self) -> Answer:
+        """What is known once a program has no answer."""
+        return Answer(infeasible=True) if self.margin == 0 else self.known
+
+    def done(self, assignment: Assignment | None) -> bool:
+        """Whether the round's answer keeps the limit and, of a relaxation, is as good as was asked for."""
+        if assignment is not None and _peaks_to_add(self.problem, assignment, self.steps):
             return False
-        if not self.relaxed:
+        if not self.relaxed and self.near is None:
             return True
         cost, bound = self.cost, self.known.bound
         return cost is not None and bound is not None and cost - bound <= self.request.relative_gap * abs(cost)
 
-    def tighten(self, choices: tuple[int, ...]) -> None:
-        """Rows for the peaks of the choices; where they have rows already, or there are no peaks, integers."""
-        peaks = _peaks_to_add(self.problem, choices, self.steps)
+    def tighten(self, assignment: Assignment | None, x: FloatArray) -> None:
+        """Rows for the peaks of the answer; where they have rows already, or there are no peaks, integers."""
+        was_near, relaxation = self.near is not None, self.program
+        self.near = None
+        peaks = [] if assignment is None else _peaks_to_add(self.problem, assignment, self.steps)
         new = [step for step in peaks if step not in self.steps]
         if new:
-            self.program = self.program.with_usage_rows(self.problem, new)
             self.steps.update(new)
+            self.program = self._with_rows() if self.margin else self.program.with_usage_rows(self.problem, new)
+        elif was_near:
+            pass
         elif self.relaxed:
             self.relaxed = False
+            if self.holds:
+                self.near = relaxation.near(x)
             if self.known.assignment is not None and not self._start_is_better():
                 self.start = self.known.assignment
+        elif self.holds:
+            assert assignment is not None
+            assert self.problem.usage_limit is not None
+            over = evaluate(self.problem, *assignment).peak_usage - self.problem.usage_limit
+            self.margin += max(1, over)
+            self.program = self._with_rows()
         else:
-            self.program = _forbid(self.program, self.problem, choices, peaks[0])
+            assert assignment is not None
+            self.program = _forbid(self.program, self.problem, assignment.choices, peaks[0])
+
+    def _with_rows(self) -> Program:
+        """The program with rows for all steps.
+
+        Where copies hold memory the solver's tolerance may let a row be violated by some bytes; then the rows keep a
+        margin, and what they prove is no longer a bound.
+        """
+        if not self.steps:
+            return self.bare
+        limit = self.problem.usage_limit
+        assert limit is not None
+        problem = replace(self.problem, usage_limit=max(0, limit - self.margin)) if self.margin else self.problem
+        return self.bare.with_usage_rows(problem, sorted(self.steps))
+
+    def _assignment(self, x: FloatArray) -> Assignment | None:
+        """The choices of a point, with the routes that it takes where networks hold memory, else with the cheapest."""
+        choices = self.program.choices_of(x)
+        return self._router.routed(self.problem, choices, self.program.arcs_of(x), self.program.routes_of(x))
 
     def _start_is_better(self) -> bool:
         if self.start is None or self.cost is None:
@@ -130,17 +189,19 @@ class _Rounds:
 def _first_steps(problem: Problem) -> set[int]:
     """All steps where they are few (budgets, tied layers): a round without them would be for nothing."""
     last = max((hi for node in problem.nodes for (_, hi), _ in node.loads), default=0)
+    lives = (life for network in problem.networks for life in network.lives)
+    last = max([last, *(max(life.made + 1, at_end(life.reads)) for life in lives)])
     return set(range(last)) if problem.usage_limit is not None and last <= PEAKS_PER_ROUND else set()
 
 
-def _peaks_to_add(problem: Problem, choices: Sequence[int], steps: set[int]) -> list[int]:
+def _peaks_to_add(problem: Problem, assignment: Assignment, steps: set[int]) -> list[int]:
     """The steps of the highest local maxima of the usage timeline that are over the limit, highest first.
 
     Where the limit is soft: over what the rows of `steps` already pay for.
     """
     if problem.usage_limit is None:
         return []
-    timeline = usage_timeline(problem, choices)
+    timeline = usage_timeline(problem, *assignment)
     allowed = problem.usage_limit
     if problem.usage_price is not None:
         allowed = max([allowed, *(_usage_at(timeline, step) for step in steps)])

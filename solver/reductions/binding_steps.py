@@ -3,7 +3,7 @@
 A step is needed only where the set of live loads is maximal: a load starts there and, before any other starts, one
 ends. Elsewhere fewer loads are live than at a kept step, and usages are not negative. A kept step can never bind if
 the largest usages of the loads live there fit together; the loads live at no remaining step do not matter. Without a
-limit no load does.
+limit no load does. Where networks hold memory, too, all steps are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .reduction import Outcome, Reduced, Substitution
 
 def keep_binding_steps(problem: Problem) -> Outcome:
     """The problem on the steps that can bind."""
-    if not any(node.loads for node in problem.nodes):
+    if not any(node.loads for node in problem.nodes) or any(network.lives for network in problem.networks):
         return None
     steps = _binding_steps(problem)
     nodes = tuple(_on_steps(node, steps) for node in problem.nodes)

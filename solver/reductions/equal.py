@@ -2,15 +2,17 @@
 
 Networks are equal if they have the same vertices, arcs and prices, the same producer with the same map, the same
 consumers with the same maps in each phase, and keep copies alike. Tied layers give such images. Exact because what is
-cheapest for one of k is cheapest for each, so one network at k times the prices stands for all.
+cheapest for one of k is cheapest for each, so one network at k times the prices stands for all. Where memory is limited
+it has the lives of all; then they are decided alike, as their ties say that they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from ..networks import Consumer, Network
+from ..networks import Base, Consumer, Life, Network
 from ..problem import IntArray, Problem, identity
 from .reduction import Outcome, Pool, Reduced, Rerouting
 
@@ -19,22 +21,46 @@ def merge_equal_networks(problem: Problem) -> Outcome:
     """The problem with one network for each class of equal ones."""
     pool = Pool()
     classes: dict[Hashable, list[Network]] = {}
-    keys = [_key(pool, network) for network in problem.networks]
+    keys = _numbered([_key(pool, network) for network in problem.networks], problem.networks)
     for key, network in zip(keys, problem.networks, strict=True):
         classes.setdefault(key, []).append(network)
     if len(classes) == len(problem.networks):
         return None
     place = {key: position for position, key in enumerate(classes)}
+    moved: dict[tuple[int, int], tuple[int, int, list[int]]] = {}
+    counts = [0] * len(classes)
+    for index, (key, network) in enumerate(zip(keys, problem.networks, strict=True)):
+        orders = zip(_order(pool, network), _order(pool, classes[key][0]), strict=True)
+        position = dict(orders)
+        for number in range(len(network.lives)):
+            moved[index, number] = place[key], counts[place[key]], [position[k] for k in range(len(position))]
+            counts[place[key]] += 1
+
+    def lives(index: int) -> tuple[Life, ...]:
+        found = []
+        for number, life in enumerate(problem.networks[index].lives):
+            position = moved[index, number][2]
+            reads = sorted(zip(position, life.reads, strict=True))
+            base = life.base
+            if base is not None:
+                network, of_network, consumers = moved[base.network, base.life]
+                base = Base(network, of_network, consumers[base.consumer])
+            found.append(Life(life.made, tuple(read for _, read in reads), base))
+        return tuple(found)
+
+    own: dict[int, list[Life]] = {position: [] for position in place.values()}
+    for index, key in enumerate(keys):
+        own[place[key]] += lives(index)
     times: dict[tuple[int, int], IntArray] = {}
 
-    def merged(members: list[Network]) -> Network:
+    def merged(members: list[Network], lives: list[Life]) -> Network:
         first, count = members[0], len(members)
         key = id(pool(first.costs)), count
         if key not in times:
             times[key] = pool(first.costs) * count
-        return replace(first, costs=times[key])
+        return replace(first, costs=times[key], lives=tuple(lives))
 
-    networks = tuple(merged(members) for members in classes.values())
+    networks = tuple(merged(members, own[place[key]]) for key, members in classes.items())
     way_back = Rerouting(
         [place[key] for key in keys], [identity(len(network.costs)) for network in problem.networks], len(networks)
     )
@@ -47,4 +73,28 @@ def _key(pool: Pool, network: Network) -> Hashable:
 
     arrays = (network.tails, network.heads, network.costs, network.makes)
     phases = ends(network.forward), ends(network.backward)
-    return (network.vertices, network.producer, network.kept, *phases, *(id(pool(array)) for array in arrays))
+    same = (network.vertices, network.producer, network.kept, *phases, *(id(pool(array)) for array in arrays))
+    if network.sizes is None:
+        return same
+    return (*same, id(pool(network.sizes)), network.held, any(life.base is not None for life in network.lives))
+
+
+def _numbered(keys: list[Hashable], networks: Sequence[Network]) -> list[Hashable]:
+    """The keys, in which networks with lives are equal only if they are made at different steps.
+
+    Two tensors of one layer may be equal; which of them is kept in memory is decided for each.
+    """
+    seen: Counter[Hashable] = Counter()
+    numbered: list[Hashable] = []
+    for key, network in zip(keys, networks, strict=True):
+        at = key, tuple(life.made for life in network.lives)
+        numbered.append((key, seen[at]) if network.lives else key)
+        seen[at] += 1
+    return numbered
+
+
+def _order(pool: Pool, network: Network) -> list[int]:
+    """The numbers of the consumers in the order in which equal networks agree, the forward's first."""
+    of_forward = len(network.forward)
+    keys = [(k >= of_forward, node, id(pool(wants)), k) for k, (node, wants) in enumerate(network.consumers)]
+    return [k for *_, k in sorted(keys)]

@@ -4,7 +4,8 @@ Dropped are arcs that no vertex of the producer leads to or that lead to no vert
 the cheapest arcs between the same two vertices, arcs from a vertex to itself, vertices that are left without use, and
 networks without consumers. A consumer is dropped that always wants the vertex at which the tensor is made, or what
 another one (in the forward, where copies are kept) has it make anyway. Exact because cheapest routes never
-use such an arc, or can do without it at the same price, and what is dropped of consumers asks for nothing.
+use such an arc, or can do without it at the same price, and what is dropped of consumers asks for nothing. A network
+whose copies hold memory keeps its consumers, which say when.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..networks import Consumer, Network, reached
+from ..networks import Consumer, Network, reached, rebased
 from ..problem import IntArray, Problem, identity
 from .reduction import Outcome, Pool, Reduced, Rerouting
 
@@ -28,13 +29,15 @@ def trim_networks(problem: Problem) -> Outcome:
     tables: list[IntArray] = []
     for network in problem.networks:
         smaller, arcs = trimming.trimmed(network)
-        sources.append(len(networks) if smaller.consumers else -1)
+        needed = bool(smaller.consumers or smaller.lives)
+        sources.append(len(networks) if needed else -1)
         tables.append(arcs)
-        if smaller.consumers:
+        if needed:
             networks.append(smaller)
     if len(networks) == len(problem.networks) and all(new is old for new, old in zip(networks, problem.networks)):
         return None
-    return Reduced(replace(problem, networks=tuple(networks)), Rerouting(sources, tables, len(networks)))
+    left = rebased(networks, lambda base: base._replace(network=sources[base.network]))
+    return Reduced(replace(problem, networks=left), Rerouting(sources, tables, len(networks)))
 
 
 class _Trimming:
@@ -60,6 +63,7 @@ class _Trimming:
             tails=self.pool(place[network.tails[kept]]),
             heads=self.pool(place[network.heads[kept]]),
             costs=self.pool(network.costs[kept]),
+            sizes=None if network.sizes is None else self.pool(network.sizes[used]),
             makes=self.pool(place[network.makes]),
             forward=tuple(Consumer(node, self.pool(place[wants])) for node, wants in forward),
             backward=tuple(Consumer(node, self.pool(place[wants])) for node, wants in backward),
@@ -67,7 +71,9 @@ class _Trimming:
         return smaller, kept
 
     def _consumers(self, network: Network) -> tuple[list[Consumer], list[Consumer]]:
-        """Those of each phase that ask for something that nobody before them asks for."""
+        """Those of each phase that ask for something that nobody before them asks for; all, where copies have lives."""
+        if network.lives:
+            return list(network.forward), list(network.backward)
         made = (network.producer, id(self.pool(network.makes)))
         asked = {made}
         phases: list[list[Consumer]] = []

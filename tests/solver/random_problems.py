@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 
-from solver import INFEASIBLE, Budget, Consumer, Edge, Group, Network, Node, Problem
+from solver import INFEASIBLE, Base, Budget, Consumer, Edge, Group, Life, Load, Network, Node, Problem
 
 
 def random_problem(seed: int) -> Problem:
@@ -46,6 +47,62 @@ def random_networks(seed: int) -> Problem:
     nodes = tuple(Node(f"n{k}", np.array([_cost(rng, 0.02) for _ in range(size)])) for k, size in enumerate(kinds))
     ties = _ties(rng, kinds)
     return Problem(nodes, (), ties=ties, networks=_networks(rng, kinds, ties))
+
+
+def random_lives(seed: int) -> Problem:
+    """A problem of a few networks whose copies hold memory, views among them, under a limit; without ties."""
+    rng = random.Random(seed)
+    kinds = [rng.choice([1, 2, 2, 3]) for _ in range(rng.randint(2, 4))]
+    networks: list[Network] = []
+    while len(networks) < rng.randint(1, 2):
+        network = _small(rng, _network(rng, f"w{len(networks)}", kinds))
+        sizes = np.array([rng.randint(0, 9) for _ in range(network.vertices)], np.int64)
+        lives = (_life(rng, network, rng.randint(0, 3)),)
+        networks.append(replace(network, sizes=sizes, lives=lives, held=rng.random() < 0.3))
+        late = len(network.forward) if network.backward else 0  # see solver.backends.holdings on views of the forward
+        reads = [k for k, (at, until) in enumerate(lives[0].reads) if lives[0].made < until - 1 and at < until]
+        reads = [k for k in reads if k >= late]
+        if reads and rng.random() < 0.7:
+            networks.append(_view(rng, networks[-1], len(networks) - 1, rng.choice(reads), kinds))
+    nodes = []
+    for k, size in enumerate(kinds):
+        lo = rng.randint(0, 4)
+        load = Load((lo, lo + rng.randint(0, 4)), np.array([rng.randint(0, 4) for _ in range(size)]))
+        nodes.append(Node(f"n{k}", np.array([_cost(rng, 0.02) for _ in range(size)]), further_loads=(load,)))
+    limit = rng.randint(5, 25)
+    price = rng.randint(0, 3) if rng.random() < 0.2 else None
+    return Problem(tuple(nodes), (), usage_limit=limit, usage_price=price, networks=tuple(networks))
+
+
+def _small(rng: random.Random, network: Network) -> Network:
+    """The network on three vertices at most, with arcs that lead around."""
+    count = min(network.vertices, 3)
+    around = rng.sample(range(count), count)
+    arcs = list(zip(around, around[1:] + around[:1], strict=True)) if count > 1 else []
+    tails, heads = (np.array([arc[end] for arc in arcs], np.int64) for end in (0, 1))
+    costs = np.array([rng.choice([0, rng.randint(1, 9)]) for _ in arcs], np.int64)
+    network = network.between(lambda node, vertices: Consumer(node, vertices % count))
+    return replace(network, vertices=count, tails=tails, heads=heads, costs=costs)
+
+
+def _life(rng: random.Random, network: Network, made: int, base: Base | None = None) -> Life:
+    middle = made + rng.randint(0, 4)
+    forward = [(at, rng.randint(at, middle)) for at in (rng.randint(made, middle) for _ in network.forward)]
+    backward = [(at, at + rng.randint(0, 2)) for at in (rng.randint(middle, middle + 3) for _ in network.backward)]
+    return Life(made, (*forward, *backward), base)
+
+
+def _view(rng: random.Random, base: Network, number: int, consumer: int, kinds: list[int]) -> Network:
+    """A network of what a consumer of another makes as a view, while it reads."""
+    network = _network(rng, f"view of {number}", kinds)
+    node = base.consumers[consumer].node
+    makes = _classes(rng, kinds[node], network.vertices)
+    network = _small(rng, replace(network, producer=node, makes=makes))
+    sizes = np.array([rng.randint(0, 9) for _ in range(network.vertices)], np.int64)
+    (life,) = base.lives
+    at, until = life.reads[consumer]
+    made = rng.randint(max(at, life.made + 1), until - 1)
+    return replace(network, sizes=sizes, lives=(_life(rng, network, made, Base(number, 0, consumer)),))
 
 
 def _networks(rng: random.Random, sizes: list[int], ties: tuple[tuple[int, ...], ...]) -> tuple[Network, ...]:

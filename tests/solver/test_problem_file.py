@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solver import Consumer, Edge, Group, Network, Node, Problem, Routes, evaluate
+from solver import Base, Consumer, Edge, Group, Life, Network, Node, Problem, Routes, evaluate
 from solver.__main__ import BAD_INPUT, SOLVED, main
 from solver.documents import FormatError
 from solver.problem_file import dump_problem, parse_problem, read_problem, write_problem
 
-from .random_problems import random_problem
+from .random_problems import random_lives, random_problem
 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "solver_problem.schema.json"
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
@@ -36,7 +36,11 @@ def example() -> Problem:
     )
     edges = tuple(Edge(0, v, MAP, MAP, np.array([[0, 4, 9], [4, 0, 9]])) for v in (1, 2))
     network = Network("t", 2, MAP, 1 - MAP, np.array([5, 7]), 0, MAP, (Consumer(1, MAP),), (Consumer(2, 1 - MAP),))
-    return Problem(nodes, edges, (Group((0, 1)),), ((1, 2),), {0: 1}, 9, "all of it", -3, networks=(network,))
+    network = replace(network, sizes=MAP, lives=(Life(0, ((1, 2), (3, 4))),))
+    none = np.zeros(0, np.int64)
+    view = Network("view", 2, none, none, none, 1, MAP, backward=(Consumer(2, MAP),), held=True)
+    view = replace(view, sizes=MAP, lives=(Life(1, ((3, 4),), Base(0, 0, 0)),))
+    return Problem(nodes, edges, (Group((0, 1)),), ((1, 2),), {0: 1}, 9, "all of it", -3, networks=(network, view))
 
 
 @settings(max_examples=150)
@@ -67,6 +71,26 @@ def test_equal_problems_are_written_as_equal_bytes_whatever_arrays_they_share(se
         networks=tuple(deepcopy(network) for network in problem.networks),
     )
     assert dump_problem(apart) == dump_problem(problem)
+
+
+def test_networks_of_version_1_hold_no_memory() -> None:
+    document = changed(("solver_problem",), 1)
+    for network in document["networks"]:
+        del network["sizes"], network["held"], network["lives"]
+    again = parse_problem(json.dumps(document))
+    assert all(network.sizes is None and not network.lives for network in again.networks)
+    with pytest.raises(FormatError, match="unknown member"):
+        parse_problem(json.dumps(changed(("solver_problem",), 1)))
+
+
+@settings(max_examples=50)
+@given(seed=SEEDS)
+def test_lives_are_read_back(seed: int) -> None:
+    problem = random_lives(seed)
+    text = dump_problem(problem)
+    VALIDATOR.validate(json.loads(text))
+    assert dump_problem(parse_problem(text)) == text
+    assert [n.lives for n in parse_problem(text).networks] == [n.lives for n in problem.networks]
 
 
 def test_arrays_that_are_equal_are_one_object_after_reading() -> None:
@@ -109,7 +133,10 @@ def changed(place: tuple[str | int, ...], value: object) -> dict[str, Any]:
 
 # The change, what is said of it, and whether the schema sees it too.
 MALFORMED: dict[str, tuple[tuple[str | int, ...], object, str, bool]] = {
-    "another version": (("solver_problem",), 2, "solver_problem is 2: this solver reads version 1", True),
+    "another version": (("solver_problem",), 3, "solver_problem is 3: this solver reads versions 1 to 2", True),
+    "a base of two": (("networks", 1, "lives", 0, "base"), [0, 0], "networks[1]: lives[0]: base must be three", True),
+    "reads of three": (("networks", 0, "lives", 0, "reads", 0), [1, 2, 3], "lives[0]: reads[0] has 3 numbers", True),
+    "sizes that are not there": (("networks", 0, "sizes"), 99, "networks[0]: sizes names array 99", False),
     "a missing member": (("networks",), ..., "member 'networks' is missing", True),
     "an unknown member": (("netwerks",), [], "unknown member 'netwerks'", True),
     "a member missing inside": (("networks", 0, "kept"), ..., "networks[0]: member 'kept' is missing", True),

@@ -51,6 +51,8 @@ class Decomposition:
 
     def run(self, problem: Problem, request: Request) -> Answer:
         """See `Backend.run`."""
+        if problem.usage_limit is not None and any(network.lives for network in problem.networks):
+            return run_lazily(MathOpt("HIGHS"), problem, request)  # the dual knows nothing of what copies hold
         problem = compacted(problem)
         # The end of this search is not the end of what the caller asked for.
         shared = Shared(problem, replace(request, stop=threading.Event()))

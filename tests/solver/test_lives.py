@@ -1,0 +1,179 @@
+"""What copies of networks hold, against an oracle that tries every choice and every set of arcs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solver import (
+    BACKENDS,
+    Base,
+    Consumer,
+    Life,
+    Load,
+    Network,
+    Node,
+    Problem,
+    ProblemError,
+    Routes,
+    Status,
+    evaluate,
+    solve,
+)
+from solver.evaluate import usage_timeline
+from solver.reductions import Chain, reduce
+
+from .random_problems import random_lives
+from .test_networks import arc_sets
+
+ONE = np.zeros(1, np.int64)
+SEEDS = st.integers(0, 10**9)
+EXACT = [name for name, entry in BACKENDS.items() if entry.available and name not in ("decomposition", "exhaustive")]
+
+
+def brute_force(problem: Problem) -> int | None:
+    """The least cost of all choices and all sets of arcs, by the evaluator; None where none is feasible."""
+    best: int | None = None
+    sets = [list(arc_sets(len(network.costs))) for network in problem.networks]
+    for choices in product(*(range(len(node.costs)) for node in problem.nodes)):
+        for routes in product(
+            *(sensible(problem, index, choices, sets[index]) for index in range(len(problem.networks)))
+        ):
+            judged = evaluate(problem, choices, routes)
+            if judged.feasible and (best is None or judged.cost < best):
+                best = judged.cost
+    return best
+
+
+def sensible(problem: Problem, index: int, choices: tuple[int, ...], sets: list[tuple[int, ...]]) -> list[Routes]:
+    """The routes of one network that lead where they should; of the forward none without use there."""
+    network = replace(problem.networks[index], sizes=None, lives=(), held=False)
+    alone = Problem(problem.nodes, (), networks=(network,))
+    of_forward = Problem(problem.nodes, (), networks=(replace(network, backward=()),))
+
+    def leads(problem: Problem, routes: Routes) -> bool:
+        return evaluate(problem, choices, (routes,)).feasible
+
+    there = [arcs for arcs in sets if leads(of_forward, Routes(arcs))]
+    least = [arcs for arcs in there if not any(set(other) < set(arcs) for other in there)]
+    return [routes for first in least for again in sets if leads(alone, routes := Routes(first, again))]
+
+
+@settings(max_examples=200)
+@given(seed=SEEDS)
+def test_the_optimum_is_that_of_trying_everything(seed: int) -> None:
+    problem = random_lives(seed)
+    least, solution = brute_force(problem), solve(problem, backend="highs")
+    assert solution.cost == least
+    assert solution.status is (Status.INFEASIBLE if least is None else Status.OPTIMAL)
+
+
+@pytest.mark.parametrize("backend", EXACT)
+@settings(max_examples=25)
+@given(seed=SEEDS)
+def test_every_exact_backend_finds_it(backend: str, seed: int) -> None:
+    problem = random_lives(seed)
+    least, solution = brute_force(problem), solve(problem, backend=backend)
+    assert solution.cost == least
+    assert least is None or solution.bound == least
+
+
+def chain(**changes: object) -> Network:
+    """Made at 0, wanted at 1 by a forward and a backward reader; the step there costs 5, a copy there holds 10."""
+    way = {"tails": np.array([0]), "heads": np.array([1]), "costs": np.array([5])}
+    readers = (Consumer(1, ONE + 1),), (Consumer(2, ONE + 1),)
+    network = Network("t", 2, **way, producer=0, makes=ONE, forward=readers[0], backward=readers[1])
+    lives = (Life(1, ((3, 4), (7, 8))),)
+    return replace(network, **({"sizes": np.array([3, 10]), "lives": lives} | changes))
+
+
+def problem_of(*networks: Network, limit: int | None = None) -> Problem:
+    return Problem(tuple(Node(f"n{k}", ONE) for k in range(4)), (), usage_limit=limit, networks=networks)
+
+
+KEPT, AGAIN = Routes((0,)), Routes((0,), (0,))
+
+
+@pytest.mark.parametrize(
+    ("network", "routes", "timeline"),
+    [
+        # what is made is there until the step before which it is moved, the copy while it is read, and kept in between
+        (chain(), KEPT, [(1, 3), (3, 10), (8, 0)]),
+        (chain(), AGAIN, [(1, 3), (3, 13), (4, 3), (7, 10), (8, 0)]),
+        # a parameter is there anyway, and counted elsewhere
+        (chain(held=True), KEPT, [(3, 10), (8, 0)]),
+        (chain(held=True), AGAIN, [(3, 10), (4, 0), (7, 10), (8, 0)]),
+        # without a copy in between it is made again though copies could be kept
+        (chain(kept=False), AGAIN, [(1, 3), (3, 13), (4, 3), (7, 10), (8, 0)]),
+    ],
+)
+def test_what_a_network_holds(network: Network, routes: Routes, timeline: list[tuple[int, int]]) -> None:
+    assert usage_timeline(problem_of(network), (0, 0, 0, 0), (routes,)) == timeline
+
+
+def test_a_view_holds_what_it_looks_at_and_nothing_of_its_own() -> None:
+    """Node 1 makes a view of its copy at step 3, which node 3 reads at step 9."""
+    base = chain(backward=(), lives=(Life(1, ((3, 4),)),))
+    none = np.zeros(0, np.int64)
+    view = Network("view", 1, none, none, none, 1, ONE, backward=(Consumer(3, ONE),))
+    view = replace(view, sizes=ONE + 100, lives=(Life(3, ((9, 10),), Base(0, 0, 0)),))
+    routes = Routes((0,)), Routes()
+    assert usage_timeline(problem_of(base, view), (0, 0, 0, 0), routes) == [(1, 3), (3, 10), (10, 0)]
+
+
+def test_a_copy_is_kept_where_memory_is_and_made_again_where_it_is_not() -> None:
+    other = Load((5, 6), ONE + 4)
+    costs = []
+    for limit in (14, 13, 9):
+        problem = problem_of(chain(), limit=limit)
+        problem = replace(problem, nodes=(*problem.nodes[:3], Node("n3", ONE, further_loads=(other,))))
+        costs.append(solve(problem, backend="highs").cost)
+    assert costs == [5, 10, None]
+
+
+def test_tied_tensors_hold_one_copy_each_at_its_own_time() -> None:
+    """Two tied layers: 20 bytes while both copies are kept; one network after the reduction, with two lives."""
+    first, second = chain(), chain(lives=(Life(2, ((4, 5), (6, 7))),))
+    tied = second.between(lambda node, vertices: Consumer(node + 3, vertices))
+    nodes = tuple(Node(f"n{k}", ONE) for k in range(6))
+    problem = Problem(nodes, (), ties=((0, 3), (1, 4), (2, 5)), usage_limit=20, networks=(first, tied))
+    reduced = reduce(problem)
+    assert isinstance(reduced, Chain)
+    assert [len(network.lives) for network in reduced.problem.networks] == [2]
+    assert [solve(replace(problem, usage_limit=limit)).cost for limit in (20, 19, 16, 12)] == [10, 20, 20, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sizes": None}, "lives without sizes"),
+        ({"sizes": np.array([1])}, "one size from 0 up for each of its 2 vertices"),
+        ({"sizes": np.array([1, -1])}, "one size from 0 up"),
+        ({"lives": (Life(1, ((3, 4),)),)}, "has 1 reads: one for each of its consumers"),
+        ({"lives": (Life(4, ((3, 4), (7, 8))),)}, "made <= at <= until"),
+        ({"lives": (Life(1, ((8, 9), (7, 8))),)}, "a read of the backward before one of the forward"),
+    ],
+)
+def test_what_is_no_life_is_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(ProblemError, match=said):
+        chain(**changes)
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        (Base(7, 0, 0), "the networks are 0 .. 1"),
+        (Base(0, 1, 0), "which network 't' does not have"),
+        (Base(0, 0, 1), "expected a consumer that is its producer"),
+    ],
+)
+def test_what_a_view_cannot_look_at_is_refused(base: Base, said: str) -> None:
+    none = np.zeros(0, np.int64)
+    view = Network("view", 1, none, none, none, 1, ONE, backward=(Consumer(3, ONE),))
+    with pytest.raises(ProblemError, match=said):
+        problem_of(chain(), replace(view, sizes=ONE, lives=(Life(3, ((9, 10),), base),)))
