@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cost_models import OPTIMIZERS, OptimizerPolicy, Profile, optimizer_policy
-from solver import Load, Problem, Solution, solve
+from solver import Assignment, Load, Problem, Solution, evaluate, solve
 from solver import Node as SolverNode
 
 from ..errors import BudgetError, InfeasibleError
@@ -29,7 +29,9 @@ from .timeline import Timeline, outcome, timeline_of
 GAP = 4e-3
 """How exactly a program with memory is solved."""
 ROUNDS = 8
-"""How often the limit is lowered at most."""
+"""How often the limit is lowered at most by what an answer's timeline is over the budget."""
+BETWEEN = 4
+"""Where that finds nothing: how many limits are tried between the least peak and the last limit."""
 LEANEST_GAP = 1e-2
 """How exactly the least peak is looked for."""
 PEAK_FIRST = 100
@@ -136,6 +138,8 @@ def plan_within_budget(
     if budget is None or free.peak_bytes <= budget:
         return search.stated(free, free.solution.bound)
     program = with_lives(formulation, limit.policy)
+    assert free.solution.choices is not None
+    search.start = Assignment(free.solution.choices, free.solution.routes)  # its fullest moments are the first rows
     if limit.soft_ms_per_gib is not None:
         price = limit.soft_ms_per_gib
         traded = search.solved(program, _soft(program.problem, budget, price), relative_gap=GAP)
@@ -144,9 +148,8 @@ def plan_within_budget(
             key=lambda found: found.cost_ns + _penalty_ns(found.peak_bytes, budget, price),
         )
         return search.stated(least, free.solution.bound)
-    found, bound = search.within(program, budget)
+    found, bound = search.within(program, budget, free)
     if found is None:
-        search.look_for_leanest(program, free)
         raise BudgetError(search.explanation(budget, relaxed()))
     return search.stated(found, bound)
 
@@ -175,6 +178,7 @@ class _Search:
         self._limit, self._options, self._write = limit, options, write
         self._started_s = time.monotonic()
         self.last: Solution
+        self.start: Assignment | None = None
         self.leanest: _Found | None = None
 
     def solved(self, formulation: Formulation, problem: Problem, **options: Any) -> _Found | None:
@@ -196,23 +200,48 @@ class _Search:
             return limit_s
         return max(1.0, limit_s - (time.monotonic() - self._started_s))
 
-    def within(self, program: Formulation, budget: int) -> tuple[_Found | None, int | None]:
+    def within(self, program: Formulation, budget: int, free: _Found) -> tuple[_Found | None, int | None]:
         """The cheapest answer found whose peak is within the budget, None where there is none or none was found in the
         time given; and a bound for all plans within the budget.
         """
         limit, bound = budget, None
         for _ in range(ROUNDS):
-            found = self.solved(program, replace(program.problem, usage_limit=limit), relative_gap=GAP)
+            found = self._under(program, limit)
             if limit == budget:
                 bound = self.last.bound
-            if found is None or found.peak_bytes <= budget:
+            if found is not None and found.peak_bytes <= budget:
                 return found, bound
-            limit -= found.peak_bytes - budget
-            if limit < 0:
+            if found is None or found.peak_bytes - budget > limit:
                 break
-        return None, bound
+            limit -= found.peak_bytes - budget
+        self._look_for_leanest(program, free)
+        leanest = self.leanest
+        if leanest is None or leanest.peak_bytes > budget:
+            return None, bound
+        return self._between(program, self._counted(program, leanest), limit, budget, leanest), bound
 
-    def look_for_leanest(self, program: Formulation, free: _Found) -> None:
+    def _between(self, program: Formulation, low: int, high: int, budget: int, best: _Found) -> _Found:
+        """The cheapest answer found under limits between one whose answer fits and one whose answer does not."""
+        for _ in range(BETWEEN):
+            limit = (low + high) // 2
+            found = self._under(program, limit)
+            if found is None or found.peak_bytes > budget:
+                high = limit
+                continue
+            low = limit
+            best = min((best, found), key=lambda each: (each.cost_ns, each.peak_bytes))
+        return best
+
+    def _under(self, program: Formulation, limit: int) -> _Found | None:
+        return self.solved(program, replace(program.problem, usage_limit=limit), relative_gap=GAP, start=self.start)
+
+    @staticmethod
+    def _counted(program: Formulation, found: _Found) -> int:
+        """The most bytes that an answer holds at a time, as the program counts it."""
+        assert found.solution.choices is not None
+        return evaluate(program.problem, found.solution.choices, found.solution.routes).peak_usage
+
+    def _look_for_leanest(self, program: Formulation, free: _Found) -> None:
         """Notes the answer of about the least peak."""
         price = max(1, PEAK_FIRST * free.cost_ns // max(1, free.peak_bytes))
         self.solved(program, replace(program.problem, usage_limit=0, usage_price=price), relative_gap=LEANEST_GAP)
@@ -273,7 +302,7 @@ class _Search:
         search = _Search(self._limit, self._options, self._write)
         free = search.solved(formulation, formulation.problem)
         if free is not None:
-            search.look_for_leanest(with_lives(formulation, self._limit.policy), free)
+            search._look_for_leanest(with_lives(formulation, self._limit.policy), free)
         return search.leanest
 
 

@@ -142,7 +142,7 @@ class _Rounds:
         new = [step for step in peaks if step not in self.steps]
         if new:
             self.steps.update(new)
-            self.program = self._with_rows()
+            self.program = self._with_rows() if self.margin else self.program.with_usage_rows(self.problem, new)
         elif was_near:
             pass
         elif self.relaxed:
