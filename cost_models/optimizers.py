@@ -17,7 +17,8 @@ adamw-master-weights 8 n, and 4 n where p < 4     8 n, and n p              Rajb
                                                                             section 3.1: K = 12
 ===================  ===========================  ========================  ==================================
 
-*While it steps*: copies that the step makes of one parameter at a time. Measured with torch 2.13 on CPU for the torch
+*While it steps*: copies that the step makes of one parameter at a time. torch's AdamW still has the denominator of the
+parameter before, of n p bytes, when it makes the two of the next one (its loop lets go of the variable only then). Measured with torch 2.13 on CPU for the torch
 optimizers (``benchmarks/memory.py``); for the other two it follows from what they compute in float32 and is assumed.
 torch's ``foreach`` step, its default for plain tensors on CUDA, makes them for all parameters at once; for DTensors,
 which autoshard's parameters are, torch steps one by one unless told otherwise.
@@ -38,11 +39,14 @@ Rule = Callable[[int, int], int]
 
 @dataclass(frozen=True)
 class OptimizerPolicy:
-    """``state_bytes(n, p)`` are kept from step to step, ``step_bytes(n, p)`` are made while one parameter steps."""
+    """``state_bytes(n, p)`` are kept from step to step, ``step_bytes(n, p)`` are made while one parameter steps, and
+    ``left_bytes(n, p)`` of these are still there while the next one does.
+    """
 
     name: str
     state_bytes: Rule
     step_bytes: Rule
+    left_bytes: Rule
 
 
 def optimizer_policy(name: str) -> OptimizerPolicy:
@@ -74,15 +78,19 @@ def _master_state(elements: int, itemsize: int) -> int:
     return (8 if itemsize >= 4 else 12) * elements
 
 
+def _master_step(elements: int, itemsize: int) -> int:
+    return 8 * elements + (elements * itemsize if itemsize < 4 else 0)
+
+
 _POLICIES = {
     policy.name: policy
     for policy in (
-        OptimizerPolicy("adamw", lambda n, p: 2 * n * p + 4, lambda n, p: 2 * n * p),
-        OptimizerPolicy("sgd", _nothing, _nothing),
-        OptimizerPolicy("sgd-momentum", lambda n, p: n * p, _nothing),
-        OptimizerPolicy("adamw-8bit", _state_8bit, lambda n, p: 16 * n),
-        OptimizerPolicy("adamw-master-weights", _master_state, lambda n, p: 8 * n + (n * p if p < 4 else 0)),
-        OptimizerPolicy("none", _nothing, _nothing),
+        OptimizerPolicy("adamw", lambda n, p: 2 * n * p + 4, lambda n, p: 2 * n * p, lambda n, p: n * p),
+        OptimizerPolicy("sgd", _nothing, _nothing, _nothing),
+        OptimizerPolicy("sgd-momentum", lambda n, p: n * p, _nothing, _nothing),
+        OptimizerPolicy("adamw-8bit", _state_8bit, lambda n, p: 16 * n, _nothing),
+        OptimizerPolicy("adamw-master-weights", _master_state, _master_step, _nothing),
+        OptimizerPolicy("none", _nothing, _nothing, _nothing),
     )
 }
 
