@@ -38,6 +38,7 @@ def solve(
     time_limit_s: float | None = None,
     seed: int = 0,
     relative_gap: float = 0.0,
+    node_limit: int | None = None,
     start: Sequence[int] | Assignment | None = None,
     progress: Callable[[Incumbent], None] | None = None,
 ) -> Solution:
@@ -58,6 +59,7 @@ def solve(
         seed: from 0 below 2^31; same problem, options and seed, same answer, as far as no clock and no second thread
             interferes.
         relative_gap: the backend may stop at this (cost - bound) / |cost|; 0 asks for a proven optimum.
+        node_limit: HiGHS and SCIP stop branch and cut after so many nodes: an end that depends on no clock. None for none.
         start: a known assignment, such as the previous plan: one choice per node, or an `Assignment` with routes too;
             choices alone are given cheapest routes. The answer is never worse than a feasible start.
         progress: called, from any thread, whenever the best cost or the bound improves.
@@ -67,12 +69,12 @@ def solve(
             exactly (see `solver.usages`).
         BackendUnavailable: a package that the backend needs is not installed.
     """
-    _check(time_limit_s, seed, relative_gap)
+    _check(time_limit_s, seed, relative_gap, node_limit)
     known = None if start is None else _checked_start(problem, start)
     chosen, exact = load_backend(backend), exact_usages(problem)
     unit = cost_unit(problem)
     deadline_s = None if time_limit_s is None or time_limit_s >= FOREVER_S else time.monotonic() + time_limit_s
-    request = Request(deadline_s, relative_gap, seed, known)
+    request = Request(deadline_s, relative_gap, seed, known, node_limit=node_limit)
     run = _Run(problem, unit, backend, progress)
     run.step("original", problem)
     try:
@@ -245,7 +247,9 @@ def _status(answer: Answer, cost: int | None, bound: int | None) -> Status:
     return Status.OPTIMAL if bound == cost else Status.FEASIBLE
 
 
-def _check(time_limit_s: float | None, seed: int, gap: float) -> None:
+def _check(time_limit_s: float | None, seed: int, gap: float, node_limit: int | None) -> None:
+    if node_limit is not None and node_limit < 1:
+        raise ProblemError(f"node_limit is {node_limit}: expected a number from 1 up, or None")
     if time_limit_s is not None and not time_limit_s > 0:
         raise ProblemError(f"time_limit_s is {time_limit_s}: expected a positive number of seconds, or None")
     if not 0 <= seed <= LARGEST_SEED:

@@ -60,6 +60,8 @@ class Request:
         stop: set when the answer is wanted at once (Ctrl-C).
         on_progress: called with (cost or None, bound or None) when either improves.
         on_answer: called with what is known so far by backends that may be in native code when `stop` is set.
+        node_limit: it may stop once it has searched so many nodes of a tree; None for none. Backends that search no tree,
+            or do not tell, do not heed it.
     """
 
     deadline_s: float | None = None
@@ -69,6 +71,7 @@ class Request:
     stop: threading.Event = field(default_factory=threading.Event)
     on_progress: Callable[[int | None, int | None], None] = lambda cost, bound: None
     on_answer: Callable[[Answer], None] = lambda answer: None
+    node_limit: int | None = None
 
     def seconds_left(self) -> float | None:
         """Seconds until the deadline, never negative; None where there is none."""

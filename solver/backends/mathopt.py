@@ -54,6 +54,7 @@ def _parameters(request: Request) -> mathopt.SolveParameters:
     left_s = request.seconds_left()
     return mathopt.SolveParameters(
         time_limit=None if left_s is None else datetime.timedelta(seconds=left_s),
+        node_limit=request.node_limit,
         relative_gap_tolerance=request.relative_gap,
         absolute_gap_tolerance=0.0,
         random_seed=request.seed,
