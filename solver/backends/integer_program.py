@@ -292,8 +292,8 @@ class _Parts:
         self.flows.append((np.concatenate(arcs), np.concatenate(columns)))
         if apart:
             self.phases[index] = phases[0], phases[1]
-            if not network.held:
-                self._keep_source(network, [flow for flows in phases for flow in flows])
+            self._keep_or_make_again(network, phases[1])
+            self._keep_source(network, [flow for flows in phases for flow in flows])
 
     def _keep_source(self, network: Network, flows: Sequence[FlowColumns]) -> None:
         """Nothing flows to where the tensor is made: dropped there and made again is what no plan can say."""
@@ -306,6 +306,18 @@ class _Parts:
         here = np.flatnonzero(np.isin(network.makes, vertices))
         made = rows[np.searchsorted(vertices, network.makes[here])]
         self._enter(made, self._choices(network.producer)[here], most)
+
+    def _keep_or_make_again(self, network: Network, flows: Sequence[FlowColumns]) -> None:
+        """Where a flow of the backward starts from a copy that is kept, no other flow brings one."""
+        for flow in flows if len(flows) > 1 else ():
+            columns, arcs = _distinct([other for other in flows if other is not flow])[::-1]
+            into = np.flatnonzero(np.isin(network.heads[arcs], flow.starts))
+            most = float(len(flows))
+            rows = self._rows(len(flow.starts), -np.inf, most)
+            self._enter(rows, flow.start_columns, most)
+            at = np.searchsorted(flow.starts, network.heads[arcs[into]])
+            own = ~np.isin(columns[into], flow.columns)  # what two flows have in common starts nowhere
+            self._enter(rows[at][own], columns[into][own], 1.0)
 
     def _flow(
         self,
