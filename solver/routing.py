@@ -52,7 +52,7 @@ class Router:
         for index, network in enumerate(problem.networks):
             found = None
             if given is not None and index in given:
-                found = needed_of(network, choices, given[index])
+                found = _needed_of(network, choices, given[index])
             if found is None:
                 found = self._network(network, choices, () if offered is None else offered[index])
             if found is None:
@@ -73,7 +73,7 @@ class Router:
         return self._known[key][1]
 
 
-def needed_of(network: Network, choices: Sequence[int], routes: Routes) -> Routes | None:
+def _needed_of(network: Network, choices: Sequence[int], routes: Routes) -> Routes | None:
     """What the consumers of a network need of its routes; None where they do not lead to all of them."""
     source = int(network.makes[choices[network.producer]])
     forward, backward = (
