@@ -11,7 +11,7 @@ from .backends import BACKENDS, BackendUnavailable
 from .evaluate import Evaluation, evaluate
 from .networks import Assignment, Base, Consumer, Life, Network, Routes
 from .problem import INFEASIBLE, Budget, Edge, Group, Load, Node, Problem, ProblemError
-from .routing import Router, routed
+from .routing import routed
 from .solution import Incumbent, Size, Solution, SolveReport, Status
 from .solve import solve
 
@@ -33,7 +33,6 @@ __all__ = [
     "Node",
     "Problem",
     "ProblemError",
-    "Router",
     "Routes",
     "Size",
     "Solution",

@@ -206,6 +206,11 @@ class Problem:
         return frozenset(edge for group in self.groups for edge in group.edges)
 
     @property
+    def limits_copies(self) -> bool:
+        """Whether what the copies of networks hold counts towards a usage limit."""
+        return self.usage_limit is not None and any(network.lives for network in self.networks)
+
+    @property
     def arcs(self) -> int:
         """How many arcs the networks have together."""
         return sum(len(network.tails) for network in self.networks)

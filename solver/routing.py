@@ -52,7 +52,7 @@ class Router:
         for index, network in enumerate(problem.networks):
             found = None
             if given is not None and index in given:
-                found = needed_of(network, choices, given[index])
+                found = _needed_of(network, choices, given[index])
             if found is None:
                 found = self._network(network, choices, () if offered is None else offered[index])
             if found is None:
@@ -73,7 +73,7 @@ class Router:
         return self._known[key][1]
 
 
-def needed_of(network: Network, choices: Sequence[int], routes: Routes) -> Routes | None:
+def _needed_of(network: Network, choices: Sequence[int], routes: Routes) -> Routes | None:
     """What the consumers of a network need of its routes; None where they do not lead to all of them."""
     source = int(network.makes[choices[network.producer]])
     forward, backward = (
@@ -121,13 +121,16 @@ def distances(network: Network, sources: IntArray) -> IntArray:
 
 
 def routed(
-    problem: Problem, choices: Sequence[int], offered: Sequence[Collection[int]] | None = None
+    problem: Problem,
+    choices: Sequence[int],
+    offered: Sequence[Collection[int]] | None = None,
+    given: Mapping[int, Routes] | None = None,
 ) -> Assignment | None:
     """The choices with cheapest routes for every network; None where a consumer cannot be reached.
 
-    offered: see `Router.routed`.
+    offered, given: see `Router.routed`.
     """
-    return Router().routed(problem, choices, offered)
+    return Router().routed(problem, choices, offered, given)
 
 
 def cheapest_routes(

@@ -120,7 +120,7 @@ def _answered(backend: Backend, problem: Problem, request: Request) -> Answer:
         return answer
     if request.start is not None and evaluate(problem, *request.start).feasible:
         return answer.with_assignment(request.start)
-    if problem.usage_limit is not None and any(network.lives for network in problem.networks):
+    if problem.limits_copies:  # of which the ascent knows nothing
         return answer
     first = first_answer(problem, FIRST_ANSWER_S)
     bounds = [bound for bound in (answer.bound, first.bound) if bound is not None]

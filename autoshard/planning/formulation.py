@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from cost_models import Profile
-from solver import INFEASIBLE, Assignment, Edge, Problem, Router, Routes, evaluate
+from solver import INFEASIBLE, Assignment, Edge, Problem, Routes, evaluate, routed
 from solver import Node as SolverNode
 
 from ..capture import CapturedGraph, Ref
@@ -85,7 +85,7 @@ class Formulation:
         """
         problem = replace(self.free, ties=())
         arcs = [(*taken.forward, *taken.backward) for taken in routes] or None
-        assignment = Router().routed(problem, choices, arcs, dict(enumerate(routes)))
+        assignment = routed(problem, choices, arcs, dict(enumerate(routes)))
         if assignment is None:
             return None
         judged = evaluate(problem, assignment.choices, assignment.routes)

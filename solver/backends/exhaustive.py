@@ -22,6 +22,10 @@ class Exhaustive:
     def run(self, problem: Problem, request: Request) -> Answer:
         """See `Backend.run`."""
         sizes = [len(node.costs) for node in problem.nodes]
+        if problem.limits_copies:
+            raise ProblemError(
+                "copies hold memory, and only the cheapest routes would be tried; choose another backend"
+            )
         if prod(sizes) > self.limit:
             raise ProblemError(f"{prod(sizes):.3g} assignments are too many to try all; choose another backend")
         best: tuple[int, Assignment] | None = None

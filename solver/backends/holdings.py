@@ -123,8 +123,8 @@ class Holdings:
                         alive[signature] += 1
         writer = _Writer(self._problem, self._first, self._flows, count(free))
         for signature, times in alive.items():
-            writer.root(signature, times)
-        return writer.extension(free)
+            writer.write(signature, times)
+        return Extension(writer.variables, writer.rows, dict(writer.terms))
 
     def _signature(self, index: int, number: int, step: int) -> Signature | None:
         """(network, state of the producer, states of the reads, views); None where nothing of it can be alive."""
@@ -156,20 +156,15 @@ class _Writer:
     terms: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     variables: int = 0
 
-    def extension(self, free: int) -> Extension:
-        return Extension(self.variables, self.rows, dict(self.terms))
-
-    def root(self, signature: Signature, times: int) -> None:
-        """Adds what the lives of one signature hold, and the views of what they hold."""
-        self._written(signature, times)
-
-    def _written(self, signature: Signature, times: int) -> Alive:
-        """Charges all copies but those of a view's producer, which are returned."""
+    def write(self, signature: Signature, times: int) -> Alive:
+        """Adds what the lives of one signature and their views hold, but for what a view's producer makes: that is
+        returned.
+        """
         network = self.problem.networks[signature.network]
         of = _Of(self, network, self.flows[signature.network])
         of.life(signature.running, signature.reads)
         for consumer, view in signature.views:
-            of.charge(network.consumers[consumer], self.problem.networks[view.network], self._written(view, times))
+            of.charge(network.consumers[consumer], self.problem.networks[view.network], self.write(view, times))
         is_view = any(life.base is not None for life in network.lives)
         charged = [of.copies] if network.held or is_view else [of.copies, of.source]
         merged: Alive = defaultdict(list)
@@ -223,14 +218,14 @@ class _Of:
 
     def life(self, running: bool, reads: Sequence[int]) -> None:
         of_forward = len(self.network.forward)
-        forward, backward = reads[:of_forward], reads[of_forward:]
+        phases = (self.network.forward, reads[:of_forward]), (self.network.backward, reads[of_forward:])
         if running:
             self._source()
         for consumer, state in zip(self.network.consumers, reads, strict=True):
             if state == READING:
                 self._read(consumer)
-        coming = [_those(ends, states, FUTURE) for ends, states in self._phases(forward, backward)]
-        gone = [_those(ends, states, READING, PAST) for ends, states in self._phases(forward, backward)]
+        coming = [_those(ends, states, FUTURE) for ends, states in phases]
+        gone = [_those(ends, states, READING, PAST) for ends, states in phases]
         if gone[1]:
             self._both(1, gone[1], coming[1])
         elif not gone[0]:
@@ -240,12 +235,6 @@ class _Of:
             self._both(0, gone[0], coming[0])
             for consumer in coming[1]:
                 self._kept(self._flow(1, consumer), gone[0] if coming[0] else None)
-
-    def _phases(
-        self, forward: Sequence[int], backward: Sequence[int]
-    ) -> Iterator[tuple[Sequence[Consumer], Sequence[int]]]:
-        yield self.network.forward, forward
-        yield self.network.backward, backward
 
     def _flow(self, phase: int, consumer: Consumer) -> FlowColumns:
         return self.flows[phase][consumer.node, id(consumer.wants)]

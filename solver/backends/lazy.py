@@ -83,7 +83,7 @@ class _Rounds:
         self.problem = problem
         self.request = request
         self.start = request.start
-        self.holds = problem.usage_limit is not None and any(network.lives for network in problem.networks)
+        self.holds = problem.limits_copies
         self.steps = _first_steps(problem)
         if self.holds and self.start is not None:
             self.steps.update(_peaks_to_add(problem, self.start, self.steps))

@@ -35,8 +35,7 @@ class MathOpt:
         scale = min(1.0, COST_UNITS / max(1.0, float(np.abs(program.costs).max(initial=0))))
         model = mathopt.Model.from_model_proto(_proto(program.scaled(), scale))
         hint = _hint(model, program, request)
-        # No interrupter: in OR-Tools 9.15 HiGHS does not heed it, and SCIP prints errors of its own for having one.
-        result = mathopt.solve(model, mathopt.SolverType[self.solver], params=_parameters(request), model_params=hint)
+        result = self._solved(model, request, hint)
         reason = result.termination.reason
         if reason in _INFEASIBLE:
             return ProgramAnswer(infeasible=True)
@@ -48,6 +47,22 @@ class MathOpt:
         for variable, value in values.items():
             x[variable.id] = value
         return ProgramAnswer(x, bound if np.isfinite(bound) else None)
+
+    def _solved(
+        self, model: mathopt.Model, request: Request, hint: mathopt.ModelSolveParameters
+    ) -> mathopt.SolveResult:
+        """MathOpt's result; without presolve where the solver breaks off with an error of its own.
+
+        HiGHS does where it cannot turn an answer of the presolved program back (transformNewIntegerFeasibleSolution).
+        OR-Tools 9.15 then raises AttributeError, because the error that it means to translate has no `canonical_code`.
+        """
+        # No interrupter: in OR-Tools 9.15 HiGHS does not heed it, and SCIP prints errors of its own for having one.
+        solver, parameters = mathopt.SolverType[self.solver], _parameters(request)
+        try:
+            return mathopt.solve(model, solver, params=parameters, model_params=hint)
+        except (AttributeError, RuntimeError):
+            parameters.presolve = mathopt.Emphasis.OFF
+            return mathopt.solve(model, solver, params=parameters, model_params=hint)
 
 
 def _parameters(request: Request) -> mathopt.SolveParameters:

@@ -79,6 +79,11 @@ def test_every_exact_backend_finds_it(backend: str) -> None:
         assert least is None or solution.bound == least, seed
 
 
+def test_trying_all_choices_with_cheapest_routes_alone_is_refused() -> None:
+    with pytest.raises(ProblemError, match="choose another backend"):
+        solve(problem_of(chain(), limit=5), backend="exhaustive")
+
+
 def chain(**changes: object) -> Network:
     """Made at 0, wanted at 1 by a forward and a backward reader; the step there costs 5, a copy there holds 10."""
     way = {"tails": np.array([0]), "heads": np.array([1]), "costs": np.array([5])}

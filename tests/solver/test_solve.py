@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from solver import (
@@ -131,6 +131,7 @@ def test_every_backend_sees_that_a_triangle_has_no_two_colouring(backend: str) -
 @pytest.mark.parametrize("backend", [name for name in AVAILABLE if name not in ("exhaustive", "decomposition")])
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10**9))
+@example(seed=761)  # HiGHS of OR-Tools 9.15 breaks off with an error of its own
 def test_backends_agree_with_trying_everything(backend: str, seed: int) -> None:
     problem = random_problem(seed)
     best, solution = Exhaustive().run(problem, Request()), solve(problem, backend=backend)

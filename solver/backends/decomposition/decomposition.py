@@ -51,7 +51,7 @@ class Decomposition:
 
     def run(self, problem: Problem, request: Request) -> Answer:
         """See `Backend.run`."""
-        if problem.usage_limit is not None and any(network.lives for network in problem.networks):
+        if problem.limits_copies:
             return run_lazily(MathOpt("HIGHS"), problem, request)  # the dual knows nothing of what copies hold
         problem = compacted(problem)
         # The end of this search is not the end of what the caller asked for.
