@@ -20,8 +20,9 @@ adamw-master-weights 8 n, and 4 n where p < 4     8 n, and n p              Rajb
 *While it steps*: copies that the step makes of one parameter at a time. torch's AdamW still has the denominator of the
 parameter before, of n p bytes, when it makes the two of the next one (its loop lets go of the variable only then).
 Measured with torch 2.13 on CPU for the torch optimizers (``benchmarks/memory.py``); for the other two it follows from
-what they compute in float32 and is assumed. torch's ``foreach`` step, its default for plain tensors on CUDA, makes them
-for all parameters at once; for DTensors, which autoshard's parameters are, torch steps one by one unless told otherwise.
+what they compute in float32 and is assumed. torch's ``foreach`` step, its default for plain tensors on CUDA, makes
+them for all parameters at once; for DTensors, which autoshard's parameters are, torch steps one by one unless told
+otherwise.
 """
 
 from __future__ import annotations

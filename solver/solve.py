@@ -59,7 +59,7 @@ def solve(
         seed: from 0 below 2^31; same problem, options and seed, same answer, as far as no clock and no second thread
             interferes.
         relative_gap: the backend may stop at this (cost - bound) / |cost|; 0 asks for a proven optimum.
-        node_limit: HiGHS and SCIP stop branch and cut after so many nodes: an end that depends on no clock. None for none.
+        node_limit: HiGHS and SCIP stop branch and cut after so many nodes: an end that depends on no clock.
         start: a known assignment, such as the previous plan: one choice per node, or an `Assignment` with routes too;
             choices alone are given cheapest routes. The answer is never worse than a feasible start.
         progress: called, from any thread, whenever the best cost or the bound improves.

@@ -3,15 +3,15 @@
 The optimum without a budget is taken if it fits. Otherwise the program is solved with what everything holds
 (:mod:`autoshard.planning.lives`) under the budget. It never counts more than a plan's timeline, so its bound is one for
 all plans that fit, and where it has no answer, no plan fits. The timeline has a little more: what moves while a
-collective runs. Where an answer is over the budget by that, the program is solved again under a limit that is lower by
-as much. A plan over its budget is never returned.
+collective runs. Where an answer is over the budget by that, the program is solved again with as much more at the
+moments where its timeline had more. A plan over its budget is never returned.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,15 +23,17 @@ from ..errors import BudgetError, InfeasibleError
 from ..plans import MemoryOutcome, ShardingPlan, SolverOutcome
 from ..plans.units import format_bytes, parse_bytes
 from .formulation import Formulation
-from .lives import with_lives
+from .lives import uncounted, with_charges, with_lives
 from .timeline import Timeline, outcome, timeline_of
 
 GAP = 4e-3
 """How exactly a program with memory is solved."""
+NODES = 100
+"""How many nodes of branch and cut that may take: an end that depends on no clock."""
 ROUNDS = 8
-"""How often the limit is lowered at most by what an answer's timeline is over the budget."""
+"""How often a program is solved at most with what the timeline of the answer before had more."""
 BETWEEN = 4
-"""Where that finds nothing: how many limits are tried between the least peak and the last limit."""
+"""Where that finds nothing: how many limits are tried between the least peak and the budget."""
 LEANEST_GAP = 1e-2
 """How exactly the least peak is looked for."""
 PEAK_FIRST = 100
@@ -138,11 +140,10 @@ def plan_within_budget(
     if budget is None or free.peak_bytes <= budget:
         return search.stated(free, free.solution.bound)
     program = with_lives(formulation, limit.policy)
-    assert free.solution.choices is not None
-    search.start = Assignment(free.solution.choices, free.solution.routes)  # its fullest moments are the first rows
+    search.start = free.assignment  # its fullest moments are the first rows
     if limit.soft_ms_per_gib is not None:
         price = limit.soft_ms_per_gib
-        traded = search.solved(program, _soft(program.problem, budget, price), relative_gap=GAP)
+        traded = search.solved(program, _soft(program.problem, budget, price), relative_gap=GAP, node_limit=NODES)
         least = min(
             (found for found in (free, traded) if found is not None),
             key=lambda found: found.cost_ns + _penalty_ns(found.peak_bytes, budget, price),
@@ -166,6 +167,11 @@ class _Found:
     @property
     def peak_bytes(self) -> int:
         return self.timeline.peak.size_bytes
+
+    @property
+    def assignment(self) -> Assignment:
+        assert self.solution.choices is not None
+        return Assignment(self.solution.choices, self.solution.routes)
 
     @property
     def cost_ns(self) -> int:
@@ -204,21 +210,25 @@ class _Search:
         """The cheapest answer found whose peak is within the budget, None where there is none or none was found in the
         time given; and a bound for all plans within the budget.
         """
-        limit, bound = budget, None
+        bound: int | None = None
+        charges: dict[int, int] = {}
         for _ in range(ROUNDS):
-            found = self._under(program, limit)
-            if limit == budget:
+            found = self._under(program, budget, charges)
+            if not charges:
                 bound = self.last.bound
-            if found is not None and found.peak_bytes <= budget:
-                return found, bound
-            if found is None or found.peak_bytes - budget > limit:
+            if found is None:
                 break
-            limit -= found.peak_bytes - budget
+            if found.peak_bytes <= budget:
+                return found, bound
+            self.start = found.assignment
+            for step, size in uncounted(program, found.assignment, found.timeline).items():
+                charges[step] = max(size, charges.get(step, 0))
         self._look_for_leanest(program, free)
         leanest = self.leanest
         if leanest is None or leanest.peak_bytes > budget:
             return None, bound
-        return self._between(program, self._counted(program, leanest), limit, budget, leanest), bound
+        counted = evaluate(program.problem, *leanest.assignment).peak_usage
+        return self._between(program, counted, budget, budget, leanest), bound
 
     def _between(self, program: Formulation, low: int, high: int, budget: int, best: _Found) -> _Found:
         """The cheapest answer found under limits between one whose answer fits and one whose answer does not."""
@@ -232,19 +242,19 @@ class _Search:
             best = min((best, found), key=lambda each: (each.cost_ns, each.peak_bytes))
         return best
 
-    def _under(self, program: Formulation, limit: int) -> _Found | None:
-        return self.solved(program, replace(program.problem, usage_limit=limit), relative_gap=GAP, start=self.start)
-
-    @staticmethod
-    def _counted(program: Formulation, found: _Found) -> int:
-        """The most bytes that an answer holds at a time, as the program counts it."""
-        assert found.solution.choices is not None
-        return evaluate(program.problem, found.solution.choices, found.solution.routes).peak_usage
+    def _under(self, program: Formulation, limit: int, charges: Mapping[int, int] = {}) -> _Found | None:
+        problem = replace(with_charges(program, charges), usage_limit=limit)
+        return self.solved(program, problem, relative_gap=GAP, node_limit=NODES, start=self.start)
 
     def _look_for_leanest(self, program: Formulation, free: _Found) -> None:
         """Notes the answer of about the least peak."""
         price = max(1, PEAK_FIRST * free.cost_ns // max(1, free.peak_bytes))
-        self.solved(program, replace(program.problem, usage_limit=0, usage_price=price), relative_gap=LEANEST_GAP)
+        self.solved(
+            program,
+            replace(program.problem, usage_limit=0, usage_price=price),
+            relative_gap=LEANEST_GAP,
+            node_limit=NODES,
+        )
 
     def stated(self, found: _Found, bound: int | None) -> ShardingPlan:
         """The plan with its memory, and a bound in nanoseconds."""

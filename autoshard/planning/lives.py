@@ -22,15 +22,17 @@ budget of the program is a bound for all plans that fit it.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 
 import numpy as np
 
 from cost_models import OptimizerPolicy
-from solver import Base, Life, Load, Network
+from solver import Assignment, Base, Life, Load, Network, Problem, usage_timeline
 from solver import Node as SolverNode
 
 from ..capture import CapturedGraph, Ref, TensorMeta
@@ -39,6 +41,7 @@ from ..lowering.flow import gradient_flow
 from ..ops import is_free
 from .formulation import Formulation
 from .tensor_networks import HELD, TensorNetwork, layout_of
+from .timeline import OPTIMIZER_STEP, Timeline
 
 
 def with_lives(formulation: Formulation, policy: OptimizerPolicy) -> Formulation:
@@ -57,6 +60,32 @@ def with_lives(formulation: Formulation, policy: OptimizerPolicy) -> Formulation
     )
     networks = tuple(_networks(formulation, sizes, course))
     return replace(formulation, problem=replace(formulation.free, nodes=nodes, networks=networks))
+
+
+def with_charges(program: Formulation, charges: Mapping[int, int]) -> Problem:
+    """The problem of a program that counts memory, with bytes that are held at steps whatever is chosen."""
+    if not charges:
+        return program.problem
+    first, *others = program.problem.nodes
+    held = [Load((step, step + 1), np.full(len(first.costs), size, np.int64)) for step, size in sorted(charges.items())]
+    charged = SolverNode(first.name, first.costs, further_loads=(*first.loads, *held))
+    return replace(program.problem, nodes=(charged, *others))
+
+
+def uncounted(program: Formulation, assignment: Assignment, timeline: Timeline) -> dict[int, int]:
+    """Step -> bytes that the timeline of an answer's plan has, and the program that counts memory does not."""
+    graph, course = program.graph, _Course.of(program.graph)
+    steps: dict[tuple[str, str], range] = {("optimizer", OPTIMIZER_STEP): range(course.optimizer, course.end)}
+    steps |= {(graph.nodes[i].phase, graph.nodes[i].name): range(k, k + 1) for i, k in course.step.items()}
+    counted = usage_timeline(program.problem, *assignment)
+    within, found = range(1), dict[int, int]()
+    for point in timeline.points:
+        # what is made for the world outside stands behind an operator
+        within = steps.get((point.phase, point.operator), within)
+        most = max(counted[bisect_right(counted, step, key=itemgetter(0)) - 1][1] for step in within)
+        if point.size_bytes > most:
+            found |= dict.fromkeys(within, point.size_bytes - most)
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,8 +60,8 @@ class Request:
         stop: set when the answer is wanted at once (Ctrl-C).
         on_progress: called with (cost or None, bound or None) when either improves.
         on_answer: called with what is known so far by backends that may be in native code when `stop` is set.
-        node_limit: it may stop once it has searched so many nodes of a tree; None for none. Backends that search no tree,
-            or do not tell, do not heed it.
+        node_limit: it may stop once it has searched so many nodes of a tree; None for none. Backends that search no
+            tree, or do not tell, do not heed it.
     """
 
     deadline_s: float | None = None

@@ -123,6 +123,11 @@ class Program:
         """The program with all variables continuous."""
         return replace(self, integers=np.zeros_like(self.integers))
 
+    def open_at(self, x: FloatArray) -> int:
+        """How many strategies are neither 0 nor 1 at a point."""
+        chosen = x[: self.choices]
+        return int(np.count_nonzero((chosen > INTEGRAL) & (chosen < 1 - INTEGRAL)))
+
     def near(self, x: FloatArray) -> Program:
         """The program in which the strategies that are 0 or 1 at a point stay what they are there."""
         zeros, ones = (np.flatnonzero(np.abs(x[: self.choices] - value) <= INTEGRAL) for value in (0.0, 1.0))
