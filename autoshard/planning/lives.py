@@ -5,7 +5,7 @@ optimizer's work on each parameter. Bytes are those of the rank with the largest
 
 =======================  =========================================================================================
 parameters, inputs,      the shard and, of what is trained, the optimizer's state: always; the copies of the
-buffers                  optimizer's step: at the step of the parameter
+buffers                  optimizer's step: at the step of the parameter; what that leaves behind: at the next one
 tensors of operators     every copy in every layout, from the operator before which it is made to the last one that
                          reads it, or before which another copy is made of it; what the backward reads of the
                          forward is held in between
@@ -148,15 +148,17 @@ class _Sizes:
         layouts = (layout_of(strategy, None, ref.output) for strategy in self._strategies[ref.node])
         return self.of_layouts(self._graph.meta(ref), tuple(layouts))
 
-    def of_optimizer(self, node: int, policy: OptimizerPolicy) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes of a parameter's state, and of the copies of its step, under each of its strategies."""
+    def of_optimizer(self, node: int, policy: OptimizerPolicy) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Bytes of a parameter's state, of the copies of its step, and of what that leaves behind, under each of its
+        strategies.
+        """
         meta = self._graph.meta(Ref(node))
         elements = [self._elements(meta.shape, layout_of(strategy, None)) for strategy in self._strategies[node]]
-        state, step = (
+        state, step, left = (
             np.array([rule(count, meta.dtype.itemsize) for count in elements], np.int64)
-            for rule in (policy.state_bytes, policy.step_bytes)
+            for rule in (policy.state_bytes, policy.step_bytes, policy.left_bytes)
         )
-        return state, step
+        return state, step, left
 
 
 def _loads(
@@ -171,9 +173,11 @@ def _loads(
         yield i, Load((course.turn, course.optimizer), sizes.made(Ref(i)))
     numbers = {node.name: i for i, node in graph.of_kind("parameter")}
     for k, (name, _) in enumerate(graph.gradients, course.optimizer):
-        state, step = sizes.of_optimizer(numbers[name], policy)
+        state, step, left = sizes.of_optimizer(numbers[name], policy)
         yield numbers[name], Load((0, end), state)
         yield numbers[name], Load((k, k + 1), step)
+        if k + 1 < end and left.any():
+            yield numbers[name], Load((k + 1, k + 2), left)
     wanted = {found.ref for found in formulation.networks}
     for i, k in course.step.items():
         for output, meta in enumerate(graph.nodes[i].outputs):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, groupby, product
 from typing import Any
@@ -246,21 +246,20 @@ class _Simulation:
             return
         self._moments.append(("optimizer", OPTIMIZER_STEP))
         end = len(self._moments) - 1
-        trained = set(self._program.trained)
-        stepping: list[tuple[str, int, int]] = []
-        for entry in self._plan.parameters:
-            if entry.name in trained:
-                shape = local_shape(entry.shape, entry.layout, self._plan.mesh, self._coordinate)
-                elements, itemsize = math.prod(shape), getattr(torch, entry.dtype).itemsize
-                state, copies, left = (
-                    rule(elements, itemsize)
-                    for rule in (self._policy.state_bytes, self._policy.step_bytes, self._policy.left_bytes)
-                )
-                self._others.append(_Lifetime(entry.name, "optimizer", state, 0, end))
-                self._static["optimizer"] += state
-                self._static["gradient"] += elements * itemsize
-                stepping.append((entry.name, copies, left))
-        for name, size in _fullest_step(stepping):
+        entries = {entry.name: entry for entry in self._plan.parameters}
+        left_before = "", 0
+        fullest: list[tuple[str, int]] = []
+        for name, _ in self._graph.gradients:  # the order of model.parameters()
+            entry = entries[name]
+            shape = local_shape(entry.shape, entry.layout, self._plan.mesh, self._coordinate)
+            elements, itemsize = math.prod(shape), getattr(torch, entry.dtype).itemsize
+            self._others.append(_Lifetime(name, "optimizer", self._policy.state_bytes(elements, itemsize), 0, end))
+            self._static["optimizer"] += self._others[-1].size_bytes
+            self._static["gradient"] += elements * itemsize
+            held = [(name, self._policy.step_bytes(elements, itemsize)), left_before]
+            fullest = max(fullest, held, key=lambda each: sum(size for _, size in each))
+            left_before = name, self._policy.left_bytes(elements, itemsize)
+        for name, size in fullest:
             self._others.append(_Lifetime(name, "temporary", size, end, end))
 
     def _timeline(self) -> Timeline:
@@ -277,23 +276,6 @@ class _Simulation:
             MemoryPoint(phase, operator, max(size for _, size in sizes)) for (phase, operator), sizes in moments
         )
         return Timeline(points, tuple(sorted(alive, key=lambda t: (-t.size_bytes, t.name))), self._static)
-
-
-def _fullest_step(stepping: Sequence[tuple[str, int, int]]) -> list[tuple[str, int]]:
-    """What is held while a parameter steps, by parameter: its own copies, and what another one left behind.
-
-    In which order parameters step is the caller's choice (groups), so any other one may be the one before.
-
-    Args:
-        stepping: of each parameter its name, the bytes of its copies, and those of what it leaves behind.
-    """
-    by_left = sorted(stepping, key=lambda each: each[2], reverse=True)[:2]
-    found: list[tuple[str, int]] = []
-    for name, copies, _ in stepping:
-        before = next(((other, left) for other, _, left in by_left if other != name), (name, 0))
-        if copies + before[1] > sum(size for _, size in found):
-            found = [(name, copies), before]
-    return found
 
 
 def _keys(values: Iterable[Any]) -> set[int]:
