@@ -27,7 +27,8 @@ from .lives import uncounted, with_charges, with_lives
 from .timeline import Timeline, outcome, timeline_of
 
 GAP = 4e-3
-"""How exactly a program with memory is solved."""
+"""How exactly a program with memory is solved that has more than SMALL strategies; smaller ones are solved exactly."""
+SMALL = 5000
 NODES = 100
 """How many nodes of branch and cut that may take: an end that depends on no clock."""
 ROUNDS = 8
@@ -143,7 +144,8 @@ def plan_within_budget(
     search.start = free.assignment  # its fullest moments are the first rows
     if limit.soft_ms_per_gib is not None:
         price = limit.soft_ms_per_gib
-        traded = search.solved(program, _soft(program.problem, budget, price), relative_gap=GAP, node_limit=NODES)
+        soft = _soft(program.problem, budget, price)
+        traded = search.solved(program, soft, relative_gap=_gap(soft), node_limit=NODES)
         least = min(
             (found for found in (free, traded) if found is not None),
             key=lambda found: found.cost_ns + _penalty_ns(found.peak_bytes, budget, price),
@@ -244,7 +246,7 @@ class _Search:
 
     def _under(self, program: Formulation, limit: int, charges: Mapping[int, int] = {}) -> _Found | None:
         problem = replace(with_charges(program, charges), usage_limit=limit)
-        return self.solved(program, problem, relative_gap=GAP, node_limit=NODES, start=self.start)
+        return self.solved(program, problem, relative_gap=_gap(problem), node_limit=NODES, start=self.start)
 
     def _look_for_leanest(self, program: Formulation, free: _Found) -> None:
         """Notes the answer of about the least peak."""
@@ -314,6 +316,10 @@ class _Search:
         if free is not None:
             search._look_for_leanest(with_lives(formulation, self._limit.policy), free)
         return search.leanest
+
+
+def _gap(problem: Problem) -> float:
+    return 0.0 if sum(len(node.costs) for node in problem.nodes) <= SMALL else GAP
 
 
 def _penalty_ns(peak_bytes: int, budget: int, ms_per_gib: float) -> float:
