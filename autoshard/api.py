@@ -17,7 +17,16 @@ from .capture import as_arguments
 from .constraints import Given, gather_constraints
 from .lowering import from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
-from .planning import OBJECTIVES, Objective, Planner, memory_limit, profile_of, warn_if_unproven
+from .planning import (
+    CHECKPOINTING,
+    OBJECTIVES,
+    Checkpointing,
+    Objective,
+    Planner,
+    memory_limit,
+    profile_of,
+    warn_if_unproven,
+)
 from .plans import ShardingPlan, dump_plan, parse_plan
 
 __all__ = ["auto_parallelize", "plan"]
@@ -36,6 +45,7 @@ def plan(
     backend: str = "auto",
     time_limit_s: float | None = None,
     tie_layers: bool = True,
+    checkpointing: Checkpointing = "as-marked",
     optimizer: str | None = None,
     memory: str | int | None = None,
     memory_soft: float | None = None,
@@ -62,6 +72,9 @@ def plan(
         time_limit_s: wall-clock seconds for the solver; the best plan found is returned.
         tie_layers: decide identical layers alike, as far as no constraint tells them apart. The optimum is then one
             among such plans, and the plan says so; otherwise solving takes much longer.
+        checkpointing: what of the forward the backward computes again: ``as-marked``, what the model marks with
+            ``torch.utils.checkpoint``, or ``none`` of it. The constraints ``recompute``, ``checkpoint`` and ``keep``
+            come on top. See ``docs/memory.md``.
         optimizer: whose state counts in memory: a name of ``cost_models.OPTIMIZERS``; ``adamw`` by default. What is
             given here of the optimizer and of memory comes before what constraints files say.
         memory: what a rank may hold: ``"80GiB"``, bytes, or ``"profile"`` for what the hardware profile says; None for
@@ -81,12 +94,14 @@ def plan(
         ConstraintError: a constraint names nothing or cannot hold.
         InfeasibleError: no assignment satisfies the pins, or none was found in the time given.
         BudgetError: the budget cannot be read, or no plan fits it; the message says which budget would work.
-        ValueError: an unknown objective or optimizer policy.
+        ValueError: an unknown objective, checkpointing or optimizer policy.
         MeshError, LayoutError, ProfileError, BackendUnavailable: the argument of that name.
     """
     report = progress or (lambda stage: None)
     if objective not in OBJECTIVES:
         raise ValueError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
+    if checkpointing not in CHECKPOINTING:
+        raise ValueError(f"unknown checkpointing {checkpointing!r}; choose one of {', '.join(CHECKPOINTING)}")
     mesh = Mesh.of(mesh)
     profile = profile_of(hardware)
     gathered = gather_constraints((*_listed(pins), *_listed(constraints)), mesh)
@@ -102,6 +117,7 @@ def plan(
         mesh,
         profile,
         name=name,
+        checkpointing=checkpointing,
         report=report,
         objective=objective,
         backend=backend,
@@ -132,8 +148,8 @@ def auto_parallelize(
         mesh: the DeviceMesh of the job, with axis names.
         example_inputs, example_kwargs: example arguments with the *global* shapes of a step.
         hardware: as for :func:`plan`; by default ``cpu-gloo`` on CPU and ``dgx-h100`` on CUDA.
-        options: objective, constraints, pins, backend, time_limit_s, tie_layers, optimizer, memory, memory_soft, name,
-            progress: as for :func:`plan`.
+        options: objective, constraints, pins, backend, time_limit_s, tie_layers, checkpointing, optimizer, memory,
+            memory_soft, name, progress: as for :func:`plan`.
 
     Returns:
         The module to train; ``module.plan`` is its plan.

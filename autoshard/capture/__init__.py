@@ -6,6 +6,7 @@ from .arguments import Call, CallSignature, differences, input_names
 from .calls import as_arguments, call_text, rebuild_call
 from .capture import capture
 from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, map_refs, refs_in
+from .recompute import can_be_again, recomputed
 
 __all__ = [
     "CONSTRAIN",
@@ -19,6 +20,7 @@ __all__ = [
     "annotated",
     "as_arguments",
     "call_text",
+    "can_be_again",
     "capture",
     "constrain",
     "differences",
@@ -27,5 +29,6 @@ __all__ = [
     "is_random",
     "map_refs",
     "rebuild_call",
+    "recomputed",
     "refs_in",
 ]

@@ -19,12 +19,13 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
+from torch.utils.checkpoint import CheckpointPolicy
 
 from ..errors import CaptureError
 from .annotation import marking
 from .dynamo import Guards
 from .forward import forward_of
-from .graph import SameTensor
+from .graph import Mark, SameTensor
 from .observed import MODEL
 
 aten = torch.ops.aten
@@ -98,6 +99,14 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guard
     found = forward.found
     guards = found.guards() if guarded else None
     return Trace(graph, placeholders, outputs, forward.same, forward.out_spec, guards, found.names)
+
+
+def mark_of(node: torch.fx.Node) -> Mark | None:
+    """What ``torch.utils.checkpoint`` around an operator says of it (torch's partitioner reads the same)."""
+    policy = node.meta.get("recompute")
+    if policy is None:
+        return None
+    return Mark(node.meta["ac_graph_id"], policy in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE))
 
 
 def _known_to_aot(leaf: Any) -> Any:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.fx import Node as FxNode
 
 from ..errors import CaptureError
-from .adapter import Trace, trace
+from .adapter import Trace, mark_of, trace
 from .arguments import CallSignature
 from .attention import attention, attention_backward
 from .autocast import check_autocast_around
@@ -148,7 +148,8 @@ class _Builder:
         count = self._counts[path, role]
         self._counts[path, role] += 1
         name = f"{path}/{role}" + (f".{count}" if count else "")
-        self._append(fx, Node(name, "operator", phase, outputs, op, args, kwargs, line_of(fx)), path)
+        mark = mark_of(fx) if phase == "forward" else None
+        self._append(fx, Node(name, "operator", phase, outputs, op, args, kwargs, line_of(fx), mark), path)
 
     def _append(self, fx: FxNode, node: Node, path: str) -> None:
         self._refs[fx] = Ref(len(self._nodes))
@@ -178,7 +179,8 @@ class _Builder:
         if stack:
             path = list(stack.values())[-1][0].removeprefix("L['self']")
             path = re.sub(r"\._modules\['([^']*)'\]|\['([^']*)'\]", _dotted, path)
-            return path.removeprefix(".model").strip(".")
+            # what torch.utils.checkpoint runs is named from the root of dynamo's own module
+            return path.removeprefix("._export_root").removeprefix(".model").strip(".")
         producers = [self._paths[self._node_of(n)] for n in fx.all_input_nodes if n in self._refs]
         return next((path for path in reversed(producers) if path), "")
 

@@ -38,6 +38,16 @@ class TensorMeta:
         return self.dtype.itemsize * int(torch.Size(self.shape).numel())
 
 
+@dataclass(frozen=True)
+class Mark:
+    """What ``torch.utils.checkpoint`` says of an operator: the number of the call that it stands in, and whether that
+    call's policy saves what it makes; otherwise the backward computes it again.
+    """
+
+    region: int
+    saved: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Node:
     """A parameter, buffer, input, tangent or operator.
@@ -45,7 +55,8 @@ class Node:
     ``name`` is unique, and the same whatever device the model was traced on: the FQN of a parameter or buffer, the name
     of an input, ``module path/role`` of a forward operator and ``module path/bwd.role`` of a backward one. ``args`` and
     ``kwargs`` hold :class:`Ref` where the operator takes a tensor. ``outputs`` has one entry per result, None for one
-    that is absent. ``source`` is the line of the model that called the operator.
+    that is absent. ``source`` is the line of the model that called the operator. ``mark`` is what the model marks it
+    with, None for nothing.
     """
 
     name: str
@@ -56,6 +67,7 @@ class Node:
     args: tuple[Any, ...] = ()
     kwargs: tuple[tuple[str, Any], ...] = ()
     source: str = ""
+    mark: Mark | None = None
 
     @cached_property
     def inputs(self) -> tuple[Ref, ...]:
@@ -89,6 +101,9 @@ class CapturedGraph:
     The graph is what the model does as long as the Python values that its forward reads stay as they are, which
     ``guards`` finds out (None if the capture was not asked for it). ``names`` are those of functions and attributes
     that the model's own code uses: what guards do not see shows there, such as ``is_grad_enabled``.
+
+    ``again`` names the operators of the forward that the backward computes again (:mod:`autoshard.capture.recompute`);
+    ``original`` is then the graph as it was captured.
     """
 
     nodes: tuple[Node, ...]
@@ -102,6 +117,8 @@ class CapturedGraph:
     replaced: frozenset[str] = frozenset()
     guards: Guards | None = None
     names: frozenset[str] = frozenset()
+    again: tuple[str, ...] = ()
+    original: CapturedGraph | None = None
 
     def meta(self, ref: Ref) -> TensorMeta:
         """Shape and dtype of a tensor of the graph."""
@@ -120,7 +137,9 @@ class CapturedGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of operators, shapes, dtypes and arguments. Devices do not enter it."""
+        """A digest of operators, shapes, dtypes and arguments as captured. Devices do not enter it."""
+        if self.original is not None:
+            return self.original.fingerprint
         digest = hashlib.sha256()
         for node in self.nodes:
             line = (node.kind, node.phase, node.name, str(node.op), [_meta_text(m) for m in node.outputs])

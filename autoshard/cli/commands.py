@@ -55,6 +55,13 @@ class Objective(StrEnum):
     communication_time = "communication-time"
 
 
+class Checkpointing(StrEnum):
+    """What ``plan`` computes again in the backward, beside what constraints say."""
+
+    as_marked = "as-marked"
+    none = "none"
+
+
 class Format(StrEnum):
     """How ``show`` prints."""
 
@@ -159,6 +166,9 @@ def plan(
     no_tie: Annotated[
         bool, typer.Option("--no-tie", help="Decide every layer for itself; else identical layers are decided alike.")
     ] = False,
+    checkpointing: Annotated[
+        Checkpointing, typer.Option(help="What the backward computes again: what the model marks, or nothing.")
+    ] = Checkpointing.as_marked,
 ) -> None:
     """Plan the sharding of a model and write the plan file."""
     with _mistakes_explained():
@@ -184,6 +194,7 @@ def plan(
                 backend=backend,
                 time_limit_s=time_limit,
                 tie_layers=not no_tie,
+                checkpointing=checkpointing.value,
                 memory=memory,
                 memory_soft=memory_soft,
                 optimizer=optimizer,

@@ -10,13 +10,22 @@ from ..mesh import Mesh
 from .limits import Exactly, Limit, Limits
 from .names import names_of, results_of
 from .schemes import limit_to_schemes
-from .values import Alike, AxisScheme, Constraint, check_constraints_match, check_specs_fit, parse_pin
+from .values import (
+    Alike,
+    AxisScheme,
+    Constraint,
+    Recompute,
+    check_constraints_match,
+    check_specs_fit,
+    parse_pin,
+)
 
 
 def compile_constraints(constraints: Sequence[Constraint], graph: CapturedGraph, mesh: Mesh) -> Limits:
     """What constraints, and the annotations in the model, leave.
 
-    ``Alike`` is looked up, but limits nothing: it relates tensors to each other.
+    ``Alike`` and ``Recompute`` are looked up, but limit no layout: they relate tensors to each other, or say which
+    graph it is (:mod:`autoshard.constraints.recompute`).
 
     Raises:
         ConstraintError: a constraint names nothing, an axis has two schemes, or a scheme makes no sense for the model.
@@ -28,7 +37,7 @@ def compile_constraints(constraints: Sequence[Constraint], graph: CapturedGraph,
     check_specs_fit(constraints, {name: meta.shape for name, meta in zip(names, metas) if meta is not None})
     limits = Limits(graph, names)
     for constraint in constraints:
-        if not isinstance(constraint, AxisScheme | Alike):
+        if not isinstance(constraint, AxisScheme | Alike | Recompute):
             limits.add(constraint)
     for i, node, text in annotated(graph):
         limits.limit(i, _annotation(node, text, mesh))

@@ -12,6 +12,10 @@ text                                            meaning
 ``forbid NAME tp:S(0) tp:P``                    on one axis, none of the placements named
 ``forbid KINDS over tp of TENSORS [NAME]``      these collectives do not run over the axis for these tensors
 ``family tp=SCHEME``                            the axis is used as one of the known schemes uses it
+``recompute NAME``                              these operators of the forward are computed again in the backward
+``checkpoint MODULE``                           as ``torch.utils.checkpoint`` around these modules: their operators are,
+                                                but for those whose results are read outside
+``keep NAME``                                   these are not, whatever the others say
 ==============================================  ==================================================================
 
 NAME is a glob pattern for the name of a parameter, an input, the result of an operator (by its name in the plan) or
@@ -46,6 +50,8 @@ TENSOR_CLASSES: tuple[TensorClass, ...] = ("parameters", "gradients", "activatio
 Scheme = Literal["ddp", "fsdp", "tp", "sp", "ep"]
 SCHEMES: tuple[Scheme, ...] = ("ddp", "fsdp", "tp", "sp", "ep")
 SCHEME_ALIASES: dict[str, Scheme] = {"dp-only": "ddp"}
+
+_VERBS = ("family", "only", "forbid", "alike", "recompute", "checkpoint", "keep")
 
 _T = TypeVar("_T", bound=str)
 
@@ -127,7 +133,18 @@ class AxisScheme:
     text: str
 
 
-Constraint = Pin | StrategyPin | Exclusion | Alike | PlacementRule | CollectiveRule | AxisScheme
+@dataclass(frozen=True)
+class Recompute:
+    """Operators of the forward are computed again in the backward, or kept; ``pattern`` matches their names, or, for
+    ``checkpoint``, those of modules.
+    """
+
+    pattern: str
+    verb: Literal["recompute", "checkpoint", "keep"]
+    text: str
+
+
+Constraint = Pin | StrategyPin | Exclusion | Alike | PlacementRule | CollectiveRule | AxisScheme | Recompute
 
 
 def parse_constraint(text: str, mesh: Mesh) -> Constraint:
@@ -148,12 +165,15 @@ def parse_constraint(text: str, mesh: Mesh) -> Constraint:
             return _collective_rule(kinds, axis, tensors, pattern, mesh, text)
         case ["forbid", pattern, *entries] if entries:
             return _placement_rule(pattern, entries, False, mesh, text)
+        case ["recompute" | "checkpoint" | "keep" as verb, pattern] if "=" not in text:
+            return Recompute(pattern, verb, text)
         case ["alike", *patterns] if len(patterns) >= 1 and "=" not in text:
             return Alike(tuple(patterns), text)
-    if words and words[0] in ("family", "only", "forbid", "alike") and "=" not in words[0]:
+    if words and words[0] in _VERBS and "=" not in words[0]:
         raise ConstraintError(
             f"cannot read the constraint {text!r}; write 'only NAME tp:S(0)', 'forbid NAME tp:S(0)', "
-            "'forbid all_gather over tp of activations', 'alike NAME NAME' or 'family dp=fsdp'"
+            "'forbid all_gather over tp of activations', 'alike NAME NAME', 'family dp=fsdp', 'recompute NAME', "
+            "'checkpoint MODULE' or 'keep NAME'"
         )
     return _parse_decision(text, mesh)
 
@@ -266,7 +286,7 @@ def check_constraints_match(constraints: Iterable[Constraint], names: Iterable[s
 def patterns_of(constraint: Constraint) -> tuple[str, ...]:
     """The patterns for names that a constraint has."""
     match constraint:
-        case AxisScheme():
+        case AxisScheme() | Recompute():
             return ()
         case Alike():
             return constraint.patterns

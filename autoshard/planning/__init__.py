@@ -4,12 +4,14 @@ from .budget import MemoryLimit, memory_limit
 from .formulation import OBJECTIVES, Formulation, Objective, formulate
 from .interpretation import interpret
 from .pairs import demand_edges, pair_problem
-from .planner import Planner, profile_of, warn_if_unproven
+from .planner import CHECKPOINTING, Checkpointing, Planner, profile_of, warn_if_unproven
 from .pricing import Prices
 from .tensor_networks import Demand
 from .timeline import outcome, timeline_of
 
 __all__ = [
+    "CHECKPOINTING",
+    "Checkpointing",
     "OBJECTIVES",
     "Demand",
     "Formulation",

@@ -55,12 +55,11 @@ def compare(
     """
     report = progress or (lambda stage: None)
     profile = profile_of(hardware)
-    options = {
-        "backend": backend,
-        "time_limit_s": time_limit_s,
-        "limit": memory_limit(optimizer, memory, None, profile),
-    }
-    planner = Planner.of_model(model, args, kwargs, mesh, profile, name=name, report=report, **options)
+    limit = memory_limit(optimizer, memory, None, profile)
+    options = {"backend": backend, "time_limit_s": time_limit_s, "limit": limit}
+    planner = Planner.of_model(
+        model, args, kwargs, mesh, profile, name=name, checkpointing="as-marked", report=report, **options
+    )
     race = _Race(planner, tuple(constraints))
     found = []
     for baseline in baselines(planner.mesh):

@@ -23,11 +23,12 @@ from cost_models import Profile
 from solver import INFEASIBLE, Assignment, Edge, Problem, Routes, evaluate, routed
 from solver import Node as SolverNode
 
-from ..capture import CapturedGraph, Ref
+from ..capture import CapturedGraph, Ref, recomputed
 from ..constraints import Alike, Constraint
 from ..constraints.compile import compile_constraints
 from ..constraints.limits import Limits
 from ..constraints.names import Results, names_of, results_of
+from ..constraints.recompute import again_under
 from ..errors import ConstraintError
 from ..mesh import Mesh
 from ..strategies import Strategy
@@ -107,6 +108,7 @@ def formulate(
     Args:
         objective: ``step-time`` adds compute and communication; ``communication-time`` counts communication alone,
             under which full replication is free: it is meant for use with pins.
+        graph: as captured; the program's is the one in which what the constraints want is computed again.
         constraints: what is decided already.
         tie_layers: decide identical layers once.
         keep_copies: let the backward read copies that the forward made, which is free where memory is; otherwise it
@@ -116,6 +118,7 @@ def formulate(
         ConstraintError: a constraint names nothing, or leaves its tensor or operator no layout that it can have.
         ProfileError: the profile does not cover the mesh.
     """
+    graph = recomputed(graph, again_under(constraints, graph))
     prices = Prices(graph, mesh, profile)
     results = results_of(graph)
     limits = compile_constraints(constraints, graph, mesh)

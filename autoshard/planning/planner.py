@@ -6,15 +6,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
 from cost_models import Profile, load_profile
 from solver import Solution, Status, solve
 
-from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture
+from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, recomputed
 from ..constraints import Constraint, Constraints
+from ..constraints.recompute import marked_again
 from ..errors import ConstraintError, InfeasibleError
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
@@ -33,6 +34,9 @@ UNPROVEN = 1e-6
 
 ANY_PLAN = 1e9
 """A gap at which the solver stops with the first assignment it finds."""
+
+Checkpointing: TypeAlias = Literal["as-marked", "none"]
+CHECKPOINTING: tuple[Checkpointing, ...] = ("as-marked", "none")
 
 MeshGiven: TypeAlias = Mesh | HybridMesh | str | Mapping[str, int]
 
@@ -75,13 +79,14 @@ class Planner:
         profile: Profile,
         *,
         name: str | None = None,
+        checkpointing: Checkpointing = "as-marked",
         report: Callable[[str], None] = lambda stage: None,
         **options: Any,
     ) -> Planner:
         """A planner for a model, which is captured.
 
         Args:
-            args, kwargs, mesh, name: as for :func:`autoshard.plan`.
+            args, kwargs, mesh, name, checkpointing: as for :func:`autoshard.plan`.
             report: called with the name of the stage as it starts.
             options: the planner's own.
 
@@ -91,6 +96,8 @@ class Planner:
         args = as_arguments(args)
         report("capturing the training step")
         graph, call = capture(model, args, kwargs), call_text(model, args, kwargs or {})
+        if checkpointing == "as-marked":
+            graph = recomputed(graph, marked_again(graph))
         return cls(graph, Mesh.of(mesh), profile, model=name or type(model).__name__, call=call, **options)
 
     def plan(self, constraints: Constraints, report: Callable[[str], None] = lambda stage: None) -> ShardingPlan:

@@ -25,7 +25,7 @@ from torch import fx
 
 from cost_models import OptimizerPolicy
 
-from ..capture import CapturedGraph
+from ..capture import CapturedGraph, recomputed
 from ..layout import is_even, local_shape
 from ..lowering import LocalProgram, Rank, lower, storages
 from ..mesh import Mesh
@@ -73,6 +73,7 @@ def timeline(
     graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, coordinate: tuple[int, ...]
 ) -> Timeline:
     """What the rank at a coordinate of the mesh holds in memory over one training step. Needs no process group."""
+    graph = recomputed(graph, plan.recomputed)
     groups = tuple(f"axis {axis}" for axis in plan.mesh.axes)
     program = lower(graph, plan, Rank(coordinate, torch.device("cpu"), groups))
     return _Simulation(graph, plan, policy, program, coordinate).run()

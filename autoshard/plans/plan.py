@@ -15,6 +15,7 @@ from cost_models.collective_kinds import RedistributionKind as CollectiveKind
 
 from ..layout import Layout
 from ..mesh import Mesh
+from ..recomputation import first_name
 from .memory_outcome import MemoryOutcome
 from .natural_order import natural_key
 
@@ -198,6 +199,12 @@ class ShardingPlan:
     def step_s(self) -> float:
         """The predicted step time in seconds."""
         return self.compute_s + self.communication_s
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """The operators of the forward that the backward computes again, by name."""
+        firsts = (first_name(entry.name) for entry in self.operators if entry.phase == "backward")
+        return tuple(name for name in firsts if name is not None)
 
     def collectives(self) -> Iterator[tuple[Phase, Collective]]:
         """Every collective one rank runs in a step, with its phase."""

@@ -14,6 +14,7 @@ from torch import nn
 from cost_models import Profile, ProfileError, load_profile
 from solver import Routes, Solution, SolveReport, Status, solve
 
+from ..capture import recomputed
 from ..constraints import Constraints, gather_constraints
 from ..errors import ConstraintError, PlanMismatchError
 from ..layout import Layout
@@ -46,7 +47,8 @@ class Conditions(TypedDict, total=False):
 def planner_of(
     plan: ShardingPlan, model: nn.Module, args: Any, kwargs: dict[str, Any] | None, **conditions: Unpack[Conditions]
 ) -> Planner:
-    """A planner for a model as it is now, with the objective and the memory limit that a plan was made with.
+    """A planner for a model as it is now, with the objective and the memory limit that a plan was made with, and with
+    what the plan computes again in the backward: constraints add to that, or take from it (``keep``).
 
     Raises:
         CaptureError, ProfileError: the model cannot be captured, the profile not be read.
@@ -55,7 +57,7 @@ def planner_of(
     mesh = plan.mesh if given is None else given
     profile = _recorded_profile(plan) if hardware is None else profile_of(hardware)
     report = reporter(conditions)
-    return Planner.of_model(
+    planner = Planner.of_model(
         model,
         args,
         kwargs,
@@ -69,6 +71,7 @@ def planner_of(
         tie_layers=plan.solver.identical_layers != "free",
         limit=limit_of(plan),
     )
+    return replace(planner, graph=recomputed(planner.graph, plan.recomputed))
 
 
 def reporter(conditions: Conditions) -> Progress:

@@ -12,7 +12,7 @@ from ..models import EXAMPLES, ConvNet, graph_of
 from ..oracles import interpret
 
 
-def _leaves(model: nn.Module, args: tuple[torch.Tensor, ...], graph: CapturedGraph) -> dict[str, torch.Tensor]:
+def leaves_of(model: nn.Module, args: tuple[torch.Tensor, ...], graph: CapturedGraph) -> dict[str, torch.Tensor]:
     leaves: dict[str, torch.Tensor] = {name: p.detach() for name, p in model.named_parameters()}
     leaves |= {name: b.clone() for name, b in model.named_buffers()}
     leaves |= {node.name: arg for (_, node), arg in zip(graph.of_kind("input"), args)}
@@ -27,7 +27,7 @@ def _leaves(model: nn.Module, args: tuple[torch.Tensor, ...], graph: CapturedGra
 def test_interpreting_the_nodes_gives_eager_results_and_gradients(name: str) -> None:
     model, args = EXAMPLES[name]()
     graph = graph_of(name)
-    leaves = _leaves(model, args, graph)
+    leaves = leaves_of(model, args, graph)
     values = interpret(graph, leaves)
     (output,) = [values[ref.node, ref.output] for ref in graph.outputs if ref]
     expected = model(*args)
@@ -42,7 +42,7 @@ def test_interpreting_the_nodes_gives_eager_results_and_gradients(name: str) -> 
 def test_bfloat16_parameters_give_eager_results_within_their_rounding() -> None:
     model, args = EXAMPLES["llama bf16"]()
     graph = graph_of("llama bf16")
-    values = interpret(graph, _leaves(model, args, graph))
+    values = interpret(graph, leaves_of(model, args, graph))
     (ref,) = graph.outputs
     assert ref is not None
     torch.testing.assert_close(values[ref.node, ref.output], model(*args), rtol=1e-2, atol=1e-2)
@@ -53,7 +53,7 @@ def test_batch_norm_statistics_are_mutations_with_the_eager_values() -> None:
     torch.manual_seed(0)
     model, args = ConvNet(), (torch.randn(4, 3, 6, 6), torch.tensor([0, 1, 2, 3]))
     graph = capture(model, args)
-    values = interpret(graph, _leaves(model, args, graph))
+    values = interpret(graph, leaves_of(model, args, graph))
     model(*args)
     assert {name for name, _ in graph.mutations} == {
         "norm.running_mean",
@@ -74,7 +74,7 @@ def test_a_graph_in_evaluation_mode_mutates_nothing() -> None:
 def test_recorded_shapes_and_dtypes_are_those_of_the_real_tensors(name: str) -> None:
     model, args = EXAMPLES[name]()
     graph = graph_of(name)
-    values = interpret(graph, _leaves(model, args, graph))
+    values = interpret(graph, leaves_of(model, args, graph))
     for i, node in enumerate(graph.nodes):
         for k, meta in enumerate(node.outputs):
             value = values[i, k]

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import autoshard
 import cost_models
-from autoshard.capture import call_text, capture
+from autoshard.capture import call_text, capture, recomputed
 from autoshard.constraints.baselines import baseline
 from autoshard.mesh import Mesh
 from autoshard.planning import formulate, interpret
@@ -30,6 +31,19 @@ class MLP(models.MLP):
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (super().forward(x) - target).square().mean()
+
+
+class Checkpointed(MLP):
+    """The same, whose first half is marked to be computed again."""
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        hidden = checkpoint(lambda y: self.up(y).relu().sin(), x, use_reentrant=False)
+        return (self.down(hidden) - target).square().mean()
+
+
+def checkpointed() -> Example:
+    torch.manual_seed(0)
+    return Checkpointed(16, 32), (torch.randn(8, 16), torch.randn(8, 16))
 
 
 def mlp(batch: int, width: int, hidden: int) -> Example:
@@ -65,6 +79,7 @@ CASES: dict[str, Callable[[], Example]] = {
     "assorted": models.assorted,
     "assorted odd": lambda: models.assorted(batch=5, length=7),
     "conv": models.conv,
+    "checkpointed": checkpointed,
     "demo": lambda: _filled(llama.demo, 256),
     "vit": lambda: _filled(vit.tiny, 10),
     "routed": lambda: _filled(moe.tiny, 256),
@@ -136,11 +151,13 @@ def optimum(case: str, axes: str, hardware: str | cost_models.Profile) -> Shardi
     return autoshard.plan(model, args, mesh=axes, hardware=hardware)
 
 
-def sharded_plan(case: str, axes: str, without: str = "") -> ShardingPlan:
+def sharded_plan(case: str, axes: str, without: str = "", constraints: Sequence[str] = ()) -> ShardingPlan:
     """The optimum of the slow machine under :func:`pins`, except those whose name contains ``without``."""
     mesh = Mesh.parse(axes)
     model, args = make(case)
-    return autoshard.plan(model, args, mesh=mesh, hardware=slow_machine(), pins=pins(case, mesh, without))
+    return autoshard.plan(
+        model, args, mesh=mesh, hardware=slow_machine(), pins=pins(case, mesh, without), constraints=constraints
+    )
 
 
 def baseline_plan(
@@ -161,12 +178,18 @@ def slow_network() -> cost_models.Profile:
     return replace(profile, network=replace(profile.network, intra_host=link))
 
 
-def random_plan(case: str, axes: str, seed: int) -> ShardingPlan:
-    """A plan in which every operator has a strategy drawn at random among those that can be joined up."""
+def random_plan(case: str, axes: str, seed: int, again: float = 0.0) -> ShardingPlan:
+    """A plan in which every operator has a strategy drawn at random among those that can be joined up.
+
+    again: the share of the forward's operators, drawn at random too, that the backward computes again.
+    """
     draw = np.random.default_rng(seed)
     model, args = make(case)
     profile = cost_models.load_profile("cpu-gloo")
-    formulation = formulate(capture(model, args), Mesh.parse(axes), profile, tie_layers=False)
+    graph = capture(model, args)
+    names = [node.name for _, node in graph.of_kind("operator") if node.phase == "forward"]
+    graph = recomputed(graph, {name for name in names if again and draw.random() < again})
+    formulation = formulate(graph, Mesh.parse(axes), profile, tie_layers=False)
     problem = formulation.problem
     nodes = [
         replace(n, costs=np.where(n.costs >= INFEASIBLE, INFEASIBLE, draw.integers(0, 1_000_000, n.costs.shape)))

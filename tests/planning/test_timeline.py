@@ -14,7 +14,7 @@ from autoshard.layout import local_shape
 from autoshard.mesh import Mesh
 from autoshard.planning import interpret, outcome, timeline_of
 from autoshard.planning.timeline import timeline
-from autoshard.plans import dump_plan, parse_plan
+from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 from autoshard.plans.memory_outcome import MAX_POINTS, MAX_TENANTS
 from cost_models import optimizer_policy
 from solver import solve
@@ -47,6 +47,25 @@ def test_the_predicted_peak_is_the_measured_one_on_every_rank(
 ) -> None:
     """Plans of the slow machine under pins, and random ones; rank by rank, uneven shards included."""
     plan = cases.sharded_plan(case, axes) if seed is None else cases.random_plan(case, axes, seed)
+    check_peaks(case, axes, plan, optimizer)
+
+
+@pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
+@pytest.mark.parametrize(("case", "seed"), [("llama", None), ("gpt2", None), ("llama odd", 6), ("gpt2 odd", 7)])
+def test_so_it_is_where_the_backward_computes_again(case: str, seed: int | None) -> None:
+    axes, layers = "dp=2,tp=2", "layers.*" if "llama" in case else "h.*"
+    kept = cases.sharded_plan(case, axes) if seed is None else cases.random_plan(case, axes, seed)
+    again = (
+        cases.sharded_plan(case, axes, constraints=(f"checkpoint {layers}",))
+        if seed is None
+        else cases.random_plan(case, axes, seed, again=0.7)
+    )
+    assert again.recomputed and not kept.recomputed
+    check_peaks(case, axes, again, "sgd")
+
+
+def check_peaks(case: str, axes: str, plan: ShardingPlan, optimizer: str) -> None:
+    """The timeline of every rank against what is measured."""
     graph = capture(*cases.make(case))
     mesh = Mesh.parse(axes)
     peaks = []

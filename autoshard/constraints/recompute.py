@@ -1,0 +1,76 @@
+"""Which operators of the forward the backward computes again: what constraints say, and what the model marks."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from ..capture import CapturedGraph, can_be_again
+from ..errors import ConstraintError
+from .values import Constraint, Recompute, nearest_name
+
+
+def again_under(constraints: Sequence[Constraint], graph: CapturedGraph) -> frozenset[str]:
+    """The operators that are computed again under constraints, by name: those that are in the graph already, with what
+    ``recompute`` and ``checkpoint`` name, without what ``keep`` names.
+
+    Raises:
+        ConstraintError: a constraint names nothing that can be computed again.
+    """
+    said = [constraint for constraint in constraints if isinstance(constraint, Recompute)]
+    again = set(graph.again)
+    for constraint in sorted(said, key=lambda each: each.verb == "keep"):
+        found = _named(constraint, graph)
+        again = again - found if constraint.verb == "keep" else again | found
+    return frozenset(again)
+
+
+def marked_again(graph: CapturedGraph) -> frozenset[str]:
+    """What ``torch.utils.checkpoint`` in the model says."""
+    regions = {i: node.mark.region for i, node in enumerate(graph.nodes) if node.mark is not None}
+    saved = {node.name for node in graph.nodes if node.mark is not None and node.mark.saved}
+    return frozenset(_inner(graph, regions)) - saved
+
+
+def _named(constraint: Recompute, graph: CapturedGraph) -> set[str]:
+    pattern = constraint.pattern
+    possible = [node.name for node in graph.nodes if can_be_again(node)]
+    if constraint.verb == "checkpoint":
+        modules = ((i, _outermost(node.name, pattern)) for i, node in graph.of_kind("operator"))
+        regions = {i: module for i, module in modules if module is not None}
+        known = sorted({module for name in possible for module in _modules(name)})
+        found = set(_inner(graph, regions))
+        what = "no module whose operators"
+    else:
+        known, what = possible, "no operator of the forward that"
+        found = {name for name in possible if fnmatchcase(name, pattern)}
+    if not found:
+        raise ConstraintError(
+            f"the constraint {constraint.text!r} names {what} can be computed again (random ones are always kept)"
+            + nearest_name(pattern, known)
+        )
+    return found
+
+
+def _inner(graph: CapturedGraph, regions: Mapping[int, Hashable]) -> Iterator[str]:
+    """The operators of the forward within regions whose results nothing outside of the region reads: as
+    ``torch.utils.checkpoint`` has it, what goes into a region and what comes out of it is kept.
+    """
+    outside = {ref.node for ref in (*graph.outputs, *(ref for _, ref in graph.mutations)) if ref is not None}
+    for i, node in enumerate(graph.nodes):
+        if node.phase == "forward":
+            outside |= {ref.node for ref in node.inputs if regions.get(ref.node) != regions.get(i)}
+    for i in regions:
+        if i not in outside and can_be_again(graph.nodes[i]):
+            yield graph.nodes[i].name
+
+
+def _outermost(name: str, pattern: str) -> str | None:
+    """The outermost module of an operator that a pattern matches."""
+    return next((module for module in _modules(name) if fnmatchcase(module, pattern)), None)
+
+
+def _modules(name: str) -> Iterable[str]:
+    """The modules that an operator stands in: ``layers`` and ``layers.0`` for ``layers.0/mul``."""
+    parts = name.partition("/")[0].split(".")
+    return (".".join(parts[: k + 1]) for k in range(len(parts)))
