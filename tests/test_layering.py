@@ -26,7 +26,7 @@ PACKAGES = ("autoshard", "solver", "cost_models")
 SHARED = frozenset(
     {"cost_models.collective_kinds", "cost_models.kernel_kinds", "cost_models.safe_yaml", "cost_models.spelling"}
 )
-VOCABULARY = frozenset({"autoshard.errors", "autoshard.mesh", "autoshard.layout"}) | SHARED
+VOCABULARY = frozenset({"autoshard.errors", "autoshard.layout", "autoshard.mesh", "autoshard.recomputation"}) | SHARED
 PLANS = frozenset({"autoshard.plans", "autoshard.plans.text", "autoshard.plans.views"})
 GRAPH = frozenset({"autoshard.capture", "autoshard.ops"})
 FILES = frozenset({"pydantic", "yaml"})  # what validates the files on disk
@@ -55,6 +55,7 @@ TABLE = {
     "autoshard.mesh": Row(VOCABULARY),
     "autoshard.layout": Row(VOCABULARY),
     "autoshard.atomic_write": Row(frozenset()),
+    "autoshard.recomputation": Row(frozenset()),
     "autoshard.plans": Row(VOCABULARY | PLANS),
     "autoshard.plans.text": Row(
         VOCABULARY | {"autoshard.atomic_write", "autoshard.plans", "autoshard.redistribution"}, frozenset({"pydantic"})
@@ -85,6 +86,9 @@ TABLE = {
         | {"autoshard.capture", "autoshard.constraints", "autoshard.constraints.limits", "autoshard.constraints.names"}
         | {"autoshard.constraints.schemes"}
     ),
+    "autoshard.constraints.computed_again": Row(
+        VOCABULARY | {"autoshard.capture", "autoshard.constraints"},
+    ),
     "autoshard.lowering": Row(
         VOCABULARY | GRAPH | {"autoshard.plans", "autoshard.redistribution", "autoshard.redistribution.execution"},
         frozenset({"torch"}),
@@ -93,6 +97,7 @@ TABLE = {
         VOCABULARY
         | GRAPH
         | {"autoshard.constraints", "autoshard.constraints.compile", "autoshard.constraints.layers"}
+        | {"autoshard.constraints.computed_again"}
         | {"autoshard.constraints.limits", "autoshard.constraints.names", "autoshard.lowering", "autoshard.plans"}
         | {"autoshard.redistribution", "autoshard.redistribution.paths", "autoshard.strategies"}
         | {"cost_models", "solver"},

@@ -25,7 +25,7 @@ def compile_constraints(constraints: Sequence[Constraint], graph: CapturedGraph,
     """What constraints, and the annotations in the model, leave.
 
     ``Alike`` and ``Recompute`` are looked up, but limit no layout: they relate tensors to each other, or say which
-    graph it is (:mod:`autoshard.constraints.recompute`).
+    graph it is (:mod:`autoshard.constraints.computed_again`).
 
     Raises:
         ConstraintError: a constraint names nothing, an axis has two schemes, or a scheme makes no sense for the model.

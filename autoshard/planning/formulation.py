@@ -26,9 +26,9 @@ from solver import Node as SolverNode
 from ..capture import CapturedGraph, Ref, recomputed
 from ..constraints import Alike, Constraint
 from ..constraints.compile import compile_constraints
+from ..constraints.computed_again import again_under
 from ..constraints.limits import Limits
 from ..constraints.names import Results, names_of, results_of
-from ..constraints.recompute import again_under
 from ..errors import ConstraintError
 from ..mesh import Mesh
 from ..strategies import Strategy

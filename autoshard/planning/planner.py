@@ -15,7 +15,7 @@ from solver import Solution, Status, solve
 
 from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, recomputed
 from ..constraints import Constraint, Constraints
-from ..constraints.recompute import marked_again
+from ..constraints.computed_again import marked_again
 from ..errors import ConstraintError, InfeasibleError
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan

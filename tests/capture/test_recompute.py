@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from autoshard.capture import CapturedGraph, capture, is_random, recomputed
-from autoshard.constraints.recompute import marked_again
+from autoshard.constraints.computed_again import marked_again
 from autoshard.recomputation import again_name, first_name
 
 from ..models import EXAMPLES, graph_of

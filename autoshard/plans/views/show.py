@@ -5,6 +5,7 @@ Not exported by :mod:`autoshard.plans`: reading a plan in a training job does no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TextIO
 
@@ -40,7 +41,9 @@ def console_for(stream: TextIO) -> Console:
 
 
 def show_text(plan: ShardingPlan, console: Console) -> None:
-    """Prints the header, parameters, operators, collectives and the most expensive redistributions."""
+    """Prints the header, parameters, operators, collectives, what is computed again, memory, and the most expensive
+    redistributions.
+    """
     summary, folded = summarize(plan), fold_plan(plan)
     console.print(_header(summary, plan))
     for title, tensors in (
@@ -54,6 +57,8 @@ def show_text(plan: ShardingPlan, console: Console) -> None:
     _print_operators(folded, plan.mesh, console)
     if summary.collectives:
         _print("Collectives of one rank in a step", _collectives(summary), console)
+    if summary.recomputed:
+        _print("Computed again in the backward", _again(summary), console)
     if summary.memory is not None:
         _print("Memory of one rank at its fullest", _memory(summary.memory), console)
     if folded.redistributions:
@@ -69,8 +74,15 @@ def headline(summary: PlanSummary) -> tuple[str, ...]:
         f"predicted step {format_seconds(summary.step_s)}: compute {format_seconds(summary.compute_s)}, "
         f"communication {format_seconds(summary.communication_s)}",
         f"parameters {format_bytes(summary.parameter_bytes)}, {per_rank} on the rank with the largest shards",
+        *([_again_line(summary)] if summary.recomputed else []),
         *([] if summary.memory is None else [_memory_line(summary.memory)]),
     )
+
+
+def _again_line(summary: PlanSummary) -> str:
+    count = sum(total.count for total in summary.recomputed)
+    time = format_seconds(math.fsum(total.predicted_s for total in summary.recomputed))
+    return f"computed again in the backward: {count} operators of the forward, {time} of the compute"
 
 
 def _memory_line(memory: MemoryOutcome) -> str:
@@ -120,6 +132,17 @@ def _tensors(lines: Iterable[Line[TensorEntry]], mesh: Mesh, repeats: Repeats) -
     for line in lines:
         layout, shape = format_layout(line.value.layout, mesh), list(line.value.shape)
         _add(table, format_pattern(line.pattern, repeats), layout, shape, line.value.dtype, line.pattern.count)
+    return table
+
+
+def _again(summary: PlanSummary) -> Table:
+    table = _table(("operator",), ("count", "time"))
+    for total in summary.recomputed[:MOST_EXPENSIVE]:
+        _add(table, total.name, total.count, format_seconds(total.predicted_s))
+    left = summary.recomputed[MOST_EXPENSIVE:]
+    if left:
+        time = format_seconds(math.fsum(total.predicted_s for total in left))
+        _add(table, "others", sum(total.count for total in left), time)
     return table
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from ...layout import largest_local_shape
+from ...recomputation import again_name
 from ..dtypes import DTYPE_BYTES
 from ..memory_outcome import MemoryOutcome
 from ..plan import Collective, CollectiveKind, Phase, ShardingPlan, TensorEntry
@@ -27,12 +28,23 @@ class CollectiveTotal:
 
 
 @dataclass(frozen=True)
+class AgainTotal:
+    """Operators of the forward that the backward computes again, those of all layers together: ``name`` with ``*`` for
+    the numbers of layers, how many there are, and their predicted time in the backward.
+    """
+
+    name: str
+    count: int
+    predicted_s: float
+
+
+@dataclass(frozen=True)
 class PlanSummary:
     """The numbers of a plan.
 
     ``collectives`` is ordered by phase (forward first), kind and axis. ``parameter_bytes`` is the size of all
     parameters, each counted once; ``parameter_bytes_per_rank`` that of the largest shards, which is what rank 0 holds.
-    ``memory`` is None for a plan from before plans knew of memory.
+    ``recomputed`` is ordered by time, longest first. ``memory`` is None for a plan from before plans knew of memory.
     """
 
     model: str
@@ -55,6 +67,7 @@ class PlanSummary:
     operators: int
     redistributions: int
     collectives: tuple[CollectiveTotal, ...]
+    recomputed: tuple[AgainTotal, ...]
     memory: MemoryOutcome | None
 
 
@@ -83,6 +96,7 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         operators=len(plan.operators),
         redistributions=len(plan.redistributions),
         collectives=_totals(plan),
+        recomputed=_again(plan),
         memory=plan.memory,
     )
 
@@ -95,8 +109,10 @@ def summary_json(plan: ShardingPlan) -> dict[str, object]:
     """
     summary = summarize(plan)
     collectives = [asdict(total) for total in summary.collectives]
+    recomputed = [asdict(total) for total in summary.recomputed]
     memory = None if summary.memory is None else _lists(asdict(summary.memory))
-    return {"autoshard_summary": 1, **asdict(summary), "collectives": collectives, "memory": memory}
+    lists = {"collectives": collectives, "recomputed": recomputed}
+    return {"autoshard_summary": 1, **asdict(summary), **lists, "memory": memory}
 
 
 def _lists(value: dict[str, object]) -> dict[str, object]:
@@ -119,6 +135,17 @@ def _totals(plan: ShardingPlan) -> tuple[CollectiveTotal, ...]:
         )
         for _, group in sorted(groups.items())
     )
+
+
+def _again(plan: ShardingPlan) -> tuple[AgainTotal, ...]:
+    times = {entry.name: entry.predicted_ns for entry in plan.execution}
+    groups: dict[str, list[int]] = {}
+    for first in plan.recomputed:
+        path, _, role = first.rpartition("/")
+        starred = ".".join("*" if part.isdecimal() else part for part in path.split("."))
+        groups.setdefault(f"{starred}/{role}", []).append(times.get(again_name(first), 0))
+    found = (AgainTotal(name, len(group), sum(group) / 1e9) for name, group in groups.items())
+    return tuple(sorted(found, key=lambda total: (-total.predicted_s, total.name)))
 
 
 def _size_bytes(entry: TensorEntry, shape: tuple[int, ...]) -> int:
