@@ -55,6 +55,7 @@ def test_a_mesh_may_be_a_text_a_mapping_or_a_value() -> None:
         ({"mesh": {}}, MeshError, "at least|one size per axis|axis"),
         ({"hardware": "dgx-h1000"}, ProfileError, "dgx-h100"),
         ({"objective": "speed"}, ValueError, "step-time, communication-time"),
+        ({"checkpointing": "all"}, ValueError, "as-marked, none"),
         ({"backend": "gurobi"}, ValueError, "highs"),
         ({"time_limit_s": 0}, ValueError, "positive"),
         ({"time_limit_s": -1.0}, ValueError, "positive"),

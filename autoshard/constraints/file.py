@@ -13,6 +13,7 @@ A file is YAML of the same safe subset as a plan (no anchors, aliases or tags; e
     forbid: {"*.norm.weight": "tp:S"}
     forbid_collectives: ["all_gather over tp of activations"]
     alike: [[embed.weight, head.weight]]
+    checkpoint: ["layers.*"]                 # and recompute, keep: what the backward computes again
     constraints: ["forbid layers.0.* dp:S"]  # any text form of autoshard.constraints
     memory: 60GiB                            # and memory_soft, optimizer: as for autoshard.plan
 
@@ -169,6 +170,9 @@ class _Document(BaseModel):
     forbid: dict[str, str] = Field(default_factory=dict)
     forbid_collectives: tuple[str, ...] = ()
     alike: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] = ()
+    checkpoint: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     memory: str | None = None
     memory_soft: Annotated[str | None, Field(pattern=r"^\d+(\.\d+)?$")] = None
@@ -198,6 +202,9 @@ class _Document(BaseModel):
             yield ("forbid_collectives", i), f"forbid {text}"
         for i, names in enumerate(self.alike):
             yield ("alike", i), f"alike {' '.join(names)}"
+        for verb in ("checkpoint", "recompute", "keep"):
+            for i, name in enumerate(getattr(self, verb)):
+                yield (verb, i), f"{verb} {name}"
         for i, text in enumerate(self.constraints):
             yield ("constraints", i), text
 

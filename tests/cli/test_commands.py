@@ -76,6 +76,7 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
                 "backend": "auto",
                 "time_limit_s": None,
                 "tie_layers": True,
+                "checkpointing": "as-marked",
                 "memory": None,
                 "memory_soft": None,
                 "optimizer": None,
@@ -199,6 +200,12 @@ def test_plan_takes_constraints_and_a_baseline(calls: list[tuple[Any, ...]]) -> 
     assert result.exit_code == 0
     expected = ("forbid all_gather over tp of activations", "family dp=fsdp", "family tp=tp")
     assert calls[0][2]["constraints"] == expected
+
+
+def test_marks_of_the_model_count_unless_they_are_not_to(calls: list[tuple[Any, ...]]) -> None:
+    for options in ([], ["--checkpointing", "none"]):
+        assert invoke("plan", "model.py:model", "--mesh", "dp=2", "-o", "new.yaml", *options).exit_code == 0
+    assert [call[2]["checkpointing"] for call in calls] == ["as-marked", "none"]
 
 
 def test_an_unknown_baseline_is_a_mistake(calls: list[tuple[Any, ...]]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 import cost_models
-from autoshard.capture import CapturedGraph, call_text
+from autoshard.capture import CapturedGraph, call_text, recomputed
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
 from autoshard.planning import Formulation, formulate, interpret, pair_problem
@@ -27,8 +27,14 @@ WHOLE = 0.1
 def random_plan(
     graph: CapturedGraph, mesh: Mesh, seed: int, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> ShardingPlan:
-    """A plan drawn at random; ``model``, ``args`` and ``kwargs`` are those that the graph was captured from."""
+    """A plan drawn at random, and what its backward computes again.
+
+    ``model``, ``args`` and ``kwargs`` are those that the graph was captured from.
+    """
     draw = np.random.default_rng(seed)
+    again = float(draw.choice([0.0, 0.0, 0.3, 1.0]))
+    names = [node.name for _, node in graph.of_kind("operator") if node.phase == "forward"]
+    graph = recomputed(graph, {name for name in names if draw.random() < again})
     formulation = formulate(graph, mesh, PROFILE, tie_layers=False, keep_copies=bool(draw.integers(2)))
     choices = _choices(formulation, draw)
     solution = Solution(Status.FEASIBLE, choices, None, 0, 1.0, SolveReport("random", 0.0, (), ()))

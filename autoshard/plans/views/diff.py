@@ -14,7 +14,7 @@ from ..text.layout_preserving import preserves_layout
 from ..text.name_patterns import Line, Repeats, count_repeats, fold, format_pattern
 from ..text.notation import format_path, format_strategy
 from ..units import format_bytes
-from .diff_words import parallelism_words, parameter_words
+from .diff_words import again_words, parallelism_words, parameter_words
 from .redistribution_reasons import what_runs
 from .summary import PlanSummary, summarize
 
@@ -106,7 +106,7 @@ def diff_plans(old: ShardingPlan, new: ShardingPlan) -> PlanDiff:
     moves = tuple(_moves(old, new, repeats))
     return PlanDiff(
         same=old == new,
-        words=(*parallelism_words(old, new), *parameter_words(old, new, repeats)),
+        words=(*parallelism_words(old, new), *parameter_words(old, new, repeats), *again_words(before, after)),
         facts=facts,
         numbers=tuple(_numbers(before, after)),
         placements=placements,
