@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cost_models import OPTIMIZERS, OptimizerPolicy, Profile, optimizer_policy
-from solver import Assignment, Load, Problem, Solution, evaluate, solve
+from solver import Assignment, Load, Problem, Solution, Status, evaluate, solve
 from solver import Node as SolverNode
 
 from ..errors import BudgetError, InfeasibleError
@@ -29,7 +29,7 @@ from .timeline import Timeline, outcome, timeline_of
 GAP = 4e-3
 """How exactly a program with memory is solved that has more than SMALL strategies; smaller ones are solved exactly."""
 SMALL = 5000
-NODES = 100
+NODES = 20
 """How many nodes of branch and cut that may take: an end that depends on no clock."""
 ROUNDS = 8
 """How often a program is solved at most with what the timeline of the answer before had more."""
@@ -40,6 +40,8 @@ LEANEST_GAP = 1e-2
 PEAK_FIRST = 100
 """Where the least peak is looked for: how many times the cost of a plan its peak costs."""
 LARGEST_SHOWN = 5
+LAST_S = 1.0
+"""Seconds for each attempt after the time is over."""
 FINE = 100
 """The least nanoseconds that a unit of a soft limit costs: rounding its price changes it by a half of a percent."""
 
@@ -188,6 +190,7 @@ class _Search:
         self.last: Solution
         self.start: Assignment | None = None
         self.leanest: _Found | None = None
+        self._proven = False
 
     def solved(self, formulation: Formulation, problem: Problem, **options: Any) -> _Found | None:
         """Solves a problem and writes the answer as a plan; None where there is no answer. ``last`` is the solution as
@@ -206,7 +209,7 @@ class _Search:
         limit_s = self._options.time_limit_s
         if limit_s is None or not limit_s > 0:  # which the solver refuses
             return limit_s
-        return max(1.0, limit_s - (time.monotonic() - self._started_s))
+        return max(LAST_S, limit_s - (time.monotonic() - self._started_s))
 
     def within(self, program: Formulation, budget: int, free: _Found) -> tuple[_Found | None, int | None]:
         """The cheapest answer found whose peak is within the budget, None where there is none or none was found in the
@@ -217,7 +220,7 @@ class _Search:
         for _ in range(ROUNDS):
             found = self._under(program, budget, charges)
             if not charges:
-                bound = self.last.bound
+                bound, self._proven = self.last.bound, self.last.status is Status.INFEASIBLE
             if found is None:
                 break
             if found.peak_bytes <= budget:
@@ -272,7 +275,7 @@ class _Search:
         """The text of the error where no plan fits: the smallest budget found to work, who holds the memory there, and
         what would free the most.
         """
-        asked = f"no plan fits {format_bytes(budget)} per rank ({budget} bytes)"
+        asked = f"{self._said()} {format_bytes(budget)} per rank ({budget} bytes)"
         found = self.leanest
         assert found is not None
         needed = (
@@ -290,6 +293,14 @@ class _Search:
             f"{needed}; its fullest moment is in the {memory.peak.phase} at {memory.peak.operator}, where the largest "
             f"are {largest}; {self._frees_most(found, relaxed)}"
         )
+
+    def _said(self) -> str:
+        """``no plan fits``, or what is known where that is not proven."""
+        if self._proven:
+            return "no plan fits"
+        left_s = self._left_s()
+        in_time = " in the time given" if left_s is not None and left_s <= LAST_S else ""
+        return f"no plan was found{in_time} that fits"
 
     def _frees_most(self, found: _Found, relaxed: Iterable[Relaxed]) -> str:
         """A clause on what would help most: another optimizer policy, or a plan without one of the constraints."""

@@ -134,6 +134,12 @@ class Program:
         program = self.with_row(zeros, np.ones(len(zeros)), 0.0)
         return program.with_row(ones, -np.ones(len(ones)), -float(len(ones)))
 
+    def choosing(self, choices: Sequence[int]) -> Program:
+        """The program in which the strategies are decided."""
+        x = np.zeros(self.choices)
+        x[self.first[:-1] + np.array(choices, np.int64)] = 1.0
+        return self.near(x)
+
     def with_row(self, columns: IntArray, values: FloatArray, upper: float) -> Program:
         """The program with one more row, values @ x[columns] <= upper."""
         rows = np.full(len(columns), len(self.upper), np.int64)

@@ -22,13 +22,20 @@ from .backend import Answer, Request
 from .bounds import integer_bound
 from .decomposition.ascent import repaired
 from .integer_program import FloatArray, Program, build
+from .priced import priced_answer
 
 PEAKS_PER_ROUND = 8
 MOST_OPEN = 32
 """Up to how many fractional strategies the rest of them is held: with more, branch and cut on the whole was faster
 (Llama-3-8B on 8x8: 2 under 26 GiB, 7.6 against 36 CPU s; 144 under 21.5 GiB, 45.5 against 43.3 for a better answer).
 """
+MOST_BRANCHED = 400
+"""Beyond so many fractional strategies an answer that is known is kept: branch and cut on the whole does not end there
+in minutes (748 for the demo Llama under 80% of its free peak; 257 for Llama-3-70B on 8x8 end).
+"""
 REPAIR_S = 2.0
+ROUNDS_OF_ROUTES = 4
+"""How often rows are added while routes are looked for that fit strategies."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +61,15 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
     Where there are networks the rounds start with the relaxation, all variables continuous: it is integral more often
     than not, and solved in a part of the time. Where its rounding is not proven cheapest, copies hold memory, and few
     strategies are left open, those that it has at 0 and 1 are held there and the rest is decided; branch and cut on the
-    whole follows where that is not as good as was asked for. (Source of the middle step: Berthold, "RENS: the optimal
+    whole follows where that is not as good as was asked for, unless the relaxation is too far from integral and
+    an answer is known from prices (`solver.backends.priced`). (Source of the middle step: Berthold, "RENS: the optimal
     rounding", 2014.)
     When the time ends first, the answer is the best feasible one of a round, else the last one repaired to fit memory.
     """
     rounds = _Rounds(problem, request)
+    if rounds.holds and request.deadline_s is not None:  # there may be no time for it later
+        _look_for_first(solver, rounds, request)
+        request.on_answer(rounds.known)
     while True:
         found = solver.minimise(rounds.asked(), replace(request, start=rounds.start))
         if found.x is None:
@@ -78,7 +89,39 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
             return known.with_assignment(repaired(problem, rounds.program.choices_of(found.x), REPAIR_S))
         request.on_answer(rounds.known)
         request.on_progress(rounds.cost, rounds.known.bound)
+        was_relaxed = rounds.relaxed
         rounds.tighten(assignment, found.x)
+        if was_relaxed and not rounds.relaxed and rounds.holds and rounds.near is None and rounds.cost is None:
+            _look_for_first(solver, rounds, request)
+            request.on_answer(rounds.known)
+            request.on_progress(rounds.cost, rounds.known.bound)
+            is_far = rounds.program.open_at(found.x) > MOST_BRANCHED
+            if rounds.is_good_enough() or (is_far and rounds.cost is not None):
+                return rounds.known
+
+
+def _look_for_first(solver: ProgramSolver, rounds: _Rounds, request: Request) -> None:
+    """Looks for an answer within the limit (`solver.backends.priced`), and for the best copies for its strategies."""
+    request = replace(request, start=None)
+
+    def choose(priced: Problem) -> tuple[int, ...] | None:
+        program = build(priced)
+        x = None if request.ended() else solver.minimise(program.relaxed(), request).x
+        return None if x is None else program.choices_of(x)
+
+    start = rounds.last or rounds.start
+    if start is None or rounds.problem.usage_price is not None:
+        return
+    found = priced_answer(rounds.problem, start, choose)
+    if found is None:
+        return
+    rounds.know(found)
+    for _ in range(ROUNDS_OF_ROUTES):
+        x = None if request.ended() else solver.minimise(rounds.program.choosing(found.choices), request).x
+        assignment = None if x is None else rounds.noted(x)[0]
+        if assignment is None or not rounds.add_peaks(assignment):
+            break
+    rounds.start = rounds.known.assignment
 
 
 class _Rounds:
@@ -100,6 +143,7 @@ class _Rounds:
         self._relaxation: FloatArray | None = None
         self.known = Answer()
         self.cost: int | None = None
+        self.last: Assignment | None = None
         self._router = Router()
 
     def asked(self) -> Program:
@@ -117,15 +161,35 @@ class _Rounds:
         """Notes what the round proved and, rounded, chose; the assignment, or None where no routes lead to what it
         wants.
         """
-        assignment = None if found.x is None else self._assignment(found.x)
-        judged = None if assignment is None else evaluate(self.problem, *assignment)
+        assignment, cost = (None, None) if found.x is None else self.noted(found.x)
         if self.margin == 0 and self.near is None:
-            cost = None if judged is None else judged.cost
             bound = _tighter(self.known.bound, found.bound, cost, self.problem.offset)
             self.known = replace(self.known, bound=bound)
-        if judged is not None and judged.feasible and (self.cost is None or judged.cost < self.cost):
-            self.known, self.cost = self.known.with_assignment(assignment), judged.cost
         return assignment
+
+    def noted(self, x: FloatArray) -> tuple[Assignment | None, int | None]:
+        """The assignment of a point, noted where it is the best so far, and its cost; None for one, or for the cost of
+        one, that is not feasible.
+        """
+        assignment = self.last = self._assignment(x)
+        return assignment, None if assignment is None else self.know(assignment)
+
+    def know(self, assignment: Assignment) -> int | None:
+        """Notes an assignment where it is the best so far; its cost, None for one that is not feasible."""
+        judged = evaluate(self.problem, *assignment)
+        if not judged.feasible:
+            return None
+        if self.cost is None or judged.cost < self.cost:
+            self.known, self.cost = self.known.with_assignment(assignment), judged.cost
+        return judged.cost
+
+    def add_peaks(self, assignment: Assignment) -> bool:
+        """Adds rows for the peaks of an answer that have none yet; whether there are such."""
+        new = [step for step in _peaks_to_add(self.problem, assignment, self.steps) if step not in self.steps]
+        if new:
+            self.steps.update(new)
+            self.program = self._with_rows() if self.margin else self.program.with_usage_rows(self.problem, new)
+        return bool(new)
 
     def infeasible(self) -> Answer:
         """What is known once a program has no answer."""
@@ -137,17 +201,17 @@ class _Rounds:
             return False
         if not self.relaxed and self.near is None:
             return True
+        return self.is_good_enough()
+
+    def is_good_enough(self) -> bool:
+        """Whether the best answer is proven as good as was asked for."""
         cost, bound = self.cost, self.known.bound
         return cost is not None and bound is not None and cost - bound <= self.request.relative_gap * abs(cost)
 
     def tighten(self, assignment: Assignment | None, x: FloatArray) -> None:
         """Rows for the peaks of the answer; where they have rows already, or there are no peaks, integers."""
         was_near, self.near = self.near is not None, None
-        peaks = [] if assignment is None else _peaks_to_add(self.problem, assignment, self.steps)
-        new = [step for step in peaks if step not in self.steps]
-        if new:
-            self.steps.update(new)
-            self.program = self._with_rows() if self.margin else self.program.with_usage_rows(self.problem, new)
+        if assignment is not None and self.add_peaks(assignment):
             if was_near:
                 assert self._relaxation is not None
                 self.near = self.program.near(self._relaxation)
@@ -167,6 +231,7 @@ class _Rounds:
             self.program = self._with_rows()
         else:
             assert assignment is not None
+            peaks = _peaks_to_add(self.problem, assignment, self.steps)
             self.program = _forbid(self.program, self.problem, assignment.choices, peaks[0])
 
     def _with_rows(self) -> Program:

@@ -1,0 +1,80 @@
+"""A first answer where copies hold memory: the cheapest at a price on bytes, with copies that each phase makes anew.
+
+The program with memory may be far from integral; without memory it is integral nearly always. So memory enters as a
+price: on what nodes hold at the fullest step, and on what producers make that is alive then, as if nothing was copied.
+Nothing of the forward's copies is kept over the turn. The least price that leads to an answer within the limit is
+looked for among powers of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import itemgetter
+
+import numpy as np
+
+from ..evaluate import evaluate, usage_timeline
+from ..networks import Assignment, at_end
+from ..problem import INFEASIBLE, IntArray, Problem
+from ..routing import routed
+
+PRICES = tuple(2.0**k for k in range(-8, 6))
+"""Prices that are tried, in parts of (cost of the start) / (usage limit)."""
+
+
+def priced_answer(
+    problem: Problem, start: Assignment, choose: Callable[[Problem], Sequence[int] | None]
+) -> Assignment | None:
+    """An answer within the limit; None where none is found.
+
+    Args:
+        start: an answer that is not within the limit, such as the optimum without one.
+        choose: the strategies of about the cheapest answer of a problem without memory; None if it finds none.
+    """
+    assert problem.usage_limit is not None
+    step, _ = max(usage_timeline(problem, *start), key=itemgetter(1))
+    held = held_at(problem, step)
+    unit = max(1, abs(evaluate(problem, *start).cost)) / max(1, problem.usage_limit)
+    low, high = 0, len(PRICES) - 1
+    found: Assignment | None = None
+    while low <= high:
+        middle = (low + high) // 2
+        priced = _priced(problem, held, PRICES[middle] * unit)
+        choices = choose(priced)
+        answer = None if choices is None else routed(priced, choices)
+        if answer is not None and evaluate(problem, *answer).feasible:
+            found, high = answer, middle - 1
+        else:
+            low = middle + 1
+    return found
+
+
+def held_at(problem: Problem, step: int) -> list[IntArray]:
+    """Per node the bytes that each of its strategies holds at a step, if nothing is copied."""
+    held = [np.zeros(len(node.costs), np.int64) for node in problem.nodes]
+    for index, node in enumerate(problem.nodes):
+        for (lo, hi), usages in node.loads:
+            if lo <= step < hi:
+                held[index] = held[index] + usages
+    for network in problem.networks:
+        alive = sum(life.base is None and life.made <= step < at_end(life.reads) for life in network.lives)
+        if alive and not network.held:
+            assert network.sizes is not None
+            held[network.producer] = held[network.producer] + alive * network.sizes[network.makes]
+    return held
+
+
+def _priced(problem: Problem, held: list[IntArray], price: float) -> Problem:
+    nodes = tuple(
+        replace(
+            node,
+            costs=np.where(node.costs < INFEASIBLE, node.costs + np.rint(price * used).astype(np.int64), INFEASIBLE),
+            usages=None,
+            interval=(0, 0),
+            further_loads=(),
+        )
+        for node, used in zip(problem.nodes, held, strict=True)
+    )
+    networks = tuple(replace(each, sizes=None, lives=(), held=False, kept=False) for each in problem.networks)
+    return replace(problem, nodes=nodes, networks=networks, usage_limit=None, usage_price=None)
