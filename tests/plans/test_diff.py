@@ -44,6 +44,11 @@ def test_a_difference_is_found_exactly_where_there_is_one(old: ShardingPlan, new
     assert printed(diff) and diff_markdown(diff, "old", "new")
 
 
+def test_pins_that_read_the_same_are_told_apart() -> None:
+    plan = replace(sharded_plan(4), pins=("a", "b"))
+    assert [fact.name for fact in diff_plans(plan, replace(plan, pins=("a; b",))).facts] == ["pins"]
+
+
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), st.randoms(use_true_random=False))
 def test_the_changes_of_placements_are_those_of_the_entries(plan: ShardingPlan, shuffler: random.Random) -> None:

@@ -146,7 +146,8 @@ def _facts(old: ShardingPlan, new: ShardingPlan) -> Iterator[Fact]:
         ("memory budget", memory(old, "budget_bytes"), memory(new, "budget_bytes")),
         ("optimizer", memory(old, "optimizer"), memory(new, "optimizer")),
     ]
-    yield from (Fact(*pair) for pair in pairs if pair[1] != pair[2])
+    other_pins = {"pins"} if old.pins != new.pins else set[str]()  # pins of different plans may read the same
+    yield from (Fact(*pair) for pair in pairs if pair[1] != pair[2] or pair[0] in other_pins)
 
 
 def _numbers(before: PlanSummary, after: PlanSummary) -> Iterator[Number]:
