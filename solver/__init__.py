@@ -8,7 +8,7 @@ solution.status, solution.choices, solution.cost, solution.bound
 from __future__ import annotations
 
 from .backends import BACKENDS, BackendUnavailable
-from .evaluate import Evaluation, evaluate, usage_timeline
+from .evaluate import Evaluation, evaluate, usage_at, usage_timeline
 from .networks import Assignment, Base, Consumer, Life, Network, Routes
 from .problem import INFEASIBLE, Budget, Edge, Group, Load, Node, Problem, ProblemError
 from .routing import routed
@@ -41,5 +41,6 @@ __all__ = [
     "evaluate",
     "routed",
     "solve",
+    "usage_at",
     "usage_timeline",
 ]

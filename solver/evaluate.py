@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import itemgetter
 
 from .networks import Base, Network, Routes
 from .problem import INFEASIBLE, Problem, ProblemError
@@ -79,6 +81,12 @@ def usage_timeline(problem: Problem, choices: Sequence[int], routes: Sequence[Ro
         changes[hi] -= used
     steps = sorted(changes)
     return list(zip(steps, accumulate(changes[step] for step in steps), strict=True))
+
+
+def usage_at(timeline: Sequence[tuple[int, int]], step: int) -> int:
+    """Bytes in use at a step of a `usage_timeline`."""
+    position = bisect_right(timeline, step, key=itemgetter(0))
+    return timeline[position - 1][1] if position else 0
 
 
 def _check(problem: Problem, choices: Sequence[int], routes: Sequence[Routes]) -> None:

@@ -37,6 +37,8 @@ def recomputed(graph: CapturedGraph, names: Collection[str]) -> CapturedGraph:
         names: of the operators. Those that cannot be (:func:`can_be_again`), and those whose results the backward does
             not need, stay as they are.
     """
+    if set(names) == set(graph.again):
+        return graph
     captured = graph.original or graph
     again = {i for i, node in enumerate(captured.nodes) if node.name in names and can_be_again(node)}
     return _Writer(captured, again).graph() if again else captured

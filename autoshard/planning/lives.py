@@ -22,17 +22,15 @@ budget of the program is a bound for all plans that fit it.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from operator import itemgetter
 
 import numpy as np
 
 from cost_models import OptimizerPolicy
-from solver import Assignment, Base, Life, Load, Network, Problem, usage_timeline
+from solver import Assignment, Base, Life, Load, Network, Problem, usage_at, usage_timeline
 from solver import Node as SolverNode
 
 from ..capture import CapturedGraph, Ref, TensorMeta
@@ -82,7 +80,7 @@ def uncounted(program: Formulation, assignment: Assignment, timeline: Timeline) 
     for point in timeline.points:
         # what is made for the world outside stands behind an operator
         within = steps.get((point.phase, point.operator), within)
-        most = max(counted[bisect_right(counted, step, key=itemgetter(0)) - 1][1] for step in within)
+        most = max(usage_at(counted, step) for step in within)
         if point.size_bytes > most:
             found |= dict.fromkeys(within, point.size_bytes - most)
     return found

@@ -31,6 +31,7 @@ from ..lowering import LocalProgram, Rank, lower, storages
 from ..mesh import Mesh
 from ..plans import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, ShardingPlan, TenantKind, TensorEntry
 from ..plans.memory_outcome import MAX_POINTS, MAX_TENANTS
+from ..plans.natural_order import starred
 
 OPTIMIZER_STEP = "step"
 
@@ -64,6 +65,7 @@ def timeline_of(graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolic
     Shards of rank 0 are the largest, but where a tensor is cut unevenly the others pad theirs before they send them, so
     the ranks at the corners of the mesh are looked at too.
     """
+    graph = recomputed(graph, plan.recomputed)
     corners = _corners(plan.mesh) if _is_uneven(graph, plan) else [(0,) * plan.mesh.ndim]
     timelines = (timeline(graph, plan, policy, corner) for corner in corners)
     return max(timelines, key=lambda found: found.peak.size_bytes)
@@ -121,9 +123,7 @@ def _merged(tenants: Iterable[Tenant]) -> list[MemoryTenant]:
     """Tensors of identical layers as one tenant each, largest first."""
     sizes: dict[tuple[str, TenantKind], list[int]] = defaultdict(list)
     for tenant in tenants:
-        path, slash, role = tenant.name.partition("/")
-        starred = ".".join("*" if part.isdecimal() else part for part in path.split("."))
-        sizes[starred + slash + role, tenant.kind].append(tenant.size_bytes)
+        sizes[starred(tenant.name), tenant.kind].append(tenant.size_bytes)
     merged = [MemoryTenant(name, kind, len(each), sum(each)) for (name, kind), each in sizes.items()]
     return sorted(merged, key=lambda tenant: (-tenant.size_bytes, tenant.name, tenant.kind))
 

@@ -18,3 +18,9 @@ def natural_key(name: str) -> NaturalKey:
     parts = _NUMBER.split(name)  # text, digits, text, digits, ..., text
     digits = [part.lstrip("0") if i % 2 else part for i, part in enumerate(parts)]
     return tuple((len(part) if i % 2 else 0, part) for i, part in enumerate(digits)), name
+
+
+def starred(name: str) -> str:
+    """The name with ``*`` for the numbers of layers: ``layers.3.norm/mul.1`` becomes ``layers.*.norm/mul.1``."""
+    path, slash, role = name.partition("/")
+    return ".".join("*" if part.isdecimal() else part for part in path.split(".")) + slash + role

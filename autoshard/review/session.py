@@ -70,6 +70,7 @@ def planner_of(
         time_limit_s=conditions.get("time_limit_s"),
         tie_layers=plan.solver.identical_layers != "free",
         limit=limit_of(plan),
+        checkpointing="none",
     )
     return replace(planner, graph=recomputed(planner.graph, plan.recomputed))
 

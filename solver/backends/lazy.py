@@ -7,14 +7,13 @@ rounds usually suffice. Source: measured on instances of the IOPDDL contest (doc
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from ..evaluate import evaluate, usage_timeline
+from ..evaluate import evaluate, usage_at, usage_timeline
 from ..networks import Assignment, at_end
 from ..problem import Problem
 from ..routing import Router
@@ -277,7 +276,7 @@ def _peaks_to_add(problem: Problem, assignment: Assignment, steps: set[int]) -> 
     timeline = usage_timeline(problem, *assignment)
     allowed = problem.usage_limit
     if problem.usage_price is not None:
-        allowed = max([allowed, *(_usage_at(timeline, step) for step in steps)])
+        allowed = max([allowed, *(usage_at(timeline, step) for step in steps)])
     usages = [0, *(usage for _, usage in timeline), 0]
     peaks = [
         (-usages[k], step)
@@ -285,11 +284,6 @@ def _peaks_to_add(problem: Problem, assignment: Assignment, steps: set[int]) -> 
         if usages[k] > allowed and usages[k - 1] < usages[k] >= usages[k + 1]
     ]
     return [step for _, step in sorted(peaks)[:PEAKS_PER_ROUND]]
-
-
-def _usage_at(timeline: list[tuple[int, int]], step: int) -> int:
-    position = bisect_right(timeline, step, key=lambda entry: entry[0])
-    return timeline[position - 1][1] if position else 0
 
 
 def _tighter(bound: int | None, found: float | None, cost: int | None, offset: int) -> int | None:

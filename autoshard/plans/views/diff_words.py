@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
@@ -10,7 +9,7 @@ from ..plan import ShardingPlan, TensorEntry
 from ..text.name_patterns import Repeats, fold, format_pattern
 from ..units import format_bytes, format_seconds
 from .parallelism import SUMMED, Parallelism, ParameterParallelism, size_bytes
-from .summary import PlanSummary
+from .summary import AgainTotal, PlanSummary
 
 
 def parallelism_words(old: ShardingPlan, new: ShardingPlan) -> Iterator[str]:
@@ -28,8 +27,8 @@ def again_words(before: PlanSummary, after: PlanSummary) -> Iterator[str]:
 
 
 def _again(summary: PlanSummary) -> str:
-    count = sum(total.count for total in summary.recomputed)
-    return f"{count} operators, {format_seconds(math.fsum(t.predicted_s for t in summary.recomputed))}"
+    total = AgainTotal.together("all", summary.recomputed)
+    return f"{total.count} operators, {format_seconds(total.predicted_s)}"
 
 
 def parameter_words(old: ShardingPlan, new: ShardingPlan, repeats: Repeats) -> Iterator[str]:

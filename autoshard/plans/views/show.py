@@ -5,7 +5,6 @@ Not exported by :mod:`autoshard.plans`: reading a plan in a training job does no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import TextIO
 
@@ -26,7 +25,7 @@ from ..text.notation import format_path, format_strategy
 from ..units import format_bytes, format_seconds
 from .parallelism import Parallelism
 from .redistribution_reasons import RedistributionReasons, what_runs
-from .summary import PlanSummary, summarize
+from .summary import AgainTotal, PlanSummary, summarize
 
 PIPE_COLUMNS = 4000
 """Width for what is not a terminal: wide enough that no line is folded; tables take only what they need."""
@@ -80,9 +79,9 @@ def headline(summary: PlanSummary) -> tuple[str, ...]:
 
 
 def _again_line(summary: PlanSummary) -> str:
-    count = sum(total.count for total in summary.recomputed)
-    time = format_seconds(math.fsum(total.predicted_s for total in summary.recomputed))
-    return f"computed again in the backward: {count} operators of the forward, {time} of the compute"
+    total = AgainTotal.together("all", summary.recomputed)
+    time = format_seconds(total.predicted_s)
+    return f"computed again in the backward: {total.count} operators of the forward, {time} of the compute"
 
 
 def _memory_line(memory: MemoryOutcome) -> str:
@@ -137,12 +136,9 @@ def _tensors(lines: Iterable[Line[TensorEntry]], mesh: Mesh, repeats: Repeats) -
 
 def _again(summary: PlanSummary) -> Table:
     table = _table(("operator",), ("count", "time"))
-    for total in summary.recomputed[:MOST_EXPENSIVE]:
+    shown, left = summary.recomputed[:MOST_EXPENSIVE], summary.recomputed[MOST_EXPENSIVE:]
+    for total in (*shown, *([AgainTotal.together("others", left)] if left else [])):
         _add(table, total.name, total.count, format_seconds(total.predicted_s))
-    left = summary.recomputed[MOST_EXPENSIVE:]
-    if left:
-        time = format_seconds(math.fsum(total.predicted_s for total in left))
-        _add(table, "others", sum(total.count for total in left), time)
     return table
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from ...layout import largest_local_shape
 from ...recomputation import again_name
 from ..dtypes import DTYPE_BYTES
 from ..memory_outcome import MemoryOutcome
+from ..natural_order import starred
 from ..plan import Collective, CollectiveKind, Phase, ShardingPlan, TensorEntry
 
 
@@ -36,6 +38,12 @@ class AgainTotal:
     name: str
     count: int
     predicted_s: float
+
+    @classmethod
+    def together(cls, name: str, totals: Iterable[AgainTotal]) -> AgainTotal:
+        """Several as one."""
+        found = tuple(totals)
+        return cls(name, sum(each.count for each in found), math.fsum(each.predicted_s for each in found))
 
 
 @dataclass(frozen=True)
@@ -141,9 +149,7 @@ def _again(plan: ShardingPlan) -> tuple[AgainTotal, ...]:
     times = {entry.name: entry.predicted_ns for entry in plan.execution}
     groups: dict[str, list[int]] = {}
     for first in plan.recomputed:
-        path, _, role = first.rpartition("/")
-        starred = ".".join("*" if part.isdecimal() else part for part in path.split("."))
-        groups.setdefault(f"{starred}/{role}", []).append(times.get(again_name(first), 0))
+        groups.setdefault(starred(first), []).append(times.get(again_name(first), 0))
     found = (AgainTotal(name, len(group), sum(group) / 1e9) for name, group in groups.items())
     return tuple(sorted(found, key=lambda total: (-total.predicted_s, total.name)))
 
