@@ -73,8 +73,9 @@ def plan(
         tie_layers: decide identical layers alike, as far as no constraint tells them apart. The optimum is then one
             among such plans, and the plan says so; otherwise solving takes much longer.
         checkpointing: what of the forward the backward computes again: ``as-marked``, what the model marks with
-            ``torch.utils.checkpoint``, or ``none`` of it. The constraints ``recompute``, ``checkpoint`` and ``keep``
-            come on top. See ``docs/memory.md``.
+            ``torch.utils.checkpoint``; ``none`` of it; or ``free``: as marked where that fits the budget, else what is
+            best, which the program decides. The constraints ``recompute``, ``checkpoint`` and ``keep`` come on top. See
+            ``docs/memory.md``.
         optimizer: whose state counts in memory: a name of ``cost_models.OPTIMIZERS``; ``adamw`` by default. What is
             given here of the optimizer and of memory comes before what constraints files say.
         memory: what a rank may hold: ``"80GiB"``, bytes, or ``"profile"`` for what the hardware profile says; None for

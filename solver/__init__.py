@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .backends import BACKENDS, BackendUnavailable
 from .evaluate import Evaluation, evaluate, usage_at, usage_timeline
-from .networks import Assignment, Base, Consumer, Life, Network, Routes
+from .networks import NOWHERE, Assignment, Base, Consumer, Life, Network, Routes
 from .problem import INFEASIBLE, Budget, Edge, Group, Load, Node, Problem, ProblemError
 from .routing import routed
 from .solution import Incumbent, Size, Solution, SolveReport, Status
@@ -18,6 +18,7 @@ from .solve import solve
 __all__ = [
     "BACKENDS",
     "INFEASIBLE",
+    "NOWHERE",
     "Assignment",
     "Base",
     "BackendUnavailable",

@@ -145,7 +145,7 @@ def _labels(problem: Problem) -> list[int]:
         return node
 
     pairs = [(edge.u, edge.v) for edge in problem.edges]
-    pairs += [(network.producer, node) for network in problem.networks for node, _ in network.consumers]
+    pairs += [(network.producer, node) for network in problem.networks for node, _ in network.ends]
     if problem.usage_limit is not None:
         loaded = [node for node, of in enumerate(problem.nodes) if of.loads]
         loaded += [network.producer for network in problem.networks if network.lives]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import itemgetter
 
-from .networks import Base, Network, Routes
+from .networks import NOWHERE, Network, Routes
 from .problem import INFEASIBLE, Problem, ProblemError
 
 
@@ -141,12 +141,15 @@ def _network_cost(network: Network, choices: Sequence[int], taken: Routes, viola
     """Follows the arcs of both phases from where the producer makes the tensor, and adds up what they cost."""
     made = {int(network.makes[choices[network.producer]])}
     there = _follow(network, made, taken.forward)
-    again = _follow(network, there if network.kept else made, taken.backward)
+    start = there if network.kept else made
+    if network.made_again(choices) != NOWHERE:
+        start = {network.made_again(choices)}
+    again = _follow(network, start, taken.backward)
     cost = sum(int(network.costs[arc]) for arcs in taken for arc in arcs)
     for phase, consumers, reached in (("forward", network.forward, there), ("backward", network.backward, again)):
         for node, wants in consumers:
             vertex = int(wants[choices[node]])
-            if vertex not in reached:
+            if vertex != NOWHERE and vertex not in reached:
                 violations.append(
                     f"no {phase} route of network {network.name!r} reaches vertex {vertex}, where node {node} wants it"
                 )
@@ -157,7 +160,8 @@ def _network_cost(network: Network, choices: Sequence[int], taken: Routes, viola
 class _Walk:
     """The ways of one network: for every consumer the copies it goes through, from the one it reads back to the source.
 
-    A copy is (phase, vertex): what the backward makes again is another one than what the forward made.
+    A copy is (phase, vertex): what the backward makes again is another one than what the forward made. Who wants
+    nothing goes no way.
     """
 
     def __init__(self, network: Network, choices: Sequence[int], taken: Routes) -> None:
@@ -167,54 +171,64 @@ class _Walk:
         kept = [made, *there] if network.kept else [made]
         again = {int(network.heads[arc]) for arc in taken.backward}
         new = [vertex for vertex in kept if vertex == made or vertex not in again]
+        remade = network.made_again(choices)
+        self.again = None if remade == NOWHERE else (1, remade)
         before = {(0, head): (0, tail) for head, tail in there.items()}
-        parents = _parents(network, new, taken.backward)
+        parents = _parents(network, new if self.again is None else [remade], taken.backward)
+        of_backward = {*parents, remade}
         for head, tail in parents.items():
-            before[1, head] = (int(tail in parents), tail)
+            before[1, head] = (int(tail in of_backward), tail)
         wanted = [int(wants[choices[node]]) for node, wants in network.consumers]
         of_forward = len(network.forward)
         self.ways = [
-            self._back((int(k >= of_forward and vertex in parents), vertex), before) for k, vertex in enumerate(wanted)
+            self._back((int(k >= of_forward and vertex in of_backward), vertex), before)
+            for k, vertex in enumerate(wanted)
         ]
 
     def _back(self, copy: tuple[int, int], before: dict[tuple[int, int], tuple[int, int]]) -> list[tuple[int, int]]:
-        way = [copy]
-        while way[-1] in before and way[-1] != self.source:
+        way = [] if copy[1] == NOWHERE else [copy]
+        while way and way[-1] in before and way[-1] not in (self.source, self.again):
             way.append(before[way[-1]])
         return way
 
 
 def _held(problem: Problem, choices: Sequence[int], routes: Sequence[Routes]) -> Iterator[tuple[int, int, int]]:
     """(lo, hi, bytes) for every copy that networks hold."""
-    ends: dict[Base, int] = {}
     alive = [
         (life.made, index, number)
         for index, network in enumerate(problem.networks)
         for number, life in enumerate(network.lives)
     ]
     walks = {index: _Walk(problem.networks[index], choices, routes[index]) for index in {i for _, i, _ in alive}}
-    views: dict[tuple[int, int], list[int]] = defaultdict(list)  # (network, life) -> consumers that views are made of
+    # (network, life) -> consumers that views are made of, and until when these are held
+    views: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for _, index, number in sorted(alive, reverse=True):  # a view before what it is a view of
         network, walk = problem.networks[index], walks[index]
         life = network.lives[number]
         first: dict[tuple[int, int], int] = {walk.source: life.made}
         last: Counter[tuple[int, int]] = Counter({walk.source: life.made + 1})
-        for (at, until), way in sorted(zip(life.reads, walk.ways, strict=True), key=lambda read: read[0][0]):
+        if walk.again is not None:
+            assert life.again is not None
+            first[walk.again], last[walk.again] = life.again, life.again + 1
+        read = [(read, way) for read, way in zip(life.reads, walk.ways, strict=True) if way]
+        for (at, until), way in sorted(read, key=lambda each: each[0][0]):
             last[way[0]] = max(last[way[0]], until)
             for copy, before in pairwise(way):
                 if copy in first:
                     break
                 first[copy] = at
                 last[before] = max(last[before], at)
-        for consumer in views[index, number]:
+        for consumer, end in views[index, number]:
             copy = walk.ways[consumer][0]
-            last[copy] = max(last[copy], ends[Base(index, number, consumer)])
+            last[copy] = max(last[copy], end)
         if life.base is not None:
-            views[life.base[:2]].append(life.base.consumer)
-            ends[life.base] = max(ends.get(life.base, 0), last[walk.source])
+            views[life.base[:2]].append((life.base.consumer, last[walk.source]))
+            if walk.again is not None:
+                assert life.base.again is not None
+                views[life.base[:2]].append((life.base.again, last[walk.again]))
         assert network.sizes is not None
         for copy, since in first.items():
-            elsewhere = copy == walk.source and (network.held or life.base is not None)
+            elsewhere = copy in (walk.source, walk.again) and (network.held or life.base is not None)
             if not elsewhere and since < last[copy]:
                 yield since, last[copy], int(network.sizes[copy[1]])
 

@@ -7,6 +7,9 @@ the arcs that are used, in the forward and in the backward.
     the producer makes R          arcs: R -> S(0) for 0, R -> S(1) for 0, S(0) -> R for 7
     consumers want S(0) and S(1)  routes: both arcs that leave R, for 0 together
 
+A tensor may be made a second time, in the backward, by a node that may as well do without (`NOWHERE`). The backward
+then starts from that alone, and nothing of the forward has to be there for it.
+
 Routes are more than shortest paths: two consumers may share the first part of their ways, which is paid once, so the
 cheapest set of arcs is a Steiner arborescence. Given the strategies each network is one of its own (`solver.routing`).
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -24,12 +28,17 @@ from .integers import INFEASIBLE, IntArray, ProblemError, as_indices, as_integer
 
 BoolArray = npt.NDArray[np.bool_]
 
+NOWHERE = -1
+"""The vertex of a strategy that wants nothing of a tensor in the backward, or does not make it again."""
+
 MOST_VERTICES = 10**6
 """What a network may have: arrays of that size are made for it."""
 
 
 class Consumer(NamedTuple):
-    """A node that reads the tensor: strategy s of it wants the tensor at vertex `wants[s]`; int64 (S,)."""
+    """A node that reads the tensor: strategy s of it wants the tensor at vertex `wants[s]`; int64 (S,). In the backward
+    that may be NOWHERE.
+    """
 
     node: int
     wants: IntArray
@@ -55,14 +64,19 @@ class Life(NamedTuple):
     """[at, until) of every consumer, in the order of `Network.consumers`."""
     base: Base | None = None
     """What the producer makes is a view: it shares the memory of what this consumer of another network reads."""
+    again: int | None = None
+    """The step at which the tensor is made again, for a network that has a node for that."""
 
 
 class Base(NamedTuple):
-    """One consumer in one life of a network: the numbers of the network, of the life, and of the consumer."""
+    """One consumer in one life of a network: the numbers of the network, of the life, and of the consumer; and of the
+    one that reads where a view is made again.
+    """
 
     network: int
     life: int
     consumer: int
+    again: int | None = None
 
 
 class Assignment(NamedTuple):
@@ -83,7 +97,7 @@ class Network:
 
     Invariants: V from 1 to MOST_VERTICES; tails and heads in [0, V); costs from 0 up, together less than INFEASIBLE;
     one vertex per strategy of the producer and of each consumer (checked by `Problem`). The producer may be a consumer
-    too, and a node may consume several times.
+    too, and a node may consume several times. NOWHERE stands in the backward only, and in what is made again.
 
     Attributes:
         name: for messages only.
@@ -101,6 +115,8 @@ class Network:
             copies hold no memory. What the backward starts from is kept since the forward; a vertex to which the
             backward has an arc of its own is made again.
         held: what the producer makes is in memory all the time and counted elsewhere; only other copies are counted.
+        again: a node that makes the tensor again, at vertex `wants[s]` under strategy s; where that is not NOWHERE the
+            routes of the backward start there and nowhere else.
 
     Raises:
         ProblemError: an invariant is broken.
@@ -119,6 +135,7 @@ class Network:
     sizes: IntArray | None = None
     lives: tuple[Life, ...] = ()
     held: bool = False
+    again: Consumer | None = None
 
     def __post_init__(self) -> None:
         where = f"network {self.name!r}"
@@ -137,12 +154,11 @@ class Network:
         if self.costs.size and float(self.costs.max()) * self.costs.size >= INFEASIBLE and self._total() >= INFEASIBLE:
             raise ProblemError(f"the costs of {where} add up to {self._total()}: expected less than 10^18 (INFEASIBLE)")
         object.__setattr__(self, "makes", as_indices(self.makes, self.vertices, f"makes of {where}"))
-        for phase in ("forward", "backward"):
-            checked = (
-                Consumer(node, as_indices(wants, self.vertices, f"what node {node} wants in the {phase} of {where}"))
-                for node, wants in getattr(self, phase)
-            )
+        for phase, least in (("forward", 0), ("backward", NOWHERE)):
+            checked = (self._end(end, least, f"wants in the {phase} of {where}") for end in getattr(self, phase))
             object.__setattr__(self, phase, tuple(checked))
+        if self.again is not None:
+            object.__setattr__(self, "again", self._end(self.again, NOWHERE, f"makes again of {where}"))
         self._check_lives(where)
 
     @property
@@ -152,8 +168,18 @@ class Network:
 
     @property
     def ends(self) -> tuple[Consumer, ...]:
-        """The producer with the vertices at which it makes the tensor, then the consumers."""
-        return (Consumer(self.producer, self.makes), *self.consumers)
+        """The producer with the vertices at which it makes the tensor, then the consumers, then who makes it again."""
+        again = () if self.again is None else (self.again,)
+        return (Consumer(self.producer, self.makes), *self.consumers, *again)
+
+    @cached_property
+    def is_optional(self) -> bool:
+        """Whether strategies may want or make nothing in the backward."""
+        return self.again is not None or any(wants.min() == NOWHERE for _, wants in self.backward)
+
+    def made_again(self, choices: Sequence[int]) -> int:
+        """The vertex at which the tensor is made again; NOWHERE where it is not."""
+        return NOWHERE if self.again is None else int(self.again.wants[choices[self.again.node]])
 
     def between(self, end: Callable[[int, IntArray], Consumer]) -> Network:
         """The network between other nodes: `end(node, vertices)` says which, and where their strategies are."""
@@ -161,7 +187,17 @@ class Network:
         forward, backward = (
             tuple(end(node, wants) for node, wants in consumers) for consumers in (self.forward, self.backward)
         )
-        return replace(self, producer=producer.node, makes=producer.wants, forward=forward, backward=backward)
+        again = None if self.again is None else end(*self.again)
+        return replace(
+            self, producer=producer.node, makes=producer.wants, forward=forward, backward=backward, again=again
+        )
+
+    def _end(self, end: Consumer, least: int, what: str) -> Consumer:
+        """The end with its vertices checked: from `least` up."""
+        what = f"what node {end.node} {what}"
+        vertices = as_integers(end.wants, 1, what)
+        as_indices(vertices[vertices != NOWHERE] if least == NOWHERE else vertices, self.vertices, what)
+        return Consumer(end.node, vertices)
 
     def _check_lives(self, where: str) -> None:
         if (self.sizes is None) != (not self.lives):
@@ -170,7 +206,7 @@ class Network:
             object.__setattr__(self, "sizes", as_integers(self.sizes, 1, f"sizes of {where}"))
             if len(self.sizes) != self.vertices or self.sizes.min() < 0:
                 raise ProblemError(f"{where} must have one size from 0 up for each of its {self.vertices} vertices")
-        for made, reads, _ in self.lives:
+        for made, reads, _, again in self.lives:
             forward, backward = reads[: len(self.forward)], reads[len(self.forward) :]
             if len(reads) != len(self.consumers):
                 raise ProblemError(f"a life of {where} has {len(reads)} reads: one for each of its consumers")
@@ -178,6 +214,14 @@ class Network:
                 raise ProblemError(f"a life of {where} must have made <= at <= until for all reads, from 0 up")
             if max((at for at, _ in forward), default=0) > min((at for at, _ in backward), default=at_end(reads)):
                 raise ProblemError(f"a life of {where} has a read of the backward before one of the forward")
+            if (again is None) != (self.again is None):
+                raise ProblemError(f"a life of {where} must say when the tensor is made again, if a node does that")
+            over = max([made + 1, *(until for _, until in forward)])
+            if again is not None and not over <= again <= min((at for at, _ in backward), default=again):
+                raise ProblemError(
+                    f"a life of {where} has the tensor made again at {again}: expected a step behind the reads of the "
+                    "forward and before those of the backward"
+                )
 
     def _total(self) -> int:
         return sum(self.costs.tolist())

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .integers import INFEASIBLE, IntArray, ProblemError, as_costs, as_integers
-from .networks import Life, Network
+from .networks import NOWHERE, Life, Network
 
 
 class Load(NamedTuple):
@@ -286,6 +286,24 @@ class Problem:
             raise ProblemError(
                 f"{where}: expected a consumer that is its producer, which reads while it makes the view"
             )
+        again = life.base.again
+        if (again is None) != (life.again is None):
+            raise ProblemError(f"{where}: expected a consumer that makes it again if a node does, and none else")
+        if again is not None and life.again is not None:
+            assert network.again is not None
+            is_late = len(base.forward) <= again < len(base.consumers)
+            if (
+                not is_late
+                or base.consumers[again].node != network.again.node
+                or not (of.reads[again][0] <= life.again < of.reads[again][1])
+            ):
+                raise ProblemError(
+                    f"{where}: expected a consumer of the backward that makes it again, and reads while it does"
+                )
+            if ((base.consumers[again].wants == NOWHERE) & (network.again.wants != NOWHERE)).any():
+                raise ProblemError(f"{where}: the one that makes it again does so where it reads nothing")
+        if (base.consumers[life.base.consumer].wants == NOWHERE).any():
+            raise ProblemError(f"{where}: its producer makes it where it reads nothing")
 
     def _check_ties(self, sizes: list[int]) -> None:
         seen: set[int] = set()

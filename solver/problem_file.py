@@ -1,6 +1,6 @@
 """Reads and writes whole problems: groups, networks, ties, fixed choices, budgets, several loads of a node.
 
-    {"solver_problem": 2,                                     the version of the format; always the first member
+    {"solver_problem": 3,                                     the version of the format; always the first member
      "name": text, "offset": integer,
      "usage_limit": integer or null, "usage_price": integer or null,
      "arrays": [[integers] ...],                              what the others name by its place in this list: @
@@ -11,10 +11,12 @@
      "networks": [{"name": text, "vertices": integer, "tails": @, "heads": @, "costs": @,
                    "producer": node, "makes": @, "forward": [[node, @] ...], "backward": [[node, @] ...],
                    "kept": true or false, "sizes": @ or null, "held": true or false,
-                   "lives": [{"made": step, "reads": [[at, until] ...],
-                              "base": [network, life, consumer] or null} ...]} ...]}
+                   "again": [node, @] or null,
+                   "lives": [{"made": step, "reads": [[at, until] ...], "again": step or null,
+                              "base": [network, life, consumer, consumer or null] or null} ...]} ...]}
 
-Plain or gzipped JSON, all members present, none beside; networks of version 1 have no sizes, held and lives. A cost of
+Plain or gzipped JSON, all members present, none beside. Networks of version 1 have no sizes, held, lives and again;
+those of version 2 no again, and bases of three numbers. A cost of
 10^18 means forbidden or absent. Equal problems are written as equal bytes, and every array once however many share it.
 `docs/solver_problem.schema.json` says the same to editors; what a schema cannot say (indices in range, arrays of one
 length) is checked here and in `solver.problem`.
@@ -35,7 +37,7 @@ from .networks import Base, Consumer, Life, Network
 from .problem import Budget, Edge, Group, IntArray, Load, Node, Problem, ProblemError
 
 MARK = "solver_problem"
-VERSION = 2
+VERSION = 3
 
 _LARGEST = int(np.iinfo(np.int64).max)
 
@@ -138,13 +140,14 @@ class _Writer:
             "kept": network.kept,
             "sizes": None if network.sizes is None else self._place(network.sizes),
             "held": network.held,
+            "again": None if network.again is None else self._by_node([network.again])[0],
             "lives": [self._life(life) for life in network.lives],
         }
 
     @staticmethod
     def _life(life: Life) -> dict[str, Any]:
         base = None if life.base is None else list(life.base)
-        return {"made": life.made, "reads": [list(read) for read in life.reads], "base": base}
+        return {"made": life.made, "reads": [list(read) for read in life.reads], "again": life.again, "base": base}
 
     def _by_node(self, pairs: Any) -> list[list[int]]:
         return [[node, self._place(np.asarray(values, np.int64))] for node, values in pairs]
@@ -220,15 +223,22 @@ class _Reader:
             *(self._memory(of) if self.version > 1 else ()),
         )
 
-    def _memory(self, of: _Members) -> tuple[IntArray | None, tuple[Life, ...], bool]:
+    def _memory(self, of: _Members) -> tuple[IntArray | None, tuple[Life, ...], bool, Consumer | None]:
         sizes = of.integer("sizes", or_null=True)
-        return None if sizes is None else self._at(sizes, "sizes"), of.each("lives", self._life), of.boolean("held")
+        again = of.numbers_or_null("again", 2) if self.version > 2 else None
+        return (
+            None if sizes is None else self._at(sizes, "sizes"),
+            of.each("lives", self._life),
+            of.boolean("held"),
+            None if again is None else Consumer(again[0], self._at(again[1], "again")),
+        )
 
-    @staticmethod
-    def _life(of: _Members) -> Life:
+    def _life(self, of: _Members) -> Life:
         reads = _pairs(of.rows("reads"), "reads", "[at, until]")
-        base = of.three_or_null("base")
-        return Life(of.integer("made"), tuple(reads), None if base is None else Base(*base))
+        is_late = self.version > 2
+        base = of.numbers_or_null("base", 4 if is_late else 3, last_or_null=is_late)
+        again = of.integer("again", or_null=True) if is_late else None
+        return Life(of.integer("made"), tuple(reads), None if base is None else Base(*base), again)
 
     def _by_node(self, of: _Members, key: str) -> list[tuple[int, IntArray]]:
         pairs = _pairs(of.rows(key), key, "[node, array]")
@@ -283,13 +293,17 @@ class _Members:
             raise FormatError(f"{key} must be two integers, found {_shown(value)}")
         return value[0], value[1]
 
-    def three_or_null(self, key: str) -> tuple[int, int, int] | None:
+    def numbers_or_null(self, key: str, count: int, *, last_or_null: bool = False) -> list[Any] | None:
+        """So many integers, of which the last may be null."""
         value = self._take(key)
         if value is None:
             return None
-        if not (isinstance(value, list) and len(value) == 3 and all(map(_is_integer, value))):
-            raise FormatError(f"{key} must be three integers or null, found {_shown(value)}")
-        return value[0], value[1], value[2]
+        if isinstance(value, list) and len(value) == count:
+            integers = value[:-1] if last_or_null and value[-1] is None else value
+            if all(map(_is_integer, integers)):
+                return value
+        last = " (the last or null)" * last_or_null
+        raise FormatError(f"{key} must be {count} integers{last} or null, found {_shown(value)}")
 
     def rows(self, key: str) -> list[IntArray]:
         """Lists of integers. Inside lists of objects they arrive as lists, elsewhere as arrays."""

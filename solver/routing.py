@@ -15,12 +15,12 @@ problem in graphs", 1971; Takahashi and Matsuyama, "An approximate solution for 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from .integers import INFEASIBLE, IntArray
-from .networks import Assignment, Network, Routes
+from .networks import NOWHERE, Assignment, Network, Routes
 from .problem import Problem
 
 MOST_TARGETS = 7
@@ -61,25 +61,35 @@ class Router:
         return Assignment(tuple(choices), tuple(routes))
 
     def _network(self, network: Network, choices: Sequence[int], offered: Collection[int]) -> Routes | None:
-        source = int(network.makes[choices[network.producer]])
+        source, again = int(network.makes[choices[network.producer]]), network.made_again(choices)
         forward, backward = (
-            frozenset(int(wants[choices[node]]) for node, wants in consumers) - {source}
-            for consumers in (network.forward, network.backward)
+            frozenset(wanted) - {start}
+            for start, wanted in zip((source, source if again == NOWHERE else again), _wanted(network, choices))
         )
         arrays = id(network.tails), id(network.heads), id(network.costs)
-        key = (*arrays, network.vertices, network.kept, source, forward, backward, tuple(sorted(offered)))
+        key = (*arrays, network.vertices, network.kept, source, again, forward, backward, tuple(sorted(offered)))
         if key not in self._known:
-            self._known[key] = network, cheapest_routes(network, source, forward, backward, offered)
+            self._known[key] = network, cheapest_routes(network, source, forward, backward, offered, again)
         return self._known[key][1]
+
+
+def _wanted(network: Network, choices: Sequence[int]) -> Iterator[set[int]]:
+    """The vertices that are wanted in each phase."""
+    for consumers in (network.forward, network.backward):
+        yield {int(wants[choices[node]]) for node, wants in consumers} - {NOWHERE}
 
 
 def _needed_of(network: Network, choices: Sequence[int], routes: Routes) -> Routes | None:
     """What the consumers of a network need of its routes; None where they do not lead to all of them."""
-    source = int(network.makes[choices[network.producer]])
-    forward, backward = (
-        {int(wants[choices[node]]) for node, wants in consumers} for consumers in (network.forward, network.backward)
-    )
+    source, remade = int(network.makes[choices[network.producer]]), network.made_again(choices)
+    forward, backward = _wanted(network, choices)
     there = _reaching(network, [source], routes.forward)
+    if remade != NOWHERE:
+        new = _reaching(network, [remade], routes.backward)
+        if not (forward <= {source, *there} and backward <= {remade, *new}):
+            return None
+        phases = (_towards(network, there, forward), _towards(network, new, backward))
+        return Routes(*(_ascending(needed.values()) for needed in phases))
     kept = {source, *(there if network.kept else ())}
     again = {int(network.heads[arc]) for arc in routes.backward}
     new = _reaching(
@@ -134,19 +144,23 @@ def routed(
 
 
 def cheapest_routes(
-    network: Network, source: int, forward: frozenset[int], backward: frozenset[int], offered: Collection[int] = ()
+    network: Network,
+    source: int,
+    forward: frozenset[int],
+    backward: frozenset[int],
+    offered: Collection[int] = (),
+    again: int = NOWHERE,
 ) -> Routes | None:
-    """Routes from the vertex `source` to the vertices that each phase wants; None where one cannot be reached.
+    """Routes from the vertex `source` to the vertices that each phase wants; None where one cannot be reached. Those of
+    the backward start at the vertex `again`, if there is one.
 
     Where copies are kept, what both phases need is paid once: one set of arcs for all, of which the forward takes what
     it needs.
     """
-    if not network.kept:
+    if not network.kept or again != NOWHERE:
         there = _arborescence(network, source, forward, offered)
-        again = _arborescence(network, source, backward, offered)
-        return (
-            None if there is None or again is None else Routes(_ascending(there.values()), _ascending(again.values()))
-        )
+        new = _arborescence(network, source if again == NOWHERE else again, backward, offered)
+        return None if there is None or new is None else Routes(_ascending(there.values()), _ascending(new.values()))
     all_of_it = _arborescence(network, source, forward | backward, offered)
     if all_of_it is None:
         return None

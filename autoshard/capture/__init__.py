@@ -6,7 +6,7 @@ from .arguments import Call, CallSignature, differences, input_names
 from .calls import as_arguments, call_text, rebuild_call
 from .capture import capture
 from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, map_refs, refs_in
-from .recompute import can_be_again, recomputed
+from .recompute import can_be_again, inner, marked, recomputable, recomputed
 
 __all__ = [
     "CONSTRAIN",
@@ -25,10 +25,13 @@ __all__ = [
     "constrain",
     "differences",
     "global_hooks",
+    "inner",
     "input_names",
     "is_random",
     "map_refs",
+    "marked",
     "rebuild_call",
+    "recomputable",
     "recomputed",
     "refs_in",
 ]

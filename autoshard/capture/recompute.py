@@ -6,6 +6,9 @@ the second, so that nothing of the first has to live over the turn. It stands ri
 backward that needs it. Everything behind the capture treats it as what it is, an operator of the backward: it has a
 strategy, a price, redistributions and memory of its own, and runs as planned.
 
+When it runs does not depend on which others are computed again: it stands where it would stand if all were that may be
+(:func:`recomputable`), so that the planner can say what each of them holds before it has decided.
+
     forward   x -> mm -> gelu -> mm.1       kept: x, mm, gelu
     backward  grad -> bwd.mm.1 (reads gelu) -> bwd.gelu (reads mm) -> ...
 
@@ -15,11 +18,14 @@ strategy, a price, redistributions and memory of its own, and runs as planned.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import replace
 
 from ..recomputation import again_name
 from .graph import CapturedGraph, Node, Ref, is_random, map_refs
+
+FEWEST_WEIGHTS = 2
+"""How many parameters of two and more dimensions make a numbered module a layer."""
 
 
 def can_be_again(node: Node) -> bool:
@@ -27,6 +33,57 @@ def can_be_again(node: Node) -> bool:
     kept, so that the backward sees the same numbers.
     """
     return node.kind == "operator" and node.phase == "forward" and not is_random(node)
+
+
+def recomputable(graph: CapturedGraph) -> frozenset[str]:
+    """The operators of which the planner decides whether they are computed again: those within a layer, and those that
+    ``torch.utils.checkpoint`` marks. What goes into a layer and what comes out of it is kept.
+
+    A layer is the innermost module whose name ends in a number and that has at least FEWEST_WEIGHTS matrices.
+    """
+    captured = graph.original or graph
+    weights = [node.name.split(".") for _, node in captured.of_kind("parameter") if _is_matrix(node)]
+    known: dict[str, str | None] = {}
+
+    def layer_of(path: str) -> str | None:
+        if path not in known:
+            parts = path.split(".")
+            prefixes = (parts[: k + 1] for k in reversed(range(len(parts))) if parts[k].isdecimal())
+            known[path] = next((".".join(p) for p in prefixes if _count(weights, p) >= FEWEST_WEIGHTS), None)
+        return known[path]
+
+    layers = ((i, layer_of(node.name.partition("/")[0])) for i, node in captured.of_kind("operator"))
+    return frozenset(inner(captured, {i: layer for i, layer in layers if layer is not None})) | marked(captured)
+
+
+def _is_matrix(node: Node) -> bool:
+    meta = node.outputs[0]
+    return meta is not None and len(meta.shape) > 1
+
+
+def _count(names: list[list[str]], prefix: list[str]) -> int:
+    return sum(name[: len(prefix)] == prefix for name in names)
+
+
+def marked(graph: CapturedGraph) -> frozenset[str]:
+    """The operators that ``torch.utils.checkpoint`` in the model has computed again."""
+    regions = {i: node.mark.region for i, node in enumerate(graph.nodes) if node.mark is not None}
+    saved = {node.name for node in graph.nodes if node.mark is not None and node.mark.saved}
+    return frozenset(inner(graph, regions)) - saved
+
+
+def inner(graph: CapturedGraph, regions: Mapping[int, Hashable]) -> Iterator[str]:
+    """The operators of the forward within regions whose results nothing outside of the region reads: as
+    ``torch.utils.checkpoint`` has it, what goes into a region and what comes out of it is kept.
+    """
+    left = (*graph.outputs, *(ref for _, ref in (*graph.mutations, *graph.gradients)))
+    outside = {ref.node for ref in left if ref is not None}
+    for i, node in enumerate(graph.nodes):
+        if node.phase == "forward":
+            outside |= {ref.node for ref in node.inputs if regions.get(ref.node) != regions.get(i)}
+    for i in regions:
+        if i not in outside and can_be_again(graph.nodes[i]):
+            yield graph.nodes[i].name
 
 
 def recomputed(graph: CapturedGraph, names: Collection[str]) -> CapturedGraph:
@@ -41,12 +98,31 @@ def recomputed(graph: CapturedGraph, names: Collection[str]) -> CapturedGraph:
         return graph
     captured = graph.original or graph
     again = {i for i, node in enumerate(captured.nodes) if node.name in names and can_be_again(node)}
-    return _Writer(captured, again).graph() if again else captured
+    if not again:
+        return captured
+    possible = recomputable(captured)
+    placed = again | {i for i, node in enumerate(captured.nodes) if node.name in possible}
+    return _Writer(captured, _needed(captured, again), placed).graph()
+
+
+def _needed(graph: CapturedGraph, again: Collection[int]) -> set[int]:
+    """Those of the operators whose results the backward needs."""
+    waiting = [ref.node for node in graph.nodes if node.phase == "backward" for ref in node.inputs]
+    needed: set[int] = set()
+    while waiting:
+        index = waiting.pop()
+        if index in again and index not in needed:
+            needed.add(index)
+            waiting += [ref.node for ref in graph.nodes[index].inputs]
+    return needed
 
 
 class _Writer:
-    def __init__(self, graph: CapturedGraph, again: set[int]) -> None:
-        self._graph, self._again = graph, again
+    """Writes second operators of `again`, each where it stands if all of `placed` have one."""
+
+    def __init__(self, graph: CapturedGraph, again: set[int], placed: set[int]) -> None:
+        self._graph, self._again, self._placed = graph, again, placed
+        self._done: set[int] = set()
         self._nodes: list[Node] = []
         self._first: dict[int, int] = {}
         self._second: dict[int, int] = {}
@@ -74,15 +150,18 @@ class _Writer:
         waiting = [index]
         while waiting:
             last = waiting[-1]
-            if last not in self._again or last in self._second:
+            if last not in self._placed or last in self._done:
                 waiting.pop()
                 continue
             node = self._graph.nodes[last]
-            missing = [ref.node for ref in node.inputs if ref.node in self._again and ref.node not in self._second]
+            missing = [ref.node for ref in node.inputs if ref.node in self._placed and ref.node not in self._done]
             if missing:
                 waiting += missing
                 continue
-            self._second[last] = self._append(replace(node, name=again_name(node.name), phase="backward"), again=True)
+            self._done.add(last)
+            if last in self._again:
+                second = replace(node, name=again_name(node.name), phase="backward")
+                self._second[last] = self._append(second, again=True)
 
     def _append(self, node: Node, *, again: bool) -> int:
         def moved(ref: Ref) -> Ref:

@@ -58,6 +58,7 @@ class Objective(StrEnum):
 class Checkpointing(StrEnum):
     """What ``plan`` computes again in the backward, beside what constraints say."""
 
+    free = "free"
     as_marked = "as-marked"
     none = "none"
 
@@ -167,7 +168,10 @@ def plan(
         bool, typer.Option("--no-tie", help="Decide every layer for itself; else identical layers are decided alike.")
     ] = False,
     checkpointing: Annotated[
-        Checkpointing, typer.Option(help="What the backward computes again: what the model marks, or nothing.")
+        Checkpointing,
+        typer.Option(
+            help="What the backward computes again: what is best under the budget, what the model marks, or nothing."
+        ),
     ] = Checkpointing.as_marked,
 ) -> None:
     """Plan the sharding of a model and write the plan file."""

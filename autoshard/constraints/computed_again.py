@@ -1,11 +1,11 @@
-"""Which operators of the forward the backward computes again: what constraints say, and what the model marks."""
+"""Which operators of the forward the backward computes again under constraints, and of which the planner decides."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from ..capture import CapturedGraph, can_be_again
+from ..capture import CapturedGraph, can_be_again, inner, recomputable
 from ..errors import ConstraintError
 from .values import Constraint, Recompute, nearest_name
 
@@ -25,11 +25,10 @@ def again_under(constraints: Sequence[Constraint], graph: CapturedGraph) -> froz
     return frozenset(again)
 
 
-def marked_again(graph: CapturedGraph) -> frozenset[str]:
-    """What ``torch.utils.checkpoint`` in the model says."""
-    regions = {i: node.mark.region for i, node in enumerate(graph.nodes) if node.mark is not None}
-    saved = {node.name for node in graph.nodes if node.mark is not None and node.mark.saved}
-    return frozenset(_inner(graph, regions)) - saved
+def may_be_again(constraints: Sequence[Constraint], graph: CapturedGraph) -> frozenset[str]:
+    """The operators of which the planner decides: those that it may compute again, without what ``keep`` names."""
+    kept = [each for each in constraints if isinstance(each, Recompute) and each.verb == "keep"]
+    return recomputable(graph).difference(*(_named(constraint, graph) for constraint in kept))
 
 
 def _named(constraint: Recompute, graph: CapturedGraph) -> set[str]:
@@ -39,7 +38,7 @@ def _named(constraint: Recompute, graph: CapturedGraph) -> set[str]:
         modules = ((i, _outermost(node.name, pattern)) for i, node in graph.of_kind("operator"))
         regions = {i: module for i, module in modules if module is not None}
         known = sorted({module for name in possible for module in _modules(name)})
-        found = set(_inner(graph, regions))
+        found = set(inner(graph, regions))
         what = "no module whose operators"
     else:
         known, what = possible, "no operator of the forward that"
@@ -50,19 +49,6 @@ def _named(constraint: Recompute, graph: CapturedGraph) -> set[str]:
             + nearest_name(pattern, known)
         )
     return found
-
-
-def _inner(graph: CapturedGraph, regions: Mapping[int, Hashable]) -> Iterator[str]:
-    """The operators of the forward within regions whose results nothing outside of the region reads: as
-    ``torch.utils.checkpoint`` has it, what goes into a region and what comes out of it is kept.
-    """
-    outside = {ref.node for ref in (*graph.outputs, *(ref for _, ref in graph.mutations)) if ref is not None}
-    for i, node in enumerate(graph.nodes):
-        if node.phase == "forward":
-            outside |= {ref.node for ref in node.inputs if regions.get(ref.node) != regions.get(i)}
-    for i in regions:
-        if i not in outside and can_be_again(graph.nodes[i]):
-            yield graph.nodes[i].name
 
 
 def _outermost(name: str, pattern: str) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from solver import Node as SolverNode
 from ..errors import BudgetError, InfeasibleError
 from ..plans import MemoryOutcome, ShardingPlan, SolverOutcome
 from ..plans.units import format_bytes, parse_bytes
+from .decided import as_choices
 from .formulation import Formulation
 from .lives import uncounted, with_charges, with_lives
 from .timeline import Timeline, outcome, timeline_of
@@ -122,6 +123,7 @@ def plan_within_budget(
     options: SolverOptions,
     write: Write,
     relaxed: Callable[[], Iterable[Relaxed]] = tuple,
+    wider: Callable[[], Formulation] | None = None,
 ) -> ShardingPlan:
     """The cheapest plan found that fits, with its memory.
 
@@ -129,6 +131,7 @@ def plan_within_budget(
         formulation: the program without memory.
         write: writes a solution as a plan.
         relaxed: the program without each of its constraints, asked for where nothing fits.
+        wider: the program that decides what is computed again, asked for where the cheapest plan without does not fit.
 
     Raises:
         InfeasibleError: the constraints leave no plan, or none was found in the time given.
@@ -142,8 +145,9 @@ def plan_within_budget(
     budget = limit.budget_bytes
     if budget is None or free.peak_bytes <= budget:
         return search.stated(free, free.solution.bound)
-    program = with_lives(formulation, limit.policy)
-    search.start = free.assignment  # its fullest moments are the first rows
+    wide = formulation if wider is None else wider()
+    program = with_lives(wide, limit.policy)
+    search.start = free.assignment if wider is None else as_choices(wide, formulation, free.assignment.choices)
     if limit.soft_ms_per_gib is not None:
         price = limit.soft_ms_per_gib
         soft = _soft(program.problem, budget, price)
@@ -188,7 +192,7 @@ class _Search:
         self._limit, self._options, self._write = limit, options, write
         self._started_s = time.monotonic()
         self.last: Solution
-        self.start: Assignment | None = None
+        self.start: Assignment | Sequence[int] | None = None  # its fullest moments are the first rows
         self.leanest: _Found | None = None
         self._proven = False
 

@@ -5,16 +5,21 @@ its layouts (:mod:`autoshard.planning.tensor_networks`), on which it gets from w
 step is paid once, as the backward may read the copies that the forward made. Identical layers are tied. Costs are
 integer nanoseconds, rounded as the program is written and nowhere else.
 
+What the backward computes again is decided before, or in the program: then the graph is the one in which all is
+computed again that may be, and an operator of which there is a second has two choices for each strategy, to be computed
+once and to be computed again. The second is no decision of its own: it is computed as the first is (the program is far
+from integral where it may differ) and makes again what is in the network of the first operator's tensor.
+
 Under a memory budget :mod:`autoshard.planning.lives` adds what every choice holds in memory and when.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 import numpy as np
@@ -26,11 +31,13 @@ from solver import Node as SolverNode
 from ..capture import CapturedGraph, Ref, recomputed
 from ..constraints import Alike, Constraint
 from ..constraints.compile import compile_constraints
-from ..constraints.computed_again import again_under
+from ..constraints.computed_again import again_under, may_be_again
 from ..constraints.limits import Limits
 from ..constraints.names import Results, names_of, results_of
 from ..errors import ConstraintError
 from ..mesh import Mesh
+from ..ops import is_free
+from ..recomputation import again_name
 from ..strategies import Strategy
 from .candidates import candidates
 from .layer_ties import marks_of, tied_classes
@@ -48,6 +55,9 @@ class Formulation:
     ``strategies[i]`` are those of solver node ``i``. Solver nodes up to the number of graph nodes are the graph's; the
     others hold the ``results``: tensors that leave the graph and have no tangent, by name. ``networks`` are those of
     ``free``, the problem without memory, of which ``problem`` may have more to say: what is held, and the limit.
+
+    ``seconds`` has for every second operator of a program that decides what is computed again the first one, whose
+    choices are its strategies and then the same with the second operator.
     """
 
     graph: CapturedGraph
@@ -62,6 +72,7 @@ class Formulation:
     keep_copies: bool
     free: Problem
     problem: Problem
+    seconds: Mapping[int, int]
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -102,6 +113,7 @@ def formulate(
     constraints: Sequence[Constraint] = (),
     tie_layers: bool = True,
     keep_copies: bool = True,
+    chooses_again: bool = False,
 ) -> Formulation:
     """Builds the integer program of a graph on a mesh of a machine.
 
@@ -113,22 +125,63 @@ def formulate(
         tie_layers: decide identical layers once.
         keep_copies: let the backward read copies that the forward made, which is free where memory is; otherwise it
             makes its own.
+        chooses_again: let the program decide what is computed again, beside what constraints want.
 
     Raises:
         ConstraintError: a constraint names nothing, or leaves its tensor or operator no layout that it can have.
         ProfileError: the profile does not cover the mesh.
     """
-    graph = recomputed(graph, again_under(constraints, graph))
+    graph = graph.original or graph if chooses_again else graph
+    wanted = again_under(constraints, graph)
+    open_ones = _worth_it(graph, may_be_again(constraints, graph) | wanted) if chooses_again else frozenset[str]()
+    graph = recomputed(graph, wanted | open_ones)
     prices = Prices(graph, mesh, profile)
-    results = results_of(graph)
     limits = compile_constraints(constraints, graph, mesh)
-    strategies = candidates(graph, mesh, limits)
-    demands = _demands(graph, results, limits)
+    return assemble(
+        graph,
+        mesh,
+        prices,
+        limits,
+        candidates(graph, mesh, limits),
+        objective=objective,
+        constraints=constraints,
+        tie_layers=tie_layers,
+        keep_copies=keep_copies,
+        seconds=_seconds(graph) if chooses_again else {},
+        wanted=wanted,
+    )
+
+
+def assemble(
+    graph: CapturedGraph,
+    mesh: Mesh,
+    prices: Prices,
+    limits: Limits,
+    strategies: tuple[tuple[Strategy, ...], ...],
+    *,
+    objective: Objective,
+    constraints: Sequence[Constraint],
+    tie_layers: bool,
+    keep_copies: bool,
+    seconds: Mapping[int, int] = {},
+    wanted: Collection[str] = (),
+) -> Formulation:
+    """The integer program of a graph whose strategies are known.
+
+    Args:
+        limits: what the constraints say of the graph.
+        seconds: operators that may compute another one again, and which; those of the operators ``wanted`` do.
+    """
+    results = results_of(graph)
+    demands = _demands(graph, results, limits, seconds)
     costs = _Costs(graph, prices, strategies, objective)
     named = [*(node.name for node in graph.nodes), *(name for name, _ in results)]
-    nodes = tuple(SolverNode(name, costs.of(i)) for i, name in enumerate(named))
-    networks = tuple(networks_of(graph, prices, strategies, demands, keep_copies=keep_copies))
-    edges = tuple(_equal_layouts(graph, mesh, constraints, strategies))
+    nodes = tuple(SolverNode(name, cost) for name, cost in zip(named, _node_costs(graph, costs, seconds, wanted)))
+    networks = tuple(networks_of(graph, prices, strategies, demands, keep_copies=keep_copies, seconds=seconds))
+    edges = (
+        *_equal_layouts(graph, mesh, constraints, strategies, seconds),
+        *_views_as_made(graph, strategies, seconds),
+    )
     ties = _ties(graph, strategies, results, limits, constraints) if tie_layers else ()
     found = tuple(tensor.network for tensor in networks)
     problem = Problem(nodes, edges, ties=ties, name="sharding", networks=found)
@@ -145,18 +198,59 @@ def formulate(
         keep_copies=keep_copies,
         free=problem,
         problem=problem,
+        seconds=seconds,
     )
 
 
-def _demands(graph: CapturedGraph, results: Results, limits: Limits) -> tuple[Demand, ...]:
-    """Every tensor with those who want it, by phase, in graph order.
+def _worth_it(graph: CapturedGraph, names: Collection[str]) -> frozenset[str]:
+    """Those of the operators that are worth computing again: of views only those of what may be, too. Others share the
+    memory of what is there anyway.
+    """
+    found: set[int] = set()
+    for i, node in graph.of_kind("operator"):
+        if node.name in names and node.phase == "forward" and not (is_free(node) and node.inputs[0].node not in found):
+            found.add(i)
+    return frozenset(graph.nodes[i].name for i in found)
+
+
+def _views_as_made(
+    graph: CapturedGraph, strategies: tuple[tuple[Strategy, ...], ...], seconds: Mapping[int, int]
+) -> Iterator[Edge]:
+    """Edges by which views are made again where what they look at is, and else are not: it is there or is not."""
+    twice = frozenset(seconds.values())
+    for i in sorted(twice):
+        node = graph.nodes[i]
+        if is_free(node) and node.inputs[0].node in twice:
+            looked_at = node.inputs[0].node
+            rows, columns = (_is_again(len(strategies[k])) for k in (looked_at, i))
+            yield Edge(looked_at, i, rows, columns, _BOTH_OR_NEITHER)
+
+
+@cache
+def _is_again(strategies: int) -> np.ndarray:
+    """Per choice of an operator that may be computed again, whether it is."""
+    return np.repeat(np.arange(2, dtype=np.int64), strategies)
+
+
+_BOTH_OR_NEITHER = np.array([[0, INFEASIBLE], [INFEASIBLE, 0]], np.int64)
+
+
+def _seconds(graph: CapturedGraph) -> dict[int, int]:
+    """For every operator that computes another one again, that one."""
+    first = {node.name: i for i, node in graph.of_kind("operator") if node.phase == "forward"}
+    second = {again_name(name): first[name] for name in graph.again}
+    return {i: second[node.name] for i, node in graph.of_kind("operator") if node.name in second}
+
+
+def _demands(graph: CapturedGraph, results: Results, limits: Limits, seconds: Mapping[int, int]) -> tuple[Demand, ...]:
+    """Every tensor with those who want it, by phase, in graph order; what ``seconds`` make again is the tensor itself.
 
     A parameter wants its gradient in its own layout, in the backward; a tangent stands for the output it belongs to.
     """
     wanted: dict[tuple[Ref, str], list[tuple[int, int]]] = defaultdict(list)
     for i, node in enumerate(graph.nodes):
         for position, ref in enumerate(node.inputs):
-            wanted[ref, node.phase].append((i, position))
+            wanted[Ref(seconds.get(ref.node, ref.node), ref.output), node.phase].append((i, position))
     number = {node.name: i for i, node in enumerate(graph.nodes) if node.kind != "operator"}
     for name, ref in graph.gradients:
         if ref.node != number[name]:
@@ -166,10 +260,14 @@ def _demands(graph: CapturedGraph, results: Results, limits: Limits) -> tuple[De
             wanted[output, "forward"].append((number[f"grad.{k}"], HELD))
     for k, (_, ref) in enumerate(results):
         wanted[ref, "forward"].append((len(graph.nodes) + k, HELD))
-    return tuple(
-        Demand(ref, phase, tuple(consumers), limits.banned(ref), limits.remade(ref))
-        for (ref, phase), consumers in wanted.items()
-    )
+    again = {first: second for second, first in seconds.items()}
+
+    def demand(ref: Ref, phase: str, consumers: list[tuple[int, int]]) -> Demand:
+        refs = [ref, Ref(again[ref.node], ref.output)] if ref.node in again else [ref]
+        banned = frozenset[tuple[str, int, int]]().union(*(limits.banned(each) for each in refs))
+        return Demand(ref, phase, tuple(consumers), banned, any(limits.remade(each) for each in refs))
+
+    return tuple(demand(ref, phase, consumers) for (ref, phase), consumers in wanted.items())
 
 
 def _equal_layouts(
@@ -177,11 +275,13 @@ def _equal_layouts(
     mesh: Mesh,
     constraints: Sequence[Constraint],
     strategies: tuple[tuple[Strategy, ...], ...],
+    seconds: Mapping[int, int],
 ) -> Iterator[Edge]:
     """For tensors that are to be alike: an edge from the first to each other that allows equal layouts only."""
-    names = names_of(graph)
+    names, twice = names_of(graph), set(seconds.values())
     for alike in (constraint for constraint in constraints if isinstance(constraint, Alike)):
         members = [i for i, name in enumerate(names) if any(fnmatchcase(name, p) for p in alike.patterns)]
+        members = [i for i in members if i not in seconds]
         for other in members[1:]:
             rows, columns = ([s.outputs[0] for s in strategies[i]] for i in (members[0], other))
             if not set(rows) & set(columns):
@@ -189,8 +289,26 @@ def _equal_layouts(
                     f"the constraint {alike.text!r} cannot hold: no layout is one that both {names[members[0]]} and "
                     f"{names[other]} can have on the mesh {mesh}"
                 )
-            costs = [[0 if row == column else INFEASIBLE for column in columns] for row in rows]
-            yield Edge.dense(members[0], other, np.array(costs, dtype=np.int64))
+            costs = np.array([[0 if row == column else INFEASIBLE for column in columns] for row in rows], np.int64)
+            yield Edge.dense(members[0], other, np.tile(costs, [1 + (i in twice) for i in (members[0], other)]))
+
+
+def _node_costs(
+    graph: CapturedGraph, costs: _Costs, seconds: Mapping[int, int], wanted: Collection[str]
+) -> list[np.ndarray]:
+    """Of every choice of every node; of operators whose seconds are ``wanted`` only to be computed again."""
+    found = [costs.of(i) for i in range(len(costs))]
+    known: dict[object, np.ndarray] = {}
+    nothing = np.zeros(1, np.int64)
+    for second, first in seconds.items():
+        is_wanted = graph.nodes[first].name in wanted
+        key = id(found[first]), costs.is_offered(first, second), is_wanted
+        if key not in known:
+            again = np.where(costs.is_offered(first, second), 2 * found[first], INFEASIBLE)
+            once = np.full_like(again, INFEASIBLE) if is_wanted else found[first]
+            known[key] = np.concatenate([once, again])
+        found[first], found[second] = known[key], nothing
+    return found
 
 
 class _Costs:
@@ -203,7 +321,17 @@ class _Costs:
         self._computes = objective == "step-time"
         self._known: dict[int, np.ndarray] = {}
 
+    def __len__(self) -> int:
+        return len(self._strategies)
+
+    def is_offered(self, first: int, second: int) -> tuple[bool, ...]:
+        """Which strategies of a node another one has too."""
+        if self._strategies[first] is self._strategies[second]:
+            return (True,) * len(self._strategies[first])
+        return tuple(strategy in self._strategies[second] for strategy in self._strategies[first])
+
     def of(self, i: int) -> np.ndarray:
+        """Those of the strategies of a node."""
         strategies = self._strategies[i]
         if id(strategies) not in self._known:
             priced = self._computes and i < len(self._graph.nodes)

@@ -128,6 +128,7 @@ class _Sizes:
 
     def __init__(self, formulation: Formulation) -> None:
         self._strategies, self._graph = formulation.strategies, formulation.graph
+        self._twice = frozenset(formulation.seconds.values())
         self._elements = lru_cache(maxsize=None)(
             lambda shape, layout: math.prod(largest_local_shape(shape, layout, formulation.mesh))
         )
@@ -142,9 +143,16 @@ class _Sizes:
         return self._arrays[key]
 
     def made(self, ref: Ref) -> np.ndarray:
-        """Bytes of a result under each strategy of the node that makes it."""
+        """Bytes of a result under each choice of the node that makes it."""
         layouts = (layout_of(strategy, None, ref.output) for strategy in self._strategies[ref.node])
-        return self.of_layouts(self._graph.meta(ref), tuple(layouts))
+        found = self.of_layouts(self._graph.meta(ref), tuple(layouts))
+        return np.tile(found, 2) if ref.node in self._twice else found
+
+    def made_again(self, ref: Ref) -> np.ndarray:
+        """Bytes of a result of an operator that may be computed again, under each of its choices with that."""
+        found = self.made(ref).copy()
+        found[: len(found) // 2] = 0
+        return found
 
     def of_optimizer(self, node: int, policy: OptimizerPolicy) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Bytes of a parameter's state, of the copies of its step, and of what that leaves behind, under each of its
@@ -177,17 +185,22 @@ def _loads(
         if k + 1 < end and left.any():
             yield numbers[name], Load((k + 1, k + 2), left)
     wanted = {found.ref for found in formulation.networks}
+    wanted |= {Ref(found.again, found.ref.output) for found in formulation.networks if found.again is not None}
     for i, k in course.step.items():
         for output, meta in enumerate(graph.nodes[i].outputs):
             if meta is not None and Ref(i, output) not in wanted and not is_free(graph.nodes[i]):
-                yield i, Load((k, k + 1), sizes.made(Ref(i, output)))
+                first = formulation.seconds.get(i)
+                if first is None:
+                    yield i, Load((k, k + 1), sizes.made(Ref(i, output)))
+                else:
+                    yield first, Load((k, k + 1), sizes.made_again(Ref(first, output)))
 
 
 def _networks(formulation: Formulation, sizes: _Sizes, course: _Course) -> Iterator[Network]:
     """The networks with what their copies hold, and when."""
     graph = formulation.graph
     number = {found.ref: k for k, found in enumerate(formulation.networks)}
-    counted = {ref for ref in number if ref.node not in course.unknown}
+    counted = {ref for ref, k in number.items() if not {ref.node, formulation.networks[k].again} & course.unknown}
     for found in formulation.networks:
         if found.ref not in counted:
             yield found.network
@@ -197,12 +210,19 @@ def _networks(formulation: Formulation, sizes: _Sizes, course: _Course) -> Itera
         if not held and is_free(node) and node.inputs:
             looked_at = node.inputs[0]
             if looked_at in counted:
-                base = Base(number[looked_at], 0, _place(formulation.networks[number[looked_at]], found.ref.node))
+                base = _base(formulation, number[looked_at], found)
             else:
                 held = True
         bytes_of = sizes.of_layouts(graph.meta(found.ref), found.layouts)
         life = _life(graph, found, course, base)
         yield replace(found.network, sizes=bytes_of, lives=(life,), held=held)
+
+
+def _base(formulation: Formulation, looked_at: int, view: TensorNetwork) -> Base:
+    """What a view shares the memory of, and where it is made again."""
+    network = formulation.networks[looked_at]
+    again = None if view.again is None else _place(network, view.again)
+    return Base(looked_at, 0, _place(network, view.ref.node), again)
 
 
 def _place(looked_at: TensorNetwork, node: int) -> int:
@@ -231,4 +251,4 @@ def _life(graph: CapturedGraph, found: TensorNetwork, course: _Course, base: Bas
             is_result = consumer >= len(graph.nodes) or graph.nodes[consumer].kind != "parameter"
             only_new = is_result and found.ref in new and found.ref not in graph.outputs
             reads.append((at, over if only_new else course.end))
-    return Life(made, tuple(reads), base)
+    return Life(made, tuple(reads), base, None if found.again is None else course.step[found.again])

@@ -13,13 +13,13 @@ from torch import nn
 from cost_models import Profile, load_profile
 from solver import Solution, Status, solve
 
-from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, recomputed
+from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, recomputed
 from ..constraints import Constraint, Constraints
-from ..constraints.computed_again import marked_again
 from ..errors import ConstraintError, InfeasibleError
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
 from .budget import MemoryLimit, SolverOptions, plan_within_budget
+from .decided import decided
 from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
 
@@ -35,8 +35,8 @@ UNPROVEN = 1e-6
 ANY_PLAN = 1e9
 """A gap at which the solver stops with the first assignment it finds."""
 
-Checkpointing: TypeAlias = Literal["as-marked", "none"]
-CHECKPOINTING: tuple[Checkpointing, ...] = ("as-marked", "none")
+Checkpointing: TypeAlias = Literal["free", "as-marked", "none"]
+CHECKPOINTING: tuple[Checkpointing, ...] = ("free", "as-marked", "none")
 
 MeshGiven: TypeAlias = Mesh | HybridMesh | str | Mapping[str, int]
 
@@ -54,8 +54,9 @@ def profile_of(hardware: str | Profile) -> Profile:
 class Planner:
     """What stays the same from one plan of a model to the next.
 
-    ``model`` is the name that plans give it, ``call`` how it is called (:mod:`autoshard.capture.calls`); the other
-    options are those of :func:`autoshard.plan`.
+    ``model`` is the name that plans give it, ``call`` how it is called (:mod:`autoshard.capture.calls`); where it
+    ``chooses_again``, a budget that binds lets the program decide what is computed again. The other options are those
+    of :func:`autoshard.plan`.
     """
 
     graph: CapturedGraph
@@ -67,6 +68,7 @@ class Planner:
     backend: str = "auto"
     time_limit_s: float | None = None
     tie_layers: bool = True
+    chooses_again: bool = False
     limit: MemoryLimit = field(default_factory=MemoryLimit)
 
     @classmethod
@@ -96,9 +98,10 @@ class Planner:
         args = as_arguments(args)
         report("capturing the training step")
         graph, call = capture(model, args, kwargs), call_text(model, args, kwargs or {})
-        if checkpointing == "as-marked":
-            graph = recomputed(graph, marked_again(graph))
-        return cls(graph, Mesh.of(mesh), profile, model=name or type(model).__name__, call=call, **options)
+        if checkpointing != "none":
+            graph = recomputed(graph, marked(graph))
+        options |= {"model": name or type(model).__name__, "call": call, "chooses_again": checkpointing == "free"}
+        return cls(graph, Mesh.of(mesh), profile, **options)
 
     def plan(self, constraints: Constraints, report: Callable[[str], None] = lambda stage: None) -> ShardingPlan:
         """The cheapest plan that fits the memory there is, with what it needs of it.
@@ -121,7 +124,12 @@ class Planner:
         options = SolverOptions(self.backend, self.time_limit_s)
         try:
             return plan_within_budget(
-                formulation, self.limit, options, self.write, lambda: self._relaxed(formulation.constraints)
+                formulation,
+                self.limit,
+                options,
+                self.write,
+                lambda: self._relaxed(formulation.constraints),
+                self._wider(formulation.constraints),
             )
         except InfeasibleError as error:
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
@@ -142,12 +150,15 @@ class Planner:
             return self.write(program, solution)
 
         options = SolverOptions(self.backend, self.time_limit_s, start, explains=False)
-        plan = plan_within_budget(formulation, self.limit, options, write)
+        plan = plan_within_budget(formulation, self.limit, options, write, wider=self._wider(formulation.constraints))
         return plan, solutions[0]
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
         for k, constraint in enumerate(constraints[:MOST_RELAXED]):
-            yield constraint.text, self._formulate([*constraints[:k], *constraints[k + 1 :]])
+            yield constraint.text, self._formulate([*constraints[:k], *constraints[k + 1 :]], self.chooses_again)
+
+    def _wider(self, constraints: Sequence[Constraint]) -> Callable[[], Formulation] | None:
+        return (lambda: self._formulate(constraints, chooses_again=True)) if self.chooses_again else None
 
     def formulate(self, constraints: Constraints) -> Formulation:
         """The program under constraints.
@@ -159,7 +170,7 @@ class Planner:
         with constraints.located():
             return self._formulate(constraints.values)
 
-    def _formulate(self, constraints: Sequence[Constraint]) -> Formulation:
+    def _formulate(self, constraints: Sequence[Constraint], chooses_again: bool = False) -> Formulation:
         return formulate(
             self.graph,
             self.mesh,
@@ -167,6 +178,7 @@ class Planner:
             objective=self.objective,
             constraints=constraints,
             tie_layers=self.tie_layers,
+            chooses_again=chooses_again,
         )
 
     def solve(self, formulation: Formulation, start: Sequence[int] | None = None) -> Solution:
@@ -187,7 +199,7 @@ class Planner:
 
     def write(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
         """The plan of a solution."""
-        return interpret(formulation, solution, self.profile, self.model, self.call)
+        return interpret(*decided(formulation, solution), self.profile, self.model, self.call)
 
     def _no_plan(self, formulation: Formulation, reason: str) -> str:
         """What the solver said of a program without an answer, and the constraints that are to blame."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from copy import copy
 from functools import lru_cache
 
 import numpy as np
@@ -38,6 +39,12 @@ class Prices:
         self._steps: dict[object, Steps] = {}
         self._paths: dict[int, Paths] = {}
         self._matrices: dict[object, np.ndarray] = {}
+
+    def on(self, graph: CapturedGraph) -> Prices:
+        """The prices of another graph; what is known stays known."""
+        other = copy(self)
+        other._graph = graph
+        return other
 
     def compute_s(self, node: Node, strategies: tuple[Strategy, ...]) -> np.ndarray:
         """Seconds of an operator on one rank under each of its strategies, shape (S,)."""

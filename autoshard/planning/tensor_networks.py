@@ -6,13 +6,13 @@ identical layers are recognised as equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from solver import Consumer, Network, Routes
+from solver import NOWHERE, Consumer, Network, Routes
 
 from ..capture import CapturedGraph, Ref
 from ..layout import Layout
@@ -42,12 +42,21 @@ class Demand:
 
 @dataclass(frozen=True, eq=False)
 class TensorNetwork:
-    """The network of one tensor: its vertices are ``layouts``, in this order; ``demands`` are of one phase each."""
+    """The network of one tensor: its vertices are ``layouts``, in this order; ``demands`` are of one phase each.
+
+    ``again`` is the operator that may make it again, if there is one.
+    """
 
     ref: Ref
     layouts: tuple[Layout, ...]
     demands: tuple[Demand, ...]
     network: Network
+    again: int | None = None
+
+    def ends(self) -> Iterator[tuple[Layout, Layout]]:
+        """The layouts that each arc of the network joins."""
+        for tail, head in zip(self.network.tails.tolist(), self.network.heads.tolist()):
+            yield self.layouts[tail], self.layouts[head]
 
     def tree(self, arcs: Sequence[int]) -> dict[int, int]:
         """For every vertex that these arcs lead to, the one before it."""
@@ -62,19 +71,26 @@ def networks_of(
     demands: Sequence[Demand],
     *,
     keep_copies: bool,
+    seconds: Mapping[int, int] = {},
 ) -> Iterator[TensorNetwork]:
-    """The networks of all tensors that somebody wants, in the order of the demands."""
+    """The networks of all tensors that somebody wants, in the order of the demands.
+
+    Args:
+        seconds: of the operators that make tensors of others again, which others: these choose for both.
+    """
+    again = {first: second for second, first in seconds.items()}
     by_tensor: dict[Ref, list[Demand]] = {}
     for demand in demands:
         by_tensor.setdefault(demand.ref, []).append(demand)
-    places = _Places(strategies)
+    places = _Places(strategies, seconds)
     for ref, wanting in by_tensor.items():
+        second = again.get(ref.node) if any(demand.phase == "backward" for demand in wanting) else None
         ends = [(ref.node, None), *(consumer for demand in wanting for consumer in demand.consumers)]
         reduces = frozenset().union(*(places.reduces(node, position, ref.output) for node, position in ends))
         steps = prices.steps(graph.meta(ref), reduces, wanting[0].banned)
         forward, backward = (
             tuple(
-                Consumer(node, places.of(node, position, 0, steps))
+                places.end(node, position, 0, steps)
                 for demand in wanting
                 if demand.phase == phase
                 for node, position in demand.consumers
@@ -88,19 +104,20 @@ def networks_of(
             heads=steps.heads,
             costs=places.costs(steps),
             producer=ref.node,
-            makes=places.of(ref.node, None, ref.output, steps),
+            makes=places.end(ref.node, None, ref.output, steps).wants,
             forward=forward,
             backward=backward,
             kept=keep_copies and not any(demand.remade for demand in wanting),
+            again=None if second is None else places.end(second, None, ref.output, steps),
         )
-        yield TensorNetwork(ref, steps.layouts, tuple(wanting), network)
+        yield TensorNetwork(ref, steps.layouts, tuple(wanting), network, second)
 
 
 class _Places:
-    """At which vertices of a tensor's network each strategy of a node makes it or wants it; arrays made once."""
+    """At which vertices of a tensor's network each choice of a node makes it or wants it; arrays made once."""
 
-    def __init__(self, strategies: Sequence[tuple[Strategy, ...]]) -> None:
-        self._strategies = strategies
+    def __init__(self, strategies: Sequence[tuple[Strategy, ...]], seconds: Mapping[int, int]) -> None:
+        self._strategies, self._seconds, self._twice = strategies, seconds, frozenset(seconds.values())
         self._costs: dict[int, np.ndarray] = {}
         self._vertices: dict[int, dict[Layout, int]] = {}
         self._layouts: dict[object, list[Layout]] = {}
@@ -124,15 +141,21 @@ class _Places:
     def _key(self, node: int, position: int | None, output: int) -> tuple[int, int | None, int]:
         return id(self._strategies[node]), position, output if position is None else 0
 
-    def of(self, node: int, position: int | None, output: int, steps: Steps) -> np.ndarray:
-        """The vertex under each strategy."""
-        key = (self._key(node, position, output), id(steps))
+    def end(self, node: int, position: int | None, output: int, steps: Steps) -> Consumer:
+        """Who chooses for a node, and the vertex under each choice: of a second operator NOWHERE without it."""
+        first = self._seconds.get(node, node)
+        return Consumer(first, self._of(first, position, output, steps, first != node))
+
+    def _of(self, node: int, position: int | None, output: int, steps: Steps, is_second: bool) -> np.ndarray:
+        key = (self._key(node, position, output), id(steps), node in self._twice, is_second)
         if key not in self._places:
             if id(steps) not in self._vertices:
                 self._vertices[id(steps)] = {layout: vertex for vertex, layout in enumerate(steps.layouts)}
             vertices = self._vertices[id(steps)]
             layouts = self._layouts_of(node, position, output)
-            self._places[key] = np.array([vertices[layout] for layout in layouts], dtype=np.int64)
+            places = [vertices[layout] for layout in layouts]
+            once = [NOWHERE] * len(places) if is_second else places
+            self._places[key] = np.array([*once, *places] if node in self._twice else places, dtype=np.int64)
         return self._places[key]
 
     def costs(self, steps: Steps) -> np.ndarray:

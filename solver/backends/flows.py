@@ -18,6 +18,12 @@ backward starts from what is kept:
     g_k[v] in [0, 1]     the flow to k starts at vertex v
     g_k[v] <= what the producer makes at v, or what flows into v in the forward; one variable for each of the two
 
+Where a node may make the tensor again, with the choices x_r, each flow of the backward starts there or as above:
+
+    h_k[v] in [0, 1]     the flow to k starts at vertex v, where the tensor is made again
+    h_k[v] <= sum over s with again[s] = v of x_r[s]
+    sum of g_k           <= sum over s with again[s] = NOWHERE of x_r[s]
+
 An arc that one consumer alone can use, or that costs nothing, has no w: the price stays on
 f. A flow has the arcs only that lead from where the tensor may be made to where its consumer may want it.
 
@@ -34,7 +40,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..networks import Consumer, Network, reached
+from ..networks import NOWHERE, Consumer, Network, reached
 from ..problem import IntArray
 
 
@@ -85,12 +91,15 @@ def stages(network: Network, *, apart: bool) -> Iterator[Stage]:
 
 def _stage(network: Network, consumers: tuple[Consumer, ...]) -> Stage:
     distinct = list({(node, id(wants)): Consumer(node, wants) for node, wants in consumers}.values())
-    there = reached(network.vertices, network.tails, network.heads, network.makes)
-    ways = [_way(network, there, consumer.wants) for consumer in distinct]
+    made = network.makes
+    if network.again is not None and consumers is network.backward:
+        made = np.concatenate([made, somewhere(network.again)])
+    there = reached(network.vertices, network.tails, network.heads, made)
+    ways = [_way(network, there, somewhere(consumer)) for consumer in distinct]
     uses = np.bincount(np.concatenate([network.tails[:0], *ways]), minlength=len(network.costs))
     shared = np.flatnonzero((uses > 1) & (network.costs > 0))
     flows = (
-        _flow(network, consumer, arcs, shared, of_two=len(distinct) == 2)
+        _flow(network, made, consumer, arcs, shared, of_two=len(distinct) == 2)
         for consumer, arcs in zip(distinct, ways, strict=True)
     )
     return Stage(tuple(flows), shared)
@@ -101,8 +110,16 @@ def _way(network: Network, there: np.ndarray[tuple[int], np.dtype[np.bool_]], wa
     return np.flatnonzero(there[network.tails] & needed[network.heads])
 
 
-def _flow(network: Network, consumer: Consumer, arcs: IntArray, shared: IntArray, *, of_two: bool) -> Flow:
-    ends = network.makes, consumer.wants, network.tails[arcs], network.heads[arcs]
+def somewhere(end: Consumer) -> IntArray:
+    """The vertices of an end without NOWHERE."""
+    vertices: IntArray = end.wants[end.wants != NOWHERE]
+    return vertices
+
+
+def _flow(
+    network: Network, made: IntArray, consumer: Consumer, arcs: IntArray, shared: IntArray, *, of_two: bool
+) -> Flow:
+    ends = made, somewhere(consumer), network.tails[arcs], network.heads[arcs]
     together = np.flatnonzero(np.isin(arcs, shared, assume_unique=True))
     priced = network.costs[arcs].copy()
     if not of_two:

@@ -10,18 +10,20 @@ at the step                         alive[v] is at least
 the producer runs                   x_u[v]
 consumer k reads                    x_k[v]
 only consumers to come              x_u[v]: nothing else is made yet
-consumer k of the backward is to    g_k[v], the part of its flow that starts at v (`solver.backends.flows`)
-come, the forward is over
-k is to come, j of its phase was    e[v] + o_k[v] - 1, for e[v] the start of k's flow at v, and for e[v] what flows
-                                    to j into v;  o_k[v] = x_k[v] + sum over arcs a out of v of y[a],
-                                    y[a] >= f_k[a] - sum over such j of f_j[a]:  arcs that j took are there
+consumer k of the backward is to    g_k[v], the part of its flow that starts at v (`solver.backends.flows`), and
+come, the forward is over           h_k[v] where the tensor was made again before
+the tensor is made again            x_r[v]
+k is to come, j of its phase was    the start of k's flow at v, and the sum of t[a] over arcs a into v, both less the
+                                    sum of t[a] over arcs out of v;  t[a] = f_k[a] - y[a] has passed a arc that j took,
+                                    y[a] >= f_k[a] - sum over such j of f_j[a],  y[a] <= 1 - f_j[a]
 ==================================  =====================================================================
 
 With choices and flows of 0 and 1 that is what `solver.evaluate` counts, but for a copy that the backward makes again at
 a vertex while that of the forward is still read there, by a result or through a view: of the two one is counted. What
 a producer makes as a view is charged where it looks: alive[m] of the base is at least alive[v] of the view for
-strategies that want m and make v. Terms that stand alone go into the row as they are; of several the largest is a
-variable. Equal states of tied lives are one term.
+strategies that want m and make v. Where a term may fall to one of several, such as to the copy that was made at v or to
+one that was taken there, it is shared among variables, each at most what says that it is that one. Terms that stand
+alone go into the row as they are; of several the largest is a variable. Equal states of tied lives are one term.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from ..networks import Consumer, Network
+from ..networks import NOWHERE, Base, Consumer, Network
 from ..problem import IntArray, Problem
 
 FUTURE, READING, PAST = range(3)
@@ -58,6 +60,7 @@ class FlowColumns:
         starts, start_columns: vertices with copies that the forward made, at which the flow may start.
         made, made_columns: vertices at which the producer may have made it; empty as the others where the flow starts
             there and nowhere else.
+        again, again_columns: vertices at which it may be made again.
     """
 
     consumer: Consumer
@@ -67,6 +70,8 @@ class FlowColumns:
     start_columns: IntArray
     made: IntArray
     made_columns: IntArray
+    again: IntArray
+    again_columns: IntArray
     starts_at_producer: bool
 
     @property
@@ -89,13 +94,15 @@ class Extension:
 
 class Signature(NamedTuple):
     """Where one life of a network stands at a step: whether its producer runs, per consumer FUTURE, READING or PAST,
-    and the views of what consumers read: (consumer, signature of the view's network).
+    the views of what consumers read: (consumer, the one that makes the view again or None, signature of the view's
+    network); and the state of what makes the tensor again, FUTURE where nothing does.
     """
 
     network: int
     running: bool
     reads: tuple[int, ...]
-    views: tuple[tuple[int, Signature], ...]
+    views: tuple[tuple[int, int | None, Signature], ...]
+    again: int = FUTURE
 
 
 class Holdings:
@@ -106,11 +113,11 @@ class Holdings:
 
     def __init__(self, problem: Problem, first: IntArray, flows: Mapping[int, Sequence[Sequence[FlowColumns]]]) -> None:
         self._problem, self._first, self._flows = problem, first, flows
-        self._views: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+        self._views: dict[tuple[int, int], list[tuple[Base, int, int]]] = defaultdict(list)
         for index, network in enumerate(problem.networks):
             for number, life in enumerate(network.lives):
                 if life.base is not None:
-                    self._views[life.base[:2]].append((life.base.consumer, index, number))
+                    self._views[life.base[:2]].append((life.base, index, number))
 
     def at(self, step: int, free: int) -> Extension:
         """What all networks hold at a step; new variables are numbered from `free` on."""
@@ -132,14 +139,17 @@ class Holdings:
         if life.made > step:
             return None
         views = []
-        for consumer, view, of_view in self._views.get((index, number), ()):
+        for base, view, of_view in self._views.get((index, number), ()):
             found = self._signature(view, of_view, step)
             if found is not None:
-                views.append((consumer, found))
+                views.append((base.consumer, base.again, found))
+        again = FUTURE
+        if life.again is not None and life.again <= step:
+            again = READING if life.again == step else PAST
         reads = tuple(FUTURE if at > step else READING if step < until else PAST for at, until in life.reads)
-        if not views and life.made < step and all(state == PAST for state in reads):
+        if not views and life.made < step and again != READING and all(state == PAST for state in reads):
             return None
-        return Signature(index, life.made == step, reads, tuple(views))
+        return Signature(index, life.made == step, reads, tuple(views), again)
 
 
 Alive = dict[int, list[Term]]
@@ -156,17 +166,21 @@ class _Writer:
     terms: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     variables: int = 0
 
-    def write(self, signature: Signature, times: int) -> Alive:
-        """Adds what the lives of one signature and their views hold, but for what a view's producer makes: that is
-        returned.
+    def write(self, signature: Signature, times: int) -> tuple[Alive, Alive]:
+        """Adds what the lives of one signature and their views hold, but for what a view's producer makes, and what
+        makes it again: that is returned.
         """
         network = self.problem.networks[signature.network]
         of = _Of(self, network, self.flows[signature.network])
-        of.life(signature.running, signature.reads)
-        for consumer, view in signature.views:
-            of.charge(network.consumers[consumer], self.problem.networks[view.network], self.write(view, times))
+        of.life(signature.running, signature.reads, signature.again)
+        for consumer, again, found in signature.views:
+            view = self.problem.networks[found.network]
+            first, second = self.write(found, times)
+            of.charge(consumer, Consumer(view.producer, view.makes), first)
+            if again is not None and view.again is not None:
+                of.charge(again, view.again, second)
         is_view = any(life.base is not None for life in network.lives)
-        charged = [of.copies] if network.held or is_view else [of.copies, of.source]
+        charged = [of.copies] if network.held or is_view else [of.copies, of.source, of.again]
         merged: Alive = defaultdict(list)
         for alive in charged:
             for vertex, terms in alive.items():
@@ -176,7 +190,7 @@ class _Writer:
             size = int(network.sizes[vertex]) * times
             if size:
                 self._charge(terms, size)
-        return of.source if is_view else {}
+        return (of.source, of.again) if is_view else ({}, {})
 
     def _charge(self, terms: Sequence[Term], size: int) -> None:
         distinct = list(dict.fromkeys(terms))
@@ -198,16 +212,27 @@ class _Writer:
         """The row term <= variable."""
         self.rows.append(((*term.parts, (column, -1)), -float(term.constant)))
 
+    def shared(self, term: Term, among: Sequence[Sequence[tuple[int, int]]]) -> Iterator[Term]:
+        """The parts of a term that fall to each of several sums of variables of which one is 1, as new variables."""
+        shares = [self.variable() for _ in among]
+        self.rows.append(((*term.parts, *((share, -1) for share in shares)), -float(term.constant)))
+        for share, parts in zip(shares, among, strict=True):
+            self.rows.append((((share, 1), *((column, -factor) for column, factor in parts)), 0.0))
+            yield Term(((share, 1),))
+
     def chosen(self, node: int, vertices: IntArray) -> dict[int, tuple[tuple[int, int], ...]]:
         """Per vertex the choices of a node that make or want the tensor there."""
         found: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for strategy, vertex in enumerate(vertices.tolist()):
-            found[vertex].append((int(self.first[node]) + strategy, 1))
+            if vertex != NOWHERE:
+                found[vertex].append((int(self.first[node]) + strategy, 1))
         return {vertex: tuple(parts) for vertex, parts in found.items()}
 
 
 class _Of:
-    """One life of a network: the producer's copy (`source`) and the others (`copies`) that are alive at the step."""
+    """One life of a network: the producer's copy (`source`), the one that is made again (`again`) and the others
+    (`copies`) that are alive at the step.
+    """
 
     def __init__(self, writer: _Writer, network: Network, flows: Sequence[Sequence[FlowColumns]]) -> None:
         self.writer, self.network = writer, network
@@ -215,26 +240,38 @@ class _Of:
         self.makes = writer.chosen(network.producer, network.makes)
         self.source: Alive = defaultdict(list)
         self.copies: Alive = defaultdict(list)
+        self.again: Alive = defaultdict(list)
+        self.shared: set[tuple[int, tuple[int, int], Term]] = set()
 
-    def life(self, running: bool, reads: Sequence[int]) -> None:
+    def life(self, running: bool, reads: Sequence[int], again: int) -> None:
         of_forward = len(self.network.forward)
         phases = (self.network.forward, reads[:of_forward]), (self.network.backward, reads[of_forward:])
         if running:
             self._source()
-        for consumer, state in zip(self.network.consumers, reads, strict=True):
+        if again == READING and self.network.again is not None:
+            for vertex, parts in self.writer.chosen(*self.network.again).items():
+                self.again[vertex].append(Term(parts))
+        for number, state in enumerate(reads):
             if state == READING:
-                self._read(consumer)
+                self._read(number)
         coming = [_those(ends, states, FUTURE) for ends, states in phases]
         gone = [_those(ends, states, READING, PAST) for ends, states in phases]
         if gone[1]:
             self._both(1, gone[1], coming[1])
-        elif not gone[0]:
+        elif not gone[0] and (coming[0] or not self.network.is_optional):
             if coming[0] or coming[1]:
                 self._source()
         else:
             self._both(0, gone[0], coming[0])
             for consumer in coming[1]:
                 self._kept(self._flow(1, consumer), gone[0] if coming[0] else None)
+                if again != FUTURE:
+                    self._made_again(self._flow(1, consumer))
+
+    def _number(self, phase: int, consumer: Consumer) -> int:
+        """The number of a consumer of a phase among all."""
+        of_phase = self.network.backward if phase else self.network.forward
+        return phase * len(self.network.forward) + next(k for k, each in enumerate(of_phase) if each is consumer)
 
     def _flow(self, phase: int, consumer: Consumer) -> FlowColumns:
         return self.flows[phase][consumer.node, id(consumer.wants)]
@@ -243,35 +280,66 @@ class _Of:
         for vertex, parts in self.makes.items():
             self.source[vertex].append(Term(parts))
 
-    def _read(self, consumer: Consumer) -> None:
-        """Whichever copy is at the vertex that is read."""
+    def _read(self, number: int) -> None:
+        """Whichever copy is at the vertex that the consumer of this number reads."""
+        consumer = self.network.consumers[number]
         if consumer.node == self.network.producer and consumer.wants is self.network.makes:
             return self._source()
         for vertex, parts in self.writer.chosen(*consumer).items():
-            self._somewhere(vertex, Term(parts))
+            self._somewhere(number, vertex, Term(parts))
         return None
 
-    def _somewhere(self, vertex: int, term: Term) -> None:
-        """A copy at a vertex that is alive as a term says: the producer's if that is there, else another."""
-        made = self.makes.get(vertex)
-        if made is None:
-            self.copies[vertex].append(term)
-        elif not self.network.held and not any(life.base for life in self.network.lives):
-            self.source[vertex].append(term)  # counted alike
-        else:
-            self.source[vertex].append(term.plus(made, -1))
-            self.copies[vertex].append(term.plus(((column, -1) for column, _ in made), 0))
+    def _somewhere(self, number: int, vertex: int, term: Term) -> None:
+        """A copy at a vertex that is alive as a term says, and that the consumer of this number reads: the one that is
+        made there, or made again, if it is that, else another.
+        """
+        if not self.network.held and not any(life.base for life in self.network.lives):
+            (self.source if vertex in self.makes else self.copies)[vertex].append(term)  # all counted alike
+            return
+        consumer = self.network.consumers[number]
+        flow = self._flow(int(number >= len(self.network.forward)), consumer)
+        into = self._into(flow).get(vertex, ())
+        places = [(alive, parts) for alive, at, parts in self._starts(flow) if at == vertex]
+        places += [(self.copies, into)] if into else []
+        if len(places) == 1:
+            places[0][0][vertex].append(term)
+            return
+        if (vertex, flow.key, term) in self.shared:
+            return
+        self.shared.add((vertex, flow.key, term))
+        for (alive, _), share in zip(places, self.writer.shared(term, [parts for _, parts in places])):
+            alive[vertex].append(share)
+
+    def _starts(self, flow: FlowColumns) -> Iterator[tuple[Alive, int, tuple[tuple[int, int], ...]]]:
+        """Where a flow starts: whose copy, its vertex, and the variables that say so."""
+        if flow.starts_at_producer:
+            yield from ((self.source, vertex, parts) for vertex, parts in self.makes.items())
+        for alive, vertices, columns in (
+            (self.source, flow.made, flow.made_columns),
+            (self.copies, flow.starts, flow.start_columns),
+            (self.again, flow.again, flow.again_columns),
+        ):
+            for vertex, column in zip(vertices.tolist(), columns.tolist()):
+                yield alive, vertex, ((column, 1),)
+
+    def _made_again(self, flow: FlowColumns) -> None:
+        for vertex, column in zip(flow.again.tolist(), flow.again_columns.tolist()):
+            self.again[vertex].append(Term(((column, 1),)))
 
     def _kept(self, flow: FlowColumns, gone: Sequence[Consumer] | None) -> None:
         """What the backward will start from; where some of the forward is to come, of that what is there already."""
         if flow.starts_at_producer:
             return self._source()
+        there = {self._flow(0, consumer).key for consumer in gone or ()}
+        to_come = [other for key, other in self.flows[0].items() if key not in there]
         for vertex, column in zip(flow.made.tolist(), flow.made_columns.tolist()):
             self.source[vertex].append(Term(((column, 1),)))
         for vertex, column in zip(flow.starts.tolist(), flow.start_columns.tolist()):
             if gone is None:
                 self.copies[vertex].append(Term(((column, 1),)))
                 continue
+            made_late = [(late, -1) for other in to_come for late, _ in self._into(other).get(vertex, ())]
+            self.copies[vertex].append(Term(((column, 1), *made_late)))
             for other in gone:
                 into = self._into(self._flow(0, other)).get(vertex)
                 if into is not None:
@@ -285,45 +353,40 @@ class _Of:
         for consumer in coming:
             flow = self._flow(phase, consumer)
             if flow.key in keys:
-                self._read(consumer)
+                self._read(self._number(phase, consumer))
                 continue
-            needs = self._needs(flow, flows)
-            if flow.starts_at_producer:
-                starts = [(self.source, vertex, parts) for vertex, parts in self.makes.items()]
-            else:
-                starts = [
-                    (alive, vertex, ((column, 1),))
-                    for alive, vertices, columns in (
-                        (self.source, flow.made, flow.made_columns),
-                        (self.copies, flow.starts, flow.start_columns),
-                    )
-                    for vertex, column in zip(vertices.tolist(), columns.tolist())
-                ]
-            starts += [(self.copies, vertex, into) for other in flows for vertex, into in self._into(other).items()]
-            for alive, vertex, parts in starts:
-                if vertex in needs:
-                    alive[vertex].append(Term((*parts, *needs[vertex]), -1))
+            taken = self._taken(flow, flows)
+            left: dict[int, list[tuple[int, int]]] = defaultdict(list)
+            come: dict[int, list[tuple[int, int]]] = defaultdict(list)
+            for arc, parts in taken.items():
+                left[int(self.network.tails[arc])] += [(column, -factor) for column, factor in parts]
+                come[int(self.network.heads[arc])] += parts
+            for alive, vertex, parts in self._starts(flow):
+                alive[vertex].append(Term((*parts, *left[vertex])))
+            for vertex, arrived in come.items():
+                self.copies[vertex].append(Term((*arrived, *left[vertex])))
 
-    def _needs(self, flow: FlowColumns, gone: Sequence[FlowColumns]) -> dict[int, tuple[tuple[int, int], ...]]:
-        """Per vertex whether a consumer to come reads there, or goes on from there over an arc that nobody took."""
-        needs: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for vertex, parts in self.writer.chosen(*flow.consumer).items():
-            needs[vertex] += parts
-        taken: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for other in gone:
-            for arc, column in zip(other.arcs.tolist(), other.columns.tolist()):
-                taken[arc].append((column, -1))
+    def _taken(self, flow: FlowColumns, gone: Sequence[FlowColumns]) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Per arc of a flow that others may have taken already what of the flow is at its head since then."""
         own: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for arc, column in zip(flow.arcs.tolist(), flow.columns.tolist()):
             own[arc].append((column, 1))
+        others: dict[int, list[tuple[tuple[int, int], ...]]] = defaultdict(list)
+        for other in gone:
+            by_arc: dict[int, list[tuple[int, int]]] = defaultdict(list)
+            for arc, column in zip(other.arcs.tolist(), other.columns.tolist()):
+                by_arc[arc].append((column, -1))
+            for arc, carried in by_arc.items():
+                others[arc].append(tuple(carried))
+        taken: dict[int, tuple[tuple[int, int], ...]] = {}
         for arc, flowing in own.items():
-            needed = flowing
-            if arc in taken:
-                column = self.writer.variable()
-                self.writer.at_least(column, Term((*flowing, *taken[arc])))
-                needed = [(column, 1)]
-            needs[int(self.network.tails[arc])] += needed
-        return {vertex: tuple(all_of_it) for vertex, all_of_it in needs.items()}
+            if arc in others:
+                rest = self.writer.variable()  # of the flow what is not there yet
+                self.writer.at_least(rest, Term((*flowing, *(part for parts in others[arc] for part in parts))))
+                for parts in others[arc]:
+                    self.writer.rows.append((((rest, 1), *((column, -factor) for column, factor in parts)), 1.0))
+                taken[arc] = (*flowing, (rest, -1))
+        return taken
 
     def _into(self, flow: FlowColumns) -> dict[int, tuple[tuple[int, int], ...]]:
         into: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -331,16 +394,27 @@ class _Of:
             into[int(self.network.heads[arc])].append((column, 1))
         return {vertex: tuple(parts) for vertex, parts in into.items()}
 
-    def charge(self, consumer: Consumer, view: Network, alive: Alive) -> None:
-        """What views of what a consumer reads hold of this network."""
+    def charge(self, number: int, view: Consumer, alive: Alive) -> None:
+        """What views of what the consumer of this number reads hold of this network, made where `view` says."""
         strategies: dict[int, dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
-        first = int(self.writer.first[view.producer])
-        for strategy, (looks, makes) in enumerate(zip(consumer.wants.tolist(), view.makes.tolist(), strict=True)):
-            strategies[makes][looks].append((first + strategy, 1))
+        first = int(self.writer.first[view.node])
+        looks_at = self.network.consumers[number].wants
+        for strategy, (looks, makes) in enumerate(zip(looks_at.tolist(), view.wants.tolist(), strict=True)):
+            if NOWHERE not in (looks, makes):
+                strategies[makes][looks].append((first + strategy, 1))
         for made, terms in alive.items():
-            for vertex, parts in strategies[made].items():
-                for term in terms:
-                    self._somewhere(vertex, term if len(strategies[made]) == 1 else term.plus(parts, -1))
+            for term in dict.fromkeys(terms):
+                looked_at = list(strategies[made].items())
+                if len(looked_at) == 1:
+                    self._somewhere(number, looked_at[0][0], term)
+                    continue
+                for (vertex, _), share in zip(looked_at, self.writer.shared(term, [each for _, each in looked_at])):
+                    self._somewhere(number, vertex, share)
+
+
+def _at(vertex: int, vertices: IntArray, columns: IntArray) -> tuple[tuple[int, int], ...]:
+    """The variable of a vertex, as a part of a term."""
+    return tuple((int(column), 1) for column in columns[vertices == vertex])
 
 
 def _those(consumers: Sequence[Consumer], states: Sequence[int], *wanted: int) -> list[Consumer]:

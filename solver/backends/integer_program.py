@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..networks import BoolArray, Network, Routes
+from ..networks import NOWHERE, BoolArray, Consumer, Network, Routes
 from ..problem import INFEASIBLE, Edge, IntArray, Problem
 from ..usages import largest_usage
 from .flows import Flow, Stage, stages
@@ -187,7 +187,8 @@ def build(problem: Problem) -> Program:
     for group in problem.groups:
         parts.group([problem.edges[index] for index in group.edges])
     for index, network in enumerate(problem.networks):
-        parts.network(index, network, apart=problem.usage_limit is not None and bool(network.lives))
+        holds = problem.usage_limit is not None and bool(network.lives)
+        parts.network(index, network, apart=holds or network.is_optional)
     if problem.usage_price is not None:
         parts.soften(problem)
     return parts.program()
@@ -291,8 +292,10 @@ class _Parts:
         for stage in stages(network, apart=apart):
             together = self._variables(network.costs[stage.shared])
             self.decided.append(together)
-            starts = apart and network.kept and bool(phases) and bool(network.forward)
-            flows = [self._flow(network, stage, flow, together, used if starts else None) for flow in stage.flows]
+            keeps = network.kept and bool(network.forward)
+            starts = apart and bool(phases) and (keeps or network.is_optional)
+            may_start = (used if keeps else (none, none)) if starts else None
+            flows = [self._flow(network, stage, flow, together, may_start) for flow in stage.flows]
             for flow in flows:
                 arcs.append(flow.arcs)
                 columns.append(flow.columns)
@@ -304,19 +307,32 @@ class _Parts:
         if apart:
             self.phases[index] = phases[0], phases[1]
             self._keep_or_make_again(network, phases[1])
-            self._keep_source(network, [flow for flows in phases for flow in flows])
+            producer = Consumer(network.producer, network.makes)
+            if network.again is None:
+                self._keep_source(network, producer, [flow for flows in phases for flow in flows])
+            else:
+                self._keep_source(network, producer, phases[0])
+                self._keep_source(network, producer, phases[1], unless=network.again)
+                self._keep_source(network, network.again, phases[1])
 
-    def _keep_source(self, network: Network, flows: Sequence[FlowColumns]) -> None:
-        """Nothing flows to where the tensor is made: dropped there and made again is what no plan can say."""
+    def _keep_source(
+        self, network: Network, maker: Consumer, flows: Sequence[FlowColumns], unless: Consumer | None = None
+    ) -> None:
+        """Nothing flows to where the tensor is made: dropped there and made again is what no plan can say. What is made
+        there does not count if the tensor is made again.
+        """
         columns = _distinct(flows)
-        into = np.flatnonzero(np.isin(network.heads[columns[0]], network.makes))
+        into = np.flatnonzero(np.isin(network.heads[columns[0]], maker.wants))
         vertices, at = np.unique(network.heads[columns[0][into]], return_inverse=True)
         most = float(max(1, len(flows)))
         rows = self._rows(len(vertices), -np.inf, most)
         self._enter(rows[at], columns[1][into], 1.0)
-        here = np.flatnonzero(np.isin(network.makes, vertices))
-        made = rows[np.searchsorted(vertices, network.makes[here])]
-        self._enter(made, self._choices(network.producer)[here], most)
+        here = np.flatnonzero(np.isin(maker.wants, vertices))
+        made = rows[np.searchsorted(vertices, maker.wants[here])]
+        self._enter(made, self._choices(maker.node)[here], most)
+        if unless is not None:
+            again = self._choices(unless.node)[unless.wants != NOWHERE]
+            self._enter(np.repeat(rows, len(again)), np.tile(again, len(rows)), -most)
 
     def _keep_or_make_again(self, network: Network, flows: Sequence[FlowColumns]) -> None:
         """Where a flow of the backward starts from a copy that is kept, no other flow brings one."""
@@ -342,14 +358,28 @@ class _Parts:
         f = self._variables(flow.priced)
         rows = self._rows(len(flow.vertices), 0.0, 0.0)
         none = np.zeros(0, np.int64)
-        starts, made = (none, none), (none, none)
+        starts, made, again = (none, none), (none, none), (none, none)
         if used is None:
             self._balance(network, flow, rows)
         else:
-            made = self._starts(flow, rows, network.makes, self._choices(network.producer))
+            makes, choices = network.makes, self._choices(network.producer)
+            if network.again is not None and network.again.node == network.producer:
+                once = network.again.wants == NOWHERE
+                makes, choices = makes[once], choices[once]
+            made = self._starts(flow, rows, makes, choices)
             starts = self._starts(flow, rows, network.heads[used[0]], used[1])
-            node, wants = flow.consumer
-            self._enter(rows[np.searchsorted(flow.vertices, wants)], self._choices(node), -1.0)
+            wanted = flow.consumer.wants != NOWHERE
+            at = np.searchsorted(flow.vertices, flow.consumer.wants[wanted])
+            self._enter(rows[at], self._choices(flow.consumer.node)[wanted], -1.0)
+            if network.again is not None:
+                node, wants = network.again
+                is_made = wants != NOWHERE
+                again = self._starts(flow, rows, wants[is_made], self._choices(node)[is_made])
+                from_first = self._rows(1, -np.inf, 0.0)
+                for column in (made[1], starts[1]):
+                    self._enter(np.repeat(from_first, len(column)), column, 1.0)
+                is_not = self._choices(node)[~is_made]
+                self._enter(np.repeat(from_first, len(is_not)), is_not, -1.0)
         self._carry(network, flow, rows, flow.arcs, f)
         arcs, columns = [flow.arcs], [f]
         if stage.of_two:
@@ -367,6 +397,7 @@ class _Parts:
             np.concatenate(columns),
             *starts,
             *made,
+            *again,
             starts_at_producer=used is None,
         )
 
@@ -411,7 +442,7 @@ class _Parts:
         rows = np.concatenate([rows for rows, _, _ in self.entries])
         columns = np.concatenate([columns for _, columns, _ in self.entries])
         values = np.concatenate([np.full(len(rows), value) for rows, _, value in self.entries])
-        order = np.lexsort((columns, rows))
+        rows, columns, values = _summed(rows, columns, values)
         integers = np.zeros(self.variables, np.bool_)
         integers[: int(self.first[-1])] = True
         for decided in self.decided:
@@ -420,9 +451,9 @@ class _Parts:
             np.concatenate(self.costs),
             np.concatenate(self.lower),
             np.concatenate(self.upper),
-            rows[order],
-            columns[order],
-            values[order],
+            rows,
+            columns,
+            values,
             self.first,
             integers,
             self.overflow,
@@ -463,6 +494,18 @@ class _Parts:
 
     def _enter(self, rows: IntArray, columns: IntArray, value: float) -> None:
         self.entries.append((rows, columns, value))
+
+
+def _summed(rows: IntArray, columns: IntArray, values: FloatArray) -> tuple[IntArray, IntArray, FloatArray]:
+    """Entries by row and column, those at the same place added up."""
+    order = np.lexsort((columns, rows))
+    rows, columns, values = rows[order], columns[order], values[order]
+    is_first = np.ones(len(rows), np.bool_)
+    is_first[1:] = (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1])
+    if is_first.all():
+        return rows, columns, values
+    totals = np.add.reduceat(values, np.flatnonzero(is_first))
+    return rows[is_first], columns[is_first], totals
 
 
 def _live_usages(problem: Problem, variables: int, first: IntArray, step: int) -> FloatArray:

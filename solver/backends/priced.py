@@ -15,7 +15,7 @@ from operator import itemgetter
 import numpy as np
 
 from ..evaluate import evaluate, usage_timeline
-from ..networks import Assignment, at_end
+from ..networks import NOWHERE, Assignment, at_end
 from ..problem import INFEASIBLE, IntArray, Problem
 from ..routing import routed
 
@@ -61,6 +61,12 @@ def held_at(problem: Problem, step: int) -> list[IntArray]:
         alive = sum(life.base is None and life.made <= step < at_end(life.reads) for life in network.lives)
         if alive and not network.held:
             assert network.sizes is not None
+            is_late = all(life.again is None or life.again <= step for life in network.lives)
+            if network.again is not None and not is_late:  # held where it is not made again, as it must be at least
+                maker, wants = network.again
+                least = alive * int(network.sizes[network.makes].min())
+                held[maker] = held[maker] + np.where(wants == NOWHERE, least, 0)
+                continue
             held[network.producer] = held[network.producer] + alive * network.sizes[network.makes]
     return held
 

@@ -44,8 +44,9 @@ def merge_equal_networks(problem: Problem) -> Outcome:
             base = life.base
             if base is not None:
                 network, of_network, consumers = moved[base.network, base.life]
-                base = Base(network, of_network, consumers[base.consumer])
-            found.append(Life(life.made, tuple(read for _, read in reads), base))
+                again = None if base.again is None else consumers[base.again]
+                base = Base(network, of_network, consumers[base.consumer], again)
+            found.append(life._replace(reads=tuple(read for _, read in reads), base=base))
         return tuple(found)
 
     own: dict[int, list[Life]] = {position: [] for position in place.values()}
@@ -72,7 +73,8 @@ def _key(pool: Pool, network: Network) -> Hashable:
         return tuple(sorted((node, id(pool(wants))) for node, wants in consumers))
 
     arrays = (network.tails, network.heads, network.costs, network.makes)
-    phases = ends(network.forward), ends(network.backward)
+    again = () if network.again is None else (network.again,)
+    phases = ends(network.forward), ends(network.backward), ends(again)
     same = (network.vertices, network.producer, network.kept, *phases, *(id(pool(array)) for array in arrays))
     if network.sizes is None:
         return same

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..networks import Consumer, Network, reached, rebased
+from ..networks import NOWHERE, Consumer, Network, reached, rebased
 from ..problem import IntArray, Problem, identity
 from .reduction import Outcome, Pool, Reduced, Rerouting
 
@@ -50,12 +50,16 @@ class _Trimming:
         """The network itself if there is nothing to drop; and the arcs that are kept."""
         forward, backward = self._consumers(network)
         wanted = np.unique(np.concatenate([network.makes[:0], *(wants for _, wants in (*forward, *backward))]))
-        kept = _useful(network, wanted)
+        wanted = wanted[wanted != NOWHERE]
+        made = network.makes
+        if network.again is not None:
+            made = np.concatenate([made, network.again.wants[network.again.wants != NOWHERE]])
+        kept = _useful(network, made, wanted)
         same_ends = len(forward) == len(network.forward) and len(backward) == len(network.backward)
-        used = np.unique(np.concatenate([network.makes, wanted, network.tails[kept], network.heads[kept]]))
+        used = np.unique(np.concatenate([made, wanted, network.tails[kept], network.heads[kept]]))
         if same_ends and len(kept) == len(network.costs) and len(used) == network.vertices:
             return network, identity(len(kept))
-        place = np.zeros(network.vertices, np.int64)
+        place = np.full(network.vertices + 1, NOWHERE, np.int64)  # the last is that of NOWHERE
         place[used] = np.arange(len(used))
         smaller = replace(
             network,
@@ -67,12 +71,15 @@ class _Trimming:
             makes=self.pool(place[network.makes]),
             forward=tuple(Consumer(node, self.pool(place[wants])) for node, wants in forward),
             backward=tuple(Consumer(node, self.pool(place[wants])) for node, wants in backward),
+            again=network.again and Consumer(network.again.node, self.pool(place[network.again.wants])),
         )
         return smaller, kept
 
     def _consumers(self, network: Network) -> tuple[list[Consumer], list[Consumer]]:
-        """Those of each phase that ask for something that nobody before them asks for; all, where copies have lives."""
-        if network.lives:
+        """Those of each phase that ask for something that nobody before them asks for; all, where copies have lives, or
+        the backward may want nothing.
+        """
+        if network.lives or network.is_optional:
             return list(network.forward), list(network.backward)
         made = (network.producer, id(self.pool(network.makes)))
         asked = {made}
@@ -89,9 +96,9 @@ class _Trimming:
         return phases[0], phases[1]
 
 
-def _useful(network: Network, wanted: IntArray) -> IntArray:
+def _useful(network: Network, made: IntArray, wanted: IntArray) -> IntArray:
     """The arcs on ways from where the tensor may be made to the wanted vertices, the cheapest of parallel ones."""
-    there = reached(network.vertices, network.tails, network.heads, network.makes)
+    there = reached(network.vertices, network.tails, network.heads, made)
     needed = reached(network.vertices, network.heads, network.tails, wanted)
     useful = np.flatnonzero(there[network.tails] & needed[network.heads] & (network.tails != network.heads))
     order = useful[np.lexsort((useful, network.costs[useful], network.heads[useful], network.tails[useful]))]

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from autoshard.capture import CapturedGraph, capture, is_random, recomputed
-from autoshard.constraints.computed_again import marked_again
+from autoshard.capture import CapturedGraph, capture, is_random, marked, recomputed
 from autoshard.recomputation import again_name, first_name
 
 from ..models import EXAMPLES, graph_of
@@ -131,11 +130,11 @@ class Marked(nn.Module):
 def test_marks_of_the_model_are_read_as_torch_means_them() -> None:
     """What goes into a checkpointed part and what comes out of it is kept; a policy that saves saves."""
     plain, whole, selective = (capture(Marked(kind), (torch.ones(3, 4),)) for kind in ("plain", "whole", "selective"))
-    assert marked_again(plain) == frozenset()
+    assert marked(plain) == frozenset()
     inner = {
         f"layers.{k}{role}" for k in range(2) for role in (".up/t", ".up/addmm", "/gelu", ".down/t", ".down/addmm")
     }
-    assert marked_again(whole) == inner
-    assert marked_again(selective) == {name for name in inner if "addmm" not in name}
+    assert marked(whole) == inner
+    assert marked(selective) == {name for name in inner if "addmm" not in name}
     assert [node.name for node in whole.nodes] == [node.name for node in plain.nodes]
     assert whole.fingerprint == plain.fingerprint

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver import INFEASIBLE, Base, Budget, Consumer, Edge, Group, Life, Load, Network, Node, Problem
+from solver import INFEASIBLE, NOWHERE, Base, Budget, Consumer, Edge, Group, Life, Load, Network, Node, Problem
 
 
 def random_problem(seed: int) -> Problem:
@@ -56,12 +56,13 @@ def random_lives(seed: int) -> Problem:
     networks: list[Network] = []
     while len(networks) < rng.randint(1, 2):
         network = _small(rng, _network(rng, f"w{len(networks)}", kinds))
+        network = _optional(rng, network, kinds)
         sizes = np.array([rng.randint(0, 9) for _ in range(network.vertices)], np.int64)
         lives = (_life(rng, network, rng.randint(0, 3)),)
         networks.append(replace(network, sizes=sizes, lives=lives, held=rng.random() < 0.3))
         late = len(network.forward) if network.backward else 0  # see solver.backends.holdings on views of the forward
         reads = [k for k, (at, until) in enumerate(lives[0].reads) if lives[0].made < until - 1 and at < until]
-        reads = [k for k in reads if k >= late]
+        reads = [k for k in reads if k >= late and network.consumers[k].wants.min() != NOWHERE]
         if reads and rng.random() < 0.7:
             networks.append(_view(rng, networks[-1], len(networks) - 1, rng.choice(reads), kinds))
     nodes = []
@@ -88,8 +89,24 @@ def _small(rng: random.Random, network: Network) -> Network:
 def _life(rng: random.Random, network: Network, made: int, base: Base | None = None) -> Life:
     middle = made + rng.randint(0, 4)
     forward = [(at, rng.randint(at, middle)) for at in (rng.randint(made, middle) for _ in network.forward)]
+    again = None if network.again is None else max(middle, made + 1) + rng.randint(0, 1)
+    middle = middle if again is None else again
     backward = [(at, at + rng.randint(0, 2)) for at in (rng.randint(middle, middle + 3) for _ in network.backward)]
-    return Life(made, (*forward, *backward), base)
+    return Life(made, (*forward, *backward), base, again)
+
+
+def _optional(rng: random.Random, network: Network, kinds: list[int]) -> Network:
+    """The network, perhaps with one that makes it again, and with consumers of the backward that may want nothing."""
+
+    def or_nowhere(end: Consumer) -> Consumer:
+        return Consumer(end.node, np.array([NOWHERE if rng.random() < 0.4 else vertex for vertex in end.wants]))
+
+    if rng.random() < 0.5:
+        return network
+    backward = tuple(or_nowhere(end) if rng.random() < 0.5 else end for end in network.backward)
+    node = rng.randrange(len(kinds))
+    again = or_nowhere(Consumer(node, _classes(rng, kinds[node], network.vertices))) if rng.random() < 0.7 else None
+    return replace(network, backward=backward, again=again)
 
 
 def _view(rng: random.Random, base: Network, number: int, consumer: int, kinds: list[int]) -> Network:
@@ -102,7 +119,30 @@ def _view(rng: random.Random, base: Network, number: int, consumer: int, kinds: 
     (life,) = base.lives
     at, until = life.reads[consumer]
     made = rng.randint(max(at, life.made + 1), until - 1)
-    return replace(network, sizes=sizes, lives=(_life(rng, network, made, Base(number, 0, consumer)),))
+    found = _life(rng, network, made, Base(number, 0, consumer))
+    return _made_again(rng, replace(network, sizes=sizes, lives=(found,)), base, kinds)
+
+
+def _made_again(rng: random.Random, view: Network, base: Network, kinds: list[int]) -> Network:
+    """The view, perhaps made again by another consumer of what it looks at."""
+    (life,), (of_base,) = view.lives, base.lives
+    assert life.base is not None
+    forward = life.reads[: len(view.forward)]
+    first = max([life.made + 1, *(until for _, until in forward)])
+    late = [
+        k
+        for k, (at, until) in enumerate(of_base.reads)
+        if k >= len(base.forward) and k != life.base.consumer and first <= at < until
+    ]
+    if not late or rng.random() < 0.3:
+        return view
+    other = rng.choice(late)
+    node, wants = base.consumers[other]
+    makes = np.where(wants == NOWHERE, NOWHERE, _classes(rng, kinds[node], view.vertices))
+    at = of_base.reads[other][0]
+    backward = [(max(at, low), max(at, high)) for low, high in life.reads[len(view.forward) :]]
+    life = Life(life.made, (*forward, *backward), life.base._replace(again=other), at)
+    return replace(view, lives=(life,), again=Consumer(node, makes))
 
 
 def _networks(rng: random.Random, sizes: list[int], ties: tuple[tuple[int, ...], ...]) -> tuple[Network, ...]:

@@ -76,7 +76,7 @@ def test_equal_problems_are_written_as_equal_bytes_whatever_arrays_they_share(se
 def test_networks_of_version_1_hold_no_memory() -> None:
     document = changed(("solver_problem",), 1)
     for network in document["networks"]:
-        del network["sizes"], network["held"], network["lives"]
+        del network["sizes"], network["held"], network["lives"], network["again"]
     again = parse_problem(json.dumps(document))
     assert all(network.sizes is None and not network.lives for network in again.networks)
     with pytest.raises(FormatError, match="unknown member"):
@@ -90,7 +90,21 @@ def test_lives_are_read_back(seed: int) -> None:
     text = dump_problem(problem)
     VALIDATOR.validate(json.loads(text))
     assert dump_problem(parse_problem(text)) == text
-    assert [n.lives for n in parse_problem(text).networks] == [n.lives for n in problem.networks]
+    again = parse_problem(text).networks
+    assert [n.lives for n in again] == [n.lives for n in problem.networks]
+    assert [n.again and n.again.wants.tolist() for n in again] == [
+        n.again and n.again.wants.tolist() for n in problem.networks
+    ]
+
+
+def test_networks_of_version_2_are_made_once() -> None:
+    document = changed(("solver_problem",), 2)
+    for network in document["networks"]:
+        assert network.pop("again") is None
+        for life in network["lives"]:
+            assert life.pop("again") is None
+            life["base"] = life["base"] and life["base"][:3]
+    assert dump_problem(parse_problem(json.dumps(document))) == dump_problem(example())
 
 
 def test_arrays_that_are_equal_are_one_object_after_reading() -> None:
@@ -133,8 +147,13 @@ def changed(place: tuple[str | int, ...], value: object) -> dict[str, Any]:
 
 # The change, what is said of it, and whether the schema sees it too.
 MALFORMED: dict[str, tuple[tuple[str | int, ...], object, str, bool]] = {
-    "another version": (("solver_problem",), 3, "solver_problem is 3: this solver reads versions 1 to 2", True),
-    "a base of two": (("networks", 1, "lives", 0, "base"), [0, 0], "networks[1]: lives[0]: base must be three", True),
+    "another version": (("solver_problem",), 4, "solver_problem is 4: this solver reads versions 1 to 3", True),
+    "a base of two": (
+        ("networks", 1, "lives", 0, "base"),
+        [0, 0],
+        "networks[1]: lives[0]: base must be 4 integers",
+        True,
+    ),
     "reads of three": (("networks", 0, "lives", 0, "reads", 0), [1, 2, 3], "lives[0]: reads[0] has 3 numbers", True),
     "sizes that are not there": (("networks", 0, "sizes"), 99, "networks[0]: sizes names array 99", False),
     "a missing member": (("networks",), ..., "member 'networks' is missing", True),

@@ -182,10 +182,14 @@ def _pairs_of_edges(problem: Problem) -> list[Pair]:
 
 
 def _pairs_of_networks(problem: Problem) -> Iterator[Pair]:
-    """Producer and consumer, at the shortest ways between the vertices that their strategies use."""
+    """Producer and consumer, at the shortest ways between the vertices that their strategies use; of what the backward
+    may do without, or make again, nothing: no price is negative.
+    """
     known: dict[tuple[int, ...], IntArray] = {}
     for network in problem.networks:
         together = (network.consumers,) if network.kept else (network.forward, network.backward)
+        if network.is_optional:
+            together = (network.forward,)
         makes, rows = np.unique(network.makes, return_inverse=True)
         arrays = network.tails, network.heads, network.costs, network.makes
         key = network.vertices, *(id(array) for array in arrays)

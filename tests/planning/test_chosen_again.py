@@ -1,0 +1,148 @@
+"""The program decides what is computed again: against every set of operators tried, and against timelines."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoshard
+from autoshard.capture import capture, recomputable, recomputed
+from autoshard.errors import BudgetError
+from autoshard.mesh import Mesh
+from autoshard.ops import is_free
+from autoshard.planning import Formulation, formulate, interpret, timeline_of
+from autoshard.planning.decided import as_choices, decided
+from autoshard.planning.lives import _Course, with_lives
+from autoshard.plans import ShardingPlan
+from cost_models import optimizer_policy
+from solver import Assignment, evaluate, routed, solve
+
+from ..distributed import cases
+from ..plans_of import profile_of
+from .test_lives import POLICY, at_steps
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, width), nn.Linear(width, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = nn.functional.gelu(self.up(x))
+        return x + self.down(inner * torch.tanh(inner))
+
+
+class Blocks(nn.Module):
+    def __init__(self, widths: tuple[int, ...] = (32, 48)) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(width) for width in widths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().sum()
+
+
+def example() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Blocks(), (torch.ones(64, 8),)
+
+
+def plan(memory: int | None = None, mesh: str = "dp=1", **options: str) -> ShardingPlan:
+    return autoshard.plan(*example(), mesh=mesh, hardware="cpu-gloo", memory=memory, optimizer="sgd", **options)
+
+
+def test_it_is_the_best_of_all_sets_of_operators_on_one_rank() -> None:
+    """There every operator has one strategy, so that a set of operators is a plan."""
+    graph, mesh, profile = capture(*example()), Mesh.parse("dp=1"), profile_of("cpu-gloo")
+    names = [name for name in sorted(recomputable(graph)) if not name.endswith("/t")]  # those of parameters are held
+    known: dict[frozenset[str], tuple[int, int]] = {}
+    for chosen in (frozenset(each) for count in range(len(names) + 1) for each in combinations(names, count)):
+        formulation = formulate(recomputed(graph, chosen), mesh, profile)
+        made = interpret(formulation, solve(formulation.problem), profile, "", "")
+        peak = timeline_of(graph, made, optimizer_policy("sgd")).peak.size_bytes
+        known[chosen] = made.solver.cost_ns, peak
+    assert len(known) >= 2**6
+    most, least = known[frozenset()][1], min(peak for _, peak in known.values())
+    assert least < 0.9 * most
+    for budget in sorted({peak for _, peak in known.values()})[::3]:
+        found = plan(budget, checkpointing="free")
+        assert found.memory is not None
+        assert found.memory.peak.size_bytes <= budget
+        assert found.solver.cost_ns == min(cost for cost, peak in known.values() if peak <= budget)
+        assert found.solver.status == "optimal"
+    with pytest.raises(BudgetError, match=f"{least} bytes"):
+        plan(least - 1, checkpointing="free")
+
+
+def test_nothing_is_computed_again_where_it_need_not_be() -> None:
+    free = plan(checkpointing="free", mesh="dp=2")
+    assert free.memory is not None and not free.recomputed
+    assert plan(free.memory.peak.size_bytes, checkpointing="free", mesh="dp=2").recomputed == ()
+
+
+def test_what_is_to_be_kept_is_kept_and_what_is_to_be_computed_again_is() -> None:
+    free = plan().memory
+    assert free is not None
+    budget = int(0.85 * free.peak.size_bytes)
+    made = autoshard.plan(
+        *example(),
+        mesh="dp=1",
+        hardware="cpu-gloo",
+        memory=budget,
+        optimizer="sgd",
+        checkpointing="free",
+        constraints=("keep layers.0/tanh", "recompute layers.1/gelu"),
+    )
+    assert "layers.1/gelu" in made.recomputed and "layers.0/tanh" not in made.recomputed
+
+
+def some(formulation: Formulation, draws: random.Random) -> list[str]:
+    """Operators to be computed again; a view where what it looks at is."""
+    nodes, firsts = formulation.graph.nodes, sorted(formulation.seconds.values())
+    again: set[int] = set()
+    for i in firsts:
+        looks_at = nodes[i].inputs[0].node if is_free(nodes[i]) else None
+        if looks_at in again or (looks_at not in firsts and draws.random() < 0.5):
+            again.add(i)
+    return [nodes[i].name for i in again]
+
+
+@pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("case", ["llama", "llama odd", "gpt2"])
+def test_it_prices_and_counts_as_the_program_in_which_the_same_is_decided(case: str, seed: int) -> None:
+    """That program never counts more than a timeline, says `test_lives`."""
+    graph = capture(*cases.make(case))
+    mesh, profile = Mesh.parse("dp=2,tp=2"), profile_of("slow")
+    wide = formulate(graph, mesh, profile, tie_layers=False, chooses_again=True)
+    names = some(wide, random.Random(seed))
+    plain = formulate(recomputed(graph, names), mesh, profile, tie_layers=False)
+    solution = solve(plain.problem, relative_gap=1e9)
+    assert solution.choices is not None
+    assignment = routed(wide.free, as_choices(wide, plain, solution.choices))
+    assert assignment is not None
+    judged = evaluate(wide.free, *assignment)
+    assert judged.feasible
+
+    found, answer = decided(wide, replace(solution, choices=assignment.choices, routes=assignment.routes))
+    assert 0 < len(found.graph.again) < len(wide.seconds)
+    assert set(found.graph.again) <= set(names)
+    assert answer.choices is not None
+    again = evaluate(found.free, answer.choices, answer.routes)
+    assert again.feasible and again.cost <= judged.cost  # less where nobody reads what is computed again
+    plan = interpret(found, replace(answer, bound=0), profile, "", "")
+    assert plan.solver.cost_ns == again.cost and set(plan.recomputed) == set(found.graph.again)
+    assert counted(wide, assignment).items() >= counted(found, Assignment(answer.choices, answer.routes)).items()
+
+
+def counted(formulation: Formulation, assignment: Assignment) -> dict[str, int]:
+    """Bytes in use while each operator runs."""
+    graph = formulation.graph
+    steps = {graph.nodes[i].name: step for i, step in _Course.of(graph).step.items()}
+    problem = with_lives(formulation, POLICY).problem
+    return dict(zip(steps, at_steps(problem, assignment, list(steps.values()))))
