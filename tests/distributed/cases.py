@@ -151,15 +151,12 @@ def optimum(case: str, axes: str, hardware: str | cost_models.Profile) -> Shardi
     return autoshard.plan(model, args, mesh=axes, hardware=hardware)
 
 
-def sharded_plan(
-    case: str, axes: str, without: str = "", constraints: Sequence[str] = (), **options: Any
-) -> ShardingPlan:
+def sharded_plan(case: str, axes: str, without: str = "", constraints: Sequence[str] = ()) -> ShardingPlan:
     """The optimum of the slow machine under :func:`pins`, except those whose name contains ``without``."""
     mesh = Mesh.parse(axes)
     model, args = make(case)
-    held = pins(case, mesh, without)
     return autoshard.plan(
-        model, args, mesh=mesh, hardware=slow_machine(), pins=held, constraints=constraints, **options
+        model, args, mesh=mesh, hardware=slow_machine(), pins=pins(case, mesh, without), constraints=constraints
     )
 
 
