@@ -259,7 +259,8 @@ def moves(
         others = [e for e in found.values() if e.tensor == tensor and e.phase in ("forward", phase)]
         if others and draw(st.booleans()):
             other = draw(st.sampled_from(others))
-            path, kept = list(other.path), other.phase != phase
+            path = list(other.path)
+            kept = other.phase != phase or (other.kept and not other.taken)  # which took nothing itself to go on from
         shared = len(path) - 1
         for _ in range(draw(st.integers(0 if kept else 1, 2))):
             after = draw(layouts(mesh, dims))
