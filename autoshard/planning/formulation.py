@@ -208,7 +208,8 @@ def _worth_it(graph: CapturedGraph, names: Collection[str]) -> frozenset[str]:
     """
     found: set[int] = set()
     for i, node in graph.of_kind("operator"):
-        if node.name in names and node.phase == "forward" and not (is_free(node) and node.inputs[0].node not in found):
+        shares = is_free(node) and bool(node.inputs) and node.inputs[0].node not in found
+        if node.name in names and node.phase == "forward" and not shares:
             found.add(i)
     return frozenset(graph.nodes[i].name for i in found)
 
@@ -220,7 +221,7 @@ def _views_as_made(
     twice = frozenset(seconds.values())
     for i in sorted(twice):
         node = graph.nodes[i]
-        if is_free(node) and node.inputs[0].node in twice:
+        if is_free(node) and node.inputs and node.inputs[0].node in twice:
             looked_at = node.inputs[0].node
             rows, columns = (_is_again(len(strategies[k])) for k in (looked_at, i))
             yield Edge(looked_at, i, rows, columns, _BOTH_OR_NEITHER)
