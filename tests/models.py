@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -40,6 +40,36 @@ class WithLoss(nn.Module):
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         return F.mse_loss(self.model(x), target)
+
+
+class Block(nn.Module):
+    """A layer that makes much of little."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, hidden), nn.Linear(hidden, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.gelu(self.up(x))
+        return x + self.down(inner * torch.tanh(inner))
+
+
+class Blocks(nn.Module):
+    """Layers that are not alike, with a loss."""
+
+    def __init__(self, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(map(Block, hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def blocks(batch: int = 64) -> Example:
+    torch.manual_seed(0)
+    return Blocks((32, 48)), (torch.randn(batch, 8),)
 
 
 class ConvNet(nn.Module):

@@ -79,6 +79,7 @@ CASES: dict[str, Callable[[], Example]] = {
     "assorted": models.assorted,
     "assorted odd": lambda: models.assorted(batch=5, length=7),
     "conv": models.conv,
+    "blocks": models.blocks,
     "checkpointed": checkpointed,
     "demo": lambda: _filled(llama.demo, 256),
     "vit": lambda: _filled(vit.tiny, 10),

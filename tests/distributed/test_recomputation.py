@@ -66,6 +66,23 @@ def test_checkpointed_layers_run_as_planned_and_train_as_one_process_does(case: 
     _trains(case, plan)
 
 
+def test_what_the_planner_chooses_to_compute_again_runs_as_planned_and_fits():
+    def planned(memory: int | None) -> ShardingPlan:
+        model, args = cases.make("blocks")
+        hardware = cases.slow_machine()
+        return autoshard.plan(model, args, mesh="dp=2", hardware=hardware, memory=memory, checkpointing="free")
+
+    kept = planned(None)
+    assert kept.memory is not None and not kept.recomputed
+    budget = int(0.85 * kept.memory.peak.size_bytes)
+    plan = planned(budget)
+    assert plan.memory is not None and plan.memory.peak.size_bytes <= budget
+    assert plan.recomputed
+    for executed in run_ranks(2, _executed, "blocks", autoshard.dump_plan(plan)):
+        assert executed == _planned(plan)
+    _trains("blocks", plan)
+
+
 @pytest.mark.parametrize(
     ("case", "axes"), [("llama odd", "dp=2,tp=2"), ("gpt2 small", "tp=2"), ("assorted odd", "tp=3")]
 )

@@ -7,8 +7,6 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-import torch
-from torch import Tensor, nn
 
 import autoshard
 from autoshard.capture import capture, recomputable, recomputed
@@ -23,42 +21,18 @@ from cost_models import optimizer_policy
 from solver import Assignment, evaluate, routed, solve
 
 from ..distributed import cases
+from ..models import blocks
 from ..plans_of import profile_of
 from .test_lives import POLICY, at_steps
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, width), nn.Linear(width, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = nn.functional.gelu(self.up(x))
-        return x + self.down(inner * torch.tanh(inner))
-
-
-class Blocks(nn.Module):
-    def __init__(self, widths: tuple[int, ...] = (32, 48)) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block(width) for width in widths)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x.square().sum()
-
-
-def example() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return Blocks(), (torch.ones(64, 8),)
-
-
 def plan(memory: int | None = None, mesh: str = "dp=1", **options: str) -> ShardingPlan:
-    return autoshard.plan(*example(), mesh=mesh, hardware="cpu-gloo", memory=memory, optimizer="sgd", **options)
+    return autoshard.plan(*blocks(), mesh=mesh, hardware="cpu-gloo", memory=memory, optimizer="sgd", **options)
 
 
 def test_it_is_the_best_of_all_sets_of_operators_on_one_rank() -> None:
     """There every operator has one strategy, so that a set of operators is a plan."""
-    graph, mesh, profile = capture(*example()), Mesh.parse("dp=1"), profile_of("cpu-gloo")
+    graph, mesh, profile = capture(*blocks()), Mesh.parse("dp=1"), profile_of("cpu-gloo")
     names = [name for name in sorted(recomputable(graph)) if not name.endswith("/t")]  # those of parameters are held
     known: dict[frozenset[str], tuple[int, int]] = {}
     for chosen in (frozenset(each) for count in range(len(names) + 1) for each in combinations(names, count)):
@@ -90,7 +64,7 @@ def test_what_is_to_be_kept_is_kept_and_what_is_to_be_computed_again_is() -> Non
     assert free is not None
     budget = int(0.85 * free.peak.size_bytes)
     made = autoshard.plan(
-        *example(),
+        *blocks(),
         mesh="dp=1",
         hardware="cpu-gloo",
         memory=budget,
