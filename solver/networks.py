@@ -43,6 +43,12 @@ class Consumer(NamedTuple):
     node: int
     wants: IntArray
 
+    @property
+    def somewhere(self) -> IntArray:
+        """The vertices without NOWHERE."""
+        vertices: IntArray = self.wants[self.wants != NOWHERE]
+        return vertices
+
 
 class Routes(NamedTuple):
     """The arcs of one network that are used in each phase, ascending."""
@@ -171,6 +177,11 @@ class Network:
         """The producer with the vertices at which it makes the tensor, then the consumers, then who makes it again."""
         again = () if self.again is None else (self.again,)
         return (Consumer(self.producer, self.makes), *self.consumers, *again)
+
+    @cached_property
+    def sources(self) -> IntArray:
+        """The vertices at which the tensor may be made, or made again."""
+        return self.makes if self.again is None else np.concatenate([self.makes, self.again.somewhere])
 
     @cached_property
     def is_optional(self) -> bool:

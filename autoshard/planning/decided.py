@@ -49,11 +49,10 @@ def as_choices(formulation: Formulation, other: Formulation, choices: Sequence[i
     """Choices of a program in which it is decided what is computed again, as choices of one that decides it."""
     nodes, again = formulation.graph.nodes, frozenset(other.graph.again)
     chosen = {(node.phase, node.name): choice for node, choice in zip(other.graph.nodes, choices)}
-    twice = frozenset(formulation.seconds.values())
     found: list[int] = []
     for i, node in enumerate(nodes):
         choice = 0 if i in formulation.seconds else chosen[node.phase, node.name]
-        is_again = i in twice and node.name in again
+        is_again = i in formulation.twice and node.name in again
         found.append(choice + len(formulation.strategies[i]) * is_again)
     return (*found, *choices[len(other.graph.nodes) :])
 
@@ -62,7 +61,7 @@ class _Reader:
     def __init__(self, formulation: Formulation, choices: Sequence[int]) -> None:
         self._formulation, self._choices = formulation, choices
         self._strategies, self._seconds = formulation.strategies, formulation.seconds
-        self._twice = frozenset(formulation.seconds.values())
+        self._twice = formulation.twice
 
     def _is_again(self, first: int) -> bool:
         return self._choices[first] >= len(self._strategies[first])

@@ -75,6 +75,11 @@ class Formulation:
     seconds: Mapping[int, int]
 
     @cached_property
+    def twice(self) -> frozenset[int]:
+        """The operators that may be computed again, whose strategies are two choices each."""
+        return frozenset(self.seconds.values())
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """What constraints and plans call every solver node; empty for one that is no decision of its own."""
         named = names_of(self.graph)

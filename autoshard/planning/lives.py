@@ -128,7 +128,7 @@ class _Sizes:
 
     def __init__(self, formulation: Formulation) -> None:
         self._strategies, self._graph = formulation.strategies, formulation.graph
-        self._twice = frozenset(formulation.seconds.values())
+        self._twice = formulation.twice
         self._elements = lru_cache(maxsize=None)(
             lambda shape, layout: math.prod(largest_local_shape(shape, layout, formulation.mesh))
         )

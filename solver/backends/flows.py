@@ -40,7 +40,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..networks import NOWHERE, Consumer, Network, reached
+from ..networks import Consumer, Network, reached
 from ..problem import IntArray
 
 
@@ -91,11 +91,9 @@ def stages(network: Network, *, apart: bool) -> Iterator[Stage]:
 
 def _stage(network: Network, consumers: tuple[Consumer, ...]) -> Stage:
     distinct = list({(node, id(wants)): Consumer(node, wants) for node, wants in consumers}.values())
-    made = network.makes
-    if network.again is not None and consumers is network.backward:
-        made = np.concatenate([made, somewhere(network.again)])
+    made = network.sources if consumers is network.backward else network.makes
     there = reached(network.vertices, network.tails, network.heads, made)
-    ways = [_way(network, there, somewhere(consumer)) for consumer in distinct]
+    ways = [_way(network, there, consumer.somewhere) for consumer in distinct]
     uses = np.bincount(np.concatenate([network.tails[:0], *ways]), minlength=len(network.costs))
     shared = np.flatnonzero((uses > 1) & (network.costs > 0))
     flows = (
@@ -110,16 +108,10 @@ def _way(network: Network, there: np.ndarray[tuple[int], np.dtype[np.bool_]], wa
     return np.flatnonzero(there[network.tails] & needed[network.heads])
 
 
-def somewhere(end: Consumer) -> IntArray:
-    """The vertices of an end without NOWHERE."""
-    vertices: IntArray = end.wants[end.wants != NOWHERE]
-    return vertices
-
-
 def _flow(
     network: Network, made: IntArray, consumer: Consumer, arcs: IntArray, shared: IntArray, *, of_two: bool
 ) -> Flow:
-    ends = made, somewhere(consumer), network.tails[arcs], network.heads[arcs]
+    ends = made, consumer.somewhere, network.tails[arcs], network.heads[arcs]
     together = np.flatnonzero(np.isin(arcs, shared, assume_unique=True))
     priced = network.costs[arcs].copy()
     if not of_two:

@@ -368,31 +368,20 @@ class _Of:
 
     def _taken(self, flow: FlowColumns, gone: Sequence[FlowColumns]) -> dict[int, tuple[tuple[int, int], ...]]:
         """Per arc of a flow that others may have taken already what of the flow is at its head since then."""
-        own: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for arc, column in zip(flow.arcs.tolist(), flow.columns.tolist()):
-            own[arc].append((column, 1))
-        others: dict[int, list[tuple[tuple[int, int], ...]]] = defaultdict(list)
-        for other in gone:
-            by_arc: dict[int, list[tuple[int, int]]] = defaultdict(list)
-            for arc, column in zip(other.arcs.tolist(), other.columns.tolist()):
-                by_arc[arc].append((column, -1))
-            for arc, carried in by_arc.items():
-                others[arc].append(tuple(carried))
+        carried = [_summed(other.arcs, other.columns) for other in gone]
         taken: dict[int, tuple[tuple[int, int], ...]] = {}
-        for arc, flowing in own.items():
-            if arc in others:
+        for arc, flowing in _summed(flow.arcs, flow.columns).items():
+            others = [parts[arc] for parts in carried if arc in parts]
+            if others:
                 rest = self.writer.variable()  # of the flow what is not there yet
-                self.writer.at_least(rest, Term((*flowing, *(part for parts in others[arc] for part in parts))))
-                for parts in others[arc]:
-                    self.writer.rows.append((((rest, 1), *((column, -factor) for column, factor in parts)), 1.0))
+                self.writer.at_least(rest, Term((*flowing, *((column, -1) for parts in others for column, _ in parts))))
+                for parts in others:
+                    self.writer.rows.append((((rest, 1), *parts), 1.0))
                 taken[arc] = (*flowing, (rest, -1))
         return taken
 
     def _into(self, flow: FlowColumns) -> dict[int, tuple[tuple[int, int], ...]]:
-        into: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for arc, column in zip(flow.arcs.tolist(), flow.columns.tolist()):
-            into[int(self.network.heads[arc])].append((column, 1))
-        return {vertex: tuple(parts) for vertex, parts in into.items()}
+        return _summed(self.network.heads[flow.arcs], flow.columns)
 
     def charge(self, number: int, view: Consumer, alive: Alive) -> None:
         """What views of what the consumer of this number reads hold of this network, made where `view` says."""
@@ -412,9 +401,12 @@ class _Of:
                     self._somewhere(number, vertex, share)
 
 
-def _at(vertex: int, vertices: IntArray, columns: IntArray) -> tuple[tuple[int, int], ...]:
-    """The variable of a vertex, as a part of a term."""
-    return tuple((int(column), 1) for column in columns[vertices == vertex])
+def _summed(places: IntArray, columns: IntArray) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Per place the sum of the variables there, as parts of a term."""
+    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for place, column in zip(places.tolist(), columns.tolist(), strict=True):
+        found[place].append((column, 1))
+    return {place: tuple(parts) for place, parts in found.items()}
 
 
 def _those(consumers: Sequence[Consumer], states: Sequence[int], *wanted: int) -> list[Consumer]:

@@ -49,14 +49,10 @@ class _Trimming:
     def trimmed(self, network: Network) -> tuple[Network, IntArray]:
         """The network itself if there is nothing to drop; and the arcs that are kept."""
         forward, backward = self._consumers(network)
-        wanted = np.unique(np.concatenate([network.makes[:0], *(wants for _, wants in (*forward, *backward))]))
-        wanted = wanted[wanted != NOWHERE]
-        made = network.makes
-        if network.again is not None:
-            made = np.concatenate([made, network.again.wants[network.again.wants != NOWHERE]])
-        kept = _useful(network, made, wanted)
+        wanted = np.unique(np.concatenate([network.makes[:0], *(end.somewhere for end in (*forward, *backward))]))
+        kept = _useful(network, wanted)
         same_ends = len(forward) == len(network.forward) and len(backward) == len(network.backward)
-        used = np.unique(np.concatenate([made, wanted, network.tails[kept], network.heads[kept]]))
+        used = np.unique(np.concatenate([network.sources, wanted, network.tails[kept], network.heads[kept]]))
         if same_ends and len(kept) == len(network.costs) and len(used) == network.vertices:
             return network, identity(len(kept))
         place = np.full(network.vertices + 1, NOWHERE, np.int64)  # the last is that of NOWHERE
@@ -96,9 +92,9 @@ class _Trimming:
         return phases[0], phases[1]
 
 
-def _useful(network: Network, made: IntArray, wanted: IntArray) -> IntArray:
+def _useful(network: Network, wanted: IntArray) -> IntArray:
     """The arcs on ways from where the tensor may be made to the wanted vertices, the cheapest of parallel ones."""
-    there = reached(network.vertices, network.tails, network.heads, made)
+    there = reached(network.vertices, network.tails, network.heads, network.sources)
     needed = reached(network.vertices, network.heads, network.tails, wanted)
     useful = np.flatnonzero(there[network.tails] & needed[network.heads] & (network.tails != network.heads))
     order = useful[np.lexsort((useful, network.costs[useful], network.heads[useful], network.tails[useful]))]
