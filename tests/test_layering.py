@@ -45,7 +45,7 @@ class Row:
 TABLE = {
     # solver's modules may name its backends: they are one package
     "solver": Row(frozenset({"solver.backends"}), frozenset({"numpy"})),
-    "solver.backends": Row(frozenset({"solver"}), frozenset({"numpy", "ortools", "pulp"})),
+    "solver.backends": Row(frozenset({"solver"}), frozenset({"numpy", "ortools", "highspy", "pulp"})),
     "cost_models": Row(SHARED, frozenset({"numpy"}) | FILES),
     "cost_models.collective_kinds": Row(frozenset()),
     "cost_models.kernel_kinds": Row(frozenset()),

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("autoshard", "solver", "cost_models")
 OF_EXTRAS = (
     "ortools",
+    "highspy",
     "pulp",
     "typer",
     "rich",
@@ -105,7 +106,9 @@ def test_a_rank_applies_a_plan_and_trains_without_the_packages_of_the_extras(tmp
     run(f"absent{OF_EXTRAS}\n" + folder + MODEL + APPLIED + f"assert loaded{OF_EXTRAS} == []")
 
 
-@pytest.mark.parametrize(("backend", "missing"), [("auto", "ortools"), ("cp-sat", "ortools"), ("cbc", "pulp")])
+@pytest.mark.parametrize(
+    ("backend", "missing"), [("auto", "ortools"), ("auto", "highspy"), ("cp-sat", "ortools"), ("cbc", "pulp")]
+)
 def test_planning_without_its_solver_names_the_extra_before_the_model_is_captured(backend: str, missing: str) -> None:
     run(
         f"absent({missing!r})\n{MODEL}\nmodel.forward = None\n"
@@ -139,14 +142,15 @@ def test_the_command_plan_without_a_solver_names_the_extra(tmp_path: Path) -> No
 
 
 def test_reviewing_a_plan_loads_neither_torch_nor_a_solver() -> None:
+    absent = ("torch", "ortools", "highspy", "pulp")
     run(
-        "absent('torch', 'ortools', 'pulp')\nimport_all('autoshard.plans')\n"
-        "assert loaded('torch', 'ortools', 'pulp', 'solver') == [], loaded('torch', 'ortools', 'pulp', 'solver')"
+        f"absent{absent}\nimport_all('autoshard.plans')\n"
+        f"assert loaded{(*absent, 'solver')} == [], loaded{(*absent, 'solver')}"
     )
 
 
 def test_the_command_line_starts_without_torch_or_a_solver() -> None:
-    run("absent('torch', 'ortools', 'pulp')\nfrom autoshard.cli import main\nassert callable(main)")
+    run("absent('torch', 'ortools', 'highspy', 'pulp')\nfrom autoshard.cli import main\nassert callable(main)")
 
 
 def test_the_steps_of_redistributions_and_constraints_need_no_torch() -> None:

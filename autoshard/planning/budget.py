@@ -30,8 +30,8 @@ from .timeline import Timeline, outcome, timeline_of
 GAP = 4e-3
 """How exactly a program with memory is solved that has more than SMALL strategies; smaller ones are solved exactly."""
 SMALL = 5000
-NODES = 20
-"""How many nodes of branch and cut that may take: an end that depends on no clock."""
+NODES = 60
+"""How many relaxations, or nodes of branch and cut, that may take: an end that depends on no clock."""
 ROUNDS = 8
 """How often a program is solved at most with what the timeline of the answer before had more."""
 BETWEEN = 4

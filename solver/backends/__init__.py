@@ -41,9 +41,10 @@ class BackendEntry:
 
 
 _ORTOOLS = ("ortools",)
+_OF_DECOMPOSITION = ("ortools", "highspy")
 
-# What to give to pip for a package: this one is installed as a part of autoshard, whose extra it is.
-_INSTALLED_BY = {"ortools": "'autoshard[plan]'", "pulp": "'autoshard[plan]'"}
+# What to give to pip for a package that is installed as a part of autoshard: its extra.
+_INSTALLED_BY = dict.fromkeys(("ortools", "highspy", "pulp"), "'autoshard[plan]'")
 
 BACKENDS: Final = MappingProxyType(
     {
@@ -51,7 +52,7 @@ BACKENDS: Final = MappingProxyType(
             "decomposition.decomposition",
             "Decomposition",
             {"exact_pairs": 200_000, "exact_arcs": 2_000_000},
-            _ORTOOLS,
+            _OF_DECOMPOSITION,
             "the default: highs and decomposition",
         ),
         "highs": BackendEntry("mathopt", "MathOpt", {"solver": "HIGHS"}, _ORTOOLS, "branch and cut"),
@@ -60,7 +61,7 @@ BACKENDS: Final = MappingProxyType(
         "cbc": BackendEntry("linear_pulp", "Pulp", {"solver": "PULP_CBC_CMD"}, ("pulp",), "the second opinion"),
         "pulp-highs": BackendEntry("linear_pulp", "Pulp", {"solver": "HiGHS"}, ("pulp", "highspy"), "without OR-Tools"),
         "decomposition": BackendEntry(
-            "decomposition.decomposition", "Decomposition", {}, _ORTOOLS, "large problems; anytime"
+            "decomposition.decomposition", "Decomposition", {}, _OF_DECOMPOSITION, "large problems; anytime"
         ),
         "exhaustive": BackendEntry("exhaustive", "Exhaustive", {}, (), "tries everything; the oracle of the tests"),
     }

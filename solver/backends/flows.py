@@ -27,6 +27,9 @@ Where a node may make the tensor again, with the choices x_r, each flow of the b
 An arc that one consumer alone can use, or that costs nothing, has no w: the price stays on
 f. A flow has the arcs only that lead from where the tensor may be made to where its consumer may want it.
 
+A consumer that wants the tensor only where it is made again, such as a view that is made again with what it looks at,
+has h alone: else halves of what is made once and of what is made again would serve each other's readers.
+
 With one consumer this is as tight as a variable for every pair of vertices priced at the shortest way (it is the
 transport problem). With several, x may be integral while the cheapest f are not, so w (or c) is an integer variable. It
 hardly ever takes a branch. Source: Wong, "A dual ascent approach for Steiner tree
@@ -35,13 +38,14 @@ problems on a directed graph", 1984 (the multi-commodity relaxation).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..networks import Consumer, Network, reached
-from ..problem import IntArray
+from ..networks import NOWHERE, Consumer, Network, reached
+from ..problem import INFEASIBLE, Edge, IntArray, Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +83,42 @@ class Stage:
     def of_two(self) -> bool:
         """Whether there are two flows: a part in common and one apart for each, not a w over both."""
         return len(self.flows) == 2
+
+
+class ReadAgain:
+    """Which consumers want a tensor only if it is made again, as the edges of a problem have it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._edges: dict[tuple[int, int], list[Edge]] = defaultdict(list)
+        for edge in problem.edges:
+            self._edges[edge.u, edge.v].append(edge)
+        self._known: dict[tuple[int, int, int, int], bool] = {}
+
+    def by(self, network: Network, consumer: Consumer) -> bool:
+        """Whether a consumer of a network is one of them."""
+        again = network.again
+        if again is None:
+            return False
+        key = again.node, id(again.wants), consumer.node, id(consumer.wants)
+        if key not in self._known:
+            self._known[key] = self._is(again, consumer)
+        return self._known[key]
+
+    def _is(self, again: Consumer, consumer: Consumer) -> bool:
+        once, wanted = again.wants == NOWHERE, consumer.wants != NOWHERE
+        if consumer.node == again.node:
+            return not np.any(once & wanted)
+        return any(
+            bool((_pairs(edge, again.node)[np.ix_(once, wanted)] >= INFEASIBLE).all())
+            for ends in ((again.node, consumer.node), (consumer.node, again.node))
+            for edge in self._edges[ends]
+        )
+
+
+def _pairs(edge: Edge, node: int) -> IntArray:
+    """The price of each pair of strategies of an edge, those of a node first."""
+    prices = edge.costs[np.ix_(edge.rows, edge.cols)]
+    return prices if edge.u == node else prices.T
 
 
 def stages(network: Network, *, apart: bool) -> Iterator[Stage]:

@@ -34,7 +34,7 @@ import numpy.typing as npt
 from ..networks import NOWHERE, BoolArray, Consumer, Network, Routes
 from ..problem import INFEASIBLE, Edge, IntArray, Problem
 from ..usages import largest_usage
-from .flows import Flow, Stage, stages
+from .flows import Flow, ReadAgain, Stage, stages
 from .holdings import FlowColumns, Holdings
 
 FloatArray = npt.NDArray[np.float64]
@@ -123,23 +123,6 @@ class Program:
         """The program with all variables continuous."""
         return replace(self, integers=np.zeros_like(self.integers))
 
-    def open_at(self, x: FloatArray) -> int:
-        """How many strategies are neither 0 nor 1 at a point."""
-        chosen = x[: self.choices]
-        return int(np.count_nonzero((chosen > INTEGRAL) & (chosen < 1 - INTEGRAL)))
-
-    def near(self, x: FloatArray) -> Program:
-        """The program in which the strategies that are 0 or 1 at a point stay what they are there."""
-        zeros, ones = (np.flatnonzero(np.abs(x[: self.choices] - value) <= INTEGRAL) for value in (0.0, 1.0))
-        program = self.with_row(zeros, np.ones(len(zeros)), 0.0)
-        return program.with_row(ones, -np.ones(len(ones)), -float(len(ones)))
-
-    def choosing(self, choices: Sequence[int]) -> Program:
-        """The program in which the strategies are decided."""
-        x = np.zeros(self.choices)
-        x[self.first[:-1] + np.array(choices, np.int64)] = 1.0
-        return self.near(x)
-
     def with_row(self, columns: IntArray, values: FloatArray, upper: float) -> Program:
         """The program with one more row, values @ x[columns] <= upper."""
         rows = np.full(len(columns), len(self.upper), np.int64)
@@ -186,9 +169,10 @@ def build(problem: Problem) -> Program:
             parts.edge(edge)
     for group in problem.groups:
         parts.group([problem.edges[index] for index in group.edges])
+    read_again = ReadAgain(problem)
     for index, network in enumerate(problem.networks):
         holds = problem.usage_limit is not None and bool(network.lives)
-        parts.network(index, network, apart=holds or network.is_optional)
+        parts.network(index, network, read_again, apart=holds or network.is_optional)
     if problem.usage_price is not None:
         parts.soften(problem)
     return parts.program()
@@ -280,9 +264,10 @@ class _Parts:
             self._enter(rows, z[linked], 1.0)
             self._enter(rows, w[np.searchsorted(shared, pairs.keys[linked])], -1.0)
 
-    def network(self, index: int, network: Network, *, apart: bool) -> None:
+    def network(self, index: int, network: Network, read_again: ReadAgain, *, apart: bool) -> None:
         """The flows to every consumer, and w for the arcs that several of them may pay for together.
 
+        read_again: which consumers read only what is made again.
         apart: each phase has its own, and what the backward starts from is said by variables.
         """
         none = np.zeros(0, np.int64)
@@ -295,7 +280,10 @@ class _Parts:
             keeps = network.kept and bool(network.forward)
             starts = apart and bool(phases) and (keeps or network.is_optional)
             may_start = (used if keeps else (none, none)) if starts else None
-            flows = [self._flow(network, stage, flow, together, may_start) for flow in stage.flows]
+            flows = [
+                self._flow(network, stage, flow, together, may_start, read_again.by(network, flow.consumer))
+                for flow in stage.flows
+            ]
             for flow in flows:
                 arcs.append(flow.arcs)
                 columns.append(flow.columns)
@@ -353,8 +341,11 @@ class _Parts:
         flow: Flow,
         together: IntArray,
         used: tuple[IntArray, IntArray] | None,
+        read_again: bool,
     ) -> FlowColumns:
-        """The variables of one flow; `used`: arcs of flows of the forward, at whose heads it may start."""
+        """The variables of one flow; `used`: arcs of flows of the forward, at whose heads it may start, unless the
+        consumer reads only what is made again.
+        """
         f = self._variables(flow.priced)
         rows = self._rows(len(flow.vertices), 0.0, 0.0)
         none = np.zeros(0, np.int64)
@@ -366,8 +357,9 @@ class _Parts:
             if network.again is not None and network.again.node == network.producer:
                 once = network.again.wants == NOWHERE
                 makes, choices = makes[once], choices[once]
-            made = self._starts(flow, rows, makes, choices)
-            starts = self._starts(flow, rows, network.heads[used[0]], used[1])
+            if not read_again:
+                made = self._starts(flow, rows, makes, choices)
+                starts = self._starts(flow, rows, network.heads[used[0]], used[1])
             wanted = flow.consumer.wants != NOWHERE
             at = np.searchsorted(flow.vertices, flow.consumer.wants[wanted])
             self._enter(rows[at], self._choices(flow.consumer.node)[wanted], -1.0)

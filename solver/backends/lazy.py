@@ -15,30 +15,19 @@ import numpy as np
 
 from ..evaluate import evaluate, usage_at, usage_timeline
 from ..networks import Assignment, at_end
-from ..problem import INFEASIBLE, Problem
+from ..problem import Problem
 from ..routing import Router
 from .backend import Answer, Request
 from .bounds import integer_bound
 from .decomposition.ascent import repaired
 from .integer_program import FloatArray, Program, build
-from .priced import priced_answer
 
 PEAKS_PER_ROUND = 8
 PEAKS_OF_COPIES = 2
 """The same where copies hold memory, whose rows say more: with 8 the relaxation of Llama-3-8B on 8x8 under 16 GiB, all
 that is computed again decided, took 220 CPU s, with 1 and 3 rows 4 and 6.
 """
-MOST_OPEN = 32
-"""Up to how many fractional strategies the rest of them is held: with more, branch and cut on the whole was faster
-(Llama-3-8B on 8x8: 2 under 26 GiB, 7.6 against 36 CPU s; 144 under 21.5 GiB, 45.5 against 43.3 for a better answer).
-"""
-MOST_BRANCHED = 400
-"""Beyond so many fractional strategies an answer that is known is kept: branch and cut on the whole does not end there
-in minutes (748 for the demo Llama under 80% of its free peak; 257 for Llama-3-70B on 8x8 end).
-"""
 REPAIR_S = 2.0
-ROUNDS_OF_ROUTES = 4
-"""How often rows are added while routes are looked for that fit strategies."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,22 +51,13 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
     """Answers the problem by rounds of ever more memory rows.
 
     Where there are networks the rounds start with the relaxation, all variables continuous: it is integral more often
-    than not, and solved in a part of the time. Where its rounding is not proven cheapest, copies hold memory, and few
-    strategies are left open, those that it has at 0 and 1 are held there and the rest is decided; branch and cut on the
-    whole follows where that is not as good as was asked for, unless the relaxation is too far from integral and
-    an answer is known from prices (`solver.backends.priced`). (Source of the middle step: Berthold, "RENS: the optimal
-    rounding", 2014.)
+    than not, and solved in a part of the time.
     When the time ends first, the answer is the best feasible one of a round, else the last one repaired to fit memory.
     """
     rounds = _Rounds(problem, request)
-    if rounds.holds and request.deadline_s is not None:  # there may be no time for it later
-        _look_for_first(solver, rounds, request)
-        request.on_answer(rounds.known)
     while True:
         found = solver.minimise(rounds.asked(), replace(request, start=rounds.start))
         if found.x is None:
-            if rounds.gives_up_near():
-                continue
             if found.infeasible:
                 return rounds.infeasible()
             rounds.take(found)
@@ -92,40 +72,7 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
             return known.with_assignment(repaired(problem, rounds.program.choices_of(found.x), REPAIR_S))
         request.on_answer(rounds.known)
         request.on_progress(rounds.cost, rounds.known.bound)
-        was_relaxed = rounds.relaxed
         rounds.tighten(assignment, found.x)
-        if was_relaxed and not rounds.relaxed and rounds.holds and rounds.near is None and rounds.cost is None:
-            _look_for_first(solver, rounds, request)
-            request.on_answer(rounds.known)
-            request.on_progress(rounds.cost, rounds.known.bound)
-            is_far = rounds.program.open_at(found.x) > MOST_BRANCHED
-            if rounds.is_good_enough() or (is_far and rounds.cost is not None):
-                return rounds.known
-
-
-def _look_for_first(solver: ProgramSolver, rounds: _Rounds, request: Request) -> None:
-    """Looks for an answer within the limit (`solver.backends.priced`), and for the best copies for its strategies."""
-    request = replace(request, start=None)
-
-    def choose(priced: Problem) -> tuple[int, ...] | None:
-        program = build(priced)
-        x = None if request.ended() else solver.minimise(program.relaxed(), request).x
-        return None if x is None else program.choices_of(x)
-
-    known = (found for found in (rounds.last, rounds.start) if found is not None)
-    start = next((found for found in known if evaluate(rounds.problem, *found).cost < INFEASIBLE), None)
-    if start is None or rounds.problem.usage_price is not None:
-        return
-    found = priced_answer(rounds.problem, start, choose)
-    if found is None:
-        return
-    rounds.know(found)
-    for _ in range(ROUNDS_OF_ROUTES):
-        x = None if request.ended() else solver.minimise(rounds.program.choosing(found.choices), request).x
-        assignment = None if x is None else rounds.noted(x)[0]
-        if assignment is None or not rounds.add_peaks(assignment):
-            break
-    rounds.start = rounds.known.assignment
 
 
 class _Rounds:
@@ -136,37 +83,27 @@ class _Rounds:
         self.request = request
         self.start = request.start
         self.holds = problem.limits_copies
-        self.steps = _first_steps(problem)
+        self.steps = first_steps(problem)
         if self.holds and self.start is not None:
-            self.steps.update(_peaks_to_add(problem, self.start, self.steps))
+            self.steps.update(peaks_to_add(problem, self.start, self.steps))
         self.margin = 0
         self.bare = build(problem)
         self.program = self._with_rows()
         self.relaxed = bool(self.program.flows)
-        self.near: Program | None = None
-        self._relaxation: FloatArray | None = None
         self.known = Answer()
         self.cost: int | None = None
-        self.last: Assignment | None = None
         self._router = Router()
 
     def asked(self) -> Program:
         """The program of this round."""
-        if self.near is not None:
-            return self.near
         return self.program.relaxed() if self.relaxed else self.program
-
-    def gives_up_near(self) -> bool:
-        """Whether the last round was one near the relaxation, after which the next is not."""
-        near, self.near = self.near, None
-        return near is not None
 
     def take(self, found: ProgramAnswer) -> Assignment | None:
         """Notes what the round proved and, rounded, chose; the assignment, or None where no routes lead to what it
         wants.
         """
         assignment, cost = (None, None) if found.x is None else self.noted(found.x)
-        if self.margin == 0 and self.near is None:
+        if self.margin == 0:
             bound = _tighter(self.known.bound, found.bound, cost, self.problem.offset)
             self.known = replace(self.known, bound=bound)
         return assignment
@@ -175,7 +112,7 @@ class _Rounds:
         """The assignment of a point, noted where it is the best so far, and its cost; None for one, or for the cost of
         one, that is not feasible.
         """
-        assignment = self.last = self._assignment(x)
+        assignment = self._assignment(x)
         return assignment, None if assignment is None else self.know(assignment)
 
     def know(self, assignment: Assignment) -> int | None:
@@ -189,7 +126,7 @@ class _Rounds:
 
     def add_peaks(self, assignment: Assignment) -> bool:
         """Adds rows for the peaks of an answer that have none yet; whether there are such."""
-        new = [step for step in _peaks_to_add(self.problem, assignment, self.steps) if step not in self.steps]
+        new = [step for step in peaks_to_add(self.problem, assignment, self.steps) if step not in self.steps]
         if new:
             self.steps.update(new)
             self.program = self._with_rows() if self.margin else self.program.with_usage_rows(self.problem, new)
@@ -201,9 +138,9 @@ class _Rounds:
 
     def done(self, assignment: Assignment | None) -> bool:
         """Whether the round's answer keeps the limit and, of a relaxation, is as good as was asked for."""
-        if assignment is not None and _peaks_to_add(self.problem, assignment, self.steps):
+        if assignment is not None and peaks_to_add(self.problem, assignment, self.steps):
             return False
-        if not self.relaxed and self.near is None:
+        if not self.relaxed:
             return True
         return self.is_good_enough()
 
@@ -214,17 +151,10 @@ class _Rounds:
 
     def tighten(self, assignment: Assignment | None, x: FloatArray) -> None:
         """Rows for the peaks of the answer; where they have rows already, or there are no peaks, integers."""
-        was_near, self.near = self.near is not None, None
         if assignment is not None and self.add_peaks(assignment):
-            if was_near:
-                assert self._relaxation is not None
-                self.near = self.program.near(self._relaxation)
-        elif was_near:
-            pass
-        elif self.relaxed:
+            return
+        if self.relaxed:
             self.relaxed = False
-            if self.holds and self.program.open_at(x) <= MOST_OPEN:
-                self._relaxation, self.near = x, self.program.near(x)
             if self.known.assignment is not None and not self._start_is_better():
                 self.start = self.known.assignment
         elif self.holds:
@@ -235,7 +165,7 @@ class _Rounds:
             self.program = self._with_rows()
         else:
             assert assignment is not None
-            peaks = _peaks_to_add(self.problem, assignment, self.steps)
+            peaks = peaks_to_add(self.problem, assignment, self.steps)
             self.program = _forbid(self.program, self.problem, assignment.choices, peaks[0])
 
     def _with_rows(self) -> Program:
@@ -263,7 +193,7 @@ class _Rounds:
         return judged.feasible and judged.cost <= self.cost
 
 
-def _first_steps(problem: Problem) -> set[int]:
+def first_steps(problem: Problem) -> set[int]:
     """All steps where they are few (budgets, tied layers): a round without them would be for nothing."""
     last = max((hi for node in problem.nodes for (_, hi), _ in node.loads), default=0)
     lives = (life for network in problem.networks for life in network.lives)
@@ -271,7 +201,7 @@ def _first_steps(problem: Problem) -> set[int]:
     return set(range(last)) if problem.usage_limit is not None and last <= PEAKS_PER_ROUND else set()
 
 
-def _peaks_to_add(problem: Problem, assignment: Assignment, steps: set[int]) -> list[int]:
+def peaks_to_add(problem: Problem, assignment: Assignment, steps: set[int]) -> list[int]:
     """The steps of the highest local maxima of the usage timeline that are over the limit, highest first.
 
     Where the limit is soft: over what the rows of `steps` already pay for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -72,7 +73,21 @@ def random_lives(seed: int) -> Problem:
         nodes.append(Node(f"n{k}", np.array([_cost(rng, 0.02) for _ in range(size)]), further_loads=(load,)))
     limit = rng.randint(5, 25)
     price = rng.randint(0, 3) if rng.random() < 0.2 else None
-    return Problem(tuple(nodes), (), usage_limit=limit, usage_price=price, networks=tuple(networks))
+    edges = tuple(_only_again(rng, networks))
+    return Problem(tuple(nodes), edges, usage_limit=limit, usage_price=price, networks=tuple(networks))
+
+
+def _only_again(rng: random.Random, networks: list[Network]) -> Iterator[Edge]:
+    """Edges that let some consumers of the backward want a tensor only where it is made again."""
+    for network in networks:
+        for node, wants in () if network.again is None else network.backward:
+            again = network.again
+            assert again is not None
+            if node != again.node and wants.min() == NOWHERE and rng.random() < 0.5:
+                first, second = (again.wants != NOWHERE).astype(np.int64), (wants != NOWHERE).astype(np.int64)
+                prices = np.array([[0, INFEASIBLE], [rng.choice([0, INFEASIBLE]), 0]], np.int64)
+                ends = (again.node, node, first, second, prices)
+                yield Edge(*ends) if rng.random() < 0.5 else Edge(node, again.node, second, first, prices.T.copy())
 
 
 def _small(rng: random.Random, network: Network) -> Network:

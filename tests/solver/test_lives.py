@@ -10,7 +10,6 @@ import pytest
 
 from solver import (
     BACKENDS,
-    Assignment,
     Base,
     Consumer,
     Life,
@@ -24,7 +23,6 @@ from solver import (
     evaluate,
     solve,
 )
-from solver.backends.priced import priced_answer
 from solver.evaluate import usage_timeline
 from solver.reductions import Chain, reduce
 
@@ -180,19 +178,3 @@ def test_what_a_view_cannot_look_at_is_refused(base: Base, said: str) -> None:
     view = Network("view", 1, none, none, none, 1, ONE, backward=(Consumer(3, ONE),))
     with pytest.raises(ProblemError, match=said):
         problem_of(chain(), replace(view, sizes=ONE, lives=(Life(3, ((9, 10),), base),)))
-
-
-def test_an_answer_found_by_prices_is_within_the_limit_and_costs_no_less_than_the_best() -> None:
-    found = 0
-    for seed in range(300):
-        problem = replace(random_lives(seed), usage_price=None)
-        free = solve(replace(problem, usage_limit=None))
-        if free.choices is None or evaluate(problem, free.choices, free.routes).feasible:
-            continue
-        start = Assignment(free.choices, free.routes)
-        answer = priced_answer(problem, start, lambda priced: solve(priced).choices)
-        if answer is not None:
-            found += 1
-            judged, best = evaluate(problem, *answer), solve(problem).cost
-            assert judged.feasible and best is not None and best <= judged.cost
-    assert found >= 5

@@ -164,9 +164,11 @@ def test_unknown_backend_names_the_known_ones() -> None:
         solve(chain_of_three(), backend="gurobi")
 
 
-@pytest.mark.skipif(BACKENDS["pulp-highs"].available, reason="highspy is installed")
-def test_missing_package_says_what_to_install() -> None:
-    with pytest.raises(BackendUnavailable, match=r"pip install highspy.*Available now"):
+def test_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solver.backends.find_spec", lambda package: None)
+    with pytest.raises(
+        BackendUnavailable, match=r"needs pulp and highspy.*pip install 'autoshard\[plan\]'.*Available now"
+    ):
         solve(chain_of_three(), backend="pulp-highs")
 
 

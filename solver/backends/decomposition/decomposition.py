@@ -21,6 +21,7 @@ from ...problem import Problem
 from ..backend import POLL_S, Answer, Request, start_thread
 from ..lazy import run_lazily
 from ..mathopt import MathOpt
+from ..tree import run_tree
 from .ascent import Ascent, compacted
 from .neighbourhoods import Neighbourhoods
 from .pairwise import build_pairwise
@@ -52,7 +53,7 @@ class Decomposition:
     def run(self, problem: Problem, request: Request) -> Answer:
         """See `Backend.run`."""
         if problem.limits_copies:
-            return run_lazily(MathOpt("HIGHS"), problem, request)  # the dual knows nothing of what copies hold
+            return run_tree(problem, request)  # the dual knows nothing of what copies hold
         problem = compacted(problem)
         # The end of this search is not the end of what the caller asked for.
         shared = Shared(problem, replace(request, stop=threading.Event()))

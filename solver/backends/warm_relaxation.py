@@ -1,0 +1,78 @@
+"""The relaxation of a program that grows and in which ever other variables are held: HiGHS, from basis to basis.
+
+The simplex method goes on from its last basis where bounds or rows were changed. On Llama-3-8B (8x8, 119,000 variables)
+the first solve takes 3 to 7 CPU seconds and one with another strategy held 0.1 to 1. OR-Tools' HiGHS keeps no basis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import highspy
+import numpy as np
+
+from .integer_program import FloatArray, Program
+from .lazy import ProgramAnswer
+from .mathopt import COST_UNITS
+
+_OPTIMAL = highspy.HighsModelStatus.kOptimal
+_INFEASIBLE = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
+
+
+class WarmRelaxation:
+    """Minimises a program whose variables are all continuous, again and again."""
+
+    def __init__(self, program: Program, seed: int) -> None:
+        self._highs = highspy.Highs()
+        for option, value in (("output_flag", False), ("threads", 1), ("random_seed", seed)):
+            self._highs.setOptionValue(option, value)
+        self._scale = min(1.0, COST_UNITS / max(1.0, float(np.abs(program.costs).max(initial=0))))
+        self._held: dict[int, float] = {}
+        self._rows = self._columns = 0
+        self.grow(program)
+
+    def grow(self, program: Program) -> None:
+        """Takes over what a program has more than the last one: variables and rows at the end."""
+        scaled = program.scaled()
+        rows, columns = len(scaled.upper), len(scaled.costs)
+        costs = scaled.costs[self._columns :] * self._scale
+        no_entries = np.zeros(0, np.int32)
+        self._highs.addCols(
+            len(costs), costs, np.zeros(len(costs)), np.ones(len(costs)), 0, no_entries, no_entries, np.zeros(0)
+        )
+        new = scaled.rows >= self._rows
+        counts = np.bincount(scaled.rows[new] - self._rows, minlength=rows - self._rows)
+        self._highs.addRows(
+            rows - self._rows,
+            scaled.lower[self._rows :],
+            scaled.upper[self._rows :],
+            int(new.sum()),
+            (np.cumsum(counts) - counts).astype(np.int32),
+            scaled.columns[new].astype(np.int32),
+            scaled.values[new],
+        )
+        self._rows, self._columns = rows, columns
+
+    def minimise(self, held: Mapping[int, float], seconds: float | None) -> ProgramAnswer:
+        """The cheapest point at which some variables have given values, and its cost; neither where the time ended.
+
+        Args:
+            held: the value of every variable that is held; the others are between 0 and 1.
+            seconds: how long it may take; None for no limit.
+        """
+        for column in self._held.keys() - held.keys():
+            self._highs.changeColBounds(column, 0.0, 1.0)
+        for column, value in held.items():
+            if self._held.get(column) != value:
+                self._highs.changeColBounds(column, value, value)
+        self._held = dict(held)
+        if seconds is not None:
+            self._highs.setOptionValue("time_limit", self._highs.getRunTime() + seconds)
+        self._highs.run()
+        status = self._highs.getModelStatus()
+        if status in _INFEASIBLE:
+            return ProgramAnswer(infeasible=True)
+        if status != _OPTIMAL:
+            return ProgramAnswer()
+        x: FloatArray = np.array(self._highs.getSolution().col_value)
+        return ProgramAnswer(x, self._highs.getObjectiveValue() / self._scale)
