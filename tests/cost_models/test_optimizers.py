@@ -72,9 +72,7 @@ def test_the_kernels_of_a_step_read_and_write_what_those_of_torch_do(name: str, 
 
 
 @given(st.integers(1, 1 << 40), itemsizes)
-def test_a_step_touches_at_least_the_gradient_the_parameter_twice_and_its_state_twice(
-    count: int, itemsize: int
-) -> None:
+def test_a_step_touches_the_gradient_once_and_parameter_and_state_twice_at_least(count: int, itemsize: int) -> None:
     """Each is read, and the parameter and its state are written."""
     for name in set(OPTIMIZERS) - {"none"}:
         policy = optimizer_policy(name)

@@ -113,20 +113,9 @@ def test_the_price_makes_compute_and_communication_slower_by_no_more_than_it_sav
         assert -1e-6 < slower_s <= counted_s(free, "adamw") - priced.optimizer_s + 1e-6
 
 
-def test_a_weight_that_costs_nothing_to_cut_is_cut() -> None:
-    """Rows of a table that every rank sums a part of: cut or whole, compute and communication are the same."""
-
-    class Table(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rows = nn.Parameter(torch.ones(64, 64))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (self.rows * x).sum()
-
-    pins = ("/mul=dp:S(0)", "/bwd.mul=dp:S(0)")
-    x = torch.ones(64, 64)
-    cut = plan_model(Table(), (x,), mesh="dp=2")
-    (layout,) = (str(entry.layout) for entry in cut.parameters)
-    assert cut.optimizer_s == pytest.approx(counted_s(cut, "adamw")), pins
-    assert "S" in layout
+def test_a_bias_that_every_rank_holds_where_no_optimizer_counts_is_cut_where_one_does() -> None:
+    cut = {}
+    for optimizer in ("none", "adamw"):
+        found = plan("mlp", mesh="dp=4", optimizer=optimizer)
+        cut[optimizer] = {entry.name for entry in found.parameters if not entry.layout.is_replicated}
+    assert "down.bias" in cut["adamw"] - cut["none"] and cut["none"] <= cut["adamw"]
