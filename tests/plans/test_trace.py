@@ -94,5 +94,11 @@ def test_a_plan_that_knows_no_order_gives_no_timeline() -> None:
 
 
 def test_an_empty_plan_gives_an_empty_timeline() -> None:
-    plan = replace(transformer_plan(1), operators=(), redistributions=(), execution=())
+    plan = replace(transformer_plan(1), operators=(), redistributions=(), execution=(), optimizer_s=None)
     assert spans(plan) == []
+
+
+def test_the_optimizers_step_comes_last_and_is_named() -> None:
+    last = [event for event in spans(transformer_plan(2)) if event["tid"] != LAYERS][-1]
+    assert (last["name"], last["cat"], last["args"]) == ("optimizer step", "optimizer", {"optimizer": "adamw"})
+    assert last["dur"] == pytest.approx(42.5)
