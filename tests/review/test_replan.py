@@ -70,12 +70,12 @@ def test_an_edited_tensor_is_recognised_kept_and_planned_around(name: str, which
 
 def test_an_edited_operator_is_held_in_what_was_edited() -> None:
     plan = plan_of("mlp", constraints=PINNED)
-    entry = next(e for e in plan.operators if e.name == "up/bwd.mm")
+    entry = next(e for e in plan.operators if e.name == "down/bwd.mm.1")
     taken = format_layout(entry.inputs[0], plan.mesh)
-    made = replanned(edited(plan, rf'up/bwd\.mm: "{re.escape(taken)},', 'up/bwd.mm: "dp:R tp:R,'))
-    assert [edit.texts for edit in made.edits] == [("up/bwd.mm=dp:R tp:R, * -> *",)]
-    found = next(e for e in made.plan.operators if e.name == "up/bwd.mm")
-    assert found.inputs[0].is_replicated
+    made = replanned(edited(plan, rf'down/bwd\.mm\.1: "{re.escape(taken)},', 'down/bwd.mm.1: "dp:S(0) tp:R,'))
+    assert [edit.texts for edit in made.edits] == [("down/bwd.mm.1=dp:S(0) tp:R, * -> *",)]
+    found = next(e for e in made.plan.operators if e.name == "down/bwd.mm.1")
+    assert format_layout(found.inputs[0], plan.mesh) == "dp:S(0) tp:R" != taken
 
 
 def test_an_edited_line_of_identical_layers_holds_them_all() -> None:
