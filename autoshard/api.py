@@ -62,7 +62,7 @@ def plan(
         mesh: ``"dp=8,tp=8"``, a mapping of axis names to sizes, a :class:`Mesh`, or a :class:`HybridMesh`, whose order
             of ranks decides which links the axes are priced on (start the job on ``DeviceMesh(device, mesh.ranks)``).
         hardware: the name of a shipped profile, the path of a profile file, or a profile.
-        objective: ``step-time`` (compute plus communication) or ``communication-time``.
+        objective: ``step-time`` (compute, communication and the optimizer's step) or ``communication-time``.
         constraints: what is decided already: constraints files by their paths, and texts in the forms of
             :mod:`autoshard.constraints`: pins, placements and collectives allowed or forbidden, tensors that are to be
             alike, schemes of axes.
@@ -76,11 +76,14 @@ def plan(
             ``torch.utils.checkpoint``; ``none`` of it; or ``free``: as marked where that fits the budget, else what is
             best, which the program decides. The constraints ``recompute``, ``checkpoint`` and ``keep`` come on top. See
             ``docs/memory.md``.
-        optimizer: whose state counts in memory: a name of ``cost_models.OPTIMIZERS``; ``adamw`` by default. What is
-            given here of the optimizer and of memory comes before what constraints files say.
-        memory: what a rank may hold: ``"80GiB"``, bytes, or ``"profile"`` for what the hardware profile says; None for
-            no limit. See ``docs/memory.md`` for what is counted.
-        memory_soft: makes the limit soft: one GiB above it costs as much as this many milliseconds of step time.
+        optimizer: whose state counts in memory, and whose step in the predicted time: a name of
+            ``cost_models.OPTIMIZERS``; ``adamw`` by default. What is given here of the optimizer and of memory comes
+            before what constraints files say.
+        memory: what the device may count of a rank: ``"80GiB"``, bytes, or ``"profile"`` for what the hardware profile
+            says; None for no limit. What is in use stays below by the profile's margin of the allocator. See
+            ``docs/memory.md`` for what is counted.
+        memory_soft: makes the limit soft: one GiB in use above what it allows costs as much as this many milliseconds
+            of step time.
         name: what the plan calls the model; its class by default.
         progress: called with the name of each stage as it starts.
 

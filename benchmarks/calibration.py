@@ -158,7 +158,9 @@ def make_plans(job, profile: Path, console: Console) -> dict:
             model, args = demo()
             pins = EXPERTS.get(name, ())
             texts[name] = autoshard.dump_plan(
-                autoshard.plan(model, args, mesh=job.mesh, hardware=str(profile), pins=pins, name=name)
+                autoshard.plan(
+                    model, args, mesh=job.mesh, hardware=str(profile), pins=pins, optimizer="none", name=name
+                )
             )
     gathered: list[dict[str, str]] = [{}] * job.mesh.size
     dist.all_gather_object(gathered, texts)

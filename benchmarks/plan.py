@@ -63,7 +63,7 @@ def measure(case: Case, tie_layers: bool) -> dict[str, object]:
     from autoshard.mesh import Mesh
     from autoshard.planning import formulate, interpret
     from autoshard.plans import dump_plan
-    from cost_models import load_profile
+    from cost_models import load_profile, optimizer_policy
     from solver import solve
 
     mark()
@@ -72,7 +72,9 @@ def measure(case: Case, tie_layers: bool) -> dict[str, object]:
     graph = capture(model, args, kwargs)
     mark()
     profile = load_profile(case.hardware)
-    formulation = formulate(graph, Mesh.parse(case.mesh), profile, tie_layers=tie_layers)
+    formulation = formulate(
+        graph, Mesh.parse(case.mesh), profile, tie_layers=tie_layers, policy=optimizer_policy("adamw")
+    )
     mark()
     solution = solve(formulation.problem)
     mark()

@@ -1,4 +1,4 @@
-"""Bytes of an optimizer's state, and of what its step makes besides, by policy.
+"""Bytes of an optimizer's state, of what its step makes besides, and of what its step reads and writes, by policy.
 
 A policy is what a user names: which state an optimizer keeps for every trained parameter. Formulas are per parameter of
 ``n`` elements of ``p`` bytes each, as one rank holds it.
@@ -23,6 +23,25 @@ Measured with torch 2.13 on CPU for the torch optimizers (``benchmarks/memory.py
 what they compute in float32 and is assumed. torch's ``foreach`` step, its default for plain tensors on CUDA, makes
 them for all parameters at once; for DTensors, which autoshard's parameters are, torch steps one by one unless told
 otherwise.
+
+The step is priced kernel by kernel, by the bytes that each reads and writes; what is changed in place is both. Of the
+torch optimizers the kernels are those of the single-tensor step of torch 2.13 with its defaults, from the second step
+on (``torch/optim/adam.py``, which AdamW runs too, and ``sgd.py``); a test counts them. AdamW's own count of steps, a
+number that stands on the host, is left out.
+
+===================  ==========================================================================================
+policy               bytes read and written, kernel by kernel
+===================  ==========================================================================================
+none                 nothing
+sgd                  3 n p (``add_``)
+sgd-momentum         2 n p, 3 n p, 3 n p (``mul_``, ``add_``, ``add_``)
+adamw                2, 3, 2, 3, 2, 2, 2 and 4 n p: together 20 n p (``mul_`` by the decay, ``lerp_``, ``mul_``,
+                     ``addcmul_``, ``sqrt``, ``div``, ``add_``, ``addcdiv_``)
+adamw-8bit           3 n p and twice the state, in one kernel (torchao compiles the step, bitsandbytes wrote it so);
+                     assumed, not measured
+adamw-master-weights those of adamw over 4 n bytes; where p < 4 the gradient is read and the parameter written
+                     besides, 4 n + n p each; assumed from ZeRO, section 3.1
+===================  ==========================================================================================
 """
 
 from __future__ import annotations
@@ -30,24 +49,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .compute import Compute
+
 BLOCK = 256
 """Elements that share one float32 scale. Source: torchao, AdamW8bit(block_size=256); bitsandbytes since 0.44."""
 SMALLEST_8BIT = 4096
 """Parameters of fewer elements keep 32-bit state. Source: torchao and bitsandbytes (min_8bit_size=4096)."""
 
+ADAMW = (2, 3, 2, 3, 2, 2, 2, 4)
+"""Tensors that the kernels of AdamW's step read and write, each as large as the parameter (table above)."""
+
 Rule = Callable[[int, int], int]
+Kernels = Callable[[int, int], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class OptimizerPolicy:
     """``state_bytes(n, p)`` are kept from step to step, ``step_bytes(n, p)`` are made while one parameter steps, and
-    ``left_bytes(n, p)`` of these are still there while the next one does.
+    ``left_bytes(n, p)`` of these are still there while the next one does. ``kernel_bytes(n, p)`` are read and written
+    by each kernel of the step over one parameter, in order.
     """
 
     name: str
     state_bytes: Rule
     step_bytes: Rule
     left_bytes: Rule
+    kernel_bytes: Kernels
+
+    def step_s(self, compute: Compute, dtype: str, elements: int, itemsize: int) -> float:
+        """Seconds of the step over one parameter: its kernels one after the other, each bound by memory.
+
+        Raises:
+            ProfileError: a dtype without a peak in the profile.
+        """
+        sizes = self.kernel_bytes(elements, itemsize)
+        return float(sum(compute.op_s(dtype, 0.0, size, "pointwise") for size in sizes))
 
 
 def optimizer_policy(name: str) -> OptimizerPolicy:
@@ -83,15 +119,35 @@ def _master_step(elements: int, itemsize: int) -> int:
     return 8 * elements + (elements * itemsize if itemsize < 4 else 0)
 
 
+def _no_kernels(elements: int, itemsize: int) -> tuple[int, ...]:
+    return ()
+
+
+def _kernels(*tensors: int) -> Kernels:
+    """Kernels that read and write so many tensors of the parameter's size each."""
+    return lambda elements, itemsize: tuple(count * elements * itemsize for count in tensors)
+
+
+def _kernel_8bit(elements: int, itemsize: int) -> tuple[int, ...]:
+    return (3 * elements * itemsize + 2 * _state_8bit(elements, itemsize),)
+
+
+def _master_kernels(elements: int, itemsize: int) -> tuple[int, ...]:
+    cast = (4 * elements + elements * itemsize,) if itemsize < 4 else ()
+    return (*cast, *_kernels(*ADAMW)(elements, 4), *cast)
+
+
 _POLICIES = {
     policy.name: policy
     for policy in (
-        OptimizerPolicy("adamw", lambda n, p: 2 * n * p + 4, lambda n, p: 2 * n * p, lambda n, p: n * p),
-        OptimizerPolicy("sgd", _nothing, _nothing, _nothing),
-        OptimizerPolicy("sgd-momentum", lambda n, p: n * p, _nothing, _nothing),
-        OptimizerPolicy("adamw-8bit", _state_8bit, lambda n, p: 16 * n, _nothing),
-        OptimizerPolicy("adamw-master-weights", _master_state, _master_step, _nothing),
-        OptimizerPolicy("none", _nothing, _nothing, _nothing),
+        OptimizerPolicy(
+            "adamw", lambda n, p: 2 * n * p + 4, lambda n, p: 2 * n * p, lambda n, p: n * p, _kernels(*ADAMW)
+        ),
+        OptimizerPolicy("sgd", _nothing, _nothing, _nothing, _kernels(3)),
+        OptimizerPolicy("sgd-momentum", lambda n, p: n * p, _nothing, _nothing, _kernels(2, 3, 3)),
+        OptimizerPolicy("adamw-8bit", _state_8bit, lambda n, p: 16 * n, _nothing, _kernel_8bit),
+        OptimizerPolicy("adamw-master-weights", _master_state, _master_step, _nothing, _master_kernels),
+        OptimizerPolicy("none", _nothing, _nothing, _nothing, _no_kernels),
     )
 }
 

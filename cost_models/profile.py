@@ -30,6 +30,7 @@ class Profile:
         name: as the file states it.
         provenance: where the constants come from.
         memory_bytes: capacity of one device.
+        allocator_margin: what the device's allocator reserves beyond the memory in use, as a share of that.
         network: equal hosts, or one measured mesh.
     """
 
@@ -38,6 +39,7 @@ class Profile:
     memory_bytes: int
     compute: Compute
     network: Network
+    allocator_margin: float = 0.0
 
     @cached_property
     def fingerprint(self) -> str:
@@ -71,6 +73,7 @@ class Profile:
             "name": self.name,
             "provenance": self.provenance.entries(),
             "memory_bytes": self.memory_bytes,
+            **({"allocator_margin": self.allocator_margin} if self.allocator_margin else {}),
             "compute": self.compute.entries(),
             **self.network.entries(),
         }

@@ -318,6 +318,7 @@ class _ProfileEntry(_Entry):
     name: Words
     provenance: Annotated[_ProvenanceEntry, BeforeValidator(_as_sources)]
     memory_bytes: Count
+    allocator_margin: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     compute: _ComputeEntry
     devices_per_host: Count | Literal["any"] | None = None
     torus: _TorusEntry | None = None
@@ -361,6 +362,7 @@ class _ProfileEntry(_Entry):
             memory_bytes=self.memory_bytes,
             compute=self.compute.value(),
             network=self._network(),
+            allocator_margin=self.allocator_margin,
         )
 
     def _network(self) -> Network:

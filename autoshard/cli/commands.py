@@ -98,7 +98,9 @@ _TIME_LIMIT = typer.Option(metavar="SECONDS", help="Stop the solver after this l
 _MEMORY = typer.Option(
     metavar="SIZE", help="What a rank may hold, for example 80GiB; or profile: what the profile says."
 )
-_OPTIMIZER = typer.Option(metavar="POLICY", help="Whose state counts: adamw, sgd, sgd-momentum, adamw-8bit, ...")
+_OPTIMIZER = typer.Option(
+    metavar="POLICY", help="Whose state and step count: adamw, sgd, sgd-momentum, adamw-8bit, ..."
+)
 
 
 def main() -> None:
@@ -160,7 +162,7 @@ def plan(
     ] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(metavar="POLICY", help="Whose state counts: adamw (the default), sgd, sgd-momentum, ..."),
+        typer.Option(metavar="POLICY", help="Whose state and step count: adamw (the default), sgd, ..."),
     ] = None,
     backend: Annotated[str, _BACKEND] = "auto",
     time_limit: Annotated[float | None, _TIME_LIMIT] = None,

@@ -5,6 +5,9 @@ The optimum without a budget is taken if it fits. Otherwise the program is solve
 all plans that fit, and where it has no answer, no plan fits. The timeline has a little more: what moves while a
 collective runs. Where an answer is over the budget by that, the program is solved again with as much more at the
 moments where its timeline had more. A plan over its budget is never returned.
+
+A budget is of what the device counts. What program and timeline count is held against what the budget *allows*, less by
+the margin of the machine's allocator.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from solver import Node as SolverNode
 
 from ..errors import BudgetError, InfeasibleError
 from ..plans import MemoryOutcome, ShardingPlan, SolverOutcome
+from ..plans.memory_outcome import allowed_bytes
 from ..plans.units import format_bytes, parse_bytes
 from .decided import as_choices
 from .formulation import Formulation
@@ -57,13 +61,25 @@ class MemoryLimit:
 
     Attributes:
         optimizer: the name of a policy (:mod:`cost_models.optimizers`).
-        budget_bytes: None for no limit.
-        soft_ms_per_gib: makes the limit soft: one GiB above it costs as much as this many milliseconds of step time.
+        budget_bytes: what the device may count; None for no limit.
+        soft_ms_per_gib: makes the limit soft: one GiB in use above what it allows costs as much as this many
+            milliseconds of step time.
+        allocator_margin: what the allocator reserves beyond what is in use, as a share of that.
     """
 
     optimizer: str = "adamw"
     budget_bytes: int | None = None
     soft_ms_per_gib: float | None = None
+    allocator_margin: float = 0.0
+
+    @property
+    def allowed_bytes(self) -> int | None:
+        """What may be in use at a time; None for no limit."""
+        return None if self.budget_bytes is None else allowed_bytes(self.budget_bytes, self.allocator_margin)
+
+    def outcome(self, found: Timeline) -> MemoryOutcome:
+        """A timeline as a plan says it, with this limit."""
+        return outcome(found, self.optimizer, self.budget_bytes, self.soft_ms_per_gib, self.allocator_margin)
 
     @property
     def policy(self) -> OptimizerPolicy:
@@ -93,7 +109,7 @@ def memory_limit(
             raise BudgetError("a soft memory limit needs a budget; give one, for example 80GiB")
         if not (0 <= soft_ms_per_gib < math.inf):
             raise BudgetError(f"{soft_ms_per_gib} is no price; give milliseconds per GiB above the budget, from 0 up")
-    return MemoryLimit(optimizer, budget, soft_ms_per_gib)
+    return MemoryLimit(optimizer, budget, soft_ms_per_gib, profile.allocator_margin)
 
 
 @dataclass(frozen=True)
@@ -142,7 +158,7 @@ def plan_within_budget(
     free = search.solved(formulation, formulation.problem, start=options.start)
     if free is None:
         raise InfeasibleError(f"{search.last.status.value} {search.last.report.explanation}".rstrip())
-    budget = limit.budget_bytes
+    budget = limit.allowed_bytes
     if budget is None or free.peak_bytes <= budget:
         return search.stated(free, free.solution.bound)
     wide = formulation if wider is None else wider()
@@ -159,7 +175,7 @@ def plan_within_budget(
         return search.stated(least, free.solution.bound)
     found, bound = search.within(program, budget, free)
     if found is None:
-        raise BudgetError(search.explanation(budget, relaxed()))
+        raise BudgetError(search.explanation(relaxed()))
     return search.stated(found, bound)
 
 
@@ -269,25 +285,22 @@ class _Search:
         """The plan with its memory, and a bound in nanoseconds."""
         cost = found.cost_ns
         solver = SolverOutcome.of(cost, min(cost, bound or 0), found.plan.solver.identical_layers)
-        return replace(found.plan, solver=solver, memory=self._memory(found))
+        return replace(found.plan, solver=solver, memory=self._limit.outcome(found.timeline))
 
-    def _memory(self, found: _Found) -> MemoryOutcome:
-        limit = self._limit
-        return outcome(found.timeline, limit.optimizer, limit.budget_bytes, limit.soft_ms_per_gib)
-
-    def explanation(self, budget: int, relaxed: Iterable[Relaxed]) -> str:
+    def explanation(self, relaxed: Iterable[Relaxed]) -> str:
         """The text of the error where no plan fits: the smallest budget found to work, who holds the memory there, and
         what would free the most.
         """
-        asked = f"{self._said()} {format_bytes(budget)} per rank ({budget} bytes)"
-        found = self.leanest
-        assert found is not None
+        found, budget = self.leanest, self._limit.budget_bytes
+        assert found is not None and budget is not None
+        memory = self._limit.outcome(found.timeline)
+        least = memory.reserved_bytes
         needed = (
-            f"{asked}: the smallest budget found to work is {format_bytes(found.peak_bytes)} ({found.peak_bytes} bytes)"
+            f"{self._said()} {format_bytes(budget)} per rank ({budget} bytes): the smallest budget found to work is "
+            f"{format_bytes(least)} ({least} bytes{f': {memory.peak_words}' * bool(memory.allocator_margin)})"
         )
         if not self._options.explains:
             return needed
-        memory = self._memory(found)
         largest = ", ".join(
             f"{tenant.name} ({tenant.kind}{f', {tenant.count} tensors' if tenant.count > 1 else ''}) "
             f"{format_bytes(tenant.size_bytes)}"

@@ -2,8 +2,9 @@
 
 One solver node for every graph node, plus one for every result that leaves the graph; for every tensor a network of
 its layouts (:mod:`autoshard.planning.tensor_networks`), on which it gets from whoever makes it to all who want it: each
-step is paid once, as the backward may read the copies that the forward made. Identical layers are tied. Costs are
-integer nanoseconds, rounded as the program is written and nowhere else.
+step is paid once, as the backward may read the copies that the forward made. On a trained parameter stands the price of
+the optimizer's step over it, so that of layouts that are as fast otherwise the one that holds less is taken. Identical
+layers are tied. Costs are integer nanoseconds, rounded as the program is written and nowhere else.
 
 What the backward computes again is decided before, or in the program: then the graph is the one in which all is
 computed again that may be, and an operator of which there is a second has two choices for each strategy, to be computed
@@ -24,7 +25,7 @@ from typing import Literal
 
 import numpy as np
 
-from cost_models import Profile
+from cost_models import OptimizerPolicy, Profile
 from solver import INFEASIBLE, Assignment, Edge, Problem, Routes, evaluate, routed
 from solver import Node as SolverNode
 
@@ -41,8 +42,8 @@ from ..recomputation import again_name
 from ..strategies import Strategy
 from .candidates import candidates
 from .layer_ties import marks_of, tied_classes
-from .pricing import Prices
-from .tensor_networks import HELD, Demand, TensorNetwork, networks_of
+from .pricing import NO_OPTIMIZER, Prices
+from .tensor_networks import HELD, Demand, TensorNetwork, layout_of, networks_of
 
 Objective = Literal["step-time", "communication-time"]
 OBJECTIVES: tuple[Objective, ...] = ("step-time", "communication-time")
@@ -119,18 +120,20 @@ def formulate(
     tie_layers: bool = True,
     keep_copies: bool = True,
     chooses_again: bool = False,
+    policy: OptimizerPolicy = NO_OPTIMIZER,
 ) -> Formulation:
     """Builds the integer program of a graph on a mesh of a machine.
 
     Args:
-        objective: ``step-time`` adds compute and communication; ``communication-time`` counts communication alone,
-            under which full replication is free: it is meant for use with pins.
+        objective: ``step-time`` adds compute, communication and the optimizer's step; ``communication-time`` counts
+            communication alone, under which full replication is free: it is meant for use with pins.
         graph: as captured; the program's is the one in which what the constraints want is computed again.
         constraints: what is decided already.
         tie_layers: decide identical layers once.
         keep_copies: let the backward read copies that the forward made, which is free where memory is; otherwise it
             makes its own.
         chooses_again: let the program decide what is computed again, beside what constraints want.
+        policy: of the optimizer whose step is priced; by default of none.
 
     Raises:
         ConstraintError: a constraint names nothing, or leaves its tensor or operator no layout that it can have.
@@ -140,7 +143,7 @@ def formulate(
     wanted = again_under(constraints, graph)
     open_ones = _worth_it(graph, may_be_again(constraints, graph) | wanted) if chooses_again else frozenset[str]()
     graph = recomputed(graph, wanted | open_ones)
-    prices = Prices(graph, mesh, profile)
+    prices = Prices(graph, mesh, profile, policy)
     limits = compile_constraints(constraints, graph, mesh)
     return assemble(
         graph,
@@ -325,7 +328,8 @@ class _Costs:
     ) -> None:
         self._graph, self._prices, self._strategies = graph, prices, strategies
         self._computes = objective == "step-time"
-        self._known: dict[int, np.ndarray] = {}
+        self._trained = frozenset(name for name, _ in graph.gradients) if self._computes else frozenset[str]()
+        self._known: dict[object, np.ndarray] = {}
 
     def __len__(self) -> int:
         return len(self._strategies)
@@ -338,12 +342,24 @@ class _Costs:
 
     def of(self, i: int) -> np.ndarray:
         """Those of the strategies of a node."""
+        strategies, steps = self._strategies[i], self._steps(i)
+        key = id(strategies), self._graph.meta(Ref(i)) if steps else None  # tensors of all dtypes share strategies
+        if key not in self._known:
+            self._known[key] = np.rint(self._seconds(i, steps) * 1e9).astype(np.int64)
+        return self._known[key]
+
+    def _seconds(self, i: int, steps: bool) -> np.ndarray:
         strategies = self._strategies[i]
-        if id(strategies) not in self._known:
-            priced = self._computes and i < len(self._graph.nodes)
-            seconds = self._prices.compute_s(self._graph.nodes[i], strategies) if priced else np.zeros(len(strategies))
-            self._known[id(strategies)] = np.rint(seconds * 1e9).astype(np.int64)
-        return self._known[id(strategies)]
+        if steps:
+            return self._prices.optimizer_s(self._graph.meta(Ref(i)), (layout_of(each, None) for each in strategies))
+        if self._computes and i < len(self._graph.nodes):
+            return self._prices.compute_s(self._graph.nodes[i], strategies)
+        return np.zeros(len(strategies))
+
+    def _steps(self, i: int) -> bool:
+        """Whether an optimizer steps what a node stands for."""
+        node = self._graph.nodes[i] if i < len(self._graph.nodes) else None
+        return node is not None and node.kind == "parameter" and node.name in self._trained
 
 
 def _ties(

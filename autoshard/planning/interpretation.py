@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from cost_models import Profile
 from solver import Routes, Solution
 
-from ..capture import Node, TensorMeta
+from ..capture import Node, Ref, TensorMeta
 from ..constraints.names import output_name
 from ..layout import Layout, replicated
 from ..plans import (
@@ -58,6 +58,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         solver=SolverOutcome.of(cost, bound, layers),
         compute_s=reader.compute_s(),
         communication_s=math.fsum(seconds for _, seconds in communication),
+        optimizer_s=reader.optimizer_s(),
         parameters=(*reader.entries("parameter"), *reader.unused()),
         buffers=tuple(reader.entries("buffer")),
         inputs=tuple(reader.entries("input")),
@@ -107,6 +108,16 @@ class _Reader:
 
     def compute_s(self) -> float:
         return math.fsum(seconds for _, seconds in self._computations())
+
+    def optimizer_s(self) -> float:
+        """Seconds of the optimizer's step over all trained parameters."""
+        number = {node.name: i for i, node in self._graph.of_kind("parameter")}
+        trained = (number[name] for name, _ in self._graph.gradients)
+        return math.fsum(self._optimizer_s(i) for i in trained)
+
+    def _optimizer_s(self, i: int) -> float:
+        layout = layout_of(self._chosen[i], None)
+        return float(self._formulation.prices.optimizer_s(self._graph.meta(Ref(i)), (layout,))[0])
 
     def execution(self) -> Iterator[Execution]:
         """The operators in the order they run in: that of the graph, the forward first.

@@ -179,6 +179,7 @@ class Planner:
             constraints=constraints,
             tie_layers=self.tie_layers,
             chooses_again=chooses_again,
+            policy=self.limit.policy,
         )
 
     def solve(self, formulation: Formulation, start: Sequence[int] | None = None) -> Solution:

@@ -1,7 +1,8 @@
 """Predicted seconds of each strategy of an operator, and of moving a tensor from one layout to another.
 
 Compute is priced on the largest shard: flops and bytes touched, under the profile's roofline. A view moves nothing and
-is free. Redistributions are priced step by step, along the cheapest path.
+is free. Redistributions are priced step by step, along the cheapest path; the optimizer's step over a parameter by the
+bytes of the largest shard (:mod:`cost_models.optimizers`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from cost_models import Profile, Topology
+from cost_models import OptimizerPolicy, Profile, Topology, optimizer_policy
 
 from ..capture import CapturedGraph, Node, TensorMeta
 from ..layout import Layout, largest_local_shape
@@ -25,15 +26,19 @@ from ..redistribution.paths import Paths, Steps, cheapest_paths, copied_bytes, l
 from ..strategies import Strategy
 
 Shape = tuple[int, ...]
+NO_OPTIMIZER = optimizer_policy("none")
 
 
 class Prices:
-    """The prices of one graph on one mesh of one machine; each is worked out once and kept."""
+    """The prices of one graph on one mesh of one machine, with one optimizer; each is worked out once and kept."""
 
-    def __init__(self, graph: CapturedGraph, mesh: Mesh, profile: Profile) -> None:
+    def __init__(
+        self, graph: CapturedGraph, mesh: Mesh, profile: Profile, policy: OptimizerPolicy = NO_OPTIMIZER
+    ) -> None:
         self._graph = graph
         self._mesh = mesh
         self._profile = profile
+        self._policy = policy
         self._topology: Topology = profile.topology(mesh.axes, mesh.shape, mesh.order or None)
         self._local = lru_cache(maxsize=None)(lambda shape, layout: largest_local_shape(shape, layout, mesh))
         self._steps: dict[object, Steps] = {}
@@ -52,6 +57,12 @@ class Prices:
             return np.zeros(len(strategies))
         metas = tuple(self._graph.meta(ref) for ref in node.inputs)
         return np.array([self._operator_s(node, metas, strategy) for strategy in strategies])
+
+    def optimizer_s(self, meta: TensorMeta, layouts: Iterable[Layout]) -> np.ndarray:
+        """Seconds of the optimizer's step over a trained parameter on one rank in each of its layouts."""
+        dtype, itemsize = str(meta.dtype), meta.dtype.itemsize
+        held = (math.prod(self._local(meta.shape, layout)) for layout in layouts)
+        return np.array([self._policy.step_s(self._profile.compute, dtype, count, itemsize) for count in held])
 
     def matrix_s(
         self,

@@ -82,7 +82,11 @@ def timeline(
 
 
 def outcome(
-    found: Timeline, optimizer: str, budget_bytes: int | None = None, soft_ms_per_gib: float | None = None
+    found: Timeline,
+    optimizer: str,
+    budget_bytes: int | None = None,
+    soft_ms_per_gib: float | None = None,
+    allocator_margin: float = 0.0,
 ) -> MemoryOutcome:
     """A timeline as a plan file has it: the largest tensors at the peak, and at most MAX_POINTS moments of the step."""
     tenants = _merged(found.at_peak)
@@ -100,6 +104,7 @@ def outcome(
         tenants=tuple(named),
         other_bytes=sum(tenant.size_bytes for tenant in others),
         timeline=tuple(_thinned(found.points)),
+        allocator_margin=allocator_margin,
     )
 
 

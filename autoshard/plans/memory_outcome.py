@@ -1,10 +1,17 @@
-"""What a plan needs in memory on one rank: the most bytes in use at a time, who holds them, and the use over a step."""
+"""What a plan needs in memory on one rank: the most bytes in use at a time, who holds them, and the use over a step.
+
+A budget is of what the device counts, and that is more than is in use: an allocator reserves ``margin`` times as much
+beside.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal, get_args
+
+from .units import format_bytes
 
 MemoryPhase = Literal["forward", "backward", "optimizer"]
 TenantKind = Literal["parameter", "gradient", "optimizer", "buffer", "input", "activation", "temporary", "output"]
@@ -12,6 +19,24 @@ TENANT_KINDS: tuple[TenantKind, ...] = get_args(TenantKind)
 
 MAX_POINTS = 128
 MAX_TENANTS = 12
+
+
+def allowed_bytes(budget_bytes: int, margin: float) -> int:
+    """The most bytes in use for which an allocator reserves no more than a budget.
+
+    >>> allowed_bytes(109, 0.09), reserved_bytes(100, 0.09)
+    (100, 109)
+    """
+    return math.floor(budget_bytes / _reserved_per_byte(margin))
+
+
+def reserved_bytes(size_bytes: int, margin: float) -> int:
+    """What an allocator reserves for bytes in use: the least budget that allows them."""
+    return math.ceil(size_bytes * _reserved_per_byte(margin))
+
+
+def _reserved_per_byte(margin: float) -> Fraction:
+    return 1 + Fraction(str(margin))  # as it is written: 0.09 is nine hundredths
 
 
 @dataclass(frozen=True)
@@ -42,13 +67,14 @@ class MemoryOutcome:
 
     Attributes:
         optimizer: the policy that the optimizer's state was counted under.
-        budget_bytes: the limit that the plan was made under; None for none.
+        budget_bytes: the limit that the plan was made under, of what the allocator reserves; None for none.
         soft_ms_per_gib: where the limit is soft, what one GiB above it costs, in milliseconds; None for a hard one.
         parameter_bytes, gradient_bytes, optimizer_bytes, buffer_bytes, input_bytes: what is held whatever runs.
         peak: the fullest moment of a training step.
         tenants: the largest that are alive there, largest first, at most MAX_TENANTS.
         other_bytes: what the others hold at the peak; with the tenants it adds up to ``peak.size_bytes``.
         timeline: the course of a step in at most MAX_POINTS points: each is the fullest moment of its part.
+        allocator_margin: what the allocator of the machine reserves beyond what is in use, as a share of that.
 
     Raises:
         ValueError: the sizes do not add up, or one is negative.
@@ -66,6 +92,7 @@ class MemoryOutcome:
     tenants: tuple[MemoryTenant, ...]
     other_bytes: int
     timeline: tuple[MemoryPoint, ...]
+    allocator_margin: float = 0.0
 
     def __post_init__(self) -> None:
         held = sum(tenant.size_bytes for tenant in self.tenants) + self.other_bytes
@@ -89,3 +116,21 @@ class MemoryOutcome:
     def static_bytes(self) -> int:
         """Bytes of parameters, gradients and the optimizer's state."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the allocator reserves for the peak, which is what a budget is held against."""
+        return reserved_bytes(self.peak.size_bytes, self.allocator_margin)
+
+    @property
+    def over_bytes(self) -> int:
+        """How far that is over the budget; 0 where it is within, or where there is none."""
+        return 0 if self.budget_bytes is None else max(0, self.reserved_bytes - self.budget_bytes)
+
+    @property
+    def peak_words(self) -> str:
+        """The peak for people: what is allocated and, where the allocator has a margin, what it reserves."""
+        allocated, reserved = format_bytes(self.peak.size_bytes), format_bytes(self.reserved_bytes)
+        if not self.allocator_margin:
+            return allocated
+        return f"{allocated} allocated, {reserved} reserved with the allocator's margin of {self.allocator_margin:.3g}"

@@ -157,8 +157,9 @@ class ShardingPlan:
     ``hardware_fingerprint`` is a digest of the profile the plan was priced with. ``call`` describes how the model is
     called (:mod:`autoshard.capture.calls`; empty where it cannot). ``pins`` are the constraints it was made under, as
     given.
-    ``compute_s`` and ``communication_s`` add up to the predicted step time. ``memory`` is None for a plan that was
-    written before plans knew of memory.
+    ``compute_s``, ``communication_s`` and ``optimizer_s``, the step of the optimizer whose state is counted, add up to
+    the predicted step time. ``optimizer_s`` is None for a plan from before the optimizer's step had a price, ``memory``
+    for one that was written before plans knew of memory.
     """
 
     model: str
@@ -178,6 +179,7 @@ class ShardingPlan:
     outputs: tuple[TensorEntry, ...]
     operators: tuple[OperatorEntry, ...]
     redistributions: tuple[Redistribution, ...]
+    optimizer_s: float | None = None
     memory: MemoryOutcome | None = None
     execution: tuple[Execution, ...] = ()
 
@@ -197,8 +199,8 @@ class ShardingPlan:
 
     @property
     def step_s(self) -> float:
-        """The predicted step time in seconds."""
-        return self.compute_s + self.communication_s
+        """The predicted step time in seconds, without the optimizer's step where its price is not known."""
+        return self.compute_s + self.communication_s + (self.optimizer_s or 0.0)
 
     @property
     def recomputed(self) -> tuple[str, ...]:

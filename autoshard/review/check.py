@@ -178,7 +178,8 @@ def _decisions(plan: ShardingPlan, now: Priced, planner: Planner) -> Iterator[Fi
 
 
 def _same_prices(plan: ShardingPlan, planner: Planner) -> bool:
-    return planner.profile.fingerprint == plan.hardware_fingerprint
+    """Whether a plan was priced as it is now; one from before the optimizer's step had a price was not."""
+    return planner.profile.fingerprint == plan.hardware_fingerprint and plan.optimizer_s is not None
 
 
 def _record(plan: ShardingPlan, now: Priced, planner: Planner) -> Iterator[Finding]:
@@ -191,6 +192,7 @@ def _record(plan: ShardingPlan, now: Priced, planner: Planner) -> Iterator[Findi
         ("cost_ns", plan.solver.cost_ns, now.solution.cost),
         ("compute_s", plan.compute_s, now.plan.compute_s),
         ("communication_s", plan.communication_s, now.plan.communication_s),
+        ("optimizer_s", plan.optimizer_s, now.plan.optimizer_s),
         *((f"the time of {e.name} in ns", e.predicted_ns, times[e.name]) for e in plan.execution),
         ("the order of execution", *_orders(plan.execution, now.plan.execution)),
     ]
@@ -241,11 +243,11 @@ def _bound(plan: ShardingPlan, best: SolverOutcome, planner: Planner) -> Iterato
 def _memory(now: Priced, planner: Planner) -> Finding:
     memory = with_memory(planner, now.plan).memory
     assert memory is not None
-    said = f"{format_bytes(memory.peak.size_bytes)} on the fullest rank, with {memory.optimizer}"
+    said = f"{memory.peak_words} on the fullest rank, with {memory.optimizer}"
     if memory.budget_bytes is None:
         return Finding("memory", True, f"{said}; there is no budget")
-    over, budget = memory.peak.size_bytes - memory.budget_bytes, format_bytes(memory.budget_bytes)
-    if over <= 0:
+    over, budget = memory.over_bytes, format_bytes(memory.budget_bytes)
+    if not over:
         return Finding("memory", True, f"{said}, within the budget of {budget}")
     soft = memory.soft_ms_per_gib is not None
     return Finding("memory", soft, f"{said}: {over} bytes over the {'soft ' * soft}budget of {budget}")

@@ -19,7 +19,7 @@ from ..constraints import Constraints, gather_constraints
 from ..errors import ConstraintError, PlanMismatchError
 from ..layout import Layout
 from ..mesh import HybridMesh, Mesh
-from ..planning import Formulation, MemoryLimit, Planner, outcome, profile_of, timeline_of
+from ..planning import Formulation, MemoryLimit, Planner, profile_of, timeline_of
 from ..plans import ShardingPlan
 from .decisions import Decisions, choices_of, decision_text, decisions_of
 from .fewest_changes import with_fewest_changes
@@ -47,8 +47,9 @@ class Conditions(TypedDict, total=False):
 def planner_of(
     plan: ShardingPlan, model: nn.Module, args: Any, kwargs: dict[str, Any] | None, **conditions: Unpack[Conditions]
 ) -> Planner:
-    """A planner for a model as it is now, with the objective and the memory limit that a plan was made with, and with
-    what the plan computes again in the backward: constraints add to that, or take from it (``keep``).
+    """A planner for a model as it is now, with the objective and the memory limit that a plan was made with (by the
+    allocator's margin of the profile as it is now), and with what the plan computes again in the backward: constraints
+    add to that, or take from it (``keep``).
 
     Raises:
         CaptureError, ProfileError: the model cannot be captured, the profile not be read.
@@ -69,7 +70,7 @@ def planner_of(
         backend=conditions.get("backend", "auto"),
         time_limit_s=conditions.get("time_limit_s"),
         tie_layers=plan.solver.identical_layers != "free",
-        limit=limit_of(plan),
+        limit=replace(limit_of(plan), allocator_margin=profile.allocator_margin),
         checkpointing="none",
     )
     return replace(planner, graph=recomputed(planner.graph, plan.recomputed))
@@ -197,22 +198,20 @@ def routes_of(plan: ShardingPlan, formulation: Formulation) -> tuple[Routes, ...
 def limit_of(plan: ShardingPlan) -> MemoryLimit:
     """The memory limit that a plan was made under."""
     memory = plan.memory
-    return (
-        MemoryLimit() if memory is None else MemoryLimit(memory.optimizer, memory.budget_bytes, memory.soft_ms_per_gib)
-    )
+    if memory is None:
+        return MemoryLimit()
+    return MemoryLimit(memory.optimizer, memory.budget_bytes, memory.soft_ms_per_gib, memory.allocator_margin)
 
 
 def with_memory(planner: Planner, plan: ShardingPlan) -> ShardingPlan:
     """A plan that says what it needs in memory, under the planner's limit."""
-    limit = planner.limit
-    timeline = timeline_of(planner.graph, plan, limit.policy)
-    return replace(plan, memory=outcome(timeline, limit.optimizer, limit.budget_bytes, limit.soft_ms_per_gib))
+    timeline = timeline_of(planner.graph, plan, planner.limit.policy)
+    return replace(plan, memory=planner.limit.outcome(timeline))
 
 
 def is_within_budget(plan: ShardingPlan) -> bool:
     """Whether a plan that knows its memory is within its budget."""
-    memory = plan.memory
-    return memory is None or memory.budget_bytes is None or memory.peak.size_bytes <= memory.budget_bytes
+    return plan.memory is None or not plan.memory.over_bytes
 
 
 def solution_of(formulation: Formulation, choices: tuple[int, ...], routes: tuple[Routes, ...] = ()) -> Solution | None:

@@ -104,8 +104,8 @@ def test_plan_writes_the_file_and_says_what_it_is_worth(calls: list[tuple[Any, .
     assert read_plan("new.yaml") == PLAN
     assert result.stdout == (
         "wrote new.yaml\n"
-        "optimal with identical layers decided alike: cost 1041348 ns, bound 1041348 ns, gap 0.000%\n"
-        "predicted step 1.041 ms: compute 953.8 us, communication 87.54 us\n"
+        "optimal with identical layers decided alike: cost 1083848 ns, bound 1083848 ns, gap 0.000%\n"
+        "predicted step 1.084 ms: compute 953.8 us, communication 87.54 us, optimizer 42.5 us\n"
         "parameters 1.502 MiB, 1.002 MiB on the rank with the largest shards\n"
         "memory per rank 4.508 MiB (budget 5 MiB), fullest in the backward at layers.1.attention.wo/mm.1; "
         "parameters, gradients and adamw state 4.008 MiB\n"

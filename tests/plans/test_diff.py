@@ -148,8 +148,8 @@ def test_llama_with_less_memory_fits_on_a_page_and_is_named() -> None:
     text = llama_markdown()
     assert text == (FOLDER / "llama3_8b.diff.md").read_text()
     assert len(text.splitlines()) <= 60
-    assert "now cut over dp (dim 0) and gathered before use; gradients reduce-scattered instead of all-reduced" in text
-    assert "fully sharded" in text
+    assert "cut over tp in dim 1 instead of 0; gradients no longer reduce-scattered over tp" in text
+    assert "memory budget: 80 GiB -> 26 GiB" in text
 
 
 def test_a_long_difference_is_cut_to_a_page_and_counted() -> None:

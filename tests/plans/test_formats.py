@@ -20,6 +20,12 @@ FOLDER = Path(__file__).with_name("golden")
 OLD = FOLDER / "transformer.format-1.yaml"
 
 
+def without_the_news_of_format_5(plan: ShardingPlan) -> ShardingPlan:
+    """No price of the optimizer's step, no margin of the allocator."""
+    memory = plan.memory and replace(plan.memory, allocator_margin=0.0)
+    return costed(replace(plan, optimizer_s=None, memory=memory))
+
+
 def without_the_news_of_format_4(plan: ShardingPlan) -> ShardingPlan:
     """Every redistribution takes all steps of its path, or finds the last layout kept."""
     made = {
@@ -28,7 +34,7 @@ def without_the_news_of_format_4(plan: ShardingPlan) -> ShardingPlan:
     moved = tuple(e for e in plan.redistributions if not e.shared or (e.kept and (e.tensor, e.path) in made))
     moved = tuple(entry for entry in moved if not entry.kept or len(entry.own) == 1)
     sent_s = math.fsum(entry.predicted_s for entry in moved)
-    return costed(replace(plan, redistributions=moved, communication_s=sent_s))
+    return without_the_news_of_format_5(replace(plan, redistributions=moved, communication_s=sent_s))
 
 
 def without_the_news_of_format_3(plan: ShardingPlan) -> ShardingPlan:
@@ -38,6 +44,14 @@ def without_the_news_of_format_3(plan: ShardingPlan) -> ShardingPlan:
 def without_the_news_of_format_2(plan: ShardingPlan) -> ShardingPlan:
     moved = tuple(replace(entry, consumers=()) for entry in plan.redistributions if not entry.kept)
     return without_the_news_of_format_3(replace(plan, memory=None, execution=(), redistributions=moved))
+
+
+FORMAT_4 = without_the_news_of_format_5(transformer_plan(4))
+
+
+def as_format_4(plan: ShardingPlan) -> str:
+    """A plan as format 4 wrote it, which knew nothing of the optimizer's time."""
+    return dump_plan(plan).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 4", 1)
 
 
 def as_format_3(plan: ShardingPlan) -> str:
@@ -60,17 +74,21 @@ def as_format_1(plan: ShardingPlan) -> str:
 
 
 def test_a_file_that_format_1_wrote_is_read() -> None:
-    today = without_the_news_of_format_2(transformer_plan(4))
+    today = without_the_news_of_format_2(FORMAT_4)
     then = replace(today, operators=tuple(entry for entry in today.operators if not entry.name.endswith("/add")))
     assert read_plan(OLD) == costed(replace(then, compute_s=0.00119))
 
 
 def test_a_file_that_format_2_wrote_is_read() -> None:
-    assert read_plan(FOLDER / "transformer.format-2.yaml") == without_the_news_of_format_3(transformer_plan(4))
+    assert read_plan(FOLDER / "transformer.format-2.yaml") == without_the_news_of_format_3(FORMAT_4)
 
 
 def test_a_file_that_format_3_wrote_is_read() -> None:
-    assert read_plan(FOLDER / "transformer.format-3.yaml") == transformer_plan(4)
+    assert read_plan(FOLDER / "transformer.format-3.yaml") == FORMAT_4
+
+
+def test_a_file_that_format_4_wrote_is_read() -> None:
+    assert read_plan(FOLDER / "transformer.format-4.yaml") == FORMAT_4
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
@@ -98,7 +116,14 @@ def test_what_format_3_could_say_is_read_as_it_was(plan: ShardingPlan) -> None:
     assert parse_plan(as_format_3(then)) == then
 
 
-@pytest.mark.parametrize("format", [1, 2, 3])
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(plans())
+def test_what_format_4_could_say_is_read_as_it_was(plan: ShardingPlan) -> None:
+    then = without_the_news_of_format_5(plan)
+    assert parse_plan(as_format_4(then)) == then
+
+
+@pytest.mark.parametrize("format", [1, 2, 3, 4])
 def test_reading_and_writing_upgrades_a_file(format: int) -> None:
     old = read_plan(FOLDER / f"transformer.format-{format}.yaml")
     text = dump_plan(old)
@@ -121,8 +146,15 @@ def test_a_key_of_a_later_format_is_refused() -> None:
 
 
 def test_shared_steps_in_a_file_of_an_earlier_format_are_refused() -> None:
-    text = as_format_3(transformer_plan(4)).replace("kept: true", "kept: true, shared: 1", 1)
+    text = as_format_3(FORMAT_4).replace("kept: true", "kept: true, shared: 1", 1)
     with pytest.raises(PlanFileError, match="a plan of format 3 has no key in redistributions 'shared'"):
+        parse_plan(text)
+
+
+@pytest.mark.parametrize(("section", "key"), [("result", "optimizer_s"), ("memory", "allocator_margin")])
+def test_a_price_of_the_optimizer_or_a_margin_in_a_file_of_format_4_is_refused(section: str, key: str) -> None:
+    text = as_format_4(FORMAT_4).replace(f"\n{section}:\n", f"\n{section}:\n  {key}: 0.5\n", 1)
+    with pytest.raises(PlanFileError, match=f"a plan of format 4 has no key in {section} '{key}'"):
         parse_plan(text)
 
 

@@ -9,10 +9,7 @@ import pytest
 from .write_golden import FOLDER, GOLDEN, ROOT
 from .write_llama import PLANS
 
-GIVEN = {
-    FOLDER / name
-    for name in ("transformer.format-1.yaml", "transformer.format-2.yaml", "transformer.format-3.yaml", *PLANS)
-}
+GIVEN = {FOLDER / name for name in (*(f"transformer.format-{version}.yaml" for version in (1, 2, 3, 4)), *PLANS)}
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: str(path.relative_to(ROOT)))

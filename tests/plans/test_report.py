@@ -74,12 +74,14 @@ def expected_numbers(plan: ShardingPlan) -> dict[str, str]:
     numbers: dict[str, object] = {
         "status": plan.solver.verdict,
         "gap": plan.solver.gap,
-        "step_s": plan.compute_s + plan.communication_s,
+        "step_s": plan.compute_s + plan.communication_s + (plan.optimizer_s or 0.0),
         "compute_s": plan.compute_s,
         "communication_s": plan.communication_s,
         "parameter_bytes": summarize(plan).parameter_bytes,
         "parameter_bytes_per_rank": summarize(plan).parameter_bytes_per_rank,
     }
+    if plan.optimizer_s is not None:
+        numbers["optimizer_s"] = plan.optimizer_s
     for total in summarize(plan).collectives:
         key = f"collective:{total.phase}:{total.kind}:{total.axis}"
         numbers |= {f"{key}:{field}": getattr(total, field) for field in ("count", "size_bytes", "predicted_s")}
@@ -88,6 +90,8 @@ def expected_numbers(plan: ShardingPlan) -> dict[str, str]:
         numbers |= {"peak_bytes": plan.memory.peak.size_bytes, "other_bytes": plan.memory.other_bytes}
         numbers["static_bytes"] = plan.memory.static_bytes
         numbers |= {f"tenant:{i}": tenant.size_bytes for i, tenant in enumerate(plan.memory.tenants)}
+        if plan.memory.allocator_margin:
+            numbers["reserved_bytes"] = plan.memory.reserved_bytes
         if plan.memory.budget_bytes is not None:
             numbers["budget_bytes"] = plan.memory.budget_bytes
     return {key: str(value) for key, value in numbers.items()}

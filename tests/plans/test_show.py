@@ -120,7 +120,8 @@ def test_operators_are_listed_unless_they_follow(strategy: str, listed: bool) ->
 
 def test_the_summary_adds_up() -> None:
     summary = summarize(transformer_plan(4))
-    assert summary.step_s == summary.compute_s + summary.communication_s
+    assert summary.optimizer_s == 42.5e-6
+    assert summary.step_s == summary.compute_s + summary.communication_s + summary.optimizer_s
     assert summary.parameters == 13
     assert summary.parameter_bytes == 4 * (512 * 256 + 4 * (2 * 256 * 256 + 256))
     assert summary.parameter_bytes_per_rank == 4 * (512 * 256 + 4 * (256 * 256 + 256))

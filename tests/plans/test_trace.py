@@ -53,7 +53,8 @@ def test_the_tracks_add_up_to_the_plans_times(plan: ShardingPlan) -> None:
     for event in spans(plan):
         seconds[event["tid"]] += event["dur"] / 1e6
     half_a_ns_each = 0.5e-9 * (len(plan.operators) + sum(1 for _ in plan.collectives())) + 1e-12
-    assert seconds[COMPUTE] == pytest.approx(plan.compute_s, abs=half_a_ns_each)
+    assert plan.optimizer_s
+    assert seconds[COMPUTE] == pytest.approx(plan.compute_s + plan.optimizer_s, abs=half_a_ns_each)
     for i, axis in enumerate(plan.mesh.axes):
         predicted = sum(c.predicted_s for _, c in plan.collectives() if c.axis == axis)
         assert seconds[FIRST_AXIS + i] == pytest.approx(predicted, abs=half_a_ns_each)
@@ -93,5 +94,11 @@ def test_a_plan_that_knows_no_order_gives_no_timeline() -> None:
 
 
 def test_an_empty_plan_gives_an_empty_timeline() -> None:
-    plan = replace(transformer_plan(1), operators=(), redistributions=(), execution=())
+    plan = replace(transformer_plan(1), operators=(), redistributions=(), execution=(), optimizer_s=None)
     assert spans(plan) == []
+
+
+def test_the_optimizers_step_comes_last_and_is_named() -> None:
+    last = [event for event in spans(transformer_plan(2)) if event["tid"] != LAYERS][-1]
+    assert (last["name"], last["cat"], last["args"]) == ("optimizer step", "optimizer", {"optimizer": "adamw"})
+    assert last["dur"] == pytest.approx(42.5)

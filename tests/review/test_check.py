@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,16 @@ def test_numbers_that_the_layouts_do_not_come_to_are_told(
     assert part in failing(found) and said in review_text(found, "plan.yaml")
 
 
+def test_a_plan_from_before_the_optimizers_step_had_a_price_is_priced_again() -> None:
+    """Its cost, its times and its bound are of other prices, and no lies."""
+    made = plan_of("mlp", constraints=PINNED)
+    old = costed(replace(made, optimizer_s=None))
+    assert old.solver.cost_ns < made.solver.cost_ns
+    found = checked(old)
+    assert found.fits and found.now_ns == found.best_ns == made.solver.cost_ns
+    assert failing(checked(costed(replace(made, optimizer_s=0.0)))) == ["record"]
+
+
 def test_another_profile_prices_the_plan_again() -> None:
     found = checked(plan_of("mlp", constraints=PINNED), hardware="cpu-gloo")
     assert failing(found) == ["optimality"]
@@ -122,12 +133,15 @@ def test_a_budget_is_compared_with_the_peak() -> None:
 
 
 def test_a_plan_made_under_a_budget_is_good_under_it() -> None:
-    """Whatever it copies again in the backward to save memory is priced as such."""
-    free = plan_of("mlp of 8")
+    """Whatever it copies again in the backward to save memory is priced as such. With SGD: the price of
+    AdamW's step alone makes the plan the leanest there is.
+    """
+    model, args = example("mlp of 8")
+    options: dict[str, Any] = {"mesh": "dp=2,tp=2", "hardware": profile_of("slow"), "optimizer": "sgd"}
+    free = plan(model, args, **options)
     assert free.memory is not None
     peak = free.memory.peak.size_bytes
-    model, args = example("mlp of 8")
-    tight = plan(model, args, mesh="dp=2,tp=2", hardware=profile_of("slow"), memory=peak - peak // 20)
+    tight = plan(model, args, **options, memory=peak - peak // 20)
     assert tight.solver.status == "optimal"
     found = checked(tight, "mlp of 8")
     assert found.now_ns == tight.solver.cost_ns and failing(found) == []

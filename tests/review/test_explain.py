@@ -79,11 +79,11 @@ def _changed(before: ShardingPlan, after: ShardingPlan) -> int:
 
 def test_one_layer_can_be_asked_about_alone() -> None:
     """Identical layers are decided once, but not with the one that is pinned."""
-    present = asked("layers.1.attention.wq.weight", name="llama of 3", pins=())
+    present = asked("layers.1.attention.wo.weight", name="llama of 3", pins=())
     assert present.alternative is not None
     layouts = {e.name: format_layout(e.layout, present.plan.mesh) for e in present.alternative.parameters}
-    others = [layouts[f"layers.{i}.attention.wq.weight"] for i in (0, 2)]
-    assert [layouts["layers.1.attention.wq.weight"]] == list(present.found) and others == list(present.present) * 2
+    others = [layouts[f"layers.{i}.attention.wo.weight"] for i in (0, 2)]
+    assert [layouts["layers.1.attention.wo.weight"]] == list(present.found) and others == list(present.present) * 2
 
 
 def test_other_prices_are_said_to_be_others() -> None:

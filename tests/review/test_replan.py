@@ -18,6 +18,7 @@ from autoshard.plans.text.line_numbers import line_of_decision
 from autoshard.review import Replanned, replan
 from autoshard.review.decisions import choices_of, decisions_of
 from autoshard.review.fewest_changes import count_changes, with_fewest_changes
+from cost_models import optimizer_policy
 from solver import solve
 
 from ..models import graph_of, mlp
@@ -71,10 +72,10 @@ def test_an_edited_operator_is_held_in_what_was_edited() -> None:
     plan = plan_of("mlp", constraints=PINNED)
     entry = next(e for e in plan.operators if e.name == "down/bwd.mm.1")
     taken = format_layout(entry.inputs[0], plan.mesh)
-    made = replanned(edited(plan, rf'down/bwd\.mm\.1: "{re.escape(taken)},', 'down/bwd.mm.1: "dp:R tp:R,'))
-    assert [edit.texts for edit in made.edits] == [("down/bwd.mm.1=dp:R tp:R, * -> *",)]
+    made = replanned(edited(plan, rf'down/bwd\.mm\.1: "{re.escape(taken)},', 'down/bwd.mm.1: "dp:S(0) tp:R,'))
+    assert [edit.texts for edit in made.edits] == [("down/bwd.mm.1=dp:S(0) tp:R, * -> *",)]
     found = next(e for e in made.plan.operators if e.name == "down/bwd.mm.1")
-    assert found.inputs[0].is_replicated
+    assert format_layout(found.inputs[0], plan.mesh) == "dp:S(0) tp:R" != taken
 
 
 def test_an_edited_line_of_identical_layers_holds_them_all() -> None:
@@ -205,7 +206,7 @@ def test_the_nearest_optimum_is_the_nearest_of_all() -> None:
     """Against every assignment of a small problem: none costs less, and none that costs as much changes fewer."""
     graph, mesh = graph_of("mlp"), Mesh.parse("dp=2")
     planner = Planner(graph, mesh, profile_of("slow"), "mlp", "")
-    formulation = formulate(graph, mesh, profile_of("slow"))
+    formulation = formulate(graph, mesh, profile_of("slow"), policy=planner.limit.policy)
     problem, solution = formulation.problem, solve(formulation.problem)
 
     def cost_of(choices: Sequence[int]) -> int | None:
@@ -231,7 +232,7 @@ def test_the_nearest_optimum_is_the_nearest_of_all() -> None:
 
 def test_decisions_of_a_plan_are_the_choices_that_it_was_made_of() -> None:
     plan = plan_of("mlp", constraints=PINNED)
-    formulation = formulate(graph_of("mlp"), plan.mesh, profile_of("slow"))
+    formulation = formulate(graph_of("mlp"), plan.mesh, profile_of("slow"), policy=optimizer_policy("adamw"))
     choices = choices_of(decisions_of(plan, formulation), formulation)
     assert None not in choices
     answer = formulation.routed([c or 0 for c in choices])

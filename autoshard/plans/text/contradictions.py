@@ -25,8 +25,8 @@ from ..memory_outcome import MemoryOutcome, MemoryPoint
 from ..plan import Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
 from .notation import check_redistribution, format_path
 
-COUNTED: Mapping[str, tuple[bool, bool]] = {"step-time": (True, True), "communication-time": (False, True)}
-"""Whether the cost of a plan counts computation, and communication, by objective."""
+COUNTED: Mapping[str, bool] = {"step-time": True, "communication-time": False}
+"""Whether the cost of a plan counts computation and the optimizer's step beside communication, by objective."""
 
 OUTSIDE = frozenset({"results", "step"})
 """What a point of the memory's course may name beside operators: the end of a phase, the optimizer."""
@@ -121,8 +121,8 @@ def _check_ways(plan: ShardingPlan) -> None:
             raise Contradiction(f"{entry.tensor} goes two ways in the {entry.phase}: {ways}", entry)
 
 
-# Totals. Costs are whole nanoseconds, rounded operator by operator and step by step (in older plans redistribution by
-# redistribution), so that each part may be off by a half.
+# Totals. Costs are whole nanoseconds, rounded operator by operator, step by step (in older plans redistribution by
+# redistribution) and, what the optimizer takes, parameter by parameter, so that each part may be off by a half.
 
 
 def _check_compute(plan: ShardingPlan) -> None:
@@ -146,11 +146,12 @@ def _check_communication(plan: ShardingPlan) -> None:
 def _check_cost(plan: ShardingPlan) -> None:
     if plan.objective not in COUNTED:
         raise Contradiction(f"unknown objective {plan.objective!r}; expected {' or '.join(COUNTED)}", "objective")
-    computes, communicates = COUNTED[plan.objective]
-    ns = (computes * plan.compute_s + communicates * plan.communication_s) * 1e9
+    computes = COUNTED[plan.objective]
+    ns = (plan.step_s if computes else plan.communication_s) * 1e9
     steps = sum(len(entry.own) - 1 for entry in plan.redistributions)
-    if not _near(plan.solver.cost_ns, ns, len(plan.operators) + steps + len(plan.redistributions)):
-        parts = "compute_s and communication_s" if computes else "communication_s"
+    rounded = len(plan.operators) + len(plan.parameters) + steps + len(plan.redistributions)
+    if not _near(plan.solver.cost_ns, ns, rounded):
+        parts = "compute_s, communication_s and optimizer_s" if computes else "communication_s"
         said = f"the cost is {plan.solver.cost_ns} ns, but {parts} give {round(ns)} ns"
         raise Contradiction(said, "result", "cost_ns")
 
@@ -258,10 +259,11 @@ def _check_memory(plan: ShardingPlan, memory: MemoryOutcome) -> None:
         for point in points:
             if point.operator not in OUTSIDE and (point.phase, point.operator) not in operators:
                 raise Contradiction(_no_operator(point), "memory", where)
-    budget, peak = memory.budget_bytes, memory.peak.size_bytes
-    if budget is not None and memory.soft_ms_per_gib is None and peak > budget:
+    if memory.over_bytes and memory.soft_ms_per_gib is None:
+        margin = f", {memory.reserved_bytes} with the allocator's margin," if memory.allocator_margin else ""
         raise Contradiction(
-            f"the peak of {peak} bytes is above the budget of {budget} that the plan was made under",
+            f"the peak of {memory.peak.size_bytes} bytes{margin} is above the budget of {memory.budget_bytes} that the "
+            "plan was made under",
             "memory",
             "budget_bytes",
         )

@@ -78,6 +78,7 @@ def _check(plan: ShardingPlan) -> None:
         ("gap", plan.solver.gap),
         ("compute_s", plan.compute_s),
         ("communication_s", plan.communication_s),
+        ("optimizer_s", plan.optimizer_s or 0.0),
     ):
         if not math.isfinite(value) or (what != "gap" and not 0 <= value <= MAX_SECONDS):
             raise PlanFileError(f"the plan cannot be written: its {what} is {value}")
@@ -168,6 +169,8 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
     yield f"  gap: {number(plan.solver.gap)}"
     yield f"  compute_s: {number(plan.compute_s)}"
     yield f"  communication_s: {number(plan.communication_s)}"
+    if plan.optimizer_s is not None:
+        yield f"  optimizer_s: {number(plan.optimizer_s)}"
 
 
 def _memory(memory: MemoryOutcome) -> Iterator[str]:
@@ -175,6 +178,8 @@ def _memory(memory: MemoryOutcome) -> Iterator[str]:
     yield f"  optimizer: {quote(memory.optimizer)}"
     if memory.budget_bytes is not None:
         yield f"  budget_bytes: {memory.budget_bytes}"
+    if memory.allocator_margin:
+        yield f"  allocator_margin: {number(memory.allocator_margin)}"
     if memory.soft_ms_per_gib is not None:
         yield f"  soft_ms_per_gib: {number(memory.soft_ms_per_gib)}"
     static = ("parameters", "gradients", "optimizer", "buffers", "inputs")

@@ -52,7 +52,18 @@ def _from_3(document: Document) -> Document:
     return dict(document)
 
 
-MIGRATIONS: Mapping[int, Callable[[Document], Document]] = MappingProxyType({1: _from_1, 2: _from_2, 3: _from_3})
+def _from_4(document: Document) -> Document:
+    """Format 4 knew neither a price of the optimizer's step nor a margin of the allocator."""
+    for section, key in (("result", "optimizer_s"), ("memory", "allocator_margin")):
+        lines = document.get(section)
+        if isinstance(lines, dict) and key in lines:
+            raise UnknownSection((section, key), 4)
+    return dict(document)
+
+
+MIGRATIONS: Mapping[int, Callable[[Document], Document]] = MappingProxyType(
+    {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4}
+)
 """From each older format to the one after it."""
 
 

@@ -20,7 +20,7 @@ from ..memory_outcome import MAX_POINTS, MAX_TENANTS, MemoryPhase, TenantKind
 from ..plan import IdenticalLayers
 from .notation import MAX_SECONDS
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MAX_REPEATS = 1_000_000
 
 _LAYOUT = r"^\s*([A-Za-z_]\w*:(R|S\(\d{1,3}\)|P\((sum|max|min)\))(\s+|$))*$"
@@ -83,6 +83,9 @@ class ResultSection(_Section):
     gap: Annotated[Number, Field(description="(cost - bound) / max(1, |cost|)")]
     compute_s: Seconds
     communication_s: Seconds
+    optimizer_s: Annotated[
+        Seconds | None, Field(description="The step of the optimizer that memory names; absent where not known.")
+    ] = None
 
 
 class TensorLine(_Section):
@@ -175,6 +178,10 @@ class MemorySection(_Section):
 
     optimizer: Annotated[str, Field(max_length=100)]
     budget_bytes: Size | None = None
+    allocator_margin: Annotated[
+        float,
+        Field(ge=0, le=1, description="What the allocator reserves beyond what is in use, as a share of that."),
+    ] = 0.0
     soft_ms_per_gib: Number | None = None
     static_bytes: StaticSection
     peak: PointLine
@@ -228,7 +235,7 @@ class TotalsSection(_Section):
 class PlanDocument(_Section):
     """A sharding plan of autoshard: which rank holds which part of each tensor, and what is communicated."""
 
-    autoshard_plan: Annotated[Literal["4"], Field(json_schema_extra=_VERSION, description="The format version.")]
+    autoshard_plan: Annotated[Literal["5"], Field(json_schema_extra=_VERSION, description="The format version.")]
     model: str
     fingerprint: str
     call: str

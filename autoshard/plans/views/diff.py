@@ -144,6 +144,7 @@ def _facts(old: ShardingPlan, new: ShardingPlan) -> Iterator[Fact]:
         ("pins", "; ".join(old.pins) or ABSENT, "; ".join(new.pins) or ABSENT),
         ("status", old.solver.verdict, new.solver.verdict),
         ("memory budget", memory(old, "budget_bytes"), memory(new, "budget_bytes")),
+        ("allocator margin", memory(old, "allocator_margin"), memory(new, "allocator_margin")),
         ("optimizer", memory(old, "optimizer"), memory(new, "optimizer")),
     ]
     other_pins = {"pins"} if old.pins != new.pins else set[str]()  # pins of different plans may read the same
@@ -154,6 +155,8 @@ def _numbers(before: PlanSummary, after: PlanSummary) -> Iterator[Number]:
     yield Number("predicted step", "s", before.step_s, after.step_s)
     yield Number("computation", "s", before.compute_s, after.compute_s)
     yield Number("communication", "s", before.communication_s, after.communication_s)
+    if (before.optimizer_s, after.optimizer_s) != (None, None):
+        yield Number("optimizer step", "s", before.optimizer_s, after.optimizer_s)
     yield Number("parameters of one rank", "bytes", before.parameter_bytes_per_rank, after.parameter_bytes_per_rank)
     peaks = [summary.memory.peak.size_bytes if summary.memory else None for summary in (before, after)]
     if peaks != [None, None]:

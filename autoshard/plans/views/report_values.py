@@ -10,6 +10,7 @@ from itertools import chain, groupby
 
 from ...layout import Layout
 from ...mesh import Mesh
+from ..memory_outcome import allowed_bytes
 from ..plan import ShardingPlan
 from ..text.folded_plan import FoldedPlan
 from ..text.layout_preserving import preserves_layout
@@ -26,7 +27,7 @@ class Part:
 
 
 def cost_split(plan: ShardingPlan) -> list[Part]:
-    """Computation by phase where the plan knows it, communication by mesh axis, and the rest: local copies."""
+    """Computation by phase where the plan knows it, communication by mesh axis, local copies, the optimizer's step."""
     if plan.execution:
         parts = [
             Part(f"compute, {phase}", math.fsum(e.predicted_ns for e in plan.execution if e.phase == phase) / 1e9, tone)
@@ -40,6 +41,8 @@ def cost_split(plan: ShardingPlan) -> list[Part]:
     copies = plan.communication_s - math.fsum(c.predicted_s for _, c in plan.collectives())
     if copies > 1e-9:
         parts.append(Part("local copies", copies, "copies"))
+    if plan.optimizer_s:
+        parts.append(Part("optimizer", plan.optimizer_s, "optimizer"))
     return parts
 
 
@@ -144,7 +147,10 @@ def palette(maps: Iterable[LayerMap]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class MemoryChart:
-    """The course of memory as a chart of ``width`` x ``height``: its outline, and a bar to point at for each moment."""
+    """The course of memory as a chart of ``width`` x ``height``: its outline, and a bar to point at for each moment.
+
+    All of it is bytes in use; ``budget_at`` is where these are as many as the budget allows.
+    """
 
     width: int
     height: int
@@ -160,7 +166,8 @@ def memory_chart(plan: ShardingPlan, width: int = 900, height: int = 220) -> Mem
     memory = plan.memory
     if memory is None or not memory.timeline:
         return None
-    top = max(memory.peak.size_bytes, memory.budget_bytes or 0, 1)
+    allowed = None if memory.budget_bytes is None else allowed_bytes(memory.budget_bytes, memory.allocator_margin)
+    top = max(memory.peak.size_bytes, allowed or 0, 1)
     step = width / len(memory.timeline)
 
     def y(size_bytes: int) -> float:
@@ -172,5 +179,5 @@ def memory_chart(plan: ShardingPlan, width: int = 900, height: int = 220) -> Mem
     )
     outline = " ".join(f"{x},{at} {round(x + wide, 2)},{at}" for x, at, wide, _, _ in bars)
     backward = next((x for (x, *_), point in zip(bars, memory.timeline) if point.phase != "forward"), None)
-    budget = None if memory.budget_bytes is None else y(memory.budget_bytes)
+    budget = None if allowed is None else y(allowed)
     return MemoryChart(width, height, f"0,{height} {outline} {width},{height}", bars, backward, budget, top)

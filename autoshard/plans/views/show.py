@@ -71,11 +71,17 @@ def headline(summary: PlanSummary) -> tuple[str, ...]:
     return (
         f"{summary.verdict}: cost {summary.cost_ns} ns, bound {summary.bound_ns} ns, gap {summary.gap:.3%}",
         f"predicted step {format_seconds(summary.step_s)}: compute {format_seconds(summary.compute_s)}, "
-        f"communication {format_seconds(summary.communication_s)}",
+        f"communication {format_seconds(summary.communication_s)}, {_optimizer_words(summary)}",
         f"parameters {format_bytes(summary.parameter_bytes)}, {per_rank} on the rank with the largest shards",
         *([_again_line(summary)] if summary.recomputed else []),
         *([] if summary.memory is None else [_memory_line(summary.memory)]),
     )
+
+
+def _optimizer_words(summary: PlanSummary) -> str:
+    if summary.optimizer_s is None:
+        return "optimizer not known"
+    return f"optimizer {format_seconds(summary.optimizer_s)}"
 
 
 def _again_line(summary: PlanSummary) -> str:
@@ -90,7 +96,7 @@ def _memory_line(memory: MemoryOutcome) -> str:
     if memory.soft_ms_per_gib is not None:
         limit += f", {memory.soft_ms_per_gib:g} ms per GiB above it"
     return (
-        f"memory per rank {format_bytes(peak.size_bytes)} ({limit}), fullest in the {peak.phase} at {peak.operator}; "
+        f"memory per rank {memory.peak_words} ({limit}), fullest in the {peak.phase} at {peak.operator}; "
         f"parameters, gradients and {memory.optimizer} state {format_bytes(memory.static_bytes)}"
     )
 

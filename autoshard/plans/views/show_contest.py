@@ -12,7 +12,7 @@ from ..units import format_bytes, format_seconds
 from .contest import Contender, Contest, first_difference
 from .summary import summarize
 
-_NUMBERS = ("step", "compute", "communication", "memory", "over optimum")
+_NUMBERS = ("step", "compute", "communication", "optimizer", "memory", "over optimum")
 
 
 def show_contest(contest: Contest, console: Console) -> None:
@@ -55,6 +55,7 @@ def _cells(contender: Contender, optimum: ShardingPlan) -> list[str]:
         format_seconds(plan.step_s),
         format_seconds(plan.compute_s),
         format_seconds(plan.communication_s),
+        format_seconds(plan.optimizer_s or 0.0),
         format_bytes(memory_bytes(plan)),
         f"{plan.step_s / optimum.step_s:.3f}",
     ]

@@ -52,7 +52,8 @@ class PlanSummary:
 
     ``collectives`` is ordered by phase (forward first), kind and axis. ``parameter_bytes`` is the size of all
     parameters, each counted once; ``parameter_bytes_per_rank`` that of the largest shards, which is what rank 0 holds.
-    ``recomputed`` is ordered by time, longest first. ``memory`` is None for a plan from before plans knew of memory.
+    ``recomputed`` is ordered by time, longest first. ``optimizer_s`` and ``memory`` are None for a plan from before
+    plans knew of them.
     """
 
     model: str
@@ -69,6 +70,7 @@ class PlanSummary:
     step_s: float
     compute_s: float
     communication_s: float
+    optimizer_s: float | None
     parameters: int
     parameter_bytes: int
     parameter_bytes_per_rank: int
@@ -96,6 +98,7 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         step_s=plan.step_s,
         compute_s=plan.compute_s,
         communication_s=plan.communication_s,
+        optimizer_s=plan.optimizer_s,
         parameters=len(plan.parameters),
         parameter_bytes=sum(_size_bytes(entry, entry.shape) for entry in plan.parameters),
         parameter_bytes_per_rank=sum(

@@ -3,7 +3,7 @@
 One track for computation, one for the communication of each mesh axis, one that names the layers. Nothing overlaps: in
 the lowered program a collective waits where it stands, and the times are those that the plan was priced with. A
 redistribution runs before the first operator that wants it; a gradient goes to its parameter's layout as soon as it is
-made; what leaves the model, at the end of its phase.
+made; what leaves the model, at the end of its phase. The optimizer's step comes last, in one piece.
 
 Format: the Trace Event Format of Chromium (complete events, times in microseconds),
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -73,6 +73,9 @@ def _timeline(plan: ShardingPlan) -> Iterator[Event]:
             layouts = [format_layout(layout, plan.mesh) for layout in strategies[phase, name].inputs]
             yield _event(name, phase, COMPUTE, ns, took, {"inputs": ", ".join(layouts)})
         ns += took
+    if plan.optimizer_s:
+        said = {"optimizer": plan.memory.optimizer} if plan.memory else {}
+        yield _event("optimizer step", "optimizer", COMPUTE, ns, round(plan.optimizer_s * 1e9), said)
 
 
 def _in_order(plan: ShardingPlan) -> Iterator[tuple[Phase, Redistribution | tuple[str, int]]]:
