@@ -340,8 +340,8 @@ def _remedy(options: SolverOptions, formulation: Formulation, wider: object) -> 
     if not options.explains or wider is not None or recomputable(graph) <= set(graph.again):
         return ""
     return (
-        "; a plan that computes more of the forward again may fit: let the planner decide what with "
-        "checkpointing='free' (--checkpointing free)"
+        "; a plan that computes more of the forward again may fit: autoshard plan --checkpointing free "
+        "(checkpointing='free') decides what"
     )
 
 
