@@ -19,7 +19,7 @@ from cost_models import OPTIMIZERS, OptimizerPolicy, Profile, optimizer_policy
 from solver import Assignment, Load, Problem, Solution, Status, evaluate, solve
 from solver import Node as SolverNode
 
-from ..capture import recomputable
+from ..capture import recomputable, recomputed
 from ..errors import BudgetError, InfeasibleError
 from ..plans import MemoryOutcome, ShardingPlan, SolverOutcome
 from ..plans.units import format_bytes, parse_bytes
@@ -337,7 +337,8 @@ class _Search:
 def _remedy(options: SolverOptions, formulation: Formulation, wider: object) -> str:
     """A clause on letting the program decide what is computed again, where it did not and there is something left."""
     graph = formulation.graph
-    if not options.explains or wider is not None or recomputable(graph) <= set(graph.again):
+    most = recomputed(graph, recomputable(graph) | set(graph.again)).again
+    if not options.explains or wider is not None or set(most) == set(graph.again):
         return ""
     return (
         "; a plan that computes more of the forward again may fit: autoshard plan --checkpointing free "
