@@ -18,7 +18,6 @@ from .constraints import Given, gather_constraints
 from .lowering import from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
 from .planning import (
-    CHECKPOINTING,
     OBJECTIVES,
     Checkpointing,
     Objective,
@@ -104,8 +103,6 @@ def plan(
     report = progress or (lambda stage: None)
     if objective not in OBJECTIVES:
         raise ValueError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
-    if checkpointing not in CHECKPOINTING:
-        raise ValueError(f"unknown checkpointing {checkpointing!r}; choose one of {', '.join(CHECKPOINTING)}")
     mesh = Mesh.of(mesh)
     profile = profile_of(hardware)
     gathered = gather_constraints((*_listed(pins), *_listed(constraints)), mesh)

@@ -86,8 +86,11 @@ TABLE = {
         | {"autoshard.capture", "autoshard.constraints", "autoshard.constraints.limits", "autoshard.constraints.names"}
         | {"autoshard.constraints.schemes"}
     ),
+    "autoshard.constraints.recomputations": Row(
+        VOCABULARY | GRAPH | {"autoshard.constraints", "autoshard.constraints.roles"}
+    ),
     "autoshard.constraints.computed_again": Row(
-        VOCABULARY | {"autoshard.capture", "autoshard.constraints"},
+        VOCABULARY | {"autoshard.capture", "autoshard.constraints", "autoshard.constraints.recomputations"},
     ),
     "autoshard.lowering": Row(
         VOCABULARY | GRAPH | {"autoshard.plans", "autoshard.redistribution", "autoshard.redistribution.execution"},

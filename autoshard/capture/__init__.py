@@ -6,7 +6,7 @@ from .arguments import Call, CallSignature, differences, input_names
 from .calls import as_arguments, call_text, rebuild_call
 from .capture import capture
 from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, map_refs, refs_in
-from .recompute import can_be_again, inner, marked, recomputable, recomputed
+from .recompute import can_be_again, inner, marked, recomputable, recomputed, within_layers
 
 __all__ = [
     "CONSTRAIN",
@@ -34,4 +34,5 @@ __all__ = [
     "recomputable",
     "recomputed",
     "refs_in",
+    "within_layers",
 ]

@@ -37,11 +37,17 @@ def can_be_again(node: Node) -> bool:
 
 def recomputable(graph: CapturedGraph) -> frozenset[str]:
     """The operators of which the planner decides whether they are computed again: those within a layer, and those that
-    ``torch.utils.checkpoint`` marks. What goes into a layer and what comes out of it is kept.
+    ``torch.utils.checkpoint`` marks.
+    """
+    captured = graph.original or graph
+    return within_layers(captured) | marked(captured)
+
+
+def within_layers(captured: CapturedGraph) -> frozenset[str]:
+    """The operators within the layers of a graph as captured. What goes into a layer and what comes out of it is not.
 
     A layer is the innermost module whose name ends in a number and that has at least FEWEST_WEIGHTS matrices.
     """
-    captured = graph.original or graph
     weights = [node.name.split(".") for _, node in captured.of_kind("parameter") if _is_matrix(node)]
     known: dict[str, str | None] = {}
 
@@ -53,7 +59,7 @@ def recomputable(graph: CapturedGraph) -> frozenset[str]:
         return known[path]
 
     layers = ((i, layer_of(node.name.partition("/")[0])) for i, node in captured.of_kind("operator"))
-    return frozenset(inner(captured, {i: layer for i, layer in layers if layer is not None})) | marked(captured)
+    return frozenset(inner(captured, {i: layer for i, layer in layers if layer is not None}))
 
 
 def _is_matrix(node: Node) -> bool:

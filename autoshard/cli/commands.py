@@ -56,7 +56,7 @@ class Objective(StrEnum):
 
 
 class Checkpointing(StrEnum):
-    """What ``plan`` computes again in the backward, beside what constraints say."""
+    """What a plan computes again in the backward, beside what constraints say."""
 
     free = "free"
     as_marked = "as-marked"
@@ -153,7 +153,8 @@ def plan(
         list[Path] | None, typer.Option(metavar="FILE", help="A constraints file (docs/constraints.md). Repeatable.")
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A scheme people use by hand: ddp, fsdp, hsdp, ddp+tp, ...")
+        str | None,
+        typer.Option(metavar="NAME", help="A scheme people use by hand: ddp, hsdp, fsdp+tp, fsdp+tp/full, ..."),
     ] = None,
     memory: Annotated[str | None, _MEMORY] = None,
     memory_soft: Annotated[
@@ -372,6 +373,12 @@ def compare(
     time_limit: Annotated[float | None, _TIME_LIMIT] = None,
     memory: Annotated[str | None, _MEMORY] = None,
     optimizer: Annotated[str, _OPTIMIZER] = "adamw",
+    checkpointing: Annotated[
+        Checkpointing | None,
+        typer.Option(
+            help="For the optimum, as for plan; by default as-marked, but free once baselines with recomputation run."
+        ),
+    ] = None,
     plans: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Write every plan there, as NAME.yaml; made where it is missing."),
@@ -397,6 +404,7 @@ def compare(
                 time_limit_s=time_limit,
                 memory=memory,
                 optimizer=optimizer,
+                checkpointing=None if checkpointing is None else checkpointing.value,
                 name=model,
                 progress=progress,
             )
@@ -424,7 +432,7 @@ def _write_plans(contest: Contest, folder: Path) -> None:
         _fail(f"cannot make the folder {folder}: {error.strerror}", EXIT_MISTAKE)
     for contender in (contest.optimum, *contest.baselines):
         if contender.plan is not None:
-            write_plan(contender.plan, folder / f"{contender.name}.yaml")
+            write_plan(contender.plan, folder / contender.file_name)
 
 
 def _check_time_limit(time_limit: float | None) -> None:

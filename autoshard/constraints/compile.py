@@ -14,6 +14,7 @@ from .values import (
     Alike,
     AxisScheme,
     Constraint,
+    Recomputation,
     Recompute,
     check_constraints_match,
     check_specs_fit,
@@ -24,7 +25,7 @@ from .values import (
 def compile_constraints(constraints: Sequence[Constraint], graph: CapturedGraph, mesh: Mesh) -> Limits:
     """What constraints, and the annotations in the model, leave.
 
-    ``Alike`` and ``Recompute`` are looked up, but limit no layout: they relate tensors to each other, or say which
+    ``Alike``, ``Recompute`` and ``Recomputation`` limit no layout: they relate tensors to each other, or say which
     graph it is (:mod:`autoshard.constraints.computed_again`).
 
     Raises:
@@ -37,7 +38,7 @@ def compile_constraints(constraints: Sequence[Constraint], graph: CapturedGraph,
     check_specs_fit(constraints, {name: meta.shape for name, meta in zip(names, metas) if meta is not None})
     limits = Limits(graph, names)
     for constraint in constraints:
-        if not isinstance(constraint, AxisScheme | Alike | Recompute):
+        if not isinstance(constraint, AxisScheme | Alike | Recompute | Recomputation):
             limits.add(constraint)
     for i, node, text in annotated(graph):
         limits.limit(i, _annotation(node, text, mesh))

@@ -7,22 +7,24 @@ from fnmatch import fnmatchcase
 
 from ..capture import CapturedGraph, can_be_again, inner, recomputable
 from ..errors import ConstraintError
-from .values import Constraint, Recompute, nearest_name
+from .recomputations import recomputation_of
+from .values import Constraint, Recomputation, Recompute, nearest_name
 
 
 def again_under(constraints: Sequence[Constraint], graph: CapturedGraph) -> frozenset[str]:
     """The operators that are computed again under constraints, by name: those that are in the graph already, with what
-    ``recompute`` and ``checkpoint`` name, without what ``keep`` names.
+    ``recompute``, ``checkpoint`` and ``recomputation`` name, without what ``keep`` names.
 
     Raises:
         ConstraintError: a constraint names nothing that can be computed again.
     """
-    said = [constraint for constraint in constraints if isinstance(constraint, Recompute)]
-    again = set(graph.again)
-    for constraint in sorted(said, key=lambda each: each.verb == "keep"):
-        found = _named(constraint, graph)
-        again = again - found if constraint.verb == "keep" else again | found
-    return frozenset(again)
+    again, kept = set(graph.again), set[str]()
+    for constraint in constraints:
+        if isinstance(constraint, Recomputation):
+            again |= recomputation_of(constraint, graph)
+        elif isinstance(constraint, Recompute):
+            (kept if constraint.verb == "keep" else again).update(_named(constraint, graph))
+    return frozenset(again - kept)
 
 
 def may_be_again(constraints: Sequence[Constraint], graph: CapturedGraph) -> frozenset[str]:

@@ -14,6 +14,7 @@ A file is YAML of the same safe subset as a plan (no anchors, aliases or tags; e
     forbid_collectives: ["all_gather over tp of activations"]
     alike: [[embed.weight, head.weight]]
     checkpoint: ["layers.*"]                 # and recompute, keep: what the backward computes again
+    recomputation: selective                 # or full: what people compute again by hand
     constraints: ["forbid layers.0.* dp:S"]  # any text form of autoshard.constraints
     memory: 60GiB                            # and memory_soft, optimizer: as for autoshard.plan
 
@@ -42,7 +43,8 @@ MAX_FILE_BYTES = 4 << 20
 Given = str | os.PathLike[str]
 """A constraint as text, or the path of a constraints file: a path object, or a text that ends in .yaml or .yml.
 
-Beside the text forms of :mod:`autoshard.constraints` there is ``baseline NAME``: the families of a baseline.
+Beside the text forms of :mod:`autoshard.constraints` there is ``baseline NAME``: the families of a baseline,
+and what it computes again.
 """
 
 
@@ -100,12 +102,14 @@ def gather_constraints(given: Given | Sequence[Given], mesh: Mesh) -> Constraint
 
 
 def _parse(text: str, mesh: Mesh) -> tuple[Constraint, ...]:
-    """One constraint, or for ``baseline fsdp+tp`` the family of every axis."""
+    """One constraint, or for ``baseline fsdp+tp/full`` the family of every axis and what is computed again."""
     word, _, name = text.strip().partition(" ")
     if word != "baseline":
         return (parse_constraint(text, mesh),)
-    known = "+".join(SCHEME_ALIASES.get(part, part) for part in name.strip().split("+"))
-    return tuple(parse_constraint(written, mesh) for written in baseline(known, mesh).constraints(mesh))
+    schemes, *recomputation = name.strip().split("/")
+    known = "+".join(SCHEME_ALIASES.get(part, part) for part in schemes.split("+"))
+    found = baseline("/".join((known, *recomputation)), mesh)
+    return tuple(parse_constraint(written, mesh) for written in found.constraints(mesh))
 
 
 def _is_file(item: Given) -> bool:
@@ -172,6 +176,7 @@ class _Document(BaseModel):
     alike: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] = ()
     checkpoint: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
+    recomputation: str | None = None
     keep: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     memory: str | None = None
@@ -205,6 +210,8 @@ class _Document(BaseModel):
         for verb in ("checkpoint", "recompute", "keep"):
             for i, name in enumerate(getattr(self, verb)):
                 yield (verb, i), f"{verb} {name}"
+        if self.recomputation is not None:
+            yield ("recomputation",), f"recomputation {self.recomputation}"
         for i, text in enumerate(self.constraints):
             yield ("constraints", i), text
 
@@ -267,6 +274,7 @@ _EXPECTED = {
     "alike": "a list of lists of names",
     "families": "{AXIS: SCHEME}, or the name of a baseline",
     "constraints": "a list of texts",
+    "recomputation": "selective or full",
     "mesh": "axes and sizes, for example dp=2,tp=2",
     "memory": "a size, for example 60GiB",
     "memory_soft": "milliseconds per GiB above the budget, from 0 up",

@@ -15,6 +15,8 @@ text                                            meaning
 ``recompute NAME``                              these operators of the forward are computed again in the backward
 ``checkpoint MODULE``                           as ``torch.utils.checkpoint`` around these modules: their operators are,
                                                 but for those whose results are read outside
+``recomputation GRANULARITY``                   what people compute again by hand: ``selective``, the core attention
+                                                alone, or ``full``, every layer
 ``keep NAME``                                   these are not, whatever the others say
 ==============================================  ==================================================================
 
@@ -49,9 +51,11 @@ TENSOR_CLASSES: tuple[TensorClass, ...] = ("parameters", "gradients", "activatio
 
 Scheme = Literal["ddp", "fsdp", "tp", "sp", "ep"]
 SCHEMES: tuple[Scheme, ...] = ("ddp", "fsdp", "tp", "sp", "ep")
+Granularity = Literal["selective", "full"]
+GRANULARITIES: tuple[Granularity, ...] = ("selective", "full")
 SCHEME_ALIASES: dict[str, Scheme] = {"dp-only": "ddp"}
 
-_VERBS = ("family", "only", "forbid", "alike", "recompute", "checkpoint", "keep")
+_VERBS = ("family", "only", "forbid", "alike", "recompute", "checkpoint", "recomputation", "keep")
 
 _T = TypeVar("_T", bound=str)
 
@@ -144,7 +148,17 @@ class Recompute:
     text: str
 
 
-Constraint = Pin | StrategyPin | Exclusion | Alike | PlacementRule | CollectiveRule | AxisScheme | Recompute
+@dataclass(frozen=True)
+class Recomputation:
+    """What is computed again is what people choose by hand: see :mod:`autoshard.constraints.recomputations`."""
+
+    granularity: Granularity
+    text: str
+
+
+Constraint = (
+    Pin | StrategyPin | Exclusion | Alike | PlacementRule | CollectiveRule | AxisScheme | Recompute | Recomputation
+)
 
 
 def parse_constraint(text: str, mesh: Mesh) -> Constraint:
@@ -167,13 +181,15 @@ def parse_constraint(text: str, mesh: Mesh) -> Constraint:
             return _placement_rule(pattern, entries, False, mesh, text)
         case ["recompute" | "checkpoint" | "keep" as verb, pattern] if "=" not in text:
             return Recompute(pattern, verb, text)
+        case ["recomputation", granularity] if "=" not in text:
+            return Recomputation(_one_of(granularity, GRANULARITIES, "recomputation", text), text)
         case ["alike", *patterns] if len(patterns) >= 1 and "=" not in text:
             return Alike(tuple(patterns), text)
     if words and words[0] in _VERBS and "=" not in words[0]:
         raise ConstraintError(
             f"cannot read the constraint {text!r}; write 'only NAME tp:S(0)', 'forbid NAME tp:S(0)', "
             "'forbid all_gather over tp of activations', 'alike NAME NAME', 'family dp=fsdp', 'recompute NAME', "
-            "'checkpoint MODULE' or 'keep NAME'"
+            "'checkpoint MODULE', 'recomputation full' or 'keep NAME'"
         )
     return _parse_decision(text, mesh)
 
@@ -286,7 +302,7 @@ def check_constraints_match(constraints: Iterable[Constraint], names: Iterable[s
 def patterns_of(constraint: Constraint) -> tuple[str, ...]:
     """The patterns for names that a constraint has."""
     match constraint:
-        case AxisScheme() | Recompute():
+        case AxisScheme() | Recompute() | Recomputation():
             return ()
         case Alike():
             return constraint.patterns

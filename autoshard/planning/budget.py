@@ -22,6 +22,7 @@ from cost_models import OPTIMIZERS, OptimizerPolicy, Profile, optimizer_policy
 from solver import Assignment, Load, Problem, Solution, Status, evaluate, solve
 from solver import Node as SolverNode
 
+from ..capture import recomputable, recomputed
 from ..errors import BudgetError, InfeasibleError
 from ..plans import MemoryOutcome, ShardingPlan, SolverOutcome
 from ..plans.memory_outcome import allowed_bytes
@@ -175,7 +176,7 @@ def plan_within_budget(
         return search.stated(least, free.solution.bound)
     found, bound = search.within(program, budget, free)
     if found is None:
-        raise BudgetError(search.explanation(relaxed()))
+        raise BudgetError(search.explanation(relaxed()) + _remedy(options, formulation, wider))
     return search.stated(found, bound)
 
 
@@ -344,6 +345,18 @@ class _Search:
         if free is not None:
             search._look_for_leanest(with_lives(formulation, self._limit.policy), free)
         return search.leanest
+
+
+def _remedy(options: SolverOptions, formulation: Formulation, wider: object) -> str:
+    """A clause on letting the program decide what is computed again, where it did not and there is something left."""
+    graph = formulation.graph
+    most = recomputed(graph, recomputable(graph) | set(graph.again)).again
+    if not options.explains or wider is not None or set(most) == set(graph.again):
+        return ""
+    return (
+        "; a plan that computes more of the forward again may fit: autoshard plan --checkpointing free "
+        "(checkpointing='free') decides what"
+    )
 
 
 def _gap(problem: Problem) -> float:

@@ -2,12 +2,16 @@
 
 The optimum starts from the best baseline: every plan of a baseline is an assignment of the unconstrained program, where
 it costs the same or less, so the optimum is never worse, even where the solver's time ends early.
+
+People compute again only what they must. So a baseline is planned without recomputation first, and with it where its
+cheapest plan without a budget does not fit the one given. From then on the optimum may compute again what it likes
+(`free`), unless the user said otherwise: beside experts who save memory that way, one that may not would be no optimum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -22,7 +26,7 @@ from ..mesh import Mesh
 from ..plans import Contender, Contest, ShardingPlan, SolverOutcome
 from .budget import memory_limit
 from .formulation import Formulation
-from .planner import Planner, profile_of
+from .planner import Checkpointing, Planner, profile_of
 
 OPTIMUM = "optimum"
 
@@ -39,6 +43,7 @@ def compare(
     time_limit_s: float | None = None,
     optimizer: str = "adamw",
     memory: str | int | None = None,
+    checkpointing: Checkpointing | None = None,
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Contest:
@@ -48,6 +53,10 @@ def compare(
         model, args, kwargs, mesh, hardware, backend, optimizer, memory, name, progress: as for :func:`autoshard.plan`.
         constraints: further ones, for the optimum and the baselines alike.
         time_limit_s: for the solver, for each contender.
+        checkpointing: as for :func:`autoshard.plan`, for the optimum; for baselines ``none`` means that marks in the
+            model do not count. None is ``as-marked``, and ``free`` as soon as a baseline is planned with recomputation.
+            With the other values a baseline may compute again what the optimum's program cannot; where it costs less,
+            the optimum computes again what that baseline does, and says so (``Contender.reason``).
 
     Raises:
         InfeasibleError, BudgetError: there is no plan at all.
@@ -58,65 +67,121 @@ def compare(
     limit = memory_limit(optimizer, memory, None, profile)
     options = {"backend": backend, "time_limit_s": time_limit_s, "limit": limit}
     planner = Planner.of_model(
-        model, args, kwargs, mesh, profile, name=name, checkpointing="as-marked", report=report, **options
+        model,
+        args,
+        kwargs,
+        mesh,
+        profile,
+        name=name,
+        checkpointing=checkpointing or "as-marked",
+        report=report,
+        **options,
     )
-    race = _Race(planner, tuple(constraints))
-    found = []
-    for baseline in baselines(planner.mesh):
-        report(f"planning {baseline.name}")
-        found.append(race.run(baseline))
-    report("planning the optimum")
+    race = _Race(planner, tuple(constraints), report, follows=checkpointing is None)
+    found = [contender for baseline in baselines(planner.mesh) for contender in race.run(baseline)]
     optimum = race.free()
     ranked = sorted(found, key=lambda c: (c.plan is None, c.plan.solver.cost_ns if c.plan else 0))
     return Contest(optimum, tuple(ranked))
 
 
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """A plan that fits, its program without memory, and the solutions of :meth:`Planner.fitted`."""
+
+    plan: ShardingPlan
+    formulation: Formulation
+    solutions: tuple[Solution, ...]
+
+    @property
+    def cost_ns(self) -> int:
+        return self.plan.solver.cost_ns
+
+    @property
+    def gave_way(self) -> bool:
+        """Whether the cheapest plan without a budget was over the budget."""
+        return len(self.solutions) > 1
+
+
 class _Race:
     """Plans of one model under different constraints, beside those for all contenders."""
 
-    def __init__(self, planner: Planner, constraints: tuple[str, ...]) -> None:
-        self._planner, self._constraints = planner, constraints
-        self._best: tuple[ShardingPlan, Formulation, Solution] | None = None
+    def __init__(
+        self, planner: Planner, constraints: tuple[str, ...], report: Callable[[str], None], *, follows: bool
+    ) -> None:
+        self._planner, self._constraints, self._report, self._follows = planner, constraints, report, follows
+        self._told = replace(planner, chooses_again=False)  # by constraints alone what is computed again
+        self._best: tuple[_Entry, Baseline] | None = None
 
-    def run(self, baseline: Baseline) -> Contender:
-        """The plan of a baseline, or why there is none."""
+    def run(self, baseline: Baseline) -> Iterator[Contender]:
+        """The plan of a baseline, or why there is none; where memory is short, its plans with recomputation too."""
+        self._report(f"planning {baseline.name}")
         try:
-            found = self._fitted((*self._constraints, *baseline.constraints(self._planner.mesh)), None)
+            found = self._fitted(self._told, baseline.constraints(self._planner.mesh))
         except (ConstraintError, InfeasibleError, BudgetError) as error:
-            return Contender(baseline.name, baseline.title, None, str(error))
-        if self._best is None or found[0].solver.cost_ns < self._best[0].solver.cost_ns:
-            self._best = found
-        return Contender(baseline.name, baseline.title, found[0])
+            yield Contender(baseline.name, baseline.title, None, str(error))
+            is_short = isinstance(error, BudgetError)
+        else:
+            yield Contender(baseline.name, baseline.title, found.plan)
+            is_short = found.gave_way
+            if self._best is None or found.cost_ns < self._best[0].cost_ns:
+                self._best = found, baseline
+        if is_short and baseline.recomputation is None:
+            self._planner = replace(self._planner, chooses_again=self._follows or self._planner.chooses_again)
+            for recomputing in baseline.recomputing():
+                yield from self.run(recomputing)
 
     def free(self) -> Contender:
         """The optimum, from the best baseline on."""
-        plan, *_ = self._fitted(self._constraints, self._best)
-        if self._best is not None and self._best[0].solver.cost_ns < plan.solver.cost_ns:
-            plan = _adopted(self._best[0], plan)
-        return Contender(OPTIMUM, "least predicted time", plan)
+        self._report("planning the optimum")
+        if self._best is None:
+            return Contender(OPTIMUM, "least predicted time", self._fitted(self._planner, ()).plan)
+        best, baseline = self._best
+        plan, reason = self._tried(self._planner, ()), ""
+        if baseline.again and _is_worse(plan, best.plan):
+            # What the baseline computes again was no choice of the optimum's program, or was not found in it.
+            plan = self._tried(self._told, baseline.again)
+            reason = f"plans that compute again what {baseline.name} does ({' and '.join(baseline.again)})"
+        if plan is None or _is_worse(plan, best.plan):
+            pins = gather_constraints((*self._constraints, *baseline.again), self._planner.mesh).texts
+            plan = _adopted(best.plan, 0 if plan is None else plan.solver.bound_ns, pins)
+        return Contender(OPTIMUM, "least predicted time", plan, reason)
 
-    def _fitted(
-        self, texts: tuple[str, ...], start: tuple[ShardingPlan, Formulation, Solution] | None
-    ) -> tuple[ShardingPlan, Formulation, Solution]:
-        """A plan that fits, its program without memory, and the solution of that program."""
-        formulation = self._planner.formulate(gather_constraints(texts, self._planner.mesh))
-        choices = None if start is None else _same_choices(*start[1:], formulation)
-        plan, solution = self._planner.fitted(formulation, choices)
-        return plan, formulation, solution
+    def _tried(self, planner: Planner, texts: tuple[str, ...]) -> ShardingPlan | None:
+        """The plan under further constraints, from the best baseline on; None where the search finds none that fits."""
+        try:
+            return self._fitted(planner, texts, self._best).plan
+        except BudgetError:
+            return None
+
+    def _fitted(self, planner: Planner, texts: tuple[str, ...], best: tuple[_Entry, Baseline] | None = None) -> _Entry:
+        formulation = planner.formulate(gather_constraints((*self._constraints, *texts), planner.mesh))
+        start = None if best is None else _same_choices(best[0], formulation)
+        plan, solutions = planner.fitted(formulation, start)
+        return _Entry(plan, formulation, solutions)
 
 
-def _adopted(best: ShardingPlan, optimum: ShardingPlan) -> ShardingPlan:
-    """A baseline's plan as the answer of the program without its constraints, with that program's bound.
+def _is_worse(plan: ShardingPlan | None, than: ShardingPlan) -> bool:
+    return plan is None or plan.solver.cost_ns > than.solver.cost_ns
+
+
+def _adopted(best: ShardingPlan, bound_ns: int, pins: tuple[str, ...]) -> ShardingPlan:
+    """A baseline's plan as the answer of the program without its schemes, with that program's bound.
 
     Under a budget the search for the optimum is no proof: what it finds may cost more than what a baseline found.
     """
-    cost, bound = best.solver.cost_ns, min(optimum.solver.bound_ns, best.solver.cost_ns)
-    return replace(best, solver=SolverOutcome.of(cost, bound, optimum.solver.identical_layers), pins=optimum.pins)
+    cost = best.solver.cost_ns
+    solver = SolverOutcome.of(cost, min(bound_ns, cost), best.solver.identical_layers)
+    return replace(best, solver=solver, pins=pins)
 
 
-def _same_choices(made: Formulation, solution: Solution, free: Formulation) -> tuple[int, ...]:
-    """A solution's strategies, by their numbers in a formulation with more of them."""
-    assert solution.choices is not None
-    return tuple(
-        wider.index(narrow[choice]) for wider, narrow, choice in zip(free.strategies, made.strategies, solution.choices)
-    )
+def _same_choices(made: _Entry, free: Formulation) -> tuple[int, ...]:
+    """The strategies of a program's first solution, by their numbers in one with more of them that computes no more
+    operators again.
+    """
+    narrow, choices = made.formulation, made.solutions[0].choices
+    assert choices is not None
+    chosen = [strategies[choice] for strategies, choice in zip(narrow.strategies, choices)]
+    operators = {(node.phase, node.name): strategy for node, strategy in zip(narrow.graph.nodes, chosen)}
+    wanted = [operators[node.phase, node.name] for node in free.graph.nodes]
+    wanted += chosen[len(narrow.graph.nodes) :]
+    return tuple(wider.index(strategy) for wider, strategy in zip(free.strategies, wanted, strict=True))

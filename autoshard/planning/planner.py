@@ -94,7 +94,10 @@ class Planner:
 
         Raises:
             CaptureError, MeshError: the model is not one static graph, the mesh cannot be read.
+            ValueError: an unknown checkpointing.
         """
+        if checkpointing not in CHECKPOINTING:
+            raise ValueError(f"unknown checkpointing {checkpointing!r}; choose one of {', '.join(CHECKPOINTING)}")
         args = as_arguments(args)
         report("capturing the training step")
         graph, call = capture(model, args, kwargs), call_text(model, args, kwargs or {})
@@ -134,8 +137,11 @@ class Planner:
         except InfeasibleError as error:
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
 
-    def fitted(self, formulation: Formulation, start: tuple[int, ...] | None = None) -> tuple[ShardingPlan, Solution]:
-        """The cheapest plan of a program that fits, and the solution of the program without memory.
+    def fitted(
+        self, formulation: Formulation, start: tuple[int, ...] | None = None
+    ) -> tuple[ShardingPlan, tuple[Solution, ...]]:
+        """The cheapest plan of a program that fits, and the solutions on the way to it: the first is that of the
+        program without memory, and the only one where that fits.
 
         Args:
             start: a known assignment; what is found without memory is never worse.
@@ -151,7 +157,7 @@ class Planner:
 
         options = SolverOptions(self.backend, self.time_limit_s, start, explains=False)
         plan = plan_within_budget(formulation, self.limit, options, write, wider=self._wider(formulation.constraints))
-        return plan, solutions[0]
+        return plan, tuple(solutions)
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
         for k, constraint in enumerate(constraints[:MOST_RELAXED]):

@@ -200,6 +200,9 @@ def test_plan_takes_constraints_and_a_baseline(calls: list[tuple[Any, ...]]) -> 
     assert result.exit_code == 0
     expected = ("forbid all_gather over tp of activations", "family dp=fsdp", "family tp=tp")
     assert calls[0][2]["constraints"] == expected
+    options[-1] += "/selective"
+    assert invoke("plan", "model.py:model", "--mesh", "dp=2,tp=2", "-o", "new.yaml", *options).exit_code == 0
+    assert calls[1][2]["constraints"] == (*expected, "recomputation selective")
 
 
 def test_marks_of_the_model_count_unless_they_are_not_to(calls: list[tuple[Any, ...]]) -> None:
@@ -230,7 +233,11 @@ def fake_comparison(monkeypatch: pytest.MonkeyPatch, contest: Contest) -> list[d
 
 CONTEST = Contest(
     Contender("optimum", "least predicted time", PLAN),
-    (Contender("ddp", "data parallel", PLAN), Contender("ep", "expert parallel", None, "it has no experts")),
+    (
+        Contender("ddp", "data parallel", PLAN),
+        Contender("ddp/full", "data parallel, full recomputation", PLAN),
+        Contender("ep", "expert parallel", None, "it has no experts"),
+    ),
 )
 
 
@@ -240,11 +247,12 @@ def test_compare_prints_a_table_or_json_and_writes_the_plans(folder: Path, monke
     table = invoke(*arguments, "--plans", "plans/all")
     assert table.exit_code == 0, table.stderr
     assert "it has no experts" in table.stdout and "data parallel" in table.stdout
-    assert sorted(path.name for path in Path("plans/all").iterdir()) == ["ddp.yaml", "optimum.yaml"]
+    assert sorted(path.name for path in Path("plans/all").iterdir()) == ["ddp-full.yaml", "ddp.yaml", "optimum.yaml"]
     assert read_plan("plans/all/ddp.yaml") == PLAN
-    found = json.loads(invoke(*arguments, "--format", "json", "--time-limit", "3").stdout)
+    found = json.loads(invoke(*arguments, "--format", "json", "--time-limit", "3", "--checkpointing", "none").stdout)
     assert found == json.loads(json.dumps(contest_json(CONTEST)))
     assert (seen[0]["mesh"], seen[0]["hardware"], seen[1]["time_limit_s"]) == (Mesh.parse("dp=2,tp=2"), "cpu-gloo", 3.0)
+    assert [options["checkpointing"] for options in seen] == [None, "none"]
 
 
 def test_compare_refuses_a_folder_that_is_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,8 @@ def test_a_baseline_is_the_family_of_every_axis(tmp_path: Path) -> None:
     path.write_text("autoshard_constraints: 1\nfamilies: fsdp+tp\n")
     assert gather_constraints(path, MESH).texts == ("family dp=fsdp", "family tp=tp")
     assert gather_constraints("baseline dp-only", MESH).texts == ("family dp=ddp", "family tp=ddp")
+    full = ("family dp=ddp", "family tp=ddp", "recomputation full")
+    assert gather_constraints("baseline dp-only/full", MESH).texts == full
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def _train_all(case: str, texts: list[str]) -> list[float]:
         ("llama", "dp=4", ("ddp", "fsdp")),
         ("llama", "tp=4", ("tp", "sp")),
         ("llama", "dp=2,tp=2", ("hsdp", "ddp+tp", "ddp+sp", "fsdp+tp", "fsdp+sp")),
+        ("llama", "dp=2,tp=2", ("ddp+sp/selective", "fsdp+tp/full", "fsdp+tp/selective")),
         ("gpt2", "dp=4", ("ddp", "fsdp")),
         ("vit", "dp=2,tp=2", ("fsdp", "hsdp", "fsdp+tp", "fsdp+sp")),
         ("routed", "ep=4", ("ddp", "fsdp", "tp", "ep")),

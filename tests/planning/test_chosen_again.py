@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ from ..plans_of import profile_of
 from .test_lives import POLICY, at_steps
 
 
-def plan(memory: int | None = None, mesh: str = "dp=1", **options: str) -> ShardingPlan:
+def plan(memory: int | None = None, mesh: str = "dp=1", **options: Any) -> ShardingPlan:
     return autoshard.plan(*blocks(), mesh=mesh, hardware="cpu-gloo", memory=memory, optimizer="sgd", **options)
 
 
@@ -73,6 +74,17 @@ def test_what_is_to_be_kept_is_kept_and_what_is_to_be_computed_again_is() -> Non
         constraints=("keep layers.0/tanh", "recompute layers.1/gelu"),
     )
     assert "layers.1/gelu" in made.recomputed and "layers.0/tanh" not in made.recomputed
+
+
+def test_where_nothing_fits_the_error_names_the_choice_that_was_not_left_to_the_planner() -> None:
+    def said(**options: Any) -> str:
+        with pytest.raises(BudgetError, match="no plan fits") as caught:
+            plan(1000, **options)
+        return str(caught.value)
+
+    assert "--checkpointing free" in said() and "--checkpointing free" in said(checkpointing="none")
+    assert "--checkpointing free" not in said(checkpointing="free")
+    assert "--checkpointing free" not in said(constraints=("recomputation full",))  # there is no more
 
 
 def some(formulation: Formulation, draws: random.Random) -> list[str]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from autoshard.errors import ConstraintError
+import autoshard
+from autoshard.constraints.baselines import baseline
+from autoshard.errors import BudgetError, ConstraintError
+from autoshard.mesh import Mesh
+from autoshard.planning import Planner
 from autoshard.planning.comparison import compare
-from autoshard.plans import contest_json, first_difference
+from autoshard.plans import Contest, ShardingPlan, contest_json, dump_plan, first_difference
 
-from ..models import EXAMPLES
+from ..models import EXAMPLES, blocks
 
 
 @pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
@@ -23,6 +30,7 @@ def test_the_optimum_costs_no_more_than_any_baseline(model: str, mesh: str, hard
     assert optimum is not None and optimum.solver.status == "optimal"
     with_plan = [c.plan for c in contest.baselines if c.plan]
     assert len(with_plan) >= 2
+    assert not any("/" in c.name for c in contest.baselines)  # nobody computes again what fits
     costs = [plan.solver.cost_ns for plan in with_plan]
     assert costs == sorted(costs) and optimum.solver.cost_ns <= costs[0]
     assert contest.ratio is not None and contest.ratio <= 1 + 1e-6
@@ -54,3 +62,70 @@ def test_the_json_of_a_contest_says_who_wins_and_where_they_differ() -> None:
     assert found["best"] in contenders and found["ratio"] <= 1 + 1e-6  # type: ignore[operator]
     assert contenders["ep"]["plan"] is None and "three dims" in contenders["ep"]["reason"]
     assert contenders["fsdp"]["first_difference"]["section"] == "parameters"
+
+
+BUDGET = 180_000
+"""Bytes that no baseline of :func:`blocks` with 256 rows on two ranks fits without recomputation."""
+
+
+def short_of_memory(**options: Any) -> Contest:
+    return compare(*blocks(256), mesh="dp=2", hardware="cpu-gloo", optimizer="sgd", memory=BUDGET, **options)
+
+
+def planned(constraints: Sequence[str], **options: Any) -> ShardingPlan:
+    options = {"mesh": "dp=2", "hardware": "cpu-gloo", "optimizer": "sgd", "memory": BUDGET} | options
+    return autoshard.plan(*blocks(256), constraints=constraints, name="Blocks", **options)
+
+
+def _texts(name: str) -> tuple[str, ...]:
+    mesh = Mesh.parse("dp=2")
+    return baseline(name, mesh).constraints(mesh)
+
+
+@pytest.mark.parametrize("checkpointing", [None, "as-marked"])
+def test_the_optimum_costs_no_more_than_baselines_that_compute_layers_again(checkpointing: str | None) -> None:
+    contest = short_of_memory(checkpointing=checkpointing)
+    optimum, plans = contest.optimum.plan, {c.name: c.plan for c in contest.baselines if c.plan}
+    assert optimum is not None and set(plans) == {"ddp/full", "fsdp/full", "tp/full"}
+    assert dump_plan(plans["ddp/full"]) == dump_plan(planned(_texts("ddp/full")))
+    for plan in (optimum, *plans.values()):
+        assert plan.memory is not None and plan.memory.peak.size_bytes <= BUDGET
+        assert optimum.solver.bound_ns <= optimum.solver.cost_ns <= plan.solver.cost_ns
+    if checkpointing:  # no plan as marked is as cheap, so that the optimum is one of those that compute layers again
+        assert "recomputation full" in optimum.pins and "recomputation full" in contest.optimum.reason
+        assert set(optimum.recomputed) == set(plans["tp/full"].recomputed)
+        assert dump_plan(optimum) == dump_plan(planned(["recomputation full"]))
+    reasons = {c.name: c.reason for c in contest.baselines if not c.plan}
+    assert "no plan fits" in reasons["ddp"] and "no attention" in reasons["ddp/selective"]
+    assert "ep/full" not in reasons  # a scheme that makes no sense makes none with recomputation either
+
+
+@pytest.mark.parametrize("scheme", ["ddp", "fsdp", "tp"])
+def test_full_recomputation_is_every_layer_checkpointed(scheme: str) -> None:
+    by_name, by_hand = planned(_texts(f"{scheme}/full")), planned([f"family dp={scheme}", "checkpoint layers.*"])
+    assert by_name.recomputed
+    assert dump_plan(by_name).replace("recomputation full", "checkpoint layers.*") == dump_plan(by_hand)
+
+
+def test_a_contender_has_the_plan_that_its_constraints_have() -> None:
+    contest = compare(*blocks(256), mesh="dp=2", hardware="cpu-gloo", optimizer="sgd", memory=10 * BUDGET)
+    plans = {c.name: c.plan for c in contest.baselines if c.plan}
+    assert {"ddp", "fsdp", "tp"} <= set(plans)
+    for name, plan in plans.items():
+        assert dump_plan(plan) == dump_plan(planned(_texts(name), memory=10 * BUDGET))
+
+
+def test_where_the_search_for_the_optimum_finds_nothing_the_best_baseline_is_it(monkeypatch: Any) -> None:
+    fitted = Planner.fitted
+
+    def failing(self: Planner, formulation: Any, start: Any = None) -> Any:
+        if not any(constraint.text.startswith("family") for constraint in formulation.constraints):
+            raise BudgetError("nothing was found")
+        return fitted(self, formulation, start)
+
+    monkeypatch.setattr(Planner, "fitted", failing)
+    contest = short_of_memory()
+    optimum, best = contest.optimum.plan, contest.best
+    assert optimum is not None and best is not None and best.plan is not None
+    assert first_difference(optimum, best.plan) is None and optimum.pins == ("recomputation full",)
+    assert (optimum.solver.status, optimum.solver.bound_ns) == ("feasible", 0)

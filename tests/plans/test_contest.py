@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+from autoshard.constraints.baselines import baselines
 from autoshard.layout import parse_layout
+from autoshard.mesh import Mesh
 from autoshard.plans import Contender, Contest, ShardingPlan, contest_json, first_difference, summary_json
 from autoshard.plans.views.show import console_for
 from autoshard.plans.views.show_contest import show_contest, verdict
@@ -40,6 +42,29 @@ def test_parameters_are_compared_before_inputs_and_inputs_before_operators() -> 
         assert found is not None and (found.section, found.differing) == (section, 1)
         assert found.total == len(getattr(PLAN, section)) and found.ours != found.theirs
         assert str(found).endswith(f"1 of {found.total} {section}")
+
+
+def test_an_operator_that_one_plan_alone_computes_again_is_a_difference() -> None:
+    extra = replace(PLAN.operators[0], name="layers.0/again.mul", phase="backward")
+    other = replace(PLAN, operators=(*PLAN.operators, extra))
+    for ours, theirs in ((PLAN, other), (other, PLAN)):
+        found = first_difference(ours, theirs)
+        assert found is not None and (found.name, found.differing) == ("layers.0/again.mul", 1)
+        assert (found.ours == "-", found.theirs == "-") == (ours is PLAN, theirs is PLAN)
+        assert found.total == len(other.operators)
+
+
+def test_file_names_are_of_one_folder_and_of_one_contender_each() -> None:
+    families = baselines(Mesh.parse("dp=2,tp=2"))
+    names = [each.name for base in families for each in (base, *base.recomputing())]
+    files = {Contender(name, "", None).file_name for name in names}
+    assert len(files) == len(names) == 3 * len(families) and not any("/" in file for file in files)
+
+
+def test_the_verdict_says_of_which_plans_the_bound_is_one() -> None:
+    contest = Contest(Contender("optimum", "", PLAN, "plans of some kind"), (Contender("a", "first", PLAN),))
+    assert verdict(contest).endswith("Its bound is one for plans of some kind.")
+    assert "Its bound" not in verdict(replace(contest, optimum=Contender("optimum", "", PLAN)))
 
 
 def test_the_ratio_is_that_of_the_fastest_baseline() -> None:

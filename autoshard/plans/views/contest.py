@@ -14,12 +14,19 @@ from .summary import summary_json
 
 @dataclass(frozen=True)
 class Contender:
-    """The optimum or a baseline: its plan, or why there is none. ``title`` is its name in words."""
+    """The optimum or a baseline. ``title`` is its name in words; ``reason`` says why it has no plan, or for which plans
+    the optimum's bound holds where these are not all.
+    """
 
     name: str
     title: str
     plan: ShardingPlan | None
     reason: str = ""
+
+    @property
+    def file_name(self) -> str:
+        """The file for its plan, ``fsdp+tp-full.yaml`` for ``fsdp+tp/full``; names of contenders have no dashes."""
+        return f"{self.name.replace('/', '-')}.yaml"
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,8 @@ class Contest:
 class Difference:
     """The first decision that two plans take differently: parameters come first, then inputs, then operators.
 
-    ``differing`` of ``total`` decisions of that section differ.
+    ``differing`` of ``total`` decisions of that section differ. A decision that one of the two alone has (an operator
+    that it computes again) differs; the other has ``-`` for it.
     """
 
     name: str
@@ -66,10 +74,11 @@ class Difference:
 def first_difference(ours: ShardingPlan, theirs: ShardingPlan) -> Difference | None:
     """Where two plans for one graph and mesh first differ; None where they decide everything alike."""
     for section, mine, other in _sections(ours, theirs):
-        differing = [name for name, text in mine.items() if other.get(name) != text]
+        names = dict.fromkeys((*mine, *other))
+        differing = [name for name in names if mine.get(name) != other.get(name)]
         if differing:
             name = differing[0]
-            return Difference(name, mine[name], other.get(name, "-"), section, len(differing), len(mine))
+            return Difference(name, mine.get(name, "-"), other.get(name, "-"), section, len(differing), len(names))
     return None
 
 

@@ -41,9 +41,10 @@ def verdict(contest: Contest) -> str:
     less = 1 - optimum.step_s / best.plan.step_s
     solver = optimum.solver
     proof = f"proved {solver.verdict}" if solver.status == "optimal" else f"within {solver.gap:.2%} of the best"
+    said = f" Its bound is one for {contest.optimum.reason}." if contest.optimum.reason else ""
     return (
         f"The optimum ({proof}) is predicted to take {format_seconds(optimum.step_s)}, {less:.1%} less than the best "
-        f"baseline, {best.name}: {best.title}."
+        f"baseline, {best.name}: {best.title}.{said}"
     )
 
 
