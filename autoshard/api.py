@@ -44,7 +44,7 @@ def plan(
     backend: str = "auto",
     time_limit_s: float | None = None,
     tie_layers: bool = True,
-    checkpointing: Checkpointing = "as-marked",
+    checkpointing: Checkpointing = "free",
     optimizer: str | None = None,
     memory: str | int | None = None,
     memory_soft: float | None = None,
@@ -71,9 +71,9 @@ def plan(
         time_limit_s: wall-clock seconds for the solver; the best plan found is returned.
         tie_layers: decide identical layers alike, as far as no constraint tells them apart. The optimum is then one
             among such plans, and the plan says so; otherwise solving takes much longer.
-        checkpointing: what of the forward the backward computes again: ``as-marked``, what the model marks with
-            ``torch.utils.checkpoint``; ``none`` of it; or ``free``: as marked where that fits the budget, else what is
-            best, which the program decides. The constraints ``recompute``, ``checkpoint`` and ``keep`` come on top. See
+        checkpointing: what of the forward the backward computes again: ``free``, what the model marks with
+            ``torch.utils.checkpoint`` where that fits the budget, else what is best, which the program decides;
+            ``as-marked`` in any case; or ``none`` of it. The constraints ``recompute``, ``checkpoint`` and ``keep`` come on top. See
             ``docs/memory.md``.
         optimizer: whose state counts in memory, and whose step in the predicted time: a name of
             ``cost_models.OPTIMIZERS``; ``adamw`` by default. What is given here of the optimizer and of memory comes

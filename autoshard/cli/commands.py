@@ -175,7 +175,7 @@ def plan(
         typer.Option(
             help="What the backward computes again: what is best under the budget, what the model marks, or nothing."
         ),
-    ] = Checkpointing.as_marked,
+    ] = Checkpointing.free,
 ) -> None:
     """Plan the sharding of a model and write the plan file."""
     with _mistakes_explained():
@@ -374,11 +374,9 @@ def compare(
     memory: Annotated[str | None, _MEMORY] = None,
     optimizer: Annotated[str, _OPTIMIZER] = "adamw",
     checkpointing: Annotated[
-        Checkpointing | None,
-        typer.Option(
-            help="For the optimum, as for plan; by default as-marked, but free once baselines with recomputation run."
-        ),
-    ] = None,
+        Checkpointing,
+        typer.Option(help="For the optimum, as for plan; baselines compute again what their names say."),
+    ] = Checkpointing.free,
     plans: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Write every plan there, as NAME.yaml; made where it is missing."),
@@ -404,7 +402,7 @@ def compare(
                 time_limit_s=time_limit,
                 memory=memory,
                 optimizer=optimizer,
-                checkpointing=None if checkpointing is None else checkpointing.value,
+                checkpointing=checkpointing.value,
                 name=model,
                 progress=progress,
             )

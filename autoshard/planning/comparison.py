@@ -4,8 +4,7 @@ The optimum starts from the best baseline: every plan of a baseline is an assign
 it costs the same or less, so the optimum is never worse, even where the solver's time ends early.
 
 People compute again only what they must. So a baseline is planned without recomputation first, and with it where its
-cheapest plan without a budget does not fit the one given. From then on the optimum may compute again what it likes
-(`free`), unless the user said otherwise: beside experts who save memory that way, one that may not would be no optimum.
+cheapest plan without a budget does not fit the one given.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def compare(
     time_limit_s: float | None = None,
     optimizer: str = "adamw",
     memory: str | int | None = None,
-    checkpointing: Checkpointing | None = None,
+    checkpointing: Checkpointing = "free",
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Contest:
@@ -54,9 +53,8 @@ def compare(
         constraints: further ones, for the optimum and the baselines alike.
         time_limit_s: for the solver, for each contender.
         checkpointing: as for :func:`autoshard.plan`, for the optimum; for baselines ``none`` means that marks in the
-            model do not count. None is ``as-marked``, and ``free`` as soon as a baseline is planned with recomputation.
-            With the other values a baseline may compute again what the optimum's program cannot; where it costs less,
-            the optimum computes again what that baseline does, and says so (``Contender.reason``).
+            model do not count. But for ``free`` a baseline may compute again what the optimum's program cannot; where
+            it costs less, the optimum computes again what that baseline does, and says so (``Contender.reason``).
 
     Raises:
         InfeasibleError, BudgetError: there is no plan at all.
@@ -73,11 +71,11 @@ def compare(
         mesh,
         profile,
         name=name,
-        checkpointing=checkpointing or "as-marked",
+        checkpointing=checkpointing,
         report=report,
         **options,
     )
-    race = _Race(planner, tuple(constraints), report, follows=checkpointing is None)
+    race = _Race(planner, tuple(constraints), report)
     found = [contender for baseline in baselines(planner.mesh) for contender in race.run(baseline)]
     optimum = race.free()
     ranked = sorted(found, key=lambda c: (c.plan is None, c.plan.solver.cost_ns if c.plan else 0))
@@ -105,10 +103,8 @@ class _Entry:
 class _Race:
     """Plans of one model under different constraints, beside those for all contenders."""
 
-    def __init__(
-        self, planner: Planner, constraints: tuple[str, ...], report: Callable[[str], None], *, follows: bool
-    ) -> None:
-        self._planner, self._constraints, self._report, self._follows = planner, constraints, report, follows
+    def __init__(self, planner: Planner, constraints: tuple[str, ...], report: Callable[[str], None]) -> None:
+        self._planner, self._constraints, self._report = planner, constraints, report
         self._told = replace(planner, chooses_again=False)  # by constraints alone what is computed again
         self._best: tuple[_Entry, Baseline] | None = None
 
@@ -126,7 +122,6 @@ class _Race:
             if self._best is None or found.cost_ns < self._best[0].cost_ns:
                 self._best = found, baseline
         if is_short and baseline.recomputation is None:
-            self._planner = replace(self._planner, chooses_again=self._follows or self._planner.chooses_again)
             for recomputing in baseline.recomputing():
                 yield from self.run(recomputing)
 

@@ -81,7 +81,7 @@ class Planner:
         profile: Profile,
         *,
         name: str | None = None,
-        checkpointing: Checkpointing = "as-marked",
+        checkpointing: Checkpointing = "free",
         report: Callable[[str], None] = lambda stage: None,
         **options: Any,
     ) -> Planner:

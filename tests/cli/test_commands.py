@@ -76,7 +76,7 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
                 "backend": "auto",
                 "time_limit_s": None,
                 "tie_layers": True,
-                "checkpointing": "as-marked",
+                "checkpointing": "free",
                 "memory": None,
                 "memory_soft": None,
                 "optimizer": None,
@@ -208,7 +208,7 @@ def test_plan_takes_constraints_and_a_baseline(calls: list[tuple[Any, ...]]) -> 
 def test_marks_of_the_model_count_unless_they_are_not_to(calls: list[tuple[Any, ...]]) -> None:
     for options in ([], ["--checkpointing", "none"]):
         assert invoke("plan", "model.py:model", "--mesh", "dp=2", "-o", "new.yaml", *options).exit_code == 0
-    assert [call[2]["checkpointing"] for call in calls] == ["as-marked", "none"]
+    assert [call[2]["checkpointing"] for call in calls] == ["free", "none"]
 
 
 def test_an_unknown_baseline_is_a_mistake(calls: list[tuple[Any, ...]]) -> None:
@@ -252,7 +252,7 @@ def test_compare_prints_a_table_or_json_and_writes_the_plans(folder: Path, monke
     found = json.loads(invoke(*arguments, "--format", "json", "--time-limit", "3", "--checkpointing", "none").stdout)
     assert found == json.loads(json.dumps(contest_json(CONTEST)))
     assert (seen[0]["mesh"], seen[0]["hardware"], seen[1]["time_limit_s"]) == (Mesh.parse("dp=2,tp=2"), "cpu-gloo", 3.0)
-    assert [options["checkpointing"] for options in seen] == [None, "none"]
+    assert [options["checkpointing"] for options in seen] == ["free", "none"]
 
 
 def test_compare_refuses_a_folder_that_is_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

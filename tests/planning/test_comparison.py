@@ -74,6 +74,7 @@ def short_of_memory(**options: Any) -> Contest:
 
 def planned(constraints: Sequence[str], **options: Any) -> ShardingPlan:
     options = {"mesh": "dp=2", "hardware": "cpu-gloo", "optimizer": "sgd", "memory": BUDGET} | options
+    options = {"checkpointing": "as-marked"} | options  # what is computed again is what constraints say
     return autoshard.plan(*blocks(256), constraints=constraints, name="Blocks", **options)
 
 
@@ -82,8 +83,8 @@ def _texts(name: str) -> tuple[str, ...]:
     return baseline(name, mesh).constraints(mesh)
 
 
-@pytest.mark.parametrize("checkpointing", [None, "as-marked"])
-def test_the_optimum_costs_no_more_than_baselines_that_compute_layers_again(checkpointing: str | None) -> None:
+@pytest.mark.parametrize("checkpointing", ["free", "as-marked"])
+def test_the_optimum_costs_no_more_than_baselines_that_compute_layers_again(checkpointing: str) -> None:
     contest = short_of_memory(checkpointing=checkpointing)
     optimum, plans = contest.optimum.plan, {c.name: c.plan for c in contest.baselines if c.plan}
     assert optimum is not None and set(plans) == {"ddp/full", "fsdp/full", "tp/full"}
@@ -91,7 +92,9 @@ def test_the_optimum_costs_no_more_than_baselines_that_compute_layers_again(chec
     for plan in (optimum, *plans.values()):
         assert plan.memory is not None and plan.memory.peak.size_bytes <= BUDGET
         assert optimum.solver.bound_ns <= optimum.solver.cost_ns <= plan.solver.cost_ns
-    if checkpointing:  # no plan as marked is as cheap, so that the optimum is one of those that compute layers again
+    if (
+        checkpointing == "as-marked"
+    ):  # no plan as marked is as cheap, so that the optimum is one of those that compute layers again
         assert "recomputation full" in optimum.pins and "recomputation full" in contest.optimum.reason
         assert set(optimum.recomputed) == set(plans["tp/full"].recomputed)
         assert dump_plan(optimum) == dump_plan(planned(["recomputation full"]))
