@@ -73,8 +73,8 @@ def plan(
             among such plans, and the plan says so; otherwise solving takes much longer.
         checkpointing: what of the forward the backward computes again: ``free``, what the model marks with
             ``torch.utils.checkpoint`` where that fits the budget, else what is best, which the program decides;
-            ``as-marked`` in any case; or ``none`` of it. The constraints ``recompute``, ``checkpoint`` and ``keep`` come on top. See
-            ``docs/memory.md``.
+            ``as-marked`` in any case; or ``none`` of it. The constraints ``recompute``, ``checkpoint`` and ``keep``
+            come on top. See ``docs/memory.md``.
         optimizer: whose state counts in memory, and whose step in the predicted time: a name of
             ``cost_models.OPTIMIZERS``; ``adamw`` by default. What is given here of the optimizer and of memory comes
             before what constraints files say.

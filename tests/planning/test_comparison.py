@@ -92,9 +92,7 @@ def test_the_optimum_costs_no_more_than_baselines_that_compute_layers_again(chec
     for plan in (optimum, *plans.values()):
         assert plan.memory is not None and plan.memory.peak.size_bytes <= BUDGET
         assert optimum.solver.bound_ns <= optimum.solver.cost_ns <= plan.solver.cost_ns
-    if (
-        checkpointing == "as-marked"
-    ):  # no plan as marked is as cheap, so that the optimum is one of those that compute layers again
+    if checkpointing == "as-marked":  # of which none is as cheap: the optimum is one that computes layers again
         assert "recomputation full" in optimum.pins and "recomputation full" in contest.optimum.reason
         assert set(optimum.recomputed) == set(plans["tp/full"].recomputed)
         assert dump_plan(optimum) == dump_plan(planned(["recomputation full"]))
