@@ -84,7 +84,7 @@ def test_a_rank_that_differs_is_named_by_every_rank_with_what_differs() -> None:
     results = run_ranks(4, _differences, *map(autoshard.dump_plan, (one, other)))
     assert all(errors.keys() == results[0].keys() for errors in results)
     for what, kind, said in [
-        ("plan", JobError, "first difference: down.weight is dp:R tp:R on rank 2 and dp:R tp:S(1) on rank 0"),
+        ("plan", JobError, "first difference: down.bias is dp:R tp:S(0) on rank 2 and dp:R tp:R on rank 0"),
         ("prices", JobError, "differ in the plan"),
         ("mesh", PlanMismatchError, "this job has tp=2,dp=2"),
         ("model", PlanMismatchError, "down.weight is float32[9, 13] in the plan and float32[9, 14] in the model"),
