@@ -168,5 +168,5 @@ def test_a_baseline_names_a_scheme_for_every_axis(mesh: str) -> None:
 
 
 def test_an_unknown_baseline_names_those_there_are() -> None:
-    with pytest.raises(ConstraintError, match="ddp, fsdp, tp, sp, ep, each also with .*; did you mean 'fsdp'"):
+    with pytest.raises(ConstraintError, match=r"ddp, fsdp, tp, sp, ep, each also with .*; did you mean 'fsdp'"):
         baseline("fdsp", Mesh.parse("a=2"))
