@@ -32,8 +32,6 @@ from .warm_relaxation import WarmRelaxation
 
 DETOUR = 2e-3
 """How far above the lowest bound of the tree a dive may go once an answer is known, as a part of that bound."""
-
-
 ROUNDS_OF_ROUTES = 4
 """How often rows are added while routes are looked for that fit strategies."""
 WITHOUT_ANSWER = 30
@@ -87,6 +85,7 @@ class _Tree:
         self._closed = np.inf  # the least bound of leaves whose cost is not known to be that
 
     def search(self) -> Answer:
+        """The best answer found, and the bound of all that is left."""
         branch: Branch | None = Branch(-np.inf, {})
         most = self._request.node_limit or RELAXATIONS
         for number in range(most):
@@ -128,8 +127,10 @@ class _Tree:
 
     def _chosen(self, priced: Problem) -> tuple[int, ...] | None:
         """The strategies of the relaxation of a problem without memory."""
+        if self._request.ended():
+            return None
         program = build(priced)
-        x = None if self._request.ended() else WarmRelaxation(program, 0).minimise({}, self._request.seconds_left()).x
+        x = WarmRelaxation(program, self._request.seed).minimise({}, self._request.seconds_left()).x
         return None if x is None else program.choices_of(x)
 
     def _choosing(self, choices: Sequence[int]) -> dict[int, float]:
