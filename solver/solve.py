@@ -53,13 +53,15 @@ def solve(
         print(solution.status.value, solution.cost, solution.bound)
 
     Args:
-        backend: a name of `BACKENDS`. "auto" runs branch and cut where the problem is small after reduction and a
-            decomposition where it is large or branch and cut takes long.
+        backend: a name of `BACKENDS`. "auto" runs branch and cut where the problem is small after reduction, a
+            decomposition where it is large or branch and cut takes long, and a tree of relaxations where copies hold
+            memory.
         time_limit_s: wall-clock seconds; None, or FOREVER_S and more, for no limit.
         seed: from 0 below 2^31; same problem, options and seed, same answer, as far as no clock and no second thread
             interferes.
         relative_gap: the backend may stop at this (cost - bound) / |cost|; 0 asks for a proven optimum.
-        node_limit: HiGHS and SCIP stop branch and cut after so many nodes: an end that depends on no clock.
+        node_limit: HiGHS and SCIP stop branch and cut after so many nodes, and "auto" and "decomposition" the tree of a
+            problem whose copies hold memory after so many relaxations: an end that depends on no clock.
         start: a known assignment, such as the previous plan: one choice per node, or an `Assignment` with routes too;
             choices alone are given cheapest routes. The answer is never worse than a feasible start.
         progress: called, from any thread, whenever the best cost or the bound improves.

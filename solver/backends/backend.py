@@ -81,6 +81,10 @@ class Request:
         """Whether the answer is wanted now: the deadline has passed or `stop` is set."""
         return self.stop.is_set() or self.seconds_left() == 0.0
 
+    def is_met(self, cost: int | None, bound: int | None) -> bool:
+        """Whether an answer of this cost is proven as good as was asked for."""
+        return cost is not None and bound is not None and cost - bound <= self.relative_gap * abs(cost)
+
     @contextmanager
     def stopping(self, interrupt: Callable[[], None]) -> Iterator[None]:
         """While it lasts, `interrupt` is called, from another thread, once `stop` is set."""

@@ -27,3 +27,8 @@ def integer_bound(bound: float, cost: int | None, error: float = ERROR) -> int:
     if cost is not None and 0 <= cost - bound <= max(1e-6, RESOLUTION * abs(bound)):
         return cost
     return ceil(bound - max(1e-6, error * abs(bound)))
+
+
+def proven_cost(bound: float, cost: int | None, offset: int) -> int:
+    """The cost that a bound of a program, which knows no offset, proves of its problem; `cost` is that of an answer."""
+    return integer_bound(bound, None if cost is None else cost - offset) + offset

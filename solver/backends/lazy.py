@@ -18,7 +18,7 @@ from ..networks import Assignment, at_end
 from ..problem import Problem
 from ..routing import Router
 from .backend import Answer, Request
-from .bounds import integer_bound
+from .bounds import proven_cost
 from .decomposition.ascent import repaired
 from .integer_program import FloatArray, Program, build
 
@@ -102,18 +102,12 @@ class _Rounds:
         """Notes what the round proved and, rounded, chose; the assignment, or None where no routes lead to what it
         wants.
         """
-        assignment, cost = (None, None) if found.x is None else self.noted(found.x)
+        assignment = None if found.x is None else self._assignment(found.x)
+        cost = None if assignment is None else self.know(assignment)
         if self.margin == 0:
             bound = _tighter(self.known.bound, found.bound, cost, self.problem.offset)
             self.known = replace(self.known, bound=bound)
         return assignment
-
-    def noted(self, x: FloatArray) -> tuple[Assignment | None, int | None]:
-        """The assignment of a point, noted where it is the best so far, and its cost; None for one, or for the cost of
-        one, that is not feasible.
-        """
-        assignment = self._assignment(x)
-        return assignment, None if assignment is None else self.know(assignment)
 
     def know(self, assignment: Assignment) -> int | None:
         """Notes an assignment where it is the best so far; its cost, None for one that is not feasible."""
@@ -142,12 +136,7 @@ class _Rounds:
             return False
         if not self.relaxed:
             return True
-        return self.is_good_enough()
-
-    def is_good_enough(self) -> bool:
-        """Whether the best answer is proven as good as was asked for."""
-        cost, bound = self.cost, self.known.bound
-        return cost is not None and bound is not None and cost - bound <= self.request.relative_gap * abs(cost)
+        return self.request.is_met(self.cost, self.known.bound)
 
     def tighten(self, assignment: Assignment | None, x: FloatArray) -> None:
         """Rows for the peaks of the answer; where they have rows already, or there are no peaks, integers."""
@@ -224,7 +213,7 @@ def peaks_to_add(problem: Problem, assignment: Assignment, steps: set[int]) -> l
 def _tighter(bound: int | None, found: float | None, cost: int | None, offset: int) -> int | None:
     if found is None:
         return bound
-    rounded = integer_bound(found, None if cost is None else cost - offset) + offset
+    rounded = proven_cost(found, cost, offset)
     return rounded if bound is None else max(bound, rounded)
 
 

@@ -23,7 +23,7 @@ from ..networks import Assignment
 from ..problem import INFEASIBLE, IntArray, Problem
 from ..routing import Router
 from .backend import Answer, Request
-from .bounds import integer_bound
+from .bounds import proven_cost
 from .integer_program import INTEGRAL, FloatArray, build
 from .lazy import first_steps, peaks_to_add, run_lazily
 from .mathopt import MathOpt
@@ -58,7 +58,7 @@ def run_tree(problem: Problem, request: Request) -> Answer:
     """
     tree = _Tree(problem, request)
     answer = tree.search()
-    missing = answer.choices is None or (request.relative_gap == 0 and not tree.is_good_enough())
+    missing = answer.choices is None or (request.relative_gap == 0 and not tree.is_proven)
     if answer.infeasible or request.ended() or not missing:
         return answer
     start = answer.assignment or request.start
@@ -84,6 +84,11 @@ class _Tree:
         self._open: list[Branch] = []
         self._closed = np.inf  # the least bound of leaves whose cost is not known to be that
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether the best answer is proven as good as was asked for."""
+        return self._request.is_met(self._cost, self._known.bound)
+
     def search(self) -> Answer:
         """The best answer found, and the bound of all that is left."""
         branch: Branch | None = Branch(-np.inf, {})
@@ -104,7 +109,7 @@ class _Tree:
                 continue  # with more rows
             branch = self._below(branch, found.x)
             self._bounded(branch)
-            if self.is_good_enough():
+            if self.is_proven:
                 return self._known
         if branch is None and self._cost is None and self._closed == np.inf:
             return Answer(infeasible=True)
@@ -181,8 +186,7 @@ class _Tree:
 
     def _proven(self, bound: float) -> int:
         """The cost that a bound of the program proves of the problem."""
-        offset, cost = self._problem.offset, self._cost
-        return integer_bound(bound, None if cost is None else cost - offset) + offset
+        return proven_cost(bound, self._cost, self._problem.offset)
 
     def _parts(self, x: FloatArray) -> tuple[dict[int, float], dict[int, float]] | None:
         """Two parts of a branch, as values of variables, of which neither holds the point; None where it is integral.
@@ -239,11 +243,6 @@ class _Tree:
             self._known = replace(self._known, bound=max(proven, self._known.bound or proven))
         self._request.on_answer(self._known)
         self._request.on_progress(self._cost, self._known.bound)
-
-    def is_good_enough(self) -> bool:
-        """Whether the best answer is proven as good as was asked for."""
-        cost, bound = self._cost, self._known.bound
-        return cost is not None and bound is not None and cost - bound <= self._request.relative_gap * abs(cost)
 
 
 def _all_zero(columns: IntArray) -> dict[int, float]:

@@ -81,6 +81,5 @@ class Shared:
 
     def _improved(self) -> None:
         self.request.on_progress(self.cost, self._bound)
-        if self.cost is not None and self._bound is not None:
-            if self.cost - self._bound <= self.request.relative_gap * abs(self.cost):
-                self.stop.set()
+        if self.request.is_met(self.cost, self._bound):
+            self.stop.set()
