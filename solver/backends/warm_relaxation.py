@@ -24,7 +24,7 @@ class WarmRelaxation:
 
     def __init__(self, program: Program, seed: int) -> None:
         self._highs = highspy.Highs()
-        for option, value in (("output_flag", False), ("threads", 1), ("random_seed", seed)):
+        for option, value in (("output_flag", False), ("threads", 1), ("presolve", "off"), ("random_seed", seed)):
             self._highs.setOptionValue(option, value)
         self._scale = min(1.0, COST_UNITS / max(1.0, float(np.abs(program.costs).max(initial=0))))
         self._held: dict[int, float] = {}

@@ -82,14 +82,14 @@ def _key(pool: Pool, network: Network) -> Hashable:
 
 
 def _numbered(keys: list[Hashable], networks: Sequence[Network]) -> list[Hashable]:
-    """The keys, in which networks with lives are equal only if they are made at different steps.
+    """The keys, in which networks with lives are equal only if they are made or read at different steps.
 
     Two tensors of one layer may be equal; which of them is kept in memory is decided for each.
     """
     seen: Counter[Hashable] = Counter()
     numbered: list[Hashable] = []
     for key, network in zip(keys, networks, strict=True):
-        at = key, tuple(life.made for life in network.lives)
+        at = key, tuple((life.made, life.reads) for life in network.lives)
         numbered.append((key, seen[at]) if network.lives else key)
         seen[at] += 1
     return numbered
