@@ -29,15 +29,19 @@ alone go into the row as they are; of several the largest is a variable. Equal s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from typing import NamedTuple
 
 from ..networks import NOWHERE, Base, Consumer, Network
 from ..problem import IntArray, Problem
 
 FUTURE, READING, PAST = range(3)
+
+
+Written = Mapping[Hashable, tuple[int, ...]]
+"""Variables by what they stand for: steps that say the same of copies say it with the same ones."""
 
 
 class Term(NamedTuple):
@@ -84,12 +88,14 @@ class FlowColumns:
 class Extension:
     """What a step adds to a program: variables without a price, rows over them, and the terms of the memory row.
 
-    rows: (parts, upper) for sum of coefficient * variable <= upper. terms: variable -> bytes.
+    rows: (parts, upper) for sum of coefficient * variable <= upper. terms: variable -> bytes. written: the variables of
+    this step and those before, by what they stand for.
     """
 
     variables: int
     rows: list[tuple[tuple[tuple[int, int], ...], float]]
     terms: dict[int, int]
+    written: Written
 
 
 class Signature(NamedTuple):
@@ -119,8 +125,10 @@ class Holdings:
                 if life.base is not None:
                     self._views[life.base[:2]].append((life.base, index, number))
 
-    def at(self, step: int, free: int) -> Extension:
-        """What all networks hold at a step; new variables are numbered from `free` on."""
+    def at(self, step: int, free: int, written: Written) -> Extension:
+        """What all networks hold at a step; new variables are numbered from `free` on, and those of other steps used
+        where they stand for the same.
+        """
         alive: dict[Signature, int] = defaultdict(int)
         for index, network in enumerate(self._problem.networks):
             for number, life in enumerate(network.lives):
@@ -128,10 +136,10 @@ class Holdings:
                     signature = self._signature(index, number, step)
                     if signature is not None:
                         alive[signature] += 1
-        writer = _Writer(self._problem, self._first, self._flows, count(free))
+        writer = _Writer(self._problem, self._first, self._flows, count(free), dict(written))
         for signature, times in alive.items():
             writer.write(signature, times)
-        return Extension(writer.variables, writer.rows, dict(writer.terms))
+        return Extension(writer.variables, writer.rows, dict(writer.terms), writer.written)
 
     def _signature(self, index: int, number: int, step: int) -> Signature | None:
         """(network, state of the producer, states of the reads, views); None where nothing of it can be alive."""
@@ -162,6 +170,7 @@ class _Writer:
     first: IntArray
     flows: Mapping[int, Sequence[Sequence[FlowColumns]]]
     numbers: Iterator[int]
+    written: dict[Hashable, tuple[int, ...]]
     rows: list[tuple[tuple[tuple[int, int], ...], float]] = field(default_factory=list)
     terms: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     variables: int = 0
@@ -198,27 +207,32 @@ class _Writer:
             for column, coefficient in distinct[0].parts:
                 self.terms[column] += coefficient * size
             return
-        column = self.variable()
-        for term in distinct:
+        (column,), is_new = self.variables_of(frozenset(distinct), 1)
+        for term in distinct if is_new else ():
             self.at_least(column, term)
         self.terms[column] += size
 
-    def variable(self) -> int:
-        """A new variable."""
-        self.variables += 1
-        return next(self.numbers)
+    def variables_of(self, what: Hashable, number: int) -> tuple[tuple[int, ...], bool]:
+        """The variables that stand for something, and whether they are new."""
+        known = self.written.get(what)
+        if known is not None:
+            return known, False
+        self.variables += number
+        made = self.written[what] = tuple(islice(self.numbers, number))
+        return made, True
 
     def at_least(self, column: int, term: Term) -> None:
         """The row term <= variable."""
         self.rows.append(((*term.parts, (column, -1)), -float(term.constant)))
 
     def shared(self, term: Term, among: Sequence[Sequence[tuple[int, int]]]) -> Iterator[Term]:
-        """The parts of a term that fall to each of several sums of variables of which one is 1, as new variables."""
-        shares = [self.variable() for _ in among]
-        self.rows.append(((*term.parts, *((share, -1) for share in shares)), -float(term.constant)))
-        for share, parts in zip(shares, among, strict=True):
-            self.rows.append((((share, 1), *((column, -factor) for column, factor in parts)), 0.0))
-            yield Term(((share, 1),))
+        """The parts of a term that fall to each of several sums of variables of which one is 1, as variables."""
+        shares, are_new = self.variables_of((term, tuple(map(tuple, among))), len(among))
+        if are_new:
+            self.rows.append(((*term.parts, *((share, -1) for share in shares)), -float(term.constant)))
+            for share, parts in zip(shares, among, strict=True):
+                self.rows.append((((share, 1), *((column, -factor) for column, factor in parts)), 0.0))
+        return (Term(((share, 1),)) for share in shares)
 
     def chosen(self, node: int, vertices: IntArray) -> dict[int, tuple[tuple[int, int], ...]]:
         """Per vertex the choices of a node that make or want the tensor there."""
@@ -242,6 +256,7 @@ class _Of:
         self.copies: Alive = defaultdict(list)
         self.again: Alive = defaultdict(list)
         self.shared: set[tuple[int, tuple[int, int], Term]] = set()
+        self.counts_alike = not network.held and not any(life.base for life in network.lives)
 
     def life(self, running: bool, reads: Sequence[int], again: int) -> None:
         of_forward = len(self.network.forward)
@@ -264,9 +279,13 @@ class _Of:
         else:
             self._both(0, gone[0], coming[0])
             for consumer in coming[1]:
-                self._kept(self._flow(1, consumer), gone[0] if coming[0] else None)
-                if again != FUTURE:
-                    self._made_again(self._flow(1, consumer))
+                flow = self._flow(1, consumer)
+                if coming[0] or flow.starts_at_producer:
+                    self._kept(flow, gone[0] if coming[0] else None)
+                    if again != FUTURE:
+                        self._made_again(flow)
+                else:
+                    self._to_start(flow, again != FUTURE)
 
     def _number(self, phase: int, consumer: Consumer) -> int:
         """The number of a consumer of a phase among all."""
@@ -293,7 +312,7 @@ class _Of:
         """A copy at a vertex that is alive as a term says, and that the consumer of this number reads: the one that is
         made there, or made again, if it is that, else another.
         """
-        if not self.network.held and not any(life.base for life in self.network.lives):
+        if self.counts_alike:
             (self.source if vertex in self.makes else self.copies)[vertex].append(term)  # all counted alike
             return
         consumer = self.network.consumers[number]
@@ -321,6 +340,21 @@ class _Of:
         ):
             for vertex, column in zip(vertices.tolist(), columns.tolist()):
                 yield alive, vertex, ((column, 1),)
+
+    def _to_start(self, flow: FlowColumns, is_made_again: bool) -> None:
+        """What a flow of the backward will start from once the forward is over: it starts at one place, so that the
+        variables of one vertex are one term where they are counted alike.
+        """
+        starts = [each for each in self._starts(flow) if is_made_again or each[0] is not self.again]
+        if not self.counts_alike:
+            for alive, vertex, parts in starts:
+                alive[vertex].append(Term(parts))
+            return
+        at: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for _, vertex, parts in starts:
+            at[vertex] += parts
+        for vertex, together in at.items():
+            self.source[vertex].append(Term(tuple(together)))
 
     def _made_again(self, flow: FlowColumns) -> None:
         for vertex, column in zip(flow.again.tolist(), flow.again_columns.tolist()):
@@ -373,10 +407,11 @@ class _Of:
         for arc, flowing in _summed(flow.arcs, flow.columns).items():
             others = [parts[arc] for parts in carried if arc in parts]
             if others:
-                rest = self.writer.variable()  # of the flow what is not there yet
-                self.writer.at_least(rest, Term((*flowing, *((column, -1) for parts in others for column, _ in parts))))
-                for parts in others:
-                    self.writer.rows.append((((rest, 1), *parts), 1.0))
+                (rest,), is_new = self.writer.variables_of((flowing, tuple(others)), 1)  # of the flow: not there yet
+                if is_new:
+                    less = ((column, -1) for parts in others for column, _ in parts)
+                    self.writer.at_least(rest, Term((*flowing, *less)))
+                    self.writer.rows += [(((rest, 1), *parts), 1.0) for parts in others]
                 taken[arc] = (*flowing, (rest, -1))
         return taken
 

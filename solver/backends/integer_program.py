@@ -35,7 +35,7 @@ from ..networks import NOWHERE, BoolArray, Consumer, Network, Routes
 from ..problem import INFEASIBLE, Edge, IntArray, Problem
 from ..usages import largest_usage
 from .flows import Flow, ReadAgain, Stage, stages
-from .holdings import FlowColumns, Holdings
+from .holdings import FlowColumns, Holdings, Written
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -55,7 +55,7 @@ class Program:
     first[i] .. first[i + 1] - 1, so that choices = first[-1]. Memory rows are in bytes, exact in integers. Where the
     usage limit is soft, overflow is (the variable of the bytes over it, how many bytes its value 1 stands for). The
     flows of network i over arcs flows[i][0] are the variables flows[i][1]; in `phases`, for networks with lives under a
-    limit, those of the forward and of the backward apart.
+    limit, those of the forward and of the backward apart. `written` are the variables of memory rows.
     """
 
     costs: IntArray
@@ -69,6 +69,7 @@ class Program:
     overflow: tuple[int, int] | None = None
     flows: tuple[tuple[IntArray, IntArray], ...] = ()
     phases: Mapping[int, tuple[list[FlowColumns], list[FlowColumns]]] = field(default_factory=dict)
+    written: Written = field(default_factory=dict)
 
     @property
     def choices(self) -> int:
@@ -80,8 +81,8 @@ class Program:
         assert problem.usage_limit is not None
         program, holdings = self, Holdings(problem, self.first, self.phases)
         for step in steps:
-            held = holdings.at(step, len(program.costs))
-            program = program.extended(held.variables, held.rows)
+            held = holdings.at(step, len(program.costs), program.written)
+            program = replace(program.extended(held.variables, held.rows), written=held.written)
             bytes_of = _live_usages(problem, len(program.costs), self.first, step)
             for column, used in held.terms.items():
                 bytes_of[column] += used

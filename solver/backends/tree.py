@@ -76,9 +76,10 @@ class _Tree:
             self._steps.update(peaks_to_add(problem, request.start, self._steps))
             self._take(request.start)
         self._program = build(problem)
-        if self._steps:
-            self._program = self._program.with_usage_rows(problem, sorted(self._steps))
         self._relaxation = WarmRelaxation(self._program, request.seed)
+        if self._steps:
+            self._relaxation.minimise({}, request.seconds_left())  # a basis from which rows are soon satisfied
+            self._add_rows(sorted(self._steps))
         self._router = Router()
         self._layouts = _layouts(problem, self._program.first)
         self._open: list[Branch] = []
@@ -98,7 +99,7 @@ class _Tree:
                 break
             if number == WITHOUT_ANSWER and self._cost is None:
                 self._look_for_first()
-            found = self._relaxation.minimise(branch.held, self._request.seconds_left())
+            found = self._relaxation.minimise(branch.held, self._request.seconds_left(), self._dearest())
             if found.x is None and not found.infeasible:
                 break  # the time is over
             if found.x is None or found.bound is None:
@@ -181,6 +182,10 @@ class _Tree:
         self._open.remove(best)
         return best
 
+    def _dearest(self) -> float:
+        """What a point may cost at most, as the program counts, to be of use."""
+        return np.inf if self._cost is None else float(self._cost - self._problem.offset)
+
     def _may_be_better(self, bound: float) -> bool:
         return self._cost is None or self._proven(bound) < self._cost
 
@@ -220,9 +225,13 @@ class _Tree:
         new = [step for step in peaks_to_add(self._problem, found, self._steps) if step not in self._steps]
         if new:
             self._steps.update(new)
-            self._program = program.with_usage_rows(self._problem, new)
-            self._relaxation.grow(self._program)
+            self._add_rows(new)
         return bool(new)
+
+    def _add_rows(self, steps: Sequence[int]) -> None:
+        """Adds memory rows for steps."""
+        self._program = self._program.with_usage_rows(self._problem, steps)
+        self._relaxation.grow(self._program)
 
     def _take(self, assignment: Assignment) -> None:
         """Notes an assignment where it is the best so far."""

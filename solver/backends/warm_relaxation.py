@@ -16,7 +16,11 @@ from .lazy import ProgramAnswer
 from .mathopt import COST_UNITS
 
 _OPTIMAL = highspy.HighsModelStatus.kOptimal
-_INFEASIBLE = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
+_NOTHING = (
+    highspy.HighsModelStatus.kInfeasible,
+    highspy.HighsModelStatus.kUnboundedOrInfeasible,
+    highspy.HighsModelStatus.kObjectiveBound,
+)
 
 
 class WarmRelaxation:
@@ -53,12 +57,13 @@ class WarmRelaxation:
         )
         self._rows, self._columns = rows, columns
 
-    def minimise(self, held: Mapping[int, float], seconds: float | None) -> ProgramAnswer:
+    def minimise(self, held: Mapping[int, float], seconds: float | None, below: float = np.inf) -> ProgramAnswer:
         """The cheapest point at which some variables have given values, and its cost; neither where the time ended.
 
         Args:
             held: the value of every variable that is held; the others are between 0 and 1.
             seconds: how long it may take; None for no limit.
+            below: what it must cost less than: a dearer one is as good as none, and not looked for to the end.
         """
         for column in self._held.keys() - held.keys():
             self._highs.changeColBounds(column, 0.0, 1.0)
@@ -66,11 +71,12 @@ class WarmRelaxation:
             if self._held.get(column) != value:
                 self._highs.changeColBounds(column, value, value)
         self._held = dict(held)
+        self._highs.setOptionValue("objective_bound", below * self._scale)
         if seconds is not None:
             self._highs.setOptionValue("time_limit", self._highs.getRunTime() + seconds)
         self._highs.run()
         status = self._highs.getModelStatus()
-        if status in _INFEASIBLE:
+        if status in _NOTHING:
             return ProgramAnswer(infeasible=True)
         if status != _OPTIMAL:
             return ProgramAnswer()
