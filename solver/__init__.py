@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .backends import BACKENDS, BackendUnavailable
 from .evaluate import Evaluation, evaluate, usage_at, usage_timeline
+from .lean import fullest, leaner
 from .networks import NOWHERE, Assignment, Base, Consumer, Life, Network, Routes
 from .problem import INFEASIBLE, Budget, Edge, Group, Load, Node, Problem, ProblemError
 from .routing import routed
@@ -40,6 +41,8 @@ __all__ = [
     "SolveReport",
     "Status",
     "evaluate",
+    "fullest",
+    "leaner",
     "routed",
     "solve",
     "usage_at",

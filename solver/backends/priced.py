@@ -40,7 +40,7 @@ def priced_answer(
     found: Assignment | None = None
     while low <= high:
         middle = (low + high) // 2
-        priced = _priced(problem, held, PRICES[middle] * unit)
+        priced = at_price(problem, held, PRICES[middle] * unit)
         choices = choose(priced)
         answer = None if choices is None else routed(priced, choices)
         if answer is not None and evaluate(problem, *answer).feasible:
@@ -71,7 +71,8 @@ def held_at(problem: Problem, step: int) -> list[IntArray]:
     return held
 
 
-def _priced(problem: Problem, held: list[IntArray], price: float) -> Problem:
+def at_price(problem: Problem, held: Sequence[IntArray], price: float) -> Problem:
+    """The problem without memory, in which every byte of `held` (per node and strategy) costs a price."""
     nodes = tuple(
         replace(
             node,
