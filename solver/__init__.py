@@ -8,8 +8,9 @@ solution.status, solution.choices, solution.cost, solution.bound
 from __future__ import annotations
 
 from .backends import BACKENDS, BackendUnavailable
+from .backends.priced import fullest
 from .evaluate import Evaluation, evaluate, usage_at, usage_timeline
-from .lean import fullest, leaner
+from .lean import leaner
 from .networks import NOWHERE, Assignment, Base, Consumer, Life, Network, Routes
 from .problem import INFEASIBLE, Budget, Edge, Group, Load, Node, Problem, ProblemError
 from .routing import routed

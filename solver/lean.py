@@ -13,12 +13,10 @@ Source: Brown, "Iterative solution of games by fictitious play", 1951.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
 
-from .backends.priced import at_price, held_at
-from .evaluate import usage_timeline
+from .backends.priced import at_price, fullest, held_over
 from .networks import Assignment
-from .problem import IntArray, Problem
+from .problem import Problem
 from .routing import routed
 
 ROUNDS = 8
@@ -38,7 +36,7 @@ def leaner(
     """
     least: int | None = None
     for _ in range(ROUNDS):
-        priced = at_price(problem, _held(problem, steps), price / len(steps))
+        priced = at_price(problem, held_over(problem, steps), price / len(steps))
         choices = choose(priced)
         answer = None if choices is None else routed(priced, choices)
         if answer is None:
@@ -49,16 +47,3 @@ def leaner(
         least = peak
         yield answer
         steps.append(step)
-
-
-def fullest(problem: Problem, answer: Assignment) -> tuple[int, int]:
-    """The first step at which an answer holds most, and the bytes."""
-    return max(usage_timeline(problem, *answer), key=itemgetter(1), default=(0, 0))
-
-
-def _held(problem: Problem, steps: Sequence[int]) -> list[IntArray]:
-    """Per node the bytes that each of its strategies holds at these steps together."""
-    first, *others = (held_at(problem, step) for step in steps)
-    for other in others:
-        first = [held + more for held, more in zip(first, other, strict=True)]
-    return first

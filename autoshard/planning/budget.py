@@ -34,7 +34,7 @@ from .timeline import Timeline, outcome, timeline_of
 
 GAP = 4e-3
 """How exactly a program with memory is solved that has more than SMALL strategies; smaller ones are solved exactly."""
-SMALL = 5000
+SMALL = 1000
 NODES = 60
 """How many relaxations, or nodes of branch and cut, that may take: an end that depends on no clock."""
 ROUNDS = 8
@@ -48,6 +48,8 @@ PEAK_FIRST = 100
 LARGEST_SHOWN = 5
 LAST_S = 1.0
 """Seconds for each attempt after the time is over."""
+SEARCHED = 0.6
+"""The part of the time left that a search under a limit may take: what is lean is looked for in the rest."""
 FINE = 100
 """The least nanoseconds that a unit of a soft limit costs: rounding its price changes it by a half of a percent."""
 
@@ -215,11 +217,11 @@ class _Search:
         self._fullest: list[int] = []  # the steps of the program that leanest is lean at
         self._byte_ns = 0.0  # what a byte costs there
 
-    def solved(self, formulation: Formulation, problem: Problem, **options: Any) -> _Found | None:
-        """Solves a problem and writes the answer as a plan; None where there is no answer. ``last`` is the solution as
-        the solver gave it.
+    def solved(self, formulation: Formulation, problem: Problem, part: float = 1.0, **options: Any) -> _Found | None:
+        """Solves a problem in a part of the time left and writes the answer as a plan; None where there is no answer.
+        ``last`` is the solution as the solver gave it.
         """
-        self.last = solve(problem, backend=self._options.backend, time_limit_s=self._left_s(), **options)
+        self.last = solve(problem, backend=self._options.backend, time_limit_s=self._left_s(part), **options)
         return None if self.last.choices is None else self._found(formulation, self.last)
 
     def _found(self, formulation: Formulation, solution: Solution) -> _Found:
@@ -229,11 +231,11 @@ class _Search:
             self.leanest = found
         return found
 
-    def _left_s(self) -> float | None:
+    def _left_s(self, part: float = 1.0) -> float | None:
         limit_s = self._options.time_limit_s
         if limit_s is None or not limit_s > 0:  # which the solver refuses
             return limit_s
-        return max(LAST_S, limit_s - (time.monotonic() - self._started_s))
+        return max(LAST_S, part * (limit_s - (time.monotonic() - self._started_s)))
 
     def within(self, program: Formulation, budget: int, free: _Found) -> tuple[_Found | None, int | None]:
         """The cheapest answer found whose peak is within the budget, None where there is none or none was found in the
@@ -274,7 +276,7 @@ class _Search:
     def _under(self, program: Formulation, limit: int, charges: Mapping[int, int] = {}) -> _Found | None:
         problem = replace(with_charges(program, charges), usage_limit=limit)
         options: dict[str, Any] = {"relative_gap": _gap(problem), "node_limit": NODES, "explains": False}
-        return self.solved(program, problem, start=self.start, **options)
+        return self.solved(program, problem, SEARCHED, start=self.start, **options)
 
     def _look_for_leanest(self, program: Formulation, free: _Found) -> None:
         """Notes answers of ever lower peaks."""
