@@ -8,7 +8,9 @@ solution.status, solution.choices, solution.cost, solution.bound
 from __future__ import annotations
 
 from .backends import BACKENDS, BackendUnavailable
+from .backends.priced import fullest
 from .evaluate import Evaluation, evaluate, usage_at, usage_timeline
+from .lean import leaner
 from .networks import NOWHERE, Assignment, Base, Consumer, Life, Network, Routes
 from .problem import INFEASIBLE, Budget, Edge, Group, Load, Node, Problem, ProblemError
 from .routing import routed
@@ -40,6 +42,8 @@ __all__ = [
     "SolveReport",
     "Status",
     "evaluate",
+    "fullest",
+    "leaner",
     "routed",
     "solve",
     "usage_at",

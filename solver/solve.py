@@ -39,6 +39,7 @@ def solve(
     seed: int = 0,
     relative_gap: float = 0.0,
     node_limit: int | None = None,
+    explains: bool = True,
     start: Sequence[int] | Assignment | None = None,
     progress: Callable[[Incumbent], None] | None = None,
 ) -> Solution:
@@ -62,6 +63,7 @@ def solve(
         relative_gap: the backend may stop at this (cost - bound) / |cost|; 0 asks for a proven optimum.
         node_limit: HiGHS and SCIP stop branch and cut after so many nodes, and "auto" and "decomposition" the tree of a
             problem whose copies hold memory after so many relaxations: an end that depends on no clock.
+        explains: whether up to EXPLAIN_S go into why an infeasible problem is.
         start: a known assignment, such as the previous plan: one choice per node, or an `Assignment` with routes too;
             choices alone are given cheapest routes. The answer is never worse than a feasible start.
         progress: called, from any thread, whenever the best cost or the bound improves.
@@ -77,7 +79,7 @@ def solve(
     unit = cost_unit(problem)
     deadline_s = None if time_limit_s is None or time_limit_s >= FOREVER_S else time.monotonic() + time_limit_s
     request = Request(deadline_s, relative_gap, seed, known, node_limit=node_limit)
-    run = _Run(problem, unit, backend, progress)
+    run = _Run(problem, unit, backend, progress, explains)
     run.step("original", problem)
     try:
         answer, explanation = _answer(in_units(exact, unit), chosen, request, run)
@@ -90,14 +92,14 @@ def _answer(problem: Problem, backend: Backend, request: Request, run: _Run) -> 
     """The answer for the problem before reduction, and an explanation where it is infeasible."""
     chain = _reduced(problem, request, run)
     if isinstance(chain, Contradiction):
-        return Answer(infeasible=True), _explained(run.problem, backend, request, chain.reason)
+        return Answer(infeasible=True), _explained(run, backend, request, chain.reason)
     if not chain.problem.nodes:
         return _settled(chain), ""
     lowered = None if request.start is None else chain.lower(request.start)
     inner = replace(request, start=lowered, on_progress=run.improved)
     answer = solve_parts(partial(_answered, backend), chain.problem, inner)
     if answer.infeasible:
-        return answer, _explained(run.problem, backend, request, "")
+        return answer, _explained(run, backend, request, "")
     return _lifted(answer, chain, problem), ""
 
 
@@ -175,12 +177,14 @@ def _wait(done: threading.Event, request: Request) -> None:
         request.stop.set()
 
 
-def _explained(problem: Problem, backend: Backend, request: Request, reason: str) -> str:
+def _explained(run: _Run, backend: Backend, request: Request, reason: str) -> str:
+    if not run.explains:
+        return reason
     left_s = request.seconds_left()
     until_s = time.monotonic() + (EXPLAIN_S if left_s is None else min(EXPLAIN_S, left_s))
     minimise = partial(_minimised, backend, Request(until_s, stop=request.stop))
     try:
-        return "; ".join(text for text in (reason, explain_infeasibility(problem, minimise)) if text)
+        return "; ".join(text for text in (reason, explain_infeasibility(run.problem, minimise)) if text)
     except ProblemError:  # numbers that are too large for the problem of the least peak or budget
         return reason
 
@@ -198,11 +202,19 @@ def _minimised(backend: Backend, request: Request, problem: Problem) -> Answer:
 class _Run:
     """The state of one call of `solve`: when it started, what it reported so far, and the unit its costs are in."""
 
-    def __init__(self, problem: Problem, unit: int, backend: str, progress: Callable[[Incumbent], None] | None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        unit: int,
+        backend: str,
+        progress: Callable[[Incumbent], None] | None,
+        explains: bool,
+    ) -> None:
         self.problem = problem
         self.unit = unit
         self.backend = backend
         self.progress = progress
+        self.explains = explains
         self.started_s = time.monotonic()
         self.sizes: list[Size] = []
         self.incumbents: list[Incumbent] = []

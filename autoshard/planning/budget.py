@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cost_models import OPTIMIZERS, OptimizerPolicy, Profile, optimizer_policy
-from solver import Assignment, Load, Problem, Solution, Status, evaluate, solve
+from solver import Assignment, Load, Problem, Solution, Status, evaluate, fullest, leaner, routed, solve
 from solver import Node as SolverNode
 
 from ..capture import recomputable, recomputed
@@ -34,7 +34,7 @@ from .timeline import Timeline, outcome, timeline_of
 
 GAP = 4e-3
 """How exactly a program with memory is solved that has more than SMALL strategies; smaller ones are solved exactly."""
-SMALL = 5000
+SMALL = 1000
 NODES = 60
 """How many relaxations, or nodes of branch and cut, that may take: an end that depends on no clock."""
 ROUNDS = 8
@@ -44,10 +44,12 @@ BETWEEN = 4
 LEANEST_GAP = 1e-2
 """How exactly the least peak is looked for."""
 PEAK_FIRST = 100
-"""Where the least peak is looked for: how many times the cost of a plan its peak costs."""
+"""Where the least peak is looked for: how many times the cost of the free plan the bytes of its peak cost."""
 LARGEST_SHOWN = 5
 LAST_S = 1.0
 """Seconds for each attempt after the time is over."""
+SEARCHED = 0.6
+"""The part of the time left that a search under a limit may take: what is lean is looked for in the rest."""
 FINE = 100
 """The least nanoseconds that a unit of a soft limit costs: rounding its price changes it by a half of a percent."""
 
@@ -212,25 +214,28 @@ class _Search:
         self.start: Assignment | Sequence[int] | None = None  # its fullest moments are the first rows
         self.leanest: _Found | None = None
         self._proven = False
+        self._fullest: list[int] = []  # the steps of the program that leanest is lean at
+        self._byte_ns = 0.0  # what a byte costs there
 
-    def solved(self, formulation: Formulation, problem: Problem, **options: Any) -> _Found | None:
-        """Solves a problem and writes the answer as a plan; None where there is no answer. ``last`` is the solution as
-        the solver gave it.
+    def solved(self, formulation: Formulation, problem: Problem, part: float = 1.0, **options: Any) -> _Found | None:
+        """Solves a problem in a part of the time left and writes the answer as a plan; None where there is no answer.
+        ``last`` is the solution as the solver gave it.
         """
-        self.last = solve(problem, backend=self._options.backend, time_limit_s=self._left_s(), **options)
-        if self.last.choices is None:
-            return None
-        plan = self._write(formulation, self.last)
-        found = _Found(self.last, plan, timeline_of(formulation.graph, plan, self._limit.policy), formulation)
+        self.last = solve(problem, backend=self._options.backend, time_limit_s=self._left_s(part), **options)
+        return None if self.last.choices is None else self._found(formulation, self.last)
+
+    def _found(self, formulation: Formulation, solution: Solution) -> _Found:
+        plan = self._write(formulation, solution)
+        found = _Found(solution, plan, timeline_of(formulation.graph, plan, self._limit.policy), formulation)
         if self.leanest is None or found.peak_bytes < self.leanest.peak_bytes:
             self.leanest = found
         return found
 
-    def _left_s(self) -> float | None:
+    def _left_s(self, part: float = 1.0) -> float | None:
         limit_s = self._options.time_limit_s
         if limit_s is None or not limit_s > 0:  # which the solver refuses
             return limit_s
-        return max(LAST_S, limit_s - (time.monotonic() - self._started_s))
+        return max(LAST_S, part * (limit_s - (time.monotonic() - self._started_s)))
 
     def within(self, program: Formulation, budget: int, free: _Found) -> tuple[_Found | None, int | None]:
         """The cheapest answer found whose peak is within the budget, None where there is none or none was found in the
@@ -270,17 +275,31 @@ class _Search:
 
     def _under(self, program: Formulation, limit: int, charges: Mapping[int, int] = {}) -> _Found | None:
         problem = replace(with_charges(program, charges), usage_limit=limit)
-        return self.solved(program, problem, relative_gap=_gap(problem), node_limit=NODES, start=self.start)
+        options: dict[str, Any] = {"relative_gap": _gap(problem), "node_limit": NODES, "explains": False}
+        return self.solved(program, problem, SEARCHED, start=self.start, **options)
 
     def _look_for_leanest(self, program: Formulation, free: _Found) -> None:
-        """Notes the answer of about the least peak."""
-        price = max(1, PEAK_FIRST * free.cost_ns // max(1, free.peak_bytes))
-        self.solved(
-            program,
-            replace(program.problem, usage_limit=0, usage_price=price),
-            relative_gap=LEANEST_GAP,
-            node_limit=NODES,
-        )
+        """Notes answers of ever lower peaks."""
+        start = self.start if isinstance(self.start, Assignment) else routed(program.problem, self.start or ())
+        assert start is not None
+        self._fullest = [fullest(program.problem, start)[0]]
+        self._byte_ns = PEAK_FIRST * free.cost_ns / max(1, free.peak_bytes)
+        for _ in self._leaner(program, self._fullest):
+            pass
+
+    def _leaner(self, program: Formulation, steps: list[int]) -> Iterator[_Found]:
+        """Answers of ever lower peaks, from the one on that is lean at some steps; they come without bounds."""
+        options: dict[str, Any] = {"relative_gap": LEANEST_GAP, "node_limit": NODES, "explains": False}
+        solutions: list[Solution] = []
+
+        def choose(priced: Problem) -> tuple[int, ...] | None:
+            solution = solve(priced, backend=self._options.backend, time_limit_s=self._left_s(), **options)
+            solutions.append(solution)
+            return solution.choices
+
+        for answer in leaner(program.problem, steps, self._byte_ns, choose):
+            solution = replace(solutions[-1], choices=answer.choices, routes=answer.routes, bound=None)
+            yield self._found(program, solution)
 
     def stated(self, found: _Found, bound: int | None) -> ShardingPlan:
         """The plan with its memory, and a bound in nanoseconds."""
@@ -339,12 +358,9 @@ class _Search:
         return f"{what} would free the most, {format_bytes(most)}"
 
     def _leanest_of(self, formulation: Formulation) -> _Found | None:
-        """The answer of about the least peak of another program."""
-        search = _Search(self._limit, self._options, self._write)
-        free = search.solved(formulation, formulation.problem)
-        if free is not None:
-            search._look_for_leanest(with_lives(formulation, self._limit.policy), free)
-        return search.leanest
+        """An answer of another program of the graph that is lean where the leanest one is."""
+        program = with_lives(formulation, self._limit.policy)
+        return next(self._leaner(program, list(self._fullest)), None)
 
 
 def _remedy(options: SolverOptions, formulation: Formulation, wider: object) -> str:

@@ -1,9 +1,9 @@
 """A first answer where copies hold memory: the cheapest at a price on bytes, with copies that each phase makes anew.
 
 The program with memory may be far from integral; without memory it is integral nearly always. So memory enters as a
-price: on what nodes hold at the fullest step, and on what producers make that is alive then, as if nothing was copied.
+price: on what nodes hold at the fullest steps, and on what producers make that is alive then, as if nothing was copied.
 Nothing of the forward's copies is kept over the turn. The least price that leads to an answer within the limit is
-looked for among powers of two.
+looked for among powers of two; the fullest step of an answer over the limit joins those whose bytes are paid for.
 """
 
 from __future__ import annotations
@@ -33,21 +33,37 @@ def priced_answer(
         choose: the strategies of about the cheapest answer of a problem without memory; None if it finds none.
     """
     assert problem.usage_limit is not None
-    step, _ = max(usage_timeline(problem, *start), key=itemgetter(1))
-    held = held_at(problem, step)
+    steps = [fullest(problem, start)[0]]
     unit = max(1, abs(evaluate(problem, *start).cost)) / max(1, problem.usage_limit)
     low, high = 0, len(PRICES) - 1
     found: Assignment | None = None
     while low <= high:
         middle = (low + high) // 2
-        priced = _priced(problem, held, PRICES[middle] * unit)
+        priced = at_price(problem, held_over(problem, steps), PRICES[middle] * unit)
         choices = choose(priced)
         answer = None if choices is None else routed(priced, choices)
         if answer is not None and evaluate(problem, *answer).feasible:
             found, high = answer, middle - 1
-        else:
+            continue
+        step = None if answer is None else fullest(problem, answer)[0]
+        if step is None or step in steps:
             low = middle + 1
+        else:
+            steps.append(step)
     return found
+
+
+def fullest(problem: Problem, answer: Assignment) -> tuple[int, int]:
+    """The first step at which an answer holds most, and the bytes."""
+    return max(usage_timeline(problem, *answer), key=itemgetter(1), default=(0, 0))
+
+
+def held_over(problem: Problem, steps: Sequence[int]) -> list[IntArray]:
+    """Per node the bytes that each of its strategies holds at these steps together, if nothing is copied."""
+    first, *others = (held_at(problem, step) for step in steps)
+    for other in others:
+        first = [held + more for held, more in zip(first, other, strict=True)]
+    return first
 
 
 def held_at(problem: Problem, step: int) -> list[IntArray]:
@@ -71,7 +87,8 @@ def held_at(problem: Problem, step: int) -> list[IntArray]:
     return held
 
 
-def _priced(problem: Problem, held: list[IntArray], price: float) -> Problem:
+def at_price(problem: Problem, held: Sequence[IntArray], price: float) -> Problem:
+    """The problem without memory, in which every byte of `held` (per node and strategy) costs a price."""
     nodes = tuple(
         replace(
             node,

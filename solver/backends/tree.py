@@ -34,7 +34,7 @@ DETOUR = 2e-3
 """How far above the lowest bound of the tree a dive may go once an answer is known, as a part of that bound."""
 ROUNDS_OF_ROUTES = 4
 """How often rows are added while routes are looked for that fit strategies."""
-WITHOUT_ANSWER = 30
+WITHOUT_ANSWER = 4
 """After how many relaxations without an answer one is looked for by prices on memory (`solver.backends.priced`)."""
 RELAXATIONS = 200
 """How many relaxations are solved at most where nobody says."""

@@ -2,50 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
 import pytest
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import autoshard
 from autoshard.plans import ShardingPlan
 
 from . import cases
 from .harness import run_ranks
-from .parity import check_parity, device_mesh_of
+from .operators import executed_operators, planned_operators
+from .parity import check_parity
 from .test_parity import LIMIT
-
-COUNTED = {"mm": "mm", "addmm": "mm", "bmm": "bmm", "silu": "silu", "gelu": "gelu"}
-"""Operators that a rank runs once for each in the plan; of an addmm whose terms are partial sums the mm alone."""
-
-
-class _Calls(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        role = func._schema.name.partition("::")[2]
-        self.counts.update([COUNTED[role]] if role in COUNTED else [])
-        return func(*args, **(kwargs or {}))
-
-
-def _planned(plan: ShardingPlan) -> Counter[str]:
-    roles = (entry.name.rpartition("/")[2] for entry in plan.execution)
-    bare = (role.removeprefix("bwd.").removeprefix("again.").partition(".")[0] for role in roles)
-    return Counter(COUNTED[role] for role in bare if role in COUNTED)
-
-
-def _executed(case: str, text: str) -> Counter[str]:
-    """The operators of one step of this rank."""
-    plan = autoshard.parse_plan(text)
-    mesh = device_mesh_of(plan)
-    parallel = autoshard.parallelize(cases.make(case)[0], plan, mesh)
-    shards = autoshard.shard_inputs(plan, mesh, *cases.batch(case, 0))
-    with _Calls() as calls:
-        parallel(*shards).backward()
-    return calls.counts
 
 
 def _trains(case: str, plan: ShardingPlan) -> None:
@@ -59,9 +25,9 @@ def test_checkpointed_layers_run_as_planned_and_train_as_one_process_does(case: 
     plan = cases.sharded_plan(case, "dp=2,tp=2", constraints=(f"checkpoint {layers}",))
     assert plan.memory is not None and kept.memory is not None
     assert plan.memory.peak.size_bytes < kept.memory.peak.size_bytes
-    planned = _planned(plan)
-    assert planned.total() > _planned(kept).total()
-    for executed in run_ranks(4, _executed, case, autoshard.dump_plan(plan)):
+    planned = planned_operators(plan)
+    assert planned.total() > planned_operators(kept).total()
+    for executed in run_ranks(4, executed_operators, case, autoshard.dump_plan(plan)):
         assert executed == planned
     _trains(case, plan)
 
@@ -78,8 +44,8 @@ def test_what_the_planner_chooses_to_compute_again_runs_as_planned_and_fits():
     plan = planned(budget)
     assert plan.memory is not None and plan.memory.peak.size_bytes <= budget
     assert plan.recomputed
-    for executed in run_ranks(2, _executed, "blocks", autoshard.dump_plan(plan)):
-        assert executed == _planned(plan)
+    for executed in run_ranks(2, executed_operators, "blocks", autoshard.dump_plan(plan)):
+        assert executed == planned_operators(plan)
     _trains("blocks", plan)
 
 
