@@ -36,6 +36,7 @@ from ..capture import CapturedGraph, Ref
 from ..errors import ConstraintError
 from ..layout import Layout, Placement, R, S, has_empty_shard, is_even
 from ..mesh import Mesh
+from ..micro_batches import is_held, is_summed
 from ..redistribution import Banned
 from .limits import CutMost, Limits, OnAxis
 from .values import AxisScheme, Scheme
@@ -157,8 +158,9 @@ class _SchemeLimits:
     def _cut_parameters(self) -> None:
         if self._axis != self._sharding[0]:
             return  # the limit is one for all axes that shard
-        for i, _ in self._graph.of_kind("parameter"):
-            self._to.limit(i, CutMost(self._sharding, False, self._text))
+        for i, node in enumerate(self._graph.nodes):
+            if node.kind == "parameter" or is_held(node.name) or is_summed(node.name):
+                self._to.limit(i, CutMost(self._sharding, False, self._text))
         for i in self._roles.origins:
             self._to.remake(Ref(i))
         for i in self._roles.kept:

@@ -42,6 +42,8 @@ _NOTATION = """\
 #               kept: not done again, the backward reads what the forward made
 # memory        bytes of the rank with the largest shards: what is held, the fullest moment, the course of one step
 # followers     operators that keep the layout of their first input: nothing is decided there
+# NAME/held.W, NAME/summed.W   of a step of several micro_batches: the copy of W that is held over it, the sum of its
+#               gradients; what makes the copy, and what takes the sum to W, runs once in the step
 # execution     the order on one rank: module, roles, predicted milliseconds; loops over layers
 """
 
@@ -161,6 +163,8 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
     yield f"hardware: {{name: {quote(plan.hardware)}, fingerprint: {quote(plan.hardware_fingerprint)}}}"
     yield f"objective: {quote(plan.objective)}"
     yield from _section("pins", [f"- {quote(pin)}" for pin in plan.pins], empty="[]")
+    if plan.micro_batches > 1:
+        yield f"micro_batches: {plan.micro_batches}"
     yield "result:"
     yield f"  status: {quote(plan.solver.status)}"
     yield f"  identical_layers: {plan.solver.identical_layers}"
