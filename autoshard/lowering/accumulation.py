@@ -35,6 +35,7 @@ class Accumulation:
         self.micro_batches = plan.micro_batches
         self.done = 0
         self._mesh, self._once = mesh, program.once
+        self._order = program.trained
         self._parameters = {entry.name: entry for entry in plan.parameters}
         self._layouts = _layouts_of_sums(plan, program)
         self._copies: dict[str, tuple[torch.Tensor, tuple[int, int], torch.Tensor]] = {}
@@ -122,7 +123,7 @@ class Accumulation:
                     parameter.grad = self._placed(name, found[name], self._layouts[name])
             return {}
         self._copies.clear()
-        gradients = {name: self._reduced(name, found) for name in self._trained}
+        gradients = {name: self._reduced(name, found) for name in self._order if name in self._trained}
         self._trained = {}
         return {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
