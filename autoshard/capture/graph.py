@@ -105,8 +105,8 @@ class CapturedGraph:
     ``again`` names the operators of the forward that the backward computes again (:mod:`autoshard.capture.recompute`);
     ``original`` is then the graph in which none is.
 
-    The graph is that of one of the ``micro_batches`` of a step. Where they are several, ``one_batch`` is the graph as it
-    was captured (:mod:`autoshard.capture.micro_batches`).
+    The graph is that of one of the ``micro_batches`` of a step. Where they are several, ``one_batch`` is the graph as
+    it was captured (:mod:`autoshard.capture.micro_batches`).
     """
 
     nodes: tuple[Node, ...]

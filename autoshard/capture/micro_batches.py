@@ -93,7 +93,9 @@ class _Writer:
         return len(self._nodes) - 1
 
     def _append(self, node: Node) -> int:
-        self._nodes.append(replace(node, args=map_refs(node.args, self._read), kwargs=map_refs(node.kwargs, self._read)))
+        self._nodes.append(
+            replace(node, args=map_refs(node.args, self._read), kwargs=map_refs(node.kwargs, self._read))
+        )
         return len(self._nodes) - 1
 
     def _read(self, ref: Ref) -> Ref:

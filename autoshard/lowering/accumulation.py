@@ -1,9 +1,9 @@
 """What a module holds over a step of several micro-batches: copies of parameters, and sums of gradients.
 
 A step is as many backwards as the plan has micro-batches. Copies are made in its first forward, and let go of in its
-last backward. Until that one, ``.grad`` is the sum of the gradients so far in the layout in which the plan adds them up,
-a DTensor of addends where that is one; the last backward brings each sum to the layout of its parameter, and gives it
-to autograd. Whoever sets the gradients to None begins a new step.
+last backward. Until that one, ``.grad`` is the sum of the gradients so far, a DTensor in the layout in which the plan
+adds them up, which may be one of addends; the last backward brings each sum to the layout of its parameter, and gives
+it to autograd. Whoever sets the gradients to None begins a new step.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Accumulation:
             trained: the parameters that want gradients, by name.
 
         Raises:
-            BackwardError: the step is over, and its gradients are still there; or a parameter has a hook, which autograd
-                would call without a gradient.
+            BackwardError: the step is over, and its gradients are still there; or a parameter has a hook, which
+                autograd would call without a gradient.
         """
         has_sums = any(parameter.grad is not None for parameter in trained.values())
         if not has_sums:

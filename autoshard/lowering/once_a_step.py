@@ -70,7 +70,9 @@ class _Writer:
         name, meta = self._graph.tensor_name(ref), self._graph.meta(ref)
         shard = Shard(meta.shape, self._mesh, self._rank.coordinate)
         emitter = GraphEmitter(self._mesh, self._rank.groups)
-        value = emitter.placeholder("shard", torch.empty(shard.local(have), dtype=meta.dtype, device=self._rank.device), name)
+        value = emitter.placeholder(
+            "shard", torch.empty(shard.local(have), dtype=meta.dtype, device=self._rank.device), name
+        )
         emitter.begin(operator)
         with emitter.copying(operator):
             for before, after in pairwise(self._path(name, phase, have, wanted)):

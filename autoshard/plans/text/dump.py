@@ -42,9 +42,12 @@ _NOTATION = """\
 #               kept: not done again, the backward reads what the forward made
 # memory        bytes of the rank with the largest shards: what is held, the fullest moment, the course of one step
 # followers     operators that keep the layout of their first input: nothing is decided there
-# NAME/held.W, NAME/summed.W   of a step of several micro_batches: the copy of W that is held over it, the sum of its
-#               gradients; what makes the copy, and what takes the sum to W, runs once in the step
 # execution     the order on one rank: module, roles, predicted milliseconds; loops over layers
+"""
+
+_NOTATION_OF_SEVERAL = """\
+# micro_batches   forwards and backwards of a step; shapes, times and redistributions are those of one of them
+#               held.W: the copy of W for the step, summed.W: the sum of its gradients; to held.W and from summed.W once
 """
 
 POINTS_PER_LINE = 8
@@ -61,7 +64,8 @@ def dump_plan(plan: ShardingPlan) -> str:
             no finite number or below 0, or the plan contradicts itself (:mod:`autoshard.plans.text.contradictions`).
     """
     _check(plan)
-    return _NOTATION + "\n" + "\n".join(_render(plan, fold_plan(plan))) + "\n"
+    notation = _NOTATION + _NOTATION_OF_SEVERAL if plan.micro_batches > 1 else _NOTATION
+    return notation + "\n" + "\n".join(_render(plan, fold_plan(plan))) + "\n"
 
 
 def _check(plan: ShardingPlan) -> None:
