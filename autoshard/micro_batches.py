@@ -1,17 +1,17 @@
 """What stands in a plan of several micro-batches for what is held over the step, by name.
 
-A parameter may be held for the whole step in another layout than it is stored in: ``layers.0.wq/held.weight`` is the
+A parameter may be held for the whole step in another layout than it is stored in: ``layers.0.wq/held_weight`` is the
 copy of ``layers.0.wq.weight`` that every micro-batch reads. Its gradients are added up in a layout of their own before
-they are brought to that of the parameter: ``layers.0.wq/summed.weight``.
+they are brought to that of the parameter: ``layers.0.wq/summed_weight``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-HELD = "held."
+HELD = "held_"
 """Before the name of a parameter within its module: the copy that is held over the step."""
-SUMMED = "summed."
+SUMMED = "summed_"
 """The same: the sum of its gradients over the micro-batches."""
 
 

@@ -106,7 +106,7 @@ class CapturedGraph:
     ``original`` is then the graph in which none is.
 
     The graph is that of one of the ``micro_batches`` of a step. Where they are several, ``one_batch`` is the graph as
-    it was captured (:mod:`autoshard.capture.micro_batches`).
+    it was captured (:mod:`autoshard.capture.micro_batched`).
     """
 
     nodes: tuple[Node, ...]

@@ -47,7 +47,7 @@ _NOTATION = """\
 
 _NOTATION_OF_SEVERAL = """\
 # micro_batches   forwards and backwards of a step; shapes, times and redistributions are those of one of them
-#               held.W: the copy of W for the step, summed.W: the sum of its gradients; to held.W and from summed.W once
+#               held_W: the copy of W for the step, summed_W: the sum of its gradients; to held_W and from summed_W once
 """
 
 POINTS_PER_LINE = 8

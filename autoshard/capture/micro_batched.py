@@ -6,7 +6,7 @@ its copy, and a sum to its parameter, are redistributions like all others, which
 copy and before the sum run in every micro-batch.
 
     one batch      W -> mm                      bwd.mm -> W
-    several        W -> held.W -> mm            bwd.mm -> summed.W -> W
+    several        W -> held_W -> mm            bwd.mm -> summed_W -> W
 """
 
 from __future__ import annotations
