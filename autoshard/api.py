@@ -101,8 +101,8 @@ def plan(
         ConstraintError: a constraint names nothing or cannot hold.
         InfeasibleError: no assignment satisfies the pins, or none was found in the time given.
         BudgetError: the budget cannot be read, or no plan fits it; the message says which budget would work.
-        ValueError: an unknown objective, checkpointing or optimizer policy, or a number of micro-batches below 1 or
-            above it for a model without gradients.
+        ValueError: an unknown objective, checkpointing or optimizer policy.
+        InputError: a number of micro-batches below 1, or above it for a model without gradients.
         MeshError, LayoutError, ProfileError, BackendUnavailable: the argument of that name.
     """
     report = progress or (lambda stage: None)

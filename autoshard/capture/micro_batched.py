@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import torch
 
+from ..errors import InputError
 from ..micro_batches import held_name, summed_name
 from .graph import CapturedGraph, Node, Phase, Ref, map_refs
 
@@ -29,15 +30,15 @@ def micro_batched(graph: CapturedGraph, micro_batches: int) -> CapturedGraph:
         graph: as captured, with the shapes of one micro-batch.
 
     Raises:
-        ValueError: the number is below 1, or the graph has no gradients to add up.
+        InputError: the number is below 1, or the graph has no gradients to add up.
     """
     if micro_batches < 1:
-        raise ValueError(f"micro_batches is {micro_batches}: expected a number from 1 up")
+        raise InputError(f"micro_batches is {micro_batches}: expected a number from 1 up")
     if micro_batches == graph.micro_batches:
         return graph
     assert graph.one_batch is None, "the graph is one of several micro-batches already"
     if not graph.gradients:
-        raise ValueError(f"a step of {micro_batches} micro-batches needs gradients, but the model has none")
+        raise InputError(f"a step of {micro_batches} micro-batches needs gradients, but the model has none")
     return _Writer(graph, micro_batches).graph()
 
 

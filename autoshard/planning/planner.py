@@ -95,7 +95,8 @@ class Planner:
 
         Raises:
             CaptureError, MeshError: the model is not one static graph, the mesh cannot be read.
-            ValueError: an unknown checkpointing, or a number of micro-batches that cannot be.
+            ValueError: an unknown checkpointing.
+            InputError: a number of micro-batches that cannot be.
         """
         if checkpointing not in CHECKPOINTING:
             raise ValueError(f"unknown checkpointing {checkpointing!r}; choose one of {', '.join(CHECKPOINTING)}")

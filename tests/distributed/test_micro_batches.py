@@ -1,4 +1,4 @@
-"""Steps of several micro-batches on real processes: gathered and reduced as planned, and trained as one process does."""
+"""Steps of several micro-batches on real processes: gathered and reduced as planned, trained as in one process."""
 
 from __future__ import annotations
 
