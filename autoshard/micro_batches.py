@@ -41,7 +41,7 @@ def operator_runs(name: str, micro_batches: int) -> int:
     """How often an operator runs in a step: once in each micro-batch. The first gradients are there as they are, and
     the others are added.
     """
-    return micro_batches - 1 if is_summed(name) else micro_batches
+    return micro_batches - 1 if is_summed(name) and micro_batches > 1 else micro_batches
 
 
 def redistribution_runs(tensor: str, consumers: Iterable[str], micro_batches: int) -> int:

@@ -54,7 +54,7 @@ class Prices:
 
     def compute_s(self, node: Node, strategies: tuple[Strategy, ...]) -> np.ndarray:
         """Seconds of an operator on one rank under each of its strategies, shape (S,)."""
-        if is_summed(node.name):
+        if self._graph.micro_batches > 1 and is_summed(node.name):
             layouts = (strategy.inputs[0] for strategy in strategies)
             return np.array([self._addition_s(self._graph.meta(node.inputs[0]), layout) for layout in layouts])
         if node.kind != "operator" or is_free(node):
