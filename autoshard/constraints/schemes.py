@@ -7,8 +7,9 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
     S. Li et al., "PyTorch Distributed", VLDB 13(12), 2020.
 ``fsdp`` (fully sharded data parallelism, ZeRO-3)
     As ``ddp``, but a parameter is cut on dim 0, gathered before its use in the forward and again in the backward, and
-    its gradient is reduce-scattered; of several micro-batches in each. Over several axes the same on their product. S. Rajbhandari et al., "ZeRO", SC20,
-    arXiv:1910.02054, section 5.3; Y. Zhao et al., "PyTorch FSDP", arXiv:2304.11277.
+    its gradient is reduce-scattered; of several micro-batches in each. Over several axes the same on their product.
+    S. Rajbhandari et al., "ZeRO", SC20, arXiv:1910.02054, section 5.3; Y. Zhao et al., "PyTorch FSDP",
+    arXiv:2304.11277.
 ``tp`` (Megatron tensor parallelism)
     In a layer every matrix is cut, attention runs on its share of the heads, and activations communicate by all-reduce
     alone: one after each pair of a matrix cut by columns and one cut by rows, and one in the backward.
