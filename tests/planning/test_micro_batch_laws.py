@@ -18,6 +18,9 @@ from autoshard.micro_batches import is_summed
 from autoshard.planning import Planner, formulate, memory_limit, timeline_of
 from autoshard.planning.lives import _Course, with_lives
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
+from autoshard.plans.units import format_bytes
+from autoshard.plans.views.show import headline
+from autoshard.plans.views.summary import summarize
 from autoshard.review import check
 from solver.evaluate import usage_timeline
 
@@ -148,3 +151,16 @@ def test_the_program_never_counts_more_than_the_timeline(case: str, axes: str, s
     assert not [(key, counted[key], most[key]) for key in shared if counted[key] > most[key]]
     peak = max(size for _, size in usage_timeline(problem, *assignment))
     assert 0.8 * timeline.peak.size_bytes <= peak <= timeline.peak.size_bytes
+
+
+def test_show_says_what_a_step_holds() -> None:
+    plan = planned(planner_of("mlp", "dp=4", 4), ["family dp=ddp"])
+    summary = summarize(plan)
+    assert {(total.what, total.layout, total.stored) for total in summary.held} == {("sum", "dp:P(sum)", "dp:R")}
+    held = sum(total.size_bytes for total in summary.held)
+    assert held == summary.parameter_bytes
+    assert f"a step of 4 micro-batches: holds no copies beside parameters, 4 sums of {format_bytes(held)}" in "\n".join(
+        headline(summary)
+    )
+    collectives = sum(total.count for total in summary.collectives)
+    assert collectives == sum(plan.runs(entry) * len(entry.collectives) for entry in plan.redistributions)

@@ -94,10 +94,8 @@ def _again_line(summary: PlanSummary) -> str:
 
 
 def _micro_batches_line(summary: PlanSummary) -> str:
-    said = (_held_words(summary, what, words) for what, words in (("copy", "copies"), ("sum", "sums of gradients")))
-    return (
-        f"a step of {summary.micro_batches} micro-batches: holds {' and '.join(said)} beside parameters and gradients"
-    )
+    copies, sums = (_held_words(summary, *each) for each in (("copy", "copies"), ("sum", "sums")))
+    return f"a step of {summary.micro_batches} micro-batches: holds {copies} beside parameters, {sums} for gradients"
 
 
 def _held_words(summary: PlanSummary, what: str, words: str) -> str:
