@@ -45,6 +45,7 @@ def plan(
     time_limit_s: float | None = None,
     tie_layers: bool = True,
     checkpointing: Checkpointing = "free",
+    micro_batches: int = 1,
     optimizer: str | None = None,
     memory: str | int | None = None,
     memory_soft: float | None = None,
@@ -75,6 +76,9 @@ def plan(
             ``torch.utils.checkpoint`` where that fits the budget, else what is best, which the program decides;
             ``as-marked`` in any case; or ``none`` of it. The constraints ``recompute``, ``checkpoint`` and ``keep``
             come on top. See ``docs/memory.md``.
+        micro_batches: how many forwards and backwards make a step; the arguments have the shapes of one of them. The
+            plan decides what of parameters and gradients is held over the step, and moved once in it. See
+            ``docs/memory.md``.
         optimizer: whose state counts in memory, and whose step in the predicted time: a name of
             ``cost_models.OPTIMIZERS``; ``adamw`` by default. What is given here of the optimizer and of memory comes
             before what constraints files say.
@@ -98,6 +102,7 @@ def plan(
         InfeasibleError: no assignment satisfies the pins, or none was found in the time given.
         BudgetError: the budget cannot be read, or no plan fits it; the message says which budget would work.
         ValueError: an unknown objective, checkpointing or optimizer policy.
+        InputError: a number of micro-batches below 1, or above it for a model without gradients.
         MeshError, LayoutError, ProfileError, BackendUnavailable: the argument of that name.
     """
     report = progress or (lambda stage: None)
@@ -119,6 +124,7 @@ def plan(
         profile,
         name=name,
         checkpointing=checkpointing,
+        micro_batches=micro_batches,
         report=report,
         objective=objective,
         backend=backend,
@@ -149,8 +155,8 @@ def auto_parallelize(
         mesh: the DeviceMesh of the job, with axis names.
         example_inputs, example_kwargs: example arguments with the *global* shapes of a step.
         hardware: as for :func:`plan`; by default ``cpu-gloo`` on CPU and ``dgx-h100`` on CUDA.
-        options: objective, constraints, pins, backend, time_limit_s, tie_layers, checkpointing, optimizer, memory,
-            memory_soft, name, progress: as for :func:`plan`.
+        options: objective, constraints, pins, backend, time_limit_s, tie_layers, checkpointing, micro_batches,
+            optimizer, memory, memory_soft, name, progress: as for :func:`plan`.
 
     Returns:
         The module to train; ``module.plan`` is its plan.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from .capture import CapturedGraph, as_arguments, capture, rebuild_call, recomputed
+from .capture import CapturedGraph, as_arguments, capture, micro_batched, rebuild_call, recomputed
 from .errors import PlanMismatchError, StrategyWarning, VerificationError
 from .layout import format_strategy
 from .lowering import (
@@ -76,7 +76,8 @@ def parallelize(
         if args is None:
             args, kwargs = _example(plan)
         args = as_arguments(args)
-        graph = recomputed(capture(model, args, kwargs, guarded=True), plan.recomputed)
+        captured = capture(model, args, kwargs, guarded=True)
+        graph = recomputed(micro_batched(captured, plan.micro_batches), plan.recomputed)
         check_plan(plan, graph)
         rank = bind(mesh)
         program = lower(graph, plan, rank)

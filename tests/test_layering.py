@@ -26,7 +26,18 @@ PACKAGES = ("autoshard", "solver", "cost_models")
 SHARED = frozenset(
     {"cost_models.collective_kinds", "cost_models.kernel_kinds", "cost_models.safe_yaml", "cost_models.spelling"}
 )
-VOCABULARY = frozenset({"autoshard.errors", "autoshard.layout", "autoshard.mesh", "autoshard.recomputation"}) | SHARED
+VOCABULARY = (
+    frozenset(
+        {
+            "autoshard.errors",
+            "autoshard.layout",
+            "autoshard.mesh",
+            "autoshard.micro_batches",
+            "autoshard.recomputation",
+        }
+    )
+    | SHARED
+)
 PLANS = frozenset({"autoshard.plans", "autoshard.plans.text", "autoshard.plans.views"})
 GRAPH = frozenset({"autoshard.capture", "autoshard.ops"})
 FILES = frozenset({"pydantic", "yaml"})  # what validates the files on disk
@@ -55,6 +66,7 @@ TABLE = {
     "autoshard.mesh": Row(VOCABULARY),
     "autoshard.layout": Row(VOCABULARY),
     "autoshard.atomic_write": Row(frozenset()),
+    "autoshard.micro_batches": Row(frozenset()),
     "autoshard.recomputation": Row(frozenset()),
     "autoshard.plans": Row(VOCABULARY | PLANS),
     "autoshard.plans.text": Row(

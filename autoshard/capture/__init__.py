@@ -6,6 +6,7 @@ from .arguments import Call, CallSignature, differences, input_names
 from .calls import as_arguments, call_text, rebuild_call
 from .capture import capture
 from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, map_refs, refs_in
+from .micro_batched import micro_batched
 from .recompute import can_be_again, inner, marked, recomputable, recomputed, within_layers
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "is_random",
     "map_refs",
     "marked",
+    "micro_batched",
     "rebuild_call",
     "recomputable",
     "recomputed",

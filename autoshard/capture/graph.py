@@ -103,7 +103,10 @@ class CapturedGraph:
     that the model's own code uses: what guards do not see shows there, such as ``is_grad_enabled``.
 
     ``again`` names the operators of the forward that the backward computes again (:mod:`autoshard.capture.recompute`);
-    ``original`` is then the graph as it was captured.
+    ``original`` is then the graph in which none is.
+
+    The graph is that of one of the ``micro_batches`` of a step. Where they are several, ``one_batch`` is the graph as
+    it was captured (:mod:`autoshard.capture.micro_batched`).
     """
 
     nodes: tuple[Node, ...]
@@ -119,6 +122,8 @@ class CapturedGraph:
     names: frozenset[str] = frozenset()
     again: tuple[str, ...] = ()
     original: CapturedGraph | None = None
+    micro_batches: int = 1
+    one_batch: CapturedGraph | None = None
 
     def meta(self, ref: Ref) -> TensorMeta:
         """Shape and dtype of a tensor of the graph."""
@@ -138,8 +143,9 @@ class CapturedGraph:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of operators, shapes, dtypes and arguments as captured. Devices do not enter it."""
-        if self.original is not None:
-            return self.original.fingerprint
+        captured = self.original or self.one_batch
+        if captured is not None:
+            return captured.fingerprint
         digest = hashlib.sha256()
         for node in self.nodes:
             line = (node.kind, node.phase, node.name, str(node.op), [_meta_text(m) for m in node.outputs])

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import replace
 
+from ..micro_batches import is_held
 from ..recomputation import again_name
 from .graph import CapturedGraph, Node, Ref, is_random, map_refs
 
@@ -30,9 +31,9 @@ FEWEST_WEIGHTS = 2
 
 def can_be_again(node: Node) -> bool:
     """Whether a node can be computed again: operators of the forward that draw no random numbers. What is drawn is
-    kept, so that the backward sees the same numbers.
+    kept, so that the backward sees the same numbers; so is what is held over the step.
     """
-    return node.kind == "operator" and node.phase == "forward" and not is_random(node)
+    return node.kind == "operator" and node.phase == "forward" and not is_random(node) and not is_held(node.name)
 
 
 def recomputable(graph: CapturedGraph) -> frozenset[str]:

@@ -98,6 +98,9 @@ _TIME_LIMIT = typer.Option(metavar="SECONDS", help="Stop the solver after this l
 _MEMORY = typer.Option(
     metavar="SIZE", help="What a rank may hold, for example 80GiB; or profile: what the profile says."
 )
+_MICRO_BATCHES = typer.Option(
+    metavar="N", min=1, help="Forwards and backwards of a step; the model's arguments are those of one."
+)
 _OPTIMIZER = typer.Option(
     metavar="POLICY", help="Whose state and step count: adamw, sgd, sgd-momentum, adamw-8bit, ..."
 )
@@ -170,6 +173,7 @@ def plan(
     no_tie: Annotated[
         bool, typer.Option("--no-tie", help="Decide every layer for itself; else identical layers are decided alike.")
     ] = False,
+    micro_batches: Annotated[int, _MICRO_BATCHES] = 1,
     checkpointing: Annotated[
         Checkpointing,
         typer.Option(
@@ -202,6 +206,7 @@ def plan(
                 time_limit_s=time_limit,
                 tie_layers=not no_tie,
                 checkpointing=checkpointing.value,
+                micro_batches=micro_batches,
                 memory=memory,
                 memory_soft=memory_soft,
                 optimizer=optimizer,
@@ -373,6 +378,7 @@ def compare(
     time_limit: Annotated[float | None, _TIME_LIMIT] = None,
     memory: Annotated[str | None, _MEMORY] = None,
     optimizer: Annotated[str, _OPTIMIZER] = "adamw",
+    micro_batches: Annotated[int, _MICRO_BATCHES] = 1,
     checkpointing: Annotated[
         Checkpointing,
         typer.Option(help="For the optimum, as for plan; baselines compute again what their names say."),
@@ -403,6 +409,7 @@ def compare(
                 memory=memory,
                 optimizer=optimizer,
                 checkpointing=checkpointing.value,
+                micro_batches=micro_batches,
                 name=model,
                 progress=progress,
             )

@@ -7,8 +7,9 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
     S. Li et al., "PyTorch Distributed", VLDB 13(12), 2020.
 ``fsdp`` (fully sharded data parallelism, ZeRO-3)
     As ``ddp``, but a parameter is cut on dim 0, gathered before its use in the forward and again in the backward, and
-    its gradient is reduce-scattered. Over several axes the same on their product. S. Rajbhandari et al., "ZeRO", SC20,
-    arXiv:1910.02054, section 5.3; Y. Zhao et al., "PyTorch FSDP", arXiv:2304.11277.
+    its gradient is reduce-scattered; of several micro-batches in each. Over several axes the same on their product.
+    S. Rajbhandari et al., "ZeRO", SC20, arXiv:1910.02054, section 5.3; Y. Zhao et al., "PyTorch FSDP",
+    arXiv:2304.11277.
 ``tp`` (Megatron tensor parallelism)
     In a layer every matrix is cut, attention runs on its share of the heads, and activations communicate by all-reduce
     alone: one after each pair of a matrix cut by columns and one cut by rows, and one in the backward.
@@ -36,6 +37,7 @@ from ..capture import CapturedGraph, Ref
 from ..errors import ConstraintError
 from ..layout import Layout, Placement, R, S, has_empty_shard, is_even
 from ..mesh import Mesh
+from ..micro_batches import is_held, is_summed
 from ..redistribution import Banned
 from .limits import CutMost, Limits, OnAxis
 from .values import AxisScheme, Scheme
@@ -157,8 +159,10 @@ class _SchemeLimits:
     def _cut_parameters(self) -> None:
         if self._axis != self._sharding[0]:
             return  # the limit is one for all axes that shard
-        for i, _ in self._graph.of_kind("parameter"):
-            self._to.limit(i, CutMost(self._sharding, False, self._text))
+        several = self._graph.micro_batches > 1
+        for i, node in enumerate(self._graph.nodes):
+            if node.kind == "parameter" or (several and (is_held(node.name) or is_summed(node.name))):
+                self._to.limit(i, CutMost(self._sharding, False, self._text))
         for i in self._roles.origins:
             self._to.remake(Ref(i))
         for i in self._roles.kept:

@@ -6,11 +6,12 @@ from .emitter import storages
 from .failure import Failures
 from .identity import check_same_start, check_same_tensors
 from .inputs import Inputs
-from .local_program import LocalProgram, Rank, lower
+from .local_program import LocalProgram, lower
 from .match import check_graph, check_mesh, mesh_of
 from .module import ParallelModule
 from .needs import check_redistributions
 from .observe import CollectiveLog, MemoryLog, measure_collectives, measure_memory
+from .rank import Rank
 from .shards import shard_inputs, shard_parameters
 from .verify import verify
 

@@ -19,7 +19,8 @@ from ..errors import JobError
 from .adapter import broadcast, device_of, group_names, maximum
 from .board import Board, open_board, within
 from .failure import STORE_S, failure_text
-from .local_program import LocalProgram, Rank
+from .local_program import LocalProgram
+from .rank import Rank
 
 
 @contextmanager

@@ -20,12 +20,14 @@ class Backward:
     """The backward for the gradients of some results.
 
     Of what the forward saved, it reads the positions ``needed``; those that are ``spent``, no operator reads that it
-    leaves out: a later backward through other results does without them.
+    leaves out: a later backward through other results does without them. Behind the tangents it takes the sums of the
+    parameters ``summed``.
     """
 
     graph: fx.GraphModule
     needed: frozenset[int]
     spent: frozenset[int]
+    summed: tuple[str, ...]
 
 
 class Backwards:
@@ -38,15 +40,18 @@ class Backwards:
 
     def __init__(self, graph: CapturedGraph, plan: ShardingPlan, mesh: DeviceMesh, program: LocalProgram) -> None:
         self._graph, self._plan, self._mesh, self._program = graph, plan, mesh, program
-        self._made: dict[frozenset[int], Backward] = {}
+        self._made: dict[tuple[frozenset[int], bool], Backward] = {}
 
-    def of(self, used: frozenset[int]) -> Backward:
+    def of(self, used: frozenset[int], adds: bool = False) -> Backward:
         """The backward for gradients of the results numbered ``used``; it takes the tangents of these alone.
+
+        Args:
+            adds: whether it adds to sums of gradients.
 
         Raises:
             BackwardError: other ranks have gradients of other results.
         """
-        if used not in self._made:
+        if (used, adds) not in self._made:
             possible = self._program.tangents
             if len(possible) > 1 and not is_same_everywhere([k in used for k in possible], self._mesh):
                 raise BackwardError(
@@ -54,21 +59,21 @@ class Backwards:
                     "rank must compute its loss from the same results"
                 )
             whole = self._program.backward
-            graph = whole if used == frozenset(possible) else self._part(used)
-            assert graph is not None and whole is not None
-            readers = _readers(graph)
-            spent = (
-                k for k, found in enumerate(_readers(whole)) if k < len(readers) - len(used) and found <= readers[k]
-            )
-            needed = (k for k, found in enumerate(readers[: -len(used)]) if found)
-            self._made[used] = Backward(graph, frozenset(needed), frozenset(spent))
-        return self._made[used]
+            is_whole = used == frozenset(possible)
+            part = self._program if is_whole and not adds else self._part(used, adds, is_whole)
+            assert part.backward is not None and whole is not None
+            readers = _readers(part.backward)
+            saved = len(readers) - len(used) - len(part.summed)
+            spent = (k for k, found in enumerate(_readers(whole)[:saved]) if found <= readers[k])
+            needed = (k for k, found in enumerate(readers[:saved]) if found)
+            self._made[used, adds] = Backward(part.backward, frozenset(needed), frozenset(spent), part.summed)
+        return self._made[used, adds]
 
-    def _part(self, used: frozenset[int]) -> fx.GraphModule | None:
+    def _part(self, used: frozenset[int], adds: bool, is_whole: bool) -> LocalProgram:
         rank = bind(self._mesh)
-        part = lower(self._graph, self._plan, rank, used)
-        verify(part, self._plan, rank.groups, whole=False)
-        return part.backward
+        part = lower(self._graph, self._plan, rank, used, adds=adds)
+        verify(part, self._plan, rank.groups, whole=is_whole)
+        return part
 
 
 def _readers(module: fx.GraphModule) -> list[frozenset[str]]:

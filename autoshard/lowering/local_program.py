@@ -3,6 +3,10 @@
 The forward takes the shards of parameters, buffers and inputs and returns the results and what the backward needs; the
 backward takes that and the tangents and returns the gradients. Every redistribution is one of the plan's.
 
+In a step of several micro-batches both graphs are those of one of them: the forward takes the copies of parameters that
+are held over the step, the backward gives, or adds to, the sums of gradients. What makes a copy, or takes a sum to its
+parameter, is a graph of its own for each.
+
 Operators stand in the order of the captured graph. A redistribution stands before the first operator that wants it, and
 that of a result or a gradient behind the operator that makes it; what it leaves behind is let go of after its last use.
 """
@@ -27,6 +31,8 @@ from ..redistribution.execution import Shard, run_step
 from .adapter import without_values
 from .emitter import GraphEmitter, storages
 from .flow import gradient_flow
+from .once_a_step import OnceAStep, once_a_step
+from .rank import Rank
 
 aten = torch.ops.aten
 
@@ -44,6 +50,10 @@ class LocalProgram:
     a tangent. What is saved may share it with the results numbered ``exposed_results`` and with the arguments named
     ``exposed_arguments``: the caller can reach these, and must not change them before the backward has run.
 
+    ``once`` makes what the forward takes in the place of parameters, and gradients of what the backward returns, in a
+    step of several micro-batches. There the backward takes behind the tangents the sums so far of the parameters
+    ``summed``, adds to these, and returns them.
+
     ``is_random`` says that some operator draws random numbers; as such operators run replicated, every rank must draw
     the same.
     """
@@ -58,18 +68,18 @@ class LocalProgram:
     exposed_results: frozenset[int]
     exposed_arguments: frozenset[str]
     is_random: bool
+    once: OnceAStep
+    summed: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Rank:
-    """One rank of a job: its coordinate on the mesh, its device, and the name of its process group along each axis."""
-
-    coordinate: tuple[int, ...]
-    device: torch.device
-    groups: tuple[str, ...]
-
-
-def lower(graph: CapturedGraph, plan: ShardingPlan, rank: Rank, used: Collection[int] | None = None) -> LocalProgram:
+def lower(
+    graph: CapturedGraph,
+    plan: ShardingPlan,
+    rank: Rank,
+    used: Collection[int] | None = None,
+    *,
+    adds: bool = False,
+) -> LocalProgram:
     """Writes the local program of one rank.
 
     Args:
@@ -77,17 +87,20 @@ def lower(graph: CapturedGraph, plan: ShardingPlan, rank: Rank, used: Collection
         rank: its device takes the place of every device in the graph.
         used: the results that receive a gradient, by number; all that can, by default. The backward of fewer takes the
             tangents of these alone, and runs what they need alone.
+        adds: whether the backward adds the gradients to sums that it takes.
 
     Raises:
         VerificationError: the plan lacks a redistribution that its layouts need, or an operator on shards gives
             another shape than the plan says.
     """
     with without_values(rank.device):
-        return _Lowering(graph, plan, rank, used).run()
+        return _Lowering(graph, plan, rank, used, adds).run()
 
 
 class _Lowering:
-    def __init__(self, graph: CapturedGraph, plan: ShardingPlan, rank: Rank, used: Collection[int] | None) -> None:
+    def __init__(
+        self, graph: CapturedGraph, plan: ShardingPlan, rank: Rank, used: Collection[int] | None, adds: bool
+    ) -> None:
         self._graph, self._mesh, self._coordinate, self._device = graph, plan.mesh, rank.coordinate, rank.device
         self._operators = {entry.name: entry for entry in plan.operators}
         self._held = {e.name: e.layout for e in (*plan.parameters, *plan.buffers, *plan.inputs)}
@@ -103,6 +116,10 @@ class _Lowering:
         tangents = tuple(int(n.name.removeprefix("grad.")) for _, n in graph.of_kind("tangent"))
         self._tangents = tuple(k for k in tangents if used is None or k in used)
         self._flow = gradient_flow(graph, self._tangents)
+        self._adds, self._once = adds, once_a_step(graph, plan, rank)
+        held = (i for i in self._once.operators if graph.nodes[i].phase == "forward")
+        self._copies = {graph.nodes[i].inputs[0].node: i for i in held}
+        self._sums: dict[str, fx.Node] = {}
 
     def run(self) -> LocalProgram:
         leaves = [(i, node) for i, node in enumerate(self._graph.nodes) if node.kind != "operator"]
@@ -112,6 +129,8 @@ class _Lowering:
         for i, node in leaves:
             if node.phase == "backward" and Ref(i) not in self._flow.zeros:
                 self._add_input(i, node)
+        if self._adds:
+            self._add_sums()
         self._run_phase("backward")
         trained = tuple(name for name, _ in self._graph.gradients)
         results = [self._results.get(f"output.{k}") for k in range(len(self._graph.outputs))]
@@ -130,7 +149,17 @@ class _Lowering:
             ),
             exposed_arguments=frozenset(name for name, value in held if storages(value).keys() & exposed),
             is_random=any(is_random(node) for _, node in self._graph.of_kind("operator")),
+            once=self._once,
+            summed=tuple(name for name in trained if _gradient(name) in self._sums),
         )
+
+    def _add_sums(self) -> None:
+        """The sums of the gradients that flow, last among the inputs of the backward."""
+        for name, ref in self._graph.gradients:
+            if name in self._flow.trained:
+                shape, tensor = self._shard(ref).local(self._layout(ref)), self._graph.tensor_name(ref)
+                value = torch.empty(shape, dtype=self._graph.meta(ref).dtype, device=self._device)
+                self._sums[_gradient(name)] = self._emitters["backward"].placeholder(_identifier(tensor), value, tensor)
 
     def _run_phase(self, phase: str) -> None:
         """Every operator of a phase, and behind it what it makes for the world outside."""
@@ -138,7 +167,8 @@ class _Lowering:
         self._taken[phase] = set[int]().union(*map(storages, self._emitters[phase].placeholders()))
         for i, node in self._graph.of_kind("operator"):
             if node.phase == phase and (phase == "forward" or i in self._flow.needed):
-                self._add_operator(i, node)
+                if i not in self._once.operators:
+                    self._add_operator(i, node)
                 for k in range(len(node.outputs)):
                     self._deliver(wanted.pop(Ref(i, k), ()), phase)
         self._emitters[phase].begin("results")
@@ -150,7 +180,7 @@ class _Lowering:
         wanted: list[tuple[str, Ref, Layout]] = []
         if phase == "backward":
             flowing = ((name, ref) for name, ref in self._graph.gradients if name in self._flow.trained)
-            wanted += [(_gradient(name), ref, self._held[name]) for name, ref in flowing]
+            wanted += [(_gradient(name), *self._given(name, ref)) for name, ref in flowing]
         else:
             outputs = ((f"output.{k}", ref) for k, ref in enumerate(self._graph.outputs))
             wanted += [(name, ref, self._outputs[name]) for name, ref in outputs if ref is not None]
@@ -160,6 +190,12 @@ class _Lowering:
             grouped.setdefault(delivery[1], []).append(delivery)
         return grouped
 
+    def _given(self, name: str, ref: Ref) -> tuple[Ref, Layout]:
+        """What the backward gives for a parameter: its gradient, or what is added to the sum of its gradients."""
+        if ref.node not in self._once.operators:
+            return ref, self._held[name]
+        return self._graph.nodes[ref.node].inputs[0], self._layout(ref)
+
     def _deliver(self, deliveries: Iterable[tuple[str, Ref, Layout]], phase: str) -> None:
         """Contiguous, as the strides of the DTensors they become say, and in memory that nothing else has: the caller
         may write into a result or a gradient.
@@ -167,7 +203,9 @@ class _Lowering:
         emitter, taken = self._emitters[phase], self._taken[phase]
         for name, ref, layout in deliveries:
             value = self._moved_to(ref, phase, layout)
-            if not name.startswith("new "):
+            if name in self._sums:
+                value = emitter.call(aten.add_.Tensor, self._sums[name], value)
+            elif not name.startswith("new "):
                 value = emitter.call(aten.contiguous.default, value)
                 if storages(value).keys() & taken:
                     value = emitter.call(aten.clone.default, value)
@@ -236,10 +274,11 @@ class _Lowering:
         return taker
 
     def _add_input(self, index: int, node: Node) -> str:
-        shape, dtype = self._local_shape(Ref(index)), self._graph.meta(Ref(index)).dtype
+        ref = Ref(self._copies.get(index, index))  # a parameter comes as the copy that is held of it
+        shape, dtype = self._local_shape(ref), self._graph.meta(ref).dtype
         value = torch.empty(shape, dtype=dtype, device=self._device)
         placeholder = self._emitters[node.phase].placeholder(_identifier(node.name), value, node.name)
-        self._values[Ref(index), node.phase, self._layout(Ref(index))] = placeholder
+        self._values[ref, node.phase, self._layout(ref)] = placeholder
         return node.name
 
     def _add_operator(self, index: int, node: Node) -> None:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_unflatten
 from ..capture import CapturedGraph, SameTensor
 from ..errors import InputError
 from ..plans import ShardingPlan
+from .accumulation import Accumulation
 from .adapter import device_of
 from .failure import Failures
 from .held import HeldTensors
@@ -48,6 +49,9 @@ class ParallelModule(nn.Module):
     Call it with plain tensors, which are this rank's shards (:func:`autoshard.shard_inputs` cuts a full batch), or with
     DTensors. A scalar result comes back as a plain tensor, equal on all ranks; any other as a DTensor.
 
+    Where the plan has several micro-batches, a call is one of them, and so many backwards make a step: gradients are
+    complete after the last one (:mod:`autoshard.lowering.accumulation`).
+
     A model that was on the meta device is filled after it was made; its first forward then gives all copies of a shard
     the values of the first copy, as random initialisation may have filled them differently.
     """
@@ -75,6 +79,7 @@ class ParallelModule(nn.Module):
         self._graph = graph
         self._held = HeldTensors(model, plan, mesh)
         self._step = Step(graph, plan, mesh, program, failures)
+        self._accumulation = Accumulation(plan, mesh, program)
         self._state = ModelState(model, graph)
         self._written = [name for name in program.mutated if name not in graph.replaced]
         self._settings = Settings.of_capture(mesh.device_type)
@@ -132,7 +137,7 @@ class ParallelModule(nn.Module):
         self._inputs.refuse_aliases(given, {name: held[name] for name in self._written})
         arguments = {name: held[name] if name in held else given[name] for name in self._program.arguments}
         with self._same_draws():
-            made, kept = self._step(list(arguments.values()), self._held.replace)
+            made, kept = self._step(list(arguments.values()), self._held.replace, self._accumulation)
         leaves: list[Any] = []
         for result, constant in zip(made, self._graph.constants):
             if result is not None or not isinstance(constant, SameTensor):

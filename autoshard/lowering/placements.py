@@ -24,6 +24,11 @@ def as_dtensor(local: torch.Tensor, shape: tuple[int, ...], layout: Layout, mesh
     )
 
 
+def readable(shard: torch.Tensor) -> torch.Tensor:
+    """A shard as local graphs are written for: contiguous, and no lazy conjugate or negative of another tensor."""
+    return shard.resolve_conj().resolve_neg().contiguous()
+
+
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a contiguous tensor: 2 x 3 x 4 has 12, 4, 1."""
     return tuple(prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))

@@ -12,13 +12,14 @@ from torch.distributed.tensor import DTensor
 from ..capture import CapturedGraph, SameTensor
 from ..errors import BackwardError, InputError
 from ..plans import ShardingPlan
+from .accumulation import Accumulation
 from .adapter import hooks_of, is_backward_running, is_batched, is_transforming, keeps_graph
 from .backwards import Backward, Backwards
 from .failure import Failures
 from .flow import gradient_flow
 from .kept import Kept, count_optimizer_steps
 from .local_program import LocalProgram
-from .placements import as_dtensor, placements_of
+from .placements import as_dtensor, placements_of, readable
 from .upstream import Linked, upstream
 
 _TRANSFORMED = (
@@ -62,13 +63,17 @@ class Step:
             )
 
     def __call__(
-        self, arguments: Sequence[torch.Tensor], replace: Callable[[str, torch.Tensor], None]
+        self,
+        arguments: Sequence[torch.Tensor],
+        replace: Callable[[str, torch.Tensor], None],
+        accumulation: Accumulation,
     ) -> tuple[tuple[Any, ...], Kept | None]:
         """Runs the forward.
 
         Args:
             arguments: DTensors, or this rank's shards, in the order of the program's ``arguments``.
             replace: puts a new tensor in the place of a buffer that the model replaces; called with its name.
+            accumulation: what the module holds over the step.
 
         Returns:
             The results that the program makes (None for others): DTensors, and plain tensors where they are scalars;
@@ -85,7 +90,7 @@ class Step:
             )
         kept = Kept() if can_go_back else None
         reached = arguments if kept is None else self._reached(arguments)
-        results = _Operation.apply(self, kept, replace, *reached)
+        results = _Operation.apply(self, kept, replace, accumulation, *reached)
         return (results if kept is None else Linked(self._upstream).link(results)), kept
 
     def _reached(self, arguments: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -179,15 +184,10 @@ class Step:
                 kept.watch_copy(k, self.title(same.name), owner)
 
     def gradients(self, backward: Backward, values: list[torch.Tensor | None]) -> dict[str, torch.Tensor]:
-        """Runs a backward on what was kept and the tangents, which it lets go of; the gradients by parameter."""
+        """Runs a backward on what was kept, the tangents and sums, which it lets go of; what it gives by parameter."""
         with torch.autocast(self.mesh.device_type, enabled=False):
             found = zip(self.program.trained, backward.graph(values))
-        return {name: self.placed(name, value) for name, value in found if value is not None}
-
-
-def _readable(shard: torch.Tensor) -> torch.Tensor:
-    """The tensor as the local graph was written for: contiguous, and no lazy conjugate or negative of another."""
-    return shard.resolve_conj().resolve_neg().contiguous()
+        return {name: value for name, value in found if value is not None}
 
 
 class _Operation(torch.autograd.Function):
@@ -199,16 +199,19 @@ class _Operation(torch.autograd.Function):
         step: Step,
         kept: Kept | None,
         replace: Callable[[str, torch.Tensor], None],
+        accumulation: Accumulation,
         *arguments: torch.Tensor,
     ) -> tuple[Any, ...]:
         program = step.program
         shards = [a.to_local() if isinstance(a, DTensor) else a for a in arguments]
+        named = zip(program.arguments, arguments, shards)
         with torch.autocast(step.mesh.device_type, enabled=False):
-            made = program.forward([_readable(shard) for shard in shards])
+            taken = (accumulation.held(name, a, shard, kept is not None) for name, a, shard in named)
+            made = program.forward([readable(value) for value in taken])
         count = program.results
         results = tuple(step.result(k, value) for k, value in enumerate(made[:count]))
         updates, saved = made[count : count + len(program.mutated)], made[count + len(program.mutated) :]
-        ctx.step, ctx.kept = step, kept
+        ctx.step, ctx.kept, ctx.accumulation = step, kept, accumulation
         ctx.sources = {name: a for name, a in zip(program.arguments, arguments) if a.requires_grad}
         try:
             if kept is not None:
@@ -244,13 +247,19 @@ class _Operation(torch.autograd.Function):
             )
         used = frozenset(k for k in step.program.tangents if grads[k] is not None)
         if not used:
-            return (None,) * (3 + len(arguments))
+            return (None,) * (4 + len(arguments))
         with torch.no_grad():
-            backward = step.backwards.of(used)
+            several = ctx.accumulation.micro_batches > 1
+            backward = step.backwards.of(used, several and ctx.accumulation.begin(ctx.sources))
             tangents = [step.tangent(k, grad) for k, grad in enumerate(grads) if k in used and grad is not None]
             values = [*ctx.kept.take(used, backward.needed, () if keeps_graph() else backward.spent), *tangents]
+            values += ctx.accumulation.sums(backward.summed)
             del tangents
             found = step.gradients(backward, values)
+            if several:
+                found = ctx.accumulation.end(found)
+            else:
+                found = {name: step.placed(name, value) for name, value in found.items()}
         for name, source in ctx.sources.items():
             if hooks_of(source) and name not in found:
                 raise BackwardError(
@@ -261,7 +270,7 @@ class _Operation(torch.autograd.Function):
         if torch.is_grad_enabled():
             sources = [*ctx.sources.values(), *(grad for grad in grads if grad is not None)]
             found = dict(zip(found, _Once.apply(len(sources), *sources, *found.values())))
-        return (None, None, None, *(found.get(name) for name in arguments))
+        return (None, None, None, None, *(found.get(name) for name in arguments))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:

@@ -29,8 +29,16 @@ def verify(program: LocalProgram, plan: ShardingPlan, groups: tuple[str, ...], w
     """
     axes = dict(zip(groups, plan.mesh.axes))
     planned: dict[str, Counter[Key]] = {"forward": Counter(), "backward": Counter()}
-    for phase, collective in plan.collectives():
-        planned[phase][collective.kind, collective.axis, collective.size_bytes] += 1
+    once: dict[str, Counter[Key]] = {"forward": Counter(), "backward": Counter()}
+    for entry in plan.redistributions:
+        is_once = plan.micro_batches > 1 and plan.runs(entry) == 1
+        for collective in entry.collectives:
+            key = collective.kind, collective.axis, collective.size_bytes
+            (once if is_once else planned)[entry.phase][key] += 1
+    for phase, modules in (("forward", program.once.gathers), ("backward", program.once.reductions)):
+        found = sum((collectives_of(module.graph, axes) for module in modules.values()), Counter[Key]())
+        if found != once[phase]:
+            raise VerificationError(_difference(f"{phase} that is run once in a step", once[phase], found))
     for phase, module in (("forward", program.forward), ("backward", program.backward)):
         found = collectives_of(module.graph, axes) if module is not None else Counter()
         if found - planned[phase] or (whole and found != planned[phase]):

@@ -43,13 +43,15 @@ def compare(
     optimizer: str = "adamw",
     memory: str | int | None = None,
     checkpointing: Checkpointing = "free",
+    micro_batches: int = 1,
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Contest:
     """Plans a model freely and under every baseline of the mesh.
 
     Args:
-        model, args, kwargs, mesh, hardware, backend, optimizer, memory, name, progress: as for :func:`autoshard.plan`.
+        model, args, kwargs, mesh, hardware, backend, optimizer, memory, micro_batches, name, progress: as for
+            :func:`autoshard.plan`.
         constraints: further ones, for the optimum and the baselines alike.
         time_limit_s: for the solver, for each contender.
         checkpointing: as for :func:`autoshard.plan`, for the optimum; for baselines ``none`` means that marks in the
@@ -72,6 +74,7 @@ def compare(
         profile,
         name=name,
         checkpointing=checkpointing,
+        micro_batches=micro_batches,
         report=report,
         **options,
     )

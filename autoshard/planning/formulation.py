@@ -37,6 +37,7 @@ from ..constraints.limits import Limits
 from ..constraints.names import Results, names_of, results_of
 from ..errors import ConstraintError
 from ..mesh import Mesh
+from ..micro_batches import operator_runs
 from ..ops import is_free
 from ..recomputation import again_name
 from ..strategies import Strategy
@@ -342,11 +343,18 @@ class _Costs:
 
     def of(self, i: int) -> np.ndarray:
         """Those of the strategies of a node."""
-        strategies, steps = self._strategies[i], self._steps(i)
-        key = id(strategies), self._graph.meta(Ref(i)) if steps else None  # tensors of all dtypes share strategies
+        strategies, steps, runs = self._strategies[i], self._steps(i), self._runs(i)
+        # tensors of all dtypes share strategies
+        key = id(strategies), self._graph.meta(Ref(i)) if steps else None, runs
         if key not in self._known:
-            self._known[key] = np.rint(self._seconds(i, steps) * 1e9).astype(np.int64)
+            self._known[key] = runs * np.rint(self._seconds(i, steps) * 1e9).astype(np.int64)
         return self._known[key]
+
+    def _runs(self, i: int) -> int:
+        """How often in a step a node costs what it costs."""
+        node = self._graph.nodes[i] if i < len(self._graph.nodes) else None
+        is_operator = node is not None and node.kind == "operator"
+        return operator_runs(node.name, self._graph.micro_batches) if node is not None and is_operator else 1
 
     def _seconds(self, i: int, steps: bool) -> np.ndarray:
         strategies = self._strategies[i]

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from cost_models import Profile
 from solver import Routes, Solution
 
-from ..capture import Node, Ref, TensorMeta
+from ..capture import CapturedGraph, Node, Ref, TensorMeta
 from ..constraints.names import output_name
 from ..layout import Layout, replicated
+from ..micro_batches import operator_runs, redistribution_runs
 from ..plans import (
     Collective,
     Execution,
@@ -50,6 +51,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         model=model,
         fingerprint=graph.fingerprint,
         call=call,
+        micro_batches=graph.micro_batches,
         mesh=formulation.mesh,
         hardware=profile.name,
         hardware_fingerprint=profile.fingerprint,
@@ -57,7 +59,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         pins=tuple(constraint.text for constraint in formulation.constraints),
         solver=SolverOutcome.of(cost, bound, layers),
         compute_s=reader.compute_s(),
-        communication_s=math.fsum(seconds for _, seconds in communication),
+        communication_s=math.fsum(_runs(entry, graph) * seconds for entry, seconds in communication),
         optimizer_s=reader.optimizer_s(),
         parameters=(*reader.entries("parameter"), *reader.unused()),
         buffers=tuple(reader.entries("buffer")),
@@ -107,7 +109,8 @@ class _Reader:
             yield OperatorEntry(node.name, node.phase, self._chosen[i].inputs, self._chosen[i].outputs)
 
     def compute_s(self) -> float:
-        return math.fsum(seconds for _, seconds in self._computations())
+        runs = self._graph.micro_batches
+        return math.fsum(operator_runs(node.name, runs) * seconds for node, seconds in self._computations())
 
     def optimizer_s(self) -> float:
         """Seconds of the optimizer's step over all trained parameters."""
@@ -173,6 +176,11 @@ class _Reader:
         """Who wants a tensor in which layout: those who hold it first, as it is taken to them once it is made."""
         for node, position in sorted(demand.consumers, key=lambda consumer: consumer[1] != HELD):
             yield node, layout_of(self._chosen[node], position)
+
+
+def _runs(entry: Redistribution, graph: CapturedGraph) -> int:
+    """How often a redistribution runs in a step."""
+    return redistribution_runs(entry.tensor, entry.consumers, graph.micro_batches)
 
 
 def _entry(name: str, meta: TensorMeta, layout: Layout) -> TensorEntry:

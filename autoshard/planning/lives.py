@@ -1,7 +1,9 @@
 """What every choice and every copy of the program holds in memory, and when.
 
 Time runs in one step for each operator in the order of execution, from 1, the forward first, and then one for the
-optimizer's work on each parameter. Bytes are those of the rank with the largest shards:
+optimizer's work on each parameter. Of several micro-batches it is the last one that is followed, behind the steps that
+make the copies that are held over all; between the backward and the optimizer is one step for the gradient of each
+parameter, which is made of the sum over the micro-batches. Bytes are those of the rank with the largest shards:
 
 =======================  =========================================================================================
 parameters, inputs,      the shard and, of what is trained, the optimizer's state: always; the copies of the
@@ -10,6 +12,8 @@ tensors of operators     every copy in every layout, from the operator before wh
                          reads it, or before which another copy is made of it; what the backward reads of the
                          forward is held in between
 gradients, results       the copy in the layout in which it is delivered: to the end
+held copies              from before the first operator that reads one to the end of the backward
+sums of gradients        from the first operator on to the step that makes the gradient of them
 views                    nothing of their own; they hold what they look at
 results nobody reads     while their operator runs
 =======================  =========================================================================================
@@ -36,6 +40,7 @@ from solver import Node as SolverNode
 from ..capture import CapturedGraph, Ref, TensorMeta
 from ..layout import Layout, largest_local_shape
 from ..lowering.flow import gradient_flow
+from ..micro_batches import is_held, is_summed
 from ..ops import is_free
 from .formulation import Formulation
 from .tensor_networks import HELD, TensorNetwork, layout_of
@@ -92,22 +97,30 @@ class _Course:
     is there before is there from step 0 on.
 
     Attributes:
-        step: operator -> its step.
+        step: operator -> its step; of a sum of gradients the one that makes the gradient of it.
+        first: the first step behind those that make held copies.
         turn: the first step of the backward.
+        over: the first step behind the backward.
         optimizer: the first step of the optimizer.
         end: how many steps there are.
         unknown: nodes of whose results it depends on the gradients that arrive whether and when they exist.
     """
 
     step: dict[int, int]
+    first: int
     turn: int
+    over: int
     optimizer: int
     end: int
     unknown: frozenset[int]
 
     @classmethod
     def of(cls, graph: CapturedGraph) -> _Course:
-        operators = sorted((node.phase != "forward", i) for i, node in graph.of_kind("operator"))
+        several = graph.micro_batches > 1
+        sums = [ref.node for _, ref in graph.gradients] if several else []
+        copies = sum(several and is_held(node.name) for _, node in graph.of_kind("operator"))
+        running = (found for found in graph.of_kind("operator") if found[0] not in frozenset(sums))
+        operators = sorted((node.phase != "forward", i) for i, node in running)
         tangents = [int(node.name.removeprefix("grad.")) for _, node in graph.of_kind("tangent")]
         flow = gradient_flow(graph, tangents)
         unneeded = {i for late, i in operators if late and i not in flow.needed}
@@ -115,10 +128,12 @@ class _Course:
         unknown |= {i for _, i in operators if any(ref in flow.zeros for ref in graph.nodes[i].inputs)}
         unknown |= {ref.node for i in unneeded for ref in graph.nodes[i].inputs}
         return cls(
-            step={i: k for k, (_, i) in enumerate(operators, 1)},
+            step={i: k for k, i in enumerate([*(i for _, i in operators), *sums], 1)},
+            first=1 + copies,
             turn=1 + sum(not late for late, _ in operators),
-            optimizer=1 + len(operators),
-            end=1 + len(operators) + max(1, len(graph.gradients)),
+            over=1 + len(operators),
+            optimizer=1 + len(operators) + len(sums),
+            end=1 + len(operators) + len(sums) + max(1, len(graph.gradients)),
             unknown=frozenset(unknown),
         )
 
@@ -176,7 +191,7 @@ def _loads(
         for i, _ in graph.of_kind(kind):
             yield i, Load((0, end), sizes.made(Ref(i)))
     for i, _ in graph.of_kind("tangent"):
-        yield i, Load((course.turn, course.optimizer), sizes.made(Ref(i)))
+        yield i, Load((course.turn, course.over), sizes.made(Ref(i)))
     numbers = {node.name: i for i, node in graph.of_kind("parameter")}
     for k, (name, _) in enumerate(graph.gradients, course.optimizer):
         state, step, left = sizes.of_optimizer(numbers[name], policy)
@@ -184,6 +199,8 @@ def _loads(
         yield numbers[name], Load((k, k + 1), step)
         if k + 1 < end and left.any():
             yield numbers[name], Load((k + 1, k + 2), left)
+    if graph.micro_batches > 1:
+        yield from _gradients(graph, numbers, sizes, course)
     wanted = {found.ref for found in formulation.networks}
     wanted |= {Ref(found.again, found.ref.output) for found in formulation.networks if found.again is not None}
     for i, k in course.step.items():
@@ -196,6 +213,19 @@ def _loads(
                     yield first, Load((k, k + 1), sizes.made_again(Ref(first, output)))
 
 
+def _gradients(
+    graph: CapturedGraph, numbers: Mapping[str, int], sizes: _Sizes, course: _Course
+) -> Iterator[tuple[int, Load]]:
+    """The sums over micro-batches, and what is made of them."""
+    tangents = [int(node.name.removeprefix("grad.")) for _, node in graph.of_kind("tangent")]
+    trained = gradient_flow(graph, tangents).trained
+    for name, ref in graph.gradients:
+        made = course.step[ref.node] + 1
+        if name in trained:
+            yield ref.node, Load((course.first, made), sizes.made(ref))
+            yield numbers[name], Load((made, course.end), sizes.made(Ref(numbers[name])))
+
+
 def _networks(formulation: Formulation, sizes: _Sizes, course: _Course) -> Iterator[Network]:
     """The networks with what their copies hold, and when."""
     graph = formulation.graph
@@ -206,7 +236,10 @@ def _networks(formulation: Formulation, sizes: _Sizes, course: _Course) -> Itera
             yield found.network
             continue
         node, base = graph.nodes[found.ref.node], None
-        held = node.kind != "operator"
+        if graph.micro_batches > 1 and is_summed(node.name):
+            yield found.network  # sums and gradients are counted as loads
+            continue
+        held = node.kind != "operator" or (graph.micro_batches > 1 and is_held(node.name))
         if not held and is_free(node) and node.inputs:
             looked_at = node.inputs[0]
             if looked_at in counted:
@@ -241,13 +274,20 @@ def _life(graph: CapturedGraph, found: TensorNetwork, course: _Course, base: Bas
     made = course.step.get(found.ref.node, 0)
     new = {ref for _, ref in graph.mutations}
     reads: list[tuple[int, int]] = []
-    for phase, over in (("forward", course.turn), ("backward", course.optimizer)):
+    several = graph.micro_batches > 1
+    for phase, over in (("forward", course.turn), ("backward", course.over)):
         for consumer, position in _consumers(found, phase):
+            # behind the operator that makes it, or at the end of the phase
+            at = made + 1 if node.kind == "operator" and node.phase == phase else over
+            if several and position != HELD and is_summed(graph.nodes[consumer].name):
+                reads.append((at, at))
+                continue
+            if several and position != HELD and is_held(graph.nodes[consumer].name):
+                reads.append((course.step[consumer], course.over))
+                continue
             if position != HELD:
                 reads.append((course.step[consumer], course.step[consumer] + 1))
                 continue
-            # behind the operator that makes it, or at the end of the phase
-            at = made + 1 if node.kind == "operator" and node.phase == phase else over
             is_result = consumer >= len(graph.nodes) or graph.nodes[consumer].kind != "parameter"
             only_new = is_result and found.ref in new and found.ref not in graph.outputs
             reads.append((at, over if only_new else course.end))

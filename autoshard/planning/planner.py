@@ -13,7 +13,7 @@ from torch import nn
 from cost_models import Profile, load_profile
 from solver import Solution, Status, solve
 
-from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, recomputed
+from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, micro_batched, recomputed
 from ..constraints import Constraint, Constraints
 from ..errors import ConstraintError, InfeasibleError
 from ..mesh import HybridMesh, Mesh
@@ -82,25 +82,28 @@ class Planner:
         *,
         name: str | None = None,
         checkpointing: Checkpointing = "free",
+        micro_batches: int = 1,
         report: Callable[[str], None] = lambda stage: None,
         **options: Any,
     ) -> Planner:
         """A planner for a model, which is captured.
 
         Args:
-            args, kwargs, mesh, name, checkpointing: as for :func:`autoshard.plan`.
+            args, kwargs, mesh, name, checkpointing, micro_batches: as for :func:`autoshard.plan`.
             report: called with the name of the stage as it starts.
             options: the planner's own.
 
         Raises:
             CaptureError, MeshError: the model is not one static graph, the mesh cannot be read.
             ValueError: an unknown checkpointing.
+            InputError: a number of micro-batches that cannot be.
         """
         if checkpointing not in CHECKPOINTING:
             raise ValueError(f"unknown checkpointing {checkpointing!r}; choose one of {', '.join(CHECKPOINTING)}")
         args = as_arguments(args)
         report("capturing the training step")
-        graph, call = capture(model, args, kwargs), call_text(model, args, kwargs or {})
+        captured, call = capture(model, args, kwargs), call_text(model, args, kwargs or {})
+        graph = micro_batched(captured, micro_batches)
         if checkpointing != "none":
             graph = recomputed(graph, marked(graph))
         options |= {"model": name or type(model).__name__, "call": call, "chooses_again": checkpointing == "free"}

@@ -20,6 +20,7 @@ from cost_models import OptimizerPolicy, Profile, Topology, optimizer_policy
 from ..capture import CapturedGraph, Node, TensorMeta
 from ..layout import Layout, largest_local_shape
 from ..mesh import Mesh
+from ..micro_batches import is_summed
 from ..ops import has, is_free, known
 from ..redistribution import Banned, Step, size_bytes, steps_along
 from ..redistribution.paths import Paths, Steps, cheapest_paths, copied_bytes, layouts_of, single_steps
@@ -53,6 +54,9 @@ class Prices:
 
     def compute_s(self, node: Node, strategies: tuple[Strategy, ...]) -> np.ndarray:
         """Seconds of an operator on one rank under each of its strategies, shape (S,)."""
+        if self._graph.micro_batches > 1 and is_summed(node.name):
+            layouts = (strategy.inputs[0] for strategy in strategies)
+            return np.array([self._addition_s(self._graph.meta(node.inputs[0]), layout) for layout in layouts])
         if node.kind != "operator" or is_free(node):
             return np.zeros(len(strategies))
         metas = tuple(self._graph.meta(ref) for ref in node.inputs)
@@ -121,6 +125,12 @@ class Prices:
     def _step_s(self, step: Step, size: int, copied: int) -> float:
         sent = self._topology.collective_s(step.kind, step.axis, size) if step.communicates else 0.0
         return float(sent + self._profile.copy_s(copied))
+
+    def _addition_s(self, meta: TensorMeta, layout: Layout) -> float:
+        """Seconds of adding a gradient to the sum of those before: both are read, and the sum is written."""
+        elements = math.prod(self._local(meta.shape, layout))
+        dtype = str(meta.dtype).removeprefix("torch.")
+        return float(self._profile.op_s(dtype, float(elements), 3 * elements * meta.dtype.itemsize, "pointwise"))
 
     def _operator_s(self, node: Node, metas: tuple[TensorMeta, ...], strategy: Strategy) -> float:
         inputs = [self._local(meta.shape, layout) for meta, layout in zip(metas, strategy.inputs)]

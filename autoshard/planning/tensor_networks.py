@@ -16,6 +16,7 @@ from solver import NOWHERE, Consumer, Network, Routes
 
 from ..capture import CapturedGraph, Ref
 from ..layout import Layout
+from ..micro_batches import redistribution_runs
 from ..redistribution import Banned
 from ..redistribution.paths import Steps
 from ..strategies import Strategy
@@ -102,7 +103,7 @@ def networks_of(
             vertices=len(steps.layouts),
             tails=steps.tails,
             heads=steps.heads,
-            costs=places.costs(steps),
+            costs=places.costs(steps, _runs(graph, ref, wanting)),
             producer=ref.node,
             makes=places.end(ref.node, None, ref.output, steps).wants,
             forward=forward,
@@ -118,7 +119,7 @@ class _Places:
 
     def __init__(self, strategies: Sequence[tuple[Strategy, ...]], seconds: Mapping[int, int]) -> None:
         self._strategies, self._seconds, self._twice = strategies, seconds, frozenset(seconds.values())
-        self._costs: dict[int, np.ndarray] = {}
+        self._costs: dict[tuple[int, int], np.ndarray] = {}
         self._vertices: dict[int, dict[Layout, int]] = {}
         self._layouts: dict[object, list[Layout]] = {}
         self._reduces: dict[object, frozenset[str]] = {}
@@ -158,11 +159,19 @@ class _Places:
             self._places[key] = np.array([*once, *places] if node in self._twice else places, dtype=np.int64)
         return self._places[key]
 
-    def costs(self, steps: Steps) -> np.ndarray:
-        """Nanoseconds of each step."""
-        if id(steps) not in self._costs:
-            self._costs[id(steps)] = np.rint(steps.seconds * 1e9).astype(np.int64)
-        return self._costs[id(steps)]
+    def costs(self, steps: Steps, runs: int) -> np.ndarray:
+        """Nanoseconds of each step, taken so many times."""
+        key = id(steps), runs
+        if key not in self._costs:
+            self._costs[key] = runs * np.rint(steps.seconds * 1e9).astype(np.int64)
+        return self._costs[key]
+
+
+def _runs(graph: CapturedGraph, ref: Ref, wanting: Sequence[Demand]) -> int:
+    """How often in a step a tensor is taken to those who want it."""
+    consumers = (node for demand in wanting for node, _ in demand.consumers if node < len(graph.nodes))
+    names = (graph.nodes[node].name for node in consumers)
+    return redistribution_runs(graph.tensor_name(ref), names, graph.micro_batches)
 
 
 def layout_of(strategy: Strategy, position: int | None, output: int = 0) -> Layout:

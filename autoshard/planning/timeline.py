@@ -5,6 +5,9 @@ of everything at that moment (:mod:`autoshard.lowering`), so what is counted is 
 what they view; torch itself said so when the graphs were written on the meta device. While an operator runs, its
 arguments and its results are alive, and so are both buffers of a collective.
 
+Of several micro-batches the last one is followed, behind what makes the copies that are held over all of them: the sums
+of gradients are there from its beginning, and what makes gradients of them runs behind its backward.
+
 Held from the beginning of a step to its end: parameters, buffers, inputs (the caller has them) and the optimizer's
 state (from the second step on). A gradient lives from the operator that makes it to the end of the optimizer's step; a
 result of the model to the end of the step; what the backward reads of the forward until the backward has read it.
@@ -25,10 +28,11 @@ from torch import fx
 
 from cost_models import OptimizerPolicy
 
-from ..capture import CapturedGraph, recomputed
+from ..capture import CapturedGraph, micro_batched, recomputed
 from ..layout import is_even, local_shape
 from ..lowering import LocalProgram, Rank, lower, storages
 from ..mesh import Mesh
+from ..micro_batches import held_name, summed_name
 from ..plans import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, ShardingPlan, TenantKind, TensorEntry
 from ..plans.memory_outcome import MAX_POINTS, MAX_TENANTS
 from ..plans.natural_order import starred
@@ -65,7 +69,7 @@ def timeline_of(graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolic
     Shards of rank 0 are the largest, but where a tensor is cut unevenly the others pad theirs before they send them, so
     the ranks at the corners of the mesh are looked at too.
     """
-    graph = recomputed(graph, plan.recomputed)
+    graph = recomputed(micro_batched(graph, plan.micro_batches), plan.recomputed)
     corners = _corners(plan.mesh) if _is_uneven(graph, plan) else [(0,) * plan.mesh.ndim]
     timelines = (timeline(graph, plan, policy, corner) for corner in corners)
     return max(timelines, key=lambda found: found.peak.size_bytes)
@@ -75,9 +79,10 @@ def timeline(
     graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, coordinate: tuple[int, ...]
 ) -> Timeline:
     """What the rank at a coordinate of the mesh holds in memory over one training step. Needs no process group."""
-    graph = recomputed(graph, plan.recomputed)
+    graph = recomputed(micro_batched(graph, plan.micro_batches), plan.recomputed)
     groups = tuple(f"axis {axis}" for axis in plan.mesh.axes)
-    program = lower(graph, plan, Rank(coordinate, torch.device("cpu"), groups))
+    rank = Rank(coordinate, torch.device("cpu"), groups)
+    program = lower(graph, plan, rank, adds=plan.micro_batches > 1)
     return _Simulation(graph, plan, policy, program, coordinate).run()
 
 
@@ -168,6 +173,7 @@ class _Simulation:
     ) -> None:
         self._graph, self._plan, self._policy, self._program = graph, plan, policy, program
         self._coordinate = coordinate
+        self._taken = dict(zip(program.arguments, _placeholders(program.forward.graph), strict=True))
         self._moments: list[tuple[MemoryPhase, str]] = []
         self._storages: dict[int, _Lifetime] = {}
         self._others: list[_Lifetime] = []
@@ -180,9 +186,14 @@ class _Simulation:
         program = self._program
         self._add_held()
         held = set(self._storages)
+        copies = self._add_copies()
+        self._add_sums()
         results = self._walk("forward", program.forward.graph)
         outputs = _keys(results[: program.results])
         gradients = self._walk("backward", program.backward.graph) if program.backward is not None else []
+        for copy in copies:
+            copy.last = len(self._moments) - 1
+        gradients = self._reduced(gradients)
         for name, value in zip(program.trained, gradients):
             self._become(_keys([value]), name, "gradient")
         self._become(outputs - held, "output", "output")
@@ -193,9 +204,8 @@ class _Simulation:
 
     def _add_held(self) -> None:
         """Parameters, buffers and inputs; those that the graph reads, by their storages."""
-        placeholders = (node for node in self._program.forward.graph.nodes if node.op == "placeholder")
-        values = dict(zip(self._program.arguments, placeholders, strict=True))
-        plan = self._plan
+        gathers, plan = self._program.once.gathers, self._plan
+        values = self._taken | {name: _placeholders(gather.graph)[0] for name, gather in gathers.items()}
         kinds: tuple[tuple[TenantKind, tuple[TensorEntry, ...]], ...] = (
             ("parameter", plan.parameters),
             ("buffer", plan.buffers),
@@ -208,6 +218,42 @@ class _Simulation:
                 key = min(_keys([values[entry.name]])) if entry.name in values else -len(self._storages) - 1
                 self._storages[key] = _Lifetime(entry.name, kind, size, 0, 0)
                 self._static[kind] += size
+
+    def _add_copies(self) -> list[_Lifetime]:
+        """Makes the copies of parameters that are held over the step, where they lie otherwise."""
+        found: list[_Lifetime] = []
+        for name, gather in self._program.once.gathers.items():
+            (copy,) = _keys(self._walk("forward", gather.graph))
+            self._become({copy}, held_name(name), "parameter")
+            found.append(self._storages[copy])
+            (taken,) = _keys([self._taken[name]])
+            self._storages[taken] = found[-1]
+        return found
+
+    def _add_sums(self) -> None:
+        """The sums of gradients, which are there from the micro-batches before."""
+        backward, first = self._program.backward, len(self._moments)
+        if backward is None or not self._program.summed:
+            return
+        placeholders = _placeholders(backward.graph)[-len(self._program.summed) :]
+        for name, node in zip(self._program.summed, placeholders, strict=True):
+            for key, size in storages(node).items():
+                self._storages[key] = _Lifetime(summed_name(name), "gradient", size, first, first)
+
+    def _reduced(self, gradients: list[Any]) -> list[Any]:
+        """Makes gradients of the sums, one after the other; those that are there already stay as they are."""
+        made: list[Any] = []
+        for key in _keys(gradients):  # all sums are there until they are taken
+            self._storages[key].last = len(self._moments) - 1
+        for name, value in zip(self._program.trained, gradients):
+            reduction = self._program.once.reductions.get(name)
+            if reduction is None or value is None:
+                made.append(value)
+                continue
+            (total,), (shard,) = _keys([value]), _keys(_placeholders(reduction.graph)[:1])
+            self._storages[shard] = self._storages[total]
+            made += self._walk("backward", reduction.graph)
+        return made
 
     def _walk(self, phase: MemoryPhase, graph: fx.Graph) -> list[Any]:
         """Adds the moments of a graph; returns what it returns."""
@@ -269,7 +315,9 @@ class _Simulation:
             self._others.append(_Lifetime(name, "temporary", size, end, end))
 
     def _timeline(self) -> Timeline:
-        lifetimes = [lifetime for lifetime in (*self._storages.values(), *self._others) if lifetime.size_bytes]
+        # what one graph gives and another takes is one storage under two keys
+        every = {id(lifetime): lifetime for lifetime in (*self._storages.values(), *self._others)}
+        lifetimes = [lifetime for lifetime in every.values() if lifetime.size_bytes]
         changes = [0] * (len(self._moments) + 1)
         for lifetime in lifetimes:
             changes[lifetime.first] += lifetime.size_bytes
@@ -282,6 +330,10 @@ class _Simulation:
             MemoryPoint(phase, operator, max(size for _, size in sizes)) for (phase, operator), sizes in moments
         )
         return Timeline(points, tuple(sorted(alive, key=lambda t: (-t.size_bytes, t.name))), self._static)
+
+
+def _placeholders(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
 
 
 def _keys(values: Iterable[Any]) -> set[int]:

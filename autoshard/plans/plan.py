@@ -15,6 +15,7 @@ from cost_models.collective_kinds import RedistributionKind as CollectiveKind
 
 from ..layout import Layout
 from ..mesh import Mesh
+from ..micro_batches import redistribution_runs
 from ..recomputation import first_name
 from .memory_outcome import MemoryOutcome
 from .natural_order import natural_key
@@ -156,7 +157,8 @@ class ShardingPlan:
     ``fingerprint`` is a digest of the captured graph (operators, shapes, arguments; never the device it was traced on);
     ``hardware_fingerprint`` is a digest of the profile the plan was priced with. ``call`` describes how the model is
     called (:mod:`autoshard.capture.calls`; empty where it cannot). ``pins`` are the constraints it was made under, as
-    given.
+    given. A step has ``micro_batches``, of which the operators and redistributions are those of one; the names of
+    those that stand for what is held over the step say so (:mod:`autoshard.micro_batches`).
     ``compute_s``, ``communication_s`` and ``optimizer_s``, the step of the optimizer whose state is counted, add up to
     the predicted step time. ``optimizer_s`` is None for a plan from before the optimizer's step had a price, ``memory``
     for one that was written before plans knew of memory.
@@ -182,6 +184,7 @@ class ShardingPlan:
     optimizer_s: float | None = None
     memory: MemoryOutcome | None = None
     execution: tuple[Execution, ...] = ()
+    micro_batches: int = 1
 
     def __post_init__(self) -> None:
         canonical: dict[str, list[TensorEntry] | list[OperatorEntry] | list[Redistribution] | list[Execution]] = {
@@ -208,11 +211,15 @@ class ShardingPlan:
         firsts = (first_name(entry.name) for entry in self.operators if entry.phase == "backward")
         return tuple(name for name in firsts if name is not None)
 
+    def runs(self, entry: Redistribution) -> int:
+        """How often a redistribution runs in a step: once, or in each micro-batch."""
+        return redistribution_runs(entry.tensor, entry.consumers, self.micro_batches)
+
     def collectives(self) -> Iterator[tuple[Phase, Collective]]:
         """Every collective one rank runs in a step, with its phase."""
         for redistribution in self.redistributions:
             for collective in redistribution.collectives:
-                yield redistribution.phase, collective
+                yield from [(redistribution.phase, collective)] * self.runs(redistribution)
 
 
 def _with_consumers_sorted(entry: Redistribution) -> Redistribution:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -11,8 +12,9 @@ import torch
 
 from ..capture import CapturedGraph, Node, TensorMeta, is_random
 from ..errors import StrategyWarning
-from ..layout import Layout, R, S, has_empty_shard, is_even
+from ..layout import Layout, P, Placement, R, S, has_empty_shard, is_even
 from ..mesh import Mesh
+from ..micro_batches import is_held, is_summed
 from ..ops import Rule, known, replicate_rule
 from .dtensor import dtensor_rules
 from .guesses import guessed_rules
@@ -51,6 +53,8 @@ class Enumerator:
         """
         if node.kind == "operator":
             metas = tuple(self._graph.meta(ref) for ref in node.inputs)
+            if self._graph.micro_batches > 1 and (is_held(node.name) or is_summed(node.name)):
+                return self._passed_on(metas[0], partial=is_summed(node.name))
             key = signature(node, metas)
             if key not in self._operators:
                 self._operators[key] = self._enumerate(node, metas)
@@ -60,6 +64,14 @@ class Enumerator:
         if node.kind == "buffer":
             return self.held(meta, cut=False)
         return self.held(meta)
+
+    def _passed_on(self, meta: TensorMeta, partial: bool) -> tuple[Strategy, ...]:
+        """What is held over a step: in every layout of a DTensor, as it comes; addends are where sums may wait."""
+        key = (meta, partial)
+        if key not in self._tensors:
+            layouts = self._layouts(meta, cut=meta.dtype not in _NEVER_SENT, further=(P("sum"),) if partial else ())
+            self._tensors[key] = tuple(Strategy((layout,), (layout,)) for layout in layouts)
+        return self._tensors[key]
 
     def held(self, meta: TensorMeta, cut: bool = True) -> tuple[Strategy, ...]:
         """The layouts in which a tensor enters or leaves the graph: no partial ones, and no dim cut unevenly twice.
@@ -72,11 +84,15 @@ class Enumerator:
         cut = cut and meta.dtype not in _NEVER_SENT
         key = (meta.shape, cut, meta.dtype.is_complex)
         if key not in self._tensors:
-            placements = [R, *(S(d) for d in range(len(meta.shape)))] if cut else [R]
-            per_axis = ([R] if size == 1 else placements for size in self._mesh.shape)
-            layouts = (Layout(combination) for combination in product(*per_axis))
-            self._tensors[key] = tuple(Strategy((), (layout,)) for layout in layouts if self._can_hold(meta, layout))
+            self._tensors[key] = tuple(Strategy((), (layout,)) for layout in self._layouts(meta, cut))
         return self._tensors[key]
+
+    def _layouts(self, meta: TensorMeta, cut: bool, further: tuple[Placement, ...] = ()) -> Iterator[Layout]:
+        """Those that a DTensor of a shape can have: whole, cut, or with a further placement on each axis."""
+        placements = [R, *(S(d) for d in range(len(meta.shape))), *further] if cut else [R]
+        per_axis = ([R] if size == 1 else placements for size in self._mesh.shape)
+        layouts = (Layout(combination) for combination in product(*per_axis))
+        return (layout for layout in layouts if self._can_hold(meta, layout))
 
     def _can_hold(self, meta: TensorMeta, layout: Layout) -> bool:
         if self._has_empty(meta.shape, layout):

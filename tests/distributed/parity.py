@@ -103,14 +103,17 @@ def check_parity(
     ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (parallel, reference))
     seen = Differences()
     for step in range(steps):
-        batch = cases.batch(case, step)
+        batches = [cases.batch(case, step * plan.micro_batches + k) for k in range(plan.micro_batches)]
+        losses = []
         with autoshard.measure_collectives(mesh) as log:
-            loss = parallel(*autoshard.shard_inputs(plan, mesh, *batch))
-            loss.backward()
+            for batch in batches:
+                losses.append(parallel(*autoshard.shard_inputs(plan, mesh, *batch)))
+                losses[-1].backward()
         assert Counter(log.records) == planned_collectives(plan), "executed and planned collectives differ"
-        expected = reference(*batch)
-        expected.backward()
-        seen.loss = max(seen.loss, relative(full(loss), expected))
+        for batch, loss in zip(batches, losses):
+            expected = reference(*batch)
+            expected.backward()
+            seen.loss = max(seen.loss, relative(full(loss), expected))
         for (name, parameter), other in zip(parallel.named_parameters(), reference.parameters()):
             assert isinstance(parameter, DTensor) and parameter.placements == layouts[name], name
             assert isinstance(parameter.grad, DTensor) and parameter.grad.placements == parameter.placements, name

@@ -91,6 +91,10 @@ def test_a_file_that_format_4_wrote_is_read() -> None:
     assert read_plan(FOLDER / "transformer.format-4.yaml") == FORMAT_4
 
 
+def test_a_file_that_format_5_wrote_is_read() -> None:
+    assert read_plan(FOLDER / "transformer.format-5.yaml") == transformer_plan(4)
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_what_format_1_could_say_is_read_as_it_was(plan: ShardingPlan) -> None:
@@ -123,7 +127,7 @@ def test_what_format_4_could_say_is_read_as_it_was(plan: ShardingPlan) -> None:
     assert parse_plan(as_format_4(then)) == then
 
 
-@pytest.mark.parametrize("format", [1, 2, 3, 4])
+@pytest.mark.parametrize("format", [1, 2, 3, 4, 5])
 def test_reading_and_writing_upgrades_a_file(format: int) -> None:
     old = read_plan(FOLDER / f"transformer.format-{format}.yaml")
     text = dump_plan(old)
@@ -156,6 +160,13 @@ def test_a_price_of_the_optimizer_or_a_margin_in_a_file_of_format_4_is_refused(s
     text = as_format_4(FORMAT_4).replace(f"\n{section}:\n", f"\n{section}:\n  {key}: 0.5\n", 1)
     with pytest.raises(PlanFileError, match=f"a plan of format 4 has no key in {section} '{key}'"):
         parse_plan(text)
+
+
+def test_micro_batches_in_a_file_of_format_5_are_refused() -> None:
+    text = dump_plan(transformer_plan(4)).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 5", 1)
+    assert parse_plan(text) == transformer_plan(4)
+    with pytest.raises(PlanFileError, match="a plan of format 5 has no section 'micro_batches'"):
+        parse_plan(text.replace("\nresult:\n", "\nmicro_batches: 4\nresult:\n", 1))
 
 
 def test_every_older_format_has_a_way_to_the_present_one() -> None:

@@ -19,6 +19,7 @@ from itertools import product
 
 from ...layout import Layout, format_layout, local_shape
 from ...mesh import Mesh
+from ...micro_batches import operator_runs
 from ...redistribution import size_bytes, steps_along
 from ..dtypes import DTYPE_BYTES
 from ..memory_outcome import MemoryOutcome, MemoryPoint
@@ -126,15 +127,15 @@ def _check_ways(plan: ShardingPlan) -> None:
 
 
 def _check_compute(plan: ShardingPlan) -> None:
-    run_ns = sum(entry.predicted_ns for entry in plan.execution)
-    if plan.execution and not _near(run_ns, plan.compute_s * 1e9, len(plan.operators)):
+    run_ns = sum(operator_runs(entry.name, plan.micro_batches) * entry.predicted_ns for entry in plan.execution)
+    if plan.execution and not _near(run_ns, plan.compute_s * 1e9, plan.micro_batches * len(plan.operators)):
         said = f"compute_s is {plan.compute_s}, but the operators of the execution take {run_ns / 1e9} s together"
         raise Contradiction(said, "result", "compute_s")
 
 
 def _check_communication(plan: ShardingPlan) -> None:
     """``communication_s`` against the collectives in the file; slices take time too, which the file does not list."""
-    sent_s = math.fsum(entry.predicted_s for entry in plan.redistributions)
+    sent_s = math.fsum(plan.runs(entry) * entry.predicted_s for entry in plan.redistributions)
     slices = any(not step.communicates for entry in plan.redistributions for step in steps_along(entry.own))
     more_s, rounded_s = plan.communication_s - sent_s, FLOAT * (1e-9 + sent_s)
     if more_s < -rounded_s or (not slices and more_s > rounded_s):
@@ -149,7 +150,7 @@ def _check_cost(plan: ShardingPlan) -> None:
     computes = COUNTED[plan.objective]
     ns = (plan.step_s if computes else plan.communication_s) * 1e9
     steps = sum(len(entry.own) - 1 for entry in plan.redistributions)
-    rounded = len(plan.operators) + len(plan.parameters) + steps + len(plan.redistributions)
+    rounded = plan.micro_batches * (len(plan.operators) + steps + len(plan.redistributions)) + len(plan.parameters)
     if not _near(plan.solver.cost_ns, ns, rounded):
         parts = "compute_s, communication_s and optimizer_s" if computes else "communication_s"
         said = f"the cost is {plan.solver.cost_ns} ns, but {parts} give {round(ns)} ns"

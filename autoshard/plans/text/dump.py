@@ -45,6 +45,11 @@ _NOTATION = """\
 # execution     the order on one rank: module, roles, predicted milliseconds; loops over layers
 """
 
+_NOTATION_OF_SEVERAL = """\
+# micro_batches   forwards and backwards of a step; shapes, times and redistributions are those of one of them
+#               held_W: the copy of W for the step, summed_W: the sum of its gradients; to held_W and from summed_W once
+"""
+
 POINTS_PER_LINE = 8
 """Moments of the memory's timeline on one line of the file."""
 
@@ -59,7 +64,8 @@ def dump_plan(plan: ShardingPlan) -> str:
             no finite number or below 0, or the plan contradicts itself (:mod:`autoshard.plans.text.contradictions`).
     """
     _check(plan)
-    return _NOTATION + "\n" + "\n".join(_render(plan, fold_plan(plan))) + "\n"
+    notation = _NOTATION + _NOTATION_OF_SEVERAL if plan.micro_batches > 1 else _NOTATION
+    return notation + "\n" + "\n".join(_render(plan, fold_plan(plan))) + "\n"
 
 
 def _check(plan: ShardingPlan) -> None:
@@ -161,6 +167,8 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
     yield f"hardware: {{name: {quote(plan.hardware)}, fingerprint: {quote(plan.hardware_fingerprint)}}}"
     yield f"objective: {quote(plan.objective)}"
     yield from _section("pins", [f"- {quote(pin)}" for pin in plan.pins], empty="[]")
+    if plan.micro_batches > 1:
+        yield f"micro_batches: {plan.micro_batches}"
     yield "result:"
     yield f"  status: {quote(plan.solver.status)}"
     yield f"  identical_layers: {plan.solver.identical_layers}"

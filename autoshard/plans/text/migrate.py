@@ -61,8 +61,15 @@ def _from_4(document: Document) -> Document:
     return dict(document)
 
 
+def _from_5(document: Document) -> Document:
+    """In format 5 a step was one micro-batch."""
+    if "micro_batches" in document:
+        raise UnknownSection(("micro_batches",), 5)
+    return dict(document)
+
+
 MIGRATIONS: Mapping[int, Callable[[Document], Document]] = MappingProxyType(
-    {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4}
+    {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4, 5: _from_5}
 )
 """From each older format to the one after it."""
 

@@ -159,6 +159,7 @@ class _Reader:
                 *self._execution("forward", document.execution.forward),
                 *self._execution("backward", document.execution.backward),
             ),
+            micro_batches=document.micro_batches,
         )
         self._check_totals(plan)
         with self._at("execution"):

@@ -16,6 +16,7 @@ from math import prod
 from typing import Literal
 
 from ...layout import Layout
+from ...micro_batches import summed_name
 from ..dtypes import DTYPE_BYTES
 from ..plan import CollectiveKind, Redistribution, ShardingPlan, TensorEntry
 
@@ -69,7 +70,7 @@ class Parallelism:
         use: Use = "whole" if placement.kind != "S" else "gathered" if self._is_gathered(entry, index) else "cut"
         sums = [
             collective.kind
-            for gradient in self._gradients[entry.name]
+            for gradient in (*self._gradients[entry.name], *self._gradients[summed_name(entry.name)])
             for collective in gradient.collectives
             if collective.axis == axis and collective.kind in SUMMED and gradient.path[0][index].kind == "P"
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...layout import Layout, Placement
 from ...mesh import Mesh
+from ...micro_batches import is_held, is_summed
 from ..plan import Redistribution, ShardingPlan
 from ..text.layer_relative import absolute_names, frame_of, written_for
 from ..text.name_patterns import Line, Repeats
@@ -30,8 +31,11 @@ class RedistributionReasons:
         if not texts:
             return ""
         first = absolute_names(texts[0], frame_of(line.pattern.names()[0]), self._repeats)[0]
+        if is_held(first):
+            return f", once a step, as {texts[0]} is held over it"
         if first in self._parameters and line.value.phase == "backward":
-            return f", as the gradient of {texts[0]} is held"
+            once = ", once a step" * is_summed(line.value.tensor)
+            return f"{once}, as the gradient of {texts[0]} is held"
         if first in self._held:
             return f", as {texts[0]} is held"
         return " for " + ", ".join(texts[:MOST_NAMED]) + _more(len(texts) - MOST_NAMED)

@@ -10,6 +10,7 @@ from itertools import chain, groupby
 
 from ...layout import Layout
 from ...mesh import Mesh
+from ...micro_batches import operator_runs
 from ..memory_outcome import allowed_bytes
 from ..plan import ShardingPlan
 from ..text.folded_plan import FoldedPlan
@@ -30,7 +31,7 @@ def cost_split(plan: ShardingPlan) -> list[Part]:
     """Computation by phase where the plan knows it, communication by mesh axis, local copies, the optimizer's step."""
     if plan.execution:
         parts = [
-            Part(f"compute, {phase}", math.fsum(e.predicted_ns for e in plan.execution if e.phase == phase) / 1e9, tone)
+            Part(f"compute, {phase}", _compute_s(plan, phase), tone)
             for phase, tone in (("forward", "compute"), ("backward", "compute2"))
         ]
     else:
@@ -44,6 +45,12 @@ def cost_split(plan: ShardingPlan) -> list[Part]:
     if plan.optimizer_s:
         parts.append(Part("optimizer", plan.optimizer_s, "optimizer"))
     return parts
+
+
+def _compute_s(plan: ShardingPlan, phase: str) -> float:
+    """Seconds of the operators of a phase in a step."""
+    runs = ((operator_runs(e.name, plan.micro_batches), e.predicted_ns) for e in plan.execution if e.phase == phase)
+    return math.fsum(times * took for times, took in runs) / 1e9
 
 
 def layout_label(layout: Layout, mesh: Mesh) -> str:

@@ -58,6 +58,8 @@ def show_text(plan: ShardingPlan, console: Console) -> None:
         _print("Collectives of one rank in a step", _collectives(summary), console)
     if summary.recomputed:
         _print("Computed again in the backward", _again(summary), console)
+    if summary.held:
+        _print(f"Held over a step of {summary.micro_batches} micro-batches", _held(summary), console)
     if summary.memory is not None:
         _print("Memory of one rank at its fullest", _memory(summary.memory), console)
     if folded.redistributions:
@@ -73,6 +75,7 @@ def headline(summary: PlanSummary) -> tuple[str, ...]:
         f"predicted step {format_seconds(summary.step_s)}: compute {format_seconds(summary.compute_s)}, "
         f"communication {format_seconds(summary.communication_s)}, {_optimizer_words(summary)}",
         f"parameters {format_bytes(summary.parameter_bytes)}, {per_rank} on the rank with the largest shards",
+        *([_micro_batches_line(summary)] if summary.micro_batches > 1 else []),
         *([_again_line(summary)] if summary.recomputed else []),
         *([] if summary.memory is None else [_memory_line(summary.memory)]),
     )
@@ -88,6 +91,19 @@ def _again_line(summary: PlanSummary) -> str:
     total = AgainTotal.together("all", summary.recomputed)
     time = format_seconds(total.predicted_s)
     return f"computed again in the backward: {total.count} operators of the forward, {time} of the compute"
+
+
+def _micro_batches_line(summary: PlanSummary) -> str:
+    copies, sums = (_held_words(summary, *each) for each in (("copy", "copies"), ("sum", "sums")))
+    return f"a step of {summary.micro_batches} micro-batches: holds {copies} beside parameters, {sums} for gradients"
+
+
+def _held_words(summary: PlanSummary, what: str, words: str) -> str:
+    """``12 copies of 1.50 MiB``: those that lie otherwise than the parameter does."""
+    totals = [total for total in summary.held if total.what == what]
+    if not totals:
+        return f"no {words}"
+    return f"{sum(t.count for t in totals)} {words} of {format_bytes(sum(t.size_bytes for t in totals))}"
 
 
 def _memory_line(memory: MemoryOutcome) -> str:
@@ -145,6 +161,14 @@ def _again(summary: PlanSummary) -> Table:
     shown, left = summary.recomputed[:MOST_EXPENSIVE], summary.recomputed[MOST_EXPENSIVE:]
     for total in (*shown, *([AgainTotal.together("others", left)] if left else [])):
         _add(table, total.name, total.count, format_seconds(total.predicted_s))
+    return table
+
+
+def _held(summary: PlanSummary) -> Table:
+    table = _table(("parameter", "what", "held as", "stored as"), ("count", "bytes"))
+    for total in summary.held:
+        what = {"copy": "copy, made once", "sum": "sum of gradients, reduced once"}[total.what]
+        _add(table, total.name, what, total.layout, total.stored, total.count, format_bytes(total.size_bytes))
     return table
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import Literal
 
-from ...layout import largest_local_shape
+from ...layout import Layout, format_layout, largest_local_shape
+from ...micro_batches import held_name, summed_name
 from ...recomputation import again_name
 from ..dtypes import DTYPE_BYTES
 from ..memory_outcome import MemoryOutcome
@@ -47,13 +49,30 @@ class AgainTotal:
 
 
 @dataclass(frozen=True)
+class HeldTotal:
+    """What is held over a step of several micro-batches beside parameters and their gradients, that of all layers
+    together: copies of parameters in another layout (``what`` is ``copy``), sums of gradients in another layout than
+    the parameter (``sum``).
+
+    ``name`` is the parameter's with ``*`` for the numbers of layers; ``size_bytes`` of the largest shards.
+    """
+
+    name: str
+    what: Literal["copy", "sum"]
+    layout: str
+    stored: str
+    count: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
 class PlanSummary:
     """The numbers of a plan.
 
     ``collectives`` is ordered by phase (forward first), kind and axis. ``parameter_bytes`` is the size of all
     parameters, each counted once; ``parameter_bytes_per_rank`` that of the largest shards, which is what rank 0 holds.
-    ``recomputed`` is ordered by time, longest first. ``optimizer_s`` and ``memory`` are None for a plan from before
-    plans knew of them.
+    ``recomputed`` is ordered by time, longest first; ``held`` by what it is, and by bytes, most first.
+    ``optimizer_s`` and ``memory`` are None for a plan from before plans knew of them.
     """
 
     model: str
@@ -78,6 +97,8 @@ class PlanSummary:
     redistributions: int
     collectives: tuple[CollectiveTotal, ...]
     recomputed: tuple[AgainTotal, ...]
+    micro_batches: int
+    held: tuple[HeldTotal, ...]
     memory: MemoryOutcome | None
 
 
@@ -108,13 +129,15 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         redistributions=len(plan.redistributions),
         collectives=_totals(plan),
         recomputed=_again(plan),
+        micro_batches=plan.micro_batches,
+        held=_held(plan),
         memory=plan.memory,
     )
 
 
 def summary_json(plan: ShardingPlan) -> dict[str, object]:
-    """The summary as JSON-ready values: the keys of :class:`PlanSummary`, :class:`CollectiveTotal` and
-    :class:`~autoshard.plans.memory_outcome.MemoryOutcome`.
+    """The summary as JSON-ready values: the keys of :class:`PlanSummary`, :class:`CollectiveTotal`,
+    :class:`AgainTotal`, :class:`HeldTotal` and :class:`~autoshard.plans.memory_outcome.MemoryOutcome`.
 
     The keys are stable: later versions add some and change none. ``docs/plan_file.md`` lists them.
     """
@@ -122,7 +145,8 @@ def summary_json(plan: ShardingPlan) -> dict[str, object]:
     collectives = [asdict(total) for total in summary.collectives]
     recomputed = [asdict(total) for total in summary.recomputed]
     memory = None if summary.memory is None else _lists(asdict(summary.memory))
-    lists = {"collectives": collectives, "recomputed": recomputed}
+    held = [asdict(total) for total in summary.held]
+    lists = {"collectives": collectives, "recomputed": recomputed, "held": held}
     return {"autoshard_summary": 1, **asdict(summary), **lists, "memory": memory}
 
 
@@ -155,6 +179,28 @@ def _again(plan: ShardingPlan) -> tuple[AgainTotal, ...]:
         groups.setdefault(starred(first), []).append(times.get(again_name(first), 0))
     found = (AgainTotal(name, len(group), sum(group) / 1e9) for name, group in groups.items())
     return tuple(sorted(found, key=lambda total: (-total.predicted_s, total.name)))
+
+
+def _held(plan: ShardingPlan) -> tuple[HeldTotal, ...]:
+    layouts = {entry.name: entry.outputs[0] for entry in plan.operators} if plan.micro_batches > 1 else {}
+    groups: dict[tuple[Literal["copy", "sum"], str, Layout, Layout], list[int]] = {}
+    for entry in plan.parameters:
+        kinds: tuple[tuple[Literal["copy", "sum"], str], ...] = (
+            ("copy", held_name(entry.name)),
+            ("sum", summed_name(entry.name)),
+        )
+        for what, name in kinds:
+            layout = layouts.get(name)
+            if layout is not None and layout != entry.layout:
+                size = _size_bytes(entry, largest_local_shape(entry.shape, layout, plan.mesh))
+                groups.setdefault((what, starred(entry.name), layout, entry.layout), []).append(size)
+    found = (
+        HeldTotal(
+            name, what, format_layout(layout, plan.mesh), format_layout(stored, plan.mesh), len(sizes), sum(sizes)
+        )
+        for (what, name, layout, stored), sizes in groups.items()
+    )
+    return tuple(sorted(found, key=lambda total: (total.what, -total.size_bytes, total.name)))
 
 
 def _size_bytes(entry: TensorEntry, shape: tuple[int, ...]) -> int:

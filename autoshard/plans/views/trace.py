@@ -3,7 +3,8 @@
 One track for computation, one for the communication of each mesh axis, one that names the layers. Nothing overlaps: in
 the lowered program a collective waits where it stands, and the times are those that the plan was priced with. A
 redistribution runs before the first operator that wants it; a gradient goes to its parameter's layout as soon as it is
-made; what leaves the model, at the end of its phase. The optimizer's step comes last, in one piece.
+made; what leaves the model, at the end of its phase. The optimizer's step comes last, in one piece. Of several
+micro-batches one is shown, with what the step does once; ``runs`` says how often a step does a thing.
 
 Format: the Trace Event Format of Chromium (complete events, times in microseconds),
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -18,6 +19,7 @@ from typing import Any
 
 from ...errors import PlanFileError
 from ...layout import format_layout
+from ...micro_batches import is_summed, operator_runs
 from ..plan import Phase, Redistribution, ShardingPlan
 from ..text.name_patterns import split_name
 
@@ -35,14 +37,15 @@ def trace_json(plan: ShardingPlan) -> dict[str, Any]:
     if plan.operators and not plan.execution:
         raise PlanFileError("the plan does not say in which order its operators run; make it again to get a trace")
     events = list(_timeline(plan))
-    shown_s = max((event["ts"] + event["dur"] for event in events), default=0.0) / 1e6
+    shown_s = sum(event["dur"] * event["args"].get("runs", 1) for event in events) / 1e6
     return {
         "displayTimeUnit": "ms",
         "otherData": {
             "model": plan.model,
             "mesh": str(plan.mesh),
             "hardware": plan.hardware,
-            "note": "predicted; one rank; collectives do not overlap with computation",
+            "note": "predicted; one rank; collectives do not overlap with computation"
+            + f"; one of {plan.micro_batches} micro-batches" * (plan.micro_batches > 1),
             "predicted_step_s": plan.step_s,
             "local_copies_not_shown_s": max(0.0, plan.step_s - shown_s),
         },
@@ -71,7 +74,8 @@ def _timeline(plan: ShardingPlan) -> Iterator[Event]:
         name, took = part
         if took:
             layouts = [format_layout(layout, plan.mesh) for layout in strategies[phase, name].inputs]
-            yield _event(name, phase, COMPUTE, ns, took, {"inputs": ", ".join(layouts)})
+            runs = operator_runs(name, plan.micro_batches)
+            yield _event(name, phase, COMPUTE, ns, took, {"inputs": ", ".join(layouts)} | _said(plan, runs))
         ns += took
     if plan.optimizer_s:
         said = {"optimizer": plan.memory.optimizer} if plan.memory else {}
@@ -103,7 +107,9 @@ def _places(
             continue
         consumers = [name for name in entry.consumers if name in place]
         maker = entry.tensor if entry.tensor in place else entry.tensor.rpartition(":")[0]
-        if maker in place and (not entry.consumers or parameters.intersection(entry.consumers)):
+        if is_summed(entry.tensor):
+            last.append(entry)
+        elif maker in place and (not entry.consumers or parameters.intersection(entry.consumers)):
             after[maker].append(entry)
         elif consumers:
             before[min(consumers, key=place.__getitem__)].append(entry)
@@ -117,9 +123,15 @@ def _collectives(plan: ShardingPlan, entry: Redistribution, start_ns: int) -> It
     for collective in entry.collectives:
         took = round(collective.predicted_s * 1e9)
         said = {"tensor": entry.tensor, "path": path, "bytes": collective.size_bytes, "for": ", ".join(entry.consumers)}
+        said |= _said(plan, plan.runs(entry))
         track = FIRST_AXIS + plan.mesh.index(collective.axis)
         yield _event(f"{collective.kind} {entry.tensor}", entry.phase, track, start_ns, took, said)
         start_ns += took
+
+
+def _said(plan: ShardingPlan, runs: int) -> dict[str, Any]:
+    """How often something runs in a step of several micro-batches."""
+    return {"runs": runs} if plan.micro_batches > 1 else {}
 
 
 def _layers(events: list[Event]) -> Iterator[Event]:
