@@ -25,6 +25,9 @@ from solver import (
 )
 from solver.evaluate import usage_timeline
 from solver.reductions import Chain, reduce
+from solver.reductions.equal import merge_equal_networks
+from solver.reductions.reduction import Reduced
+from solver.reductions.ties import merge_ties
 
 from .random_problems import random_lives
 from .test_networks import arc_sets
@@ -178,3 +181,19 @@ def test_what_a_view_cannot_look_at_is_refused(base: Base, said: str) -> None:
     view = Network("view", 1, none, none, none, 1, ONE, backward=(Consumer(3, ONE),))
     with pytest.raises(ProblemError, match=said):
         problem_of(chain(), replace(view, sizes=ONE, lives=(Life(3, ((9, 10),), base),)))
+
+
+@pytest.mark.parametrize(("reads", "networks"), [((2, 3), 1), ((2, 2), 2)])
+def test_equal_tensors_are_one_network_where_they_are_read_apart(reads: tuple[int, int], networks: int) -> None:
+    nodes = tuple(Node(name, np.array([0, 0])) for name in ("a", "b", "read a", "read b"))
+    both = np.arange(2)
+    held = tuple(
+        Network("t", 2, ONE, ONE + 1, ONE + 5, k, both, (Consumer(k + 2, both),), sizes=both, lives=(life,))
+        for k, life in enumerate(Life(0, ((at, at + 1),)) for at in reads)
+    )
+    problem = Problem(nodes, (), ties=((0, 1), (2, 3)), networks=held, usage_limit=10)
+    tied = merge_ties(problem)
+    assert isinstance(tied, Reduced)
+    outcome = merge_equal_networks(tied.problem)
+    merged = tied if outcome is None else outcome
+    assert len(merged.problem.networks) == networks

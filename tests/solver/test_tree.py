@@ -38,6 +38,34 @@ def test_a_bound_is_never_above_the_best_nor_an_answer_below_it(relaxations: int
     assert relaxations < 200 or proven > 80
 
 
+def test_a_relaxation_that_is_to_cost_less_is_none_at_most_where_it_does_not() -> None:
+    cut = 0
+    for seed in range(150):
+        program = build(replace(random_lives(seed), usage_price=None))
+        cost = WarmRelaxation(program, 0).minimise({}, None).bound
+        if cost is None:
+            continue
+        warm = WarmRelaxation(program, 0)
+        less = warm.minimise({}, None, cost - 0.1 * abs(cost) - 1)
+        assert less.infeasible or less.bound == pytest.approx(cost)
+        assert warm.minimise({}, None, cost + 0.1 * abs(cost) + 1).bound == pytest.approx(cost)
+        cut += less.infeasible
+    assert cut > 20
+
+
+def test_a_step_that_says_what_another_one_says_of_copies_adds_a_row_alone() -> None:
+    added = 0
+    for seed in range(40):
+        problem = random_lives(seed)
+        if problem.usage_limit is None:
+            continue
+        once = build(problem).with_usage_rows(problem, [3])
+        twice = once.with_usage_rows(problem, [3])
+        assert len(twice.costs) == len(once.costs) and len(twice.upper) == len(once.upper) + 1
+        added += len(once.costs) > len(build(problem).costs)
+    assert added > 10
+
+
 def test_a_relaxation_that_goes_on_from_its_basis_is_that_from_scratch() -> None:
     rng = np.random.default_rng(0)
     compared = 0
