@@ -1,8 +1,8 @@
 """The relaxation of a program that grows and in which ever other variables are held: HiGHS, from basis to basis.
 
 The simplex method goes on from its last basis where bounds or rows were changed. On Llama-3-8B (8x8, all that may be
-computed again) the first solve takes 0.4 CPU seconds, that with the first memory rows 1.3, and one with another strategy
-held 0.1 to 1. HiGHS's presolve is off: it takes longer than it saves. OR-Tools' HiGHS keeps no basis.
+computed again) the first solve takes 0.4 CPU seconds, that with the first memory rows 1.3, and one with another
+strategy held 0.1 to 1. HiGHS's presolve is off: it takes longer than it saves. OR-Tools' HiGHS keeps no basis.
 """
 
 from __future__ import annotations
