@@ -28,7 +28,8 @@ def test_a_bound_is_never_above_the_best_nor_an_answer_below_it(relaxations: int
         problem = random_lives(seed)
         best = solve(problem, backend="highs").cost
         answer = run_tree(problem, Request(relative_gap=NO_FALLBACK, node_limit=relaxations))
-        assert answer.infeasible == (best is None)
+        assert not answer.infeasible or best is None
+        assert answer.infeasible or best is not None or relaxations < 200
         if answer.bound is not None and best is not None:
             assert answer.bound <= best
         if answer.assignment is not None:
