@@ -27,6 +27,7 @@ from .planning import (
     warn_if_unproven,
 )
 from .plans import ShardingPlan, dump_plan, parse_plan
+from .plans.schedule import BUCKET_BYTES, bucket_size
 
 __all__ = ["auto_parallelize", "plan"]
 
@@ -46,6 +47,7 @@ def plan(
     tie_layers: bool = True,
     checkpointing: Checkpointing = "free",
     micro_batches: int = 1,
+    bucket: str | int = BUCKET_BYTES,
     optimizer: str | None = None,
     memory: str | int | None = None,
     memory_soft: float | None = None,
@@ -79,6 +81,9 @@ def plan(
         micro_batches: how many forwards and backwards make a step; the arguments have the shapes of one of them. The
             plan decides what of parameters and gradients is held over the step, and moved once in it. See
             ``docs/memory.md``.
+        bucket: how much travels together at most, ``"25MiB"`` or bytes: parameters are gathered a layer ahead, and
+            gradients reduced in buckets (:mod:`autoshard.plans.schedule`). 0 for collectives that are waited for where
+            they stand, each by itself; so are those of plans that do not fit the budget otherwise.
         optimizer: whose state counts in memory, and whose step in the predicted time: a name of
             ``cost_models.OPTIMIZERS``; ``adamw`` by default. What is given here of the optimizer and of memory comes
             before what constraints files say.
@@ -101,7 +106,7 @@ def plan(
         ConstraintError: a constraint names nothing or cannot hold.
         InfeasibleError: no assignment satisfies the pins, or none was found in the time given.
         BudgetError: the budget cannot be read, or no plan fits it; the message says which budget would work.
-        ValueError: an unknown objective, checkpointing or optimizer policy.
+        ValueError: an unknown objective, checkpointing or optimizer policy; a bucket that is no size.
         InputError: a number of micro-batches below 1, or above it for a model without gradients.
         MeshError, LayoutError, ProfileError, BackendUnavailable: the argument of that name.
     """
@@ -125,6 +130,7 @@ def plan(
         name=name,
         checkpointing=checkpointing,
         micro_batches=micro_batches,
+        bucket_bytes=bucket_size(bucket),
         report=report,
         objective=objective,
         backend=backend,
@@ -155,7 +161,7 @@ def auto_parallelize(
         mesh: the DeviceMesh of the job, with axis names.
         example_inputs, example_kwargs: example arguments with the *global* shapes of a step.
         hardware: as for :func:`plan`; by default ``cpu-gloo`` on CPU and ``dgx-h100`` on CUDA.
-        options: objective, constraints, pins, backend, time_limit_s, tie_layers, checkpointing, micro_batches,
+        options: objective, constraints, pins, backend, time_limit_s, tie_layers, checkpointing, micro_batches, bucket,
             optimizer, memory, memory_soft, name, progress: as for :func:`plan`.
 
     Returns:

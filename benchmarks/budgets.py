@@ -34,6 +34,7 @@ from rich.table import Table  # noqa: E402
 
 import autoshard  # noqa: E402
 from autoshard.errors import BudgetError  # noqa: E402
+from autoshard.plans.schedule import sent  # noqa: E402
 from autoshard.plans.units import format_bytes, format_seconds  # noqa: E402
 from tests.distributed import cases  # noqa: E402
 from tests.distributed.harness import RankError, run_ranks  # noqa: E402
@@ -81,7 +82,7 @@ def executed(row: Row, plan: autoshard.ShardingPlan) -> Row:
         "step_s": plan.step_s,
         "gap": plan.solver.gap,
         "again": len(plan.recomputed),
-        "collectives": sum(1 for _ in plan.collectives()),
+        "collectives": sum(1 for _ in sent(plan)),
         "operators": planned_operators(plan).total(),
     }
     text = autoshard.dump_plan(plan)

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autoshard.plans import ShardingPlan, read_plan
+from autoshard.plans.schedule import sent
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -155,7 +156,7 @@ def totals(records: Records) -> dict[tuple[str, str], tuple[int, int]]:
 
 def planned_records(plan: ShardingPlan) -> Records:
     """The collectives that the plan says each rank runs in a step."""
-    return Counter((c.kind, c.axis, c.size_bytes) for _, c in plan.collectives())
+    return Counter((c.kind, c.axis, c.size_bytes) for c in sent(plan))
 
 
 def compare_collectives(planned: Records, executed: Sequence[Records], console: Console) -> list[str]:

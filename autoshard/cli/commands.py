@@ -101,6 +101,9 @@ _MEMORY = typer.Option(
 _MICRO_BATCHES = typer.Option(
     metavar="N", min=1, help="Forwards and backwards of a step; the model's arguments are those of one."
 )
+_BUCKET = typer.Option(
+    metavar="SIZE", help="How much is gathered or reduced together at most for parameters; 0: each tensor by itself."
+)
 _OPTIMIZER = typer.Option(
     metavar="POLICY", help="Whose state and step count: adamw, sgd, sgd-momentum, adamw-8bit, ..."
 )
@@ -174,6 +177,7 @@ def plan(
         bool, typer.Option("--no-tie", help="Decide every layer for itself; else identical layers are decided alike.")
     ] = False,
     micro_batches: Annotated[int, _MICRO_BATCHES] = 1,
+    bucket: Annotated[str, _BUCKET] = "25MiB",
     checkpointing: Annotated[
         Checkpointing,
         typer.Option(
@@ -207,6 +211,7 @@ def plan(
                 tie_layers=not no_tie,
                 checkpointing=checkpointing.value,
                 micro_batches=micro_batches,
+                bucket=bucket,
                 memory=memory,
                 memory_soft=memory_soft,
                 optimizer=optimizer,
@@ -379,6 +384,7 @@ def compare(
     memory: Annotated[str | None, _MEMORY] = None,
     optimizer: Annotated[str, _OPTIMIZER] = "adamw",
     micro_batches: Annotated[int, _MICRO_BATCHES] = 1,
+    bucket: Annotated[str, _BUCKET] = "25MiB",
     checkpointing: Annotated[
         Checkpointing,
         typer.Option(help="For the optimum, as for plan; baselines compute again what their names say."),
@@ -410,6 +416,7 @@ def compare(
                 optimizer=optimizer,
                 checkpointing=checkpointing.value,
                 micro_batches=micro_batches,
+                bucket=bucket,
                 name=model,
                 progress=progress,
             )

@@ -2,7 +2,7 @@
 
 from .agree import agreed, bind, from_first_rank, shared_seed
 from .board import open_board
-from .emitter import storages
+from .emitter import in_use, storages
 from .failure import Failures
 from .identity import check_same_start, check_same_tensors
 from .inputs import Inputs
@@ -31,6 +31,7 @@ __all__ = [
     "check_same_start",
     "check_same_tensors",
     "from_first_rank",
+    "in_use",
     "lower",
     "measure_collectives",
     "measure_memory",

@@ -24,6 +24,7 @@ _c10d = torch.ops._c10d_functional
 ALL_GATHER = _c10d.all_gather_into_tensor.default
 REDUCE_SCATTER = _c10d.reduce_scatter_tensor.default
 ALL_REDUCE = _c10d.all_reduce.default
+ALL_REDUCE_IN_PLACE = _c10d.all_reduce_.default
 ALL_TO_ALL = _c10d.all_to_all_single.default
 WAIT = _c10d.wait_tensor.default
 _LOCAL = {WAIT, getattr(_c10d, "_wrap_tensor_autograd", _c10d.wait_tensor).default}  # bookkeeping: nothing is sent
@@ -33,6 +34,7 @@ COLLECTIVES = {
     ALL_GATHER: "all_gather",
     REDUCE_SCATTER: "reduce_scatter",
     ALL_REDUCE: "all_reduce",
+    ALL_REDUCE_IN_PLACE: "all_reduce",
     ALL_TO_ALL: "all_to_all",
 }
 

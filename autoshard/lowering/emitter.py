@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,16 @@ from torch import fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..mesh import Mesh
-from .adapter import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, WAIT, BoxedCodeGen
+from ..plans import CollectiveKind
+from .adapter import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_REDUCE_IN_PLACE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    WAIT,
+    BoxedCodeGen,
+)
 
 aten = torch.ops.aten
 
@@ -21,12 +30,13 @@ aten = torch.ops.aten
 @dataclass(frozen=True)
 class Label:
     """What a node of a local graph is part of: the operator of the plan in whose turn it runs, and the tensor that it
-    makes, or (``is_copy``) takes to another layout.
+    makes, or (``is_copy``) takes to another layout; with others together, where it is part of a bucket of the schedule.
     """
 
     operator: str
     tensor: str
     is_copy: bool
+    bucket: int | None = None
 
 
 class GraphEmitter:
@@ -48,10 +58,10 @@ class GraphEmitter:
         self._label = Label(operator, operator, is_copy=False)
 
     @contextmanager
-    def copying(self, tensor: str) -> Iterator[None]:
+    def copying(self, tensor: str, bucket: int | None = None) -> Iterator[None]:
         """What is added inside takes a tensor to another layout, for the operator that began."""
         outside = self._label
-        self._label = Label(outside.operator, tensor, is_copy=True)
+        self._label = Label(outside.operator, tensor, is_copy=True, bucket=bucket)
         yield
         self._label = outside
 
@@ -77,33 +87,52 @@ class GraphEmitter:
 
     def all_gather(self, x: fx.Node, axis: int) -> fx.Node:
         """See :class:`autoshard.redistribution.execution.Emitter`."""
-        parts = self._mesh.shape[axis]
-        return self._collective(ALL_GATHER, (x, parts, self._groups[axis]), lambda rows: rows * parts)
+        return self._sent("all_gather", x, axis)
 
     def reduce_scatter(self, x: fx.Node, axis: int, reduce: str) -> fx.Node:
         """See :class:`autoshard.redistribution.execution.Emitter`."""
-        parts = self._mesh.shape[axis]
-        return self._collective(REDUCE_SCATTER, (x, reduce, parts, self._groups[axis]), lambda rows: rows // parts)
+        return self._sent("reduce_scatter", x, axis, reduce)
 
     def all_reduce(self, x: fx.Node, axis: int, reduce: str) -> fx.Node:
         """See :class:`autoshard.redistribution.execution.Emitter`."""
-        return self._collective(ALL_REDUCE, (x, reduce, self._groups[axis]), lambda rows: rows)
+        return self._sent("all_reduce", x, axis, reduce)
 
     def all_to_all(self, x: fx.Node, axis: int) -> fx.Node:
         """See :class:`autoshard.redistribution.execution.Emitter`."""
-        parts = self._mesh.shape[axis]
-        each = [x.meta["val"].shape[0] // parts] * parts
-        return self._collective(ALL_TO_ALL, (x, each, each, self._groups[axis]), lambda rows: rows)
+        return self._sent("all_to_all", x, axis)
 
-    def _collective(self, op: Any, args: tuple[Any, ...], rows: Callable[[int], int]) -> fx.Node:
+    def _sent(self, kind: CollectiveKind, x: fx.Node, axis: int, reduce: str = "") -> fx.Node:
         """Complex numbers travel as pairs of real ones; not every collective of every backend knows them."""
-        value = args[0].meta["val"]
-        if value.is_complex():
-            pairs = self.call(aten.view_as_real.default, self.call(aten.resolve_conj.default, args[0]))
-            return self.call(aten.view_as_complex.default, self._collective(op, (pairs, *args[1:]), rows))
-        shape = (rows(value.shape[0]), *value.shape[1:]) if value.dim() else ()
-        result = value.new_empty(shape)
-        return self._append(WAIT, (self._append(op, args, {}, result),), {}, result)
+        if x.meta["val"].is_complex():
+            pairs = self.call(aten.view_as_real.default, self.call(aten.resolve_conj.default, x))
+            return self.call(aten.view_as_complex.default, self._sent(kind, pairs, axis, reduce))
+        return self.wait(self.issue(kind, x, axis, reduce))
+
+    def issue(
+        self, kind: CollectiveKind, x: fx.Node, axis: int, reduce: str = "", *, in_place: bool = False
+    ) -> fx.Node:
+        """Adds a collective along a mesh axis; what it brings is there once it was waited for.
+
+        Args:
+            in_place: an all-reduce writes into ``x`` itself.
+        """
+        parts, group, value = self._mesh.shape[axis], self._groups[axis], x.meta["val"]
+        rows = value.shape[0] if value.dim() else 1
+        if kind == "all_reduce":
+            op = ALL_REDUCE_IN_PLACE if in_place else ALL_REDUCE
+            return self._append(op, (x, reduce, group), {}, value if in_place else value.new_empty(value.shape))
+        if kind == "all_gather":
+            result = value.new_empty((rows * parts, *value.shape[1:]))
+            return self._append(ALL_GATHER, (x, parts, group), {}, result)
+        if kind == "reduce_scatter":
+            result = value.new_empty((rows // parts, *value.shape[1:]))
+            return self._append(REDUCE_SCATTER, (x, reduce, parts, group), {}, result)
+        each = [rows // parts] * parts
+        return self._append(ALL_TO_ALL, (x, each, each, group), {}, value.new_empty(value.shape))
+
+    def wait(self, issued: fx.Node) -> fx.Node:
+        """Adds the wait for a collective: its result is there."""
+        return self._append(WAIT, (issued,), {}, issued.meta["val"])
 
     def _append(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> fx.Node:
         node = self.graph.call_function(op, args, kwargs)
@@ -115,6 +144,14 @@ def storages(node: fx.Node) -> dict[int, int]:
     """The storages of a value, each with its bytes."""
     tensors = (leaf for leaf in tree_leaves(node.meta["val"]) if isinstance(leaf, torch.Tensor))
     return {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+
+
+def in_use(node: fx.Node) -> list[fx.Node]:
+    """The values that are in use while a node runs, beside its own: those that it reads, and while a collective is
+    waited for, what that sends.
+    """
+    read = list(node.all_input_nodes)
+    return read + [sent for issued in read for sent in issued.all_input_nodes] if node.target is WAIT else read
 
 
 def _value(arg: Any) -> Any:

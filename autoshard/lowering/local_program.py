@@ -7,7 +7,8 @@ In a step of several micro-batches both graphs are those of one of them: the for
 are held over the step, the backward gives, or adds to, the sums of gradients. What makes a copy, or takes a sum to its
 parameter, is a graph of its own for each.
 
-Operators stand in the order of the captured graph. A redistribution stands before the first operator that wants it, and
+Operators stand in the order of the captured graph. What is moved for parameters stands where the schedule of the plan
+says (:mod:`autoshard.plans.schedule`). Any other redistribution stands before the first operator that wants it, and
 that of a result or a gradient behind the operator that makes it; what it leaves behind is let go of after its last use.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +27,15 @@ from ..capture import CapturedGraph, Node, Ref, is_random
 from ..errors import VerificationError
 from ..layout import Layout, format_layout
 from ..ops import has, run_local
-from ..plans import OperatorEntry, Redistribution, ShardingPlan
+from ..plans import PHASES, OperatorEntry, Phase, Redistribution, ShardingPlan
+from ..plans.schedule import END, Schedule, Turn, schedule
 from ..redistribution.execution import Shard, run_step
 from .adapter import without_values
 from .emitter import GraphEmitter, storages
 from .flow import gradient_flow
 from .once_a_step import OnceAStep, once_a_step
 from .rank import Rank
+from .travelling import Travelling
 
 aten = torch.ops.aten
 
@@ -47,15 +50,16 @@ class LocalProgram:
     ``tangents``, and returns the gradients of the parameters named ``trained`` (None where nothing flows).
 
     No two results and no two gradients share memory, and none shares it with an argument, with what was saved or with
-    a tangent. What is saved may share it with the results numbered ``exposed_results`` and with the arguments named
-    ``exposed_arguments``: the caller can reach these, and must not change them before the backward has run.
+    a tangent; gradients that were reduced together lie one behind the other in one storage. What is saved may share it
+    with the results numbered ``exposed_results`` and with the arguments named ``exposed_arguments``: the caller can
+    reach these, and must not change them before the backward has run.
 
     ``once`` makes what the forward takes in the place of parameters, and gradients of what the backward returns, in a
     step of several micro-batches. There the backward takes behind the tangents the sums so far of the parameters
     ``summed``, adds to these, and returns them.
 
     ``is_random`` says that some operator draws random numbers; as such operators run replicated, every rank must draw
-    the same.
+    the same. ``schedule`` is that of the plan, without what a backward of fewer results leaves out.
     """
 
     arguments: tuple[str, ...]
@@ -70,6 +74,7 @@ class LocalProgram:
     is_random: bool
     once: OnceAStep
     summed: tuple[str, ...]
+    schedule: Schedule
 
 
 def lower(
@@ -106,7 +111,7 @@ class _Lowering:
         self._held = {e.name: e.layout for e in (*plan.parameters, *plan.buffers, *plan.inputs)}
         self._outputs = {entry.name: entry.layout for entry in plan.outputs}
         self._paths = {(r.tensor, r.phase, r.path[0], r.path[-1]): r for r in plan.redistributions}
-        self._emitters = {phase: GraphEmitter(plan.mesh, rank.groups) for phase in ("forward", "backward")}
+        self._emitters: dict[str, GraphEmitter] = {phase: GraphEmitter(plan.mesh, rank.groups) for phase in PHASES}
         self._takers = _takers(plan)
         self._values: dict[tuple[Ref, str, Layout], fx.Node] = {}
         self._passed: dict[tuple[Ref, Redistribution, int], fx.Node] = {}
@@ -120,6 +125,23 @@ class _Lowering:
         held = (i for i in self._once.operators if graph.nodes[i].phase == "forward")
         self._copies = {graph.nodes[i].inputs[0].node: i for i in held}
         self._sums: dict[str, fx.Node] = {}
+        refs = (Ref(i, k) for i, node in enumerate(graph.nodes) for k in range(len(node.outputs)))
+        self._refs = {graph.tensor_name(ref): ref for ref in refs}
+        left_out = [
+            n.name for i, n in graph.of_kind("operator") if n.phase == "backward" and i not in self._flow.needed
+        ]
+        unwanted = [name for name, _ in graph.gradients if name not in self._flow.trained]
+        self._schedule = schedule(plan, left_out, unwanted)
+        self._turns: dict[str, Mapping[str, tuple[Turn, ...]]] = {
+            phase: self._schedule.turns(phase) for phase in PHASES
+        }
+        self._travelling: dict[str, Travelling] = {
+            phase: Travelling(emitter, self._schedule, self._setting_out, self._arrived)
+            for phase, emitter in self._emitters.items()
+        }
+        self._together = {member for bucket in self._schedule.buckets for member in bucket.members}
+        given = ((name, self._paths.get(self._gradient_move(name, ref))) for name, ref in graph.gradients)
+        self._reduced = {entry: name for name, entry in given if entry in self._together}
 
     def run(self) -> LocalProgram:
         leaves = [(i, node) for i, node in enumerate(self._graph.nodes) if node.kind != "operator"]
@@ -151,6 +173,7 @@ class _Lowering:
             is_random=any(is_random(node) for _, node in self._graph.of_kind("operator")),
             once=self._once,
             summed=tuple(name for name in trained if _gradient(name) in self._sums),
+            schedule=self._schedule,
         )
 
     def _add_sums(self) -> None:
@@ -166,21 +189,49 @@ class _Lowering:
         wanted = self._wanted_outside(phase)
         self._taken[phase] = set[int]().union(*map(storages, self._emitters[phase].placeholders()))
         for i, node in self._graph.of_kind("operator"):
-            if node.phase == phase and (phase == "forward" or i in self._flow.needed):
+            if node.phase != phase:
+                continue
+            self._take_turns(phase, node.name)
+            if phase == "forward" or i in self._flow.needed:
                 if i not in self._once.operators:
                     self._add_operator(i, node)
                 for k in range(len(node.outputs)):
                     self._deliver(wanted.pop(Ref(i, k), ()), phase)
-        self._emitters[phase].begin("results")
+        self._take_turns(phase, END)
+        self._emitters[phase].begin(END)
         for deliveries in wanted.values():  # tensors that no operator of this phase makes
             self._deliver(deliveries, phase)
 
+    def _take_turns(self, phase: str, operator: str) -> None:
+        """What the schedule has before an operator."""
+        for turn in self._turns[phase].get(operator, ()):
+            self._emitters[phase].begin(operator)
+            self._travelling[phase].take(turn)
+
+    def _setting_out(self, entry: Redistribution) -> tuple[fx.Node, Shard]:
+        """A tensor that travels with others, as it is made, and where it is held."""
+        ref = self._refs[entry.tensor]
+        return self._values[ref, entry.phase, entry.path[0]], self._shard(ref)
+
+    def _arrived(self, entry: Redistribution, value: fx.Node) -> None:
+        ref = self._refs[entry.tensor]
+        self._values[ref, entry.phase, entry.path[-1]] = self._passed[ref, entry, len(entry.path) - 1] = value
+        if entry in self._reduced:
+            self._results[_gradient(self._reduced[entry])] = value
+
+    def _gradient_move(self, name: str, ref: Ref) -> tuple[str, Phase, Layout, Layout]:
+        """How the plan's redistribution of a gradient to its parameter is found."""
+        return self._graph.tensor_name(ref), "backward", self._layout(ref), self._held[name]
+
     def _wanted_outside(self, phase: str) -> dict[Ref, list[tuple[str, Ref, Layout]]]:
-        """What leaves the graph in a phase, by tensor: the name it gets in ``_results`` and its layout."""
+        """What leaves the graph in a phase, by tensor: the name it gets in ``_results`` and its layout. Gradients that
+        are reduced with others are there when they have arrived.
+        """
         wanted: list[tuple[str, Ref, Layout]] = []
         if phase == "backward":
             flowing = ((name, ref) for name, ref in self._graph.gradients if name in self._flow.trained)
-            wanted += [(_gradient(name), *self._given(name, ref)) for name, ref in flowing]
+            reduced = set(self._reduced.values())
+            wanted += [(_gradient(name), *self._given(name, ref)) for name, ref in flowing if name not in reduced]
         else:
             outputs = ((f"output.{k}", ref) for k, ref in enumerate(self._graph.outputs))
             wanted += [(name, ref, self._outputs[name]) for name, ref in outputs if ref is not None]
@@ -332,6 +383,8 @@ class _Lowering:
                     f"the plan has no redistribution of {name} from {format_layout(have, self._mesh)} to "
                     f"{format_layout(wanted, self._mesh)} in the {phase}, but its operators need one"
                 )
+            if planned in self._together:
+                raise VerificationError(f"the plan wants {name} in the {phase} before its schedule has brought it")
             with self._emitters[phase].copying(name):
                 self._values[key] = self._along(ref, planned, len(planned.path) - 1)
         return self._values[key]

@@ -1,18 +1,25 @@
-"""Compares the collectives of a lowered program with those of its plan: kind, axis, bytes and count, phase by phase."""
+"""Compares the collectives of a lowered program with those of its plan: kind, axis, bytes and count, phase by phase.
+
+Of the schedule's buckets, the order too: in whose turn each collective is issued, and waited for.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from itertools import zip_longest
 from typing import cast
 
 from torch import fx
 
 from ..errors import VerificationError
-from ..plans import ShardingPlan
-from .adapter import COLLECTIVES, is_collective
+from ..plans import PHASES, Phase, ShardingPlan
+from ..plans.schedule import END, Schedule, schedule
+from .adapter import COLLECTIVES, WAIT, collective_name, is_collective
 from .local_program import LocalProgram
 
 Key = tuple[str, str, int]
+_Turn = tuple[str, str, Key]
 
 
 def verify(program: LocalProgram, plan: ShardingPlan, groups: tuple[str, ...], whole: bool = True) -> None:
@@ -30,19 +37,56 @@ def verify(program: LocalProgram, plan: ShardingPlan, groups: tuple[str, ...], w
     axes = dict(zip(groups, plan.mesh.axes))
     planned: dict[str, Counter[Key]] = {"forward": Counter(), "backward": Counter()}
     once: dict[str, Counter[Key]] = {"forward": Counter(), "backward": Counter()}
+    planned_schedule = schedule(plan) if whole else program.schedule
+    together = {member for bucket in planned_schedule.buckets for member in bucket.members}
     for entry in plan.redistributions:
         is_once = plan.micro_batches > 1 and plan.runs(entry) == 1
-        for collective in entry.collectives:
+        for collective in entry.collectives if entry not in together else ():
             key = collective.kind, collective.axis, collective.size_bytes
             (once if is_once else planned)[entry.phase][key] += 1
+    for bucket in planned_schedule.buckets:
+        planned[bucket.phase].update((travel.kind, travel.axis, travel.size_bytes) for travel in bucket.travels)
     for phase, modules in (("forward", program.once.gathers), ("backward", program.once.reductions)):
         found = sum((collectives_of(module.graph, axes) for module in modules.values()), Counter[Key]())
         if found != once[phase]:
             raise VerificationError(_difference(f"{phase} that is run once in a step", once[phase], found))
-    for phase, module in (("forward", program.forward), ("backward", program.backward)):
+    for phase, module in zip(PHASES, (program.forward, program.backward)):
         found = collectives_of(module.graph, axes) if module is not None else Counter()
         if found - planned[phase] or (whole and found != planned[phase]):
             raise VerificationError(_difference(phase, planned[phase], found))
+        planned_turns = list(_planned_turns(plan, phase, planned_schedule))
+        found_turns = [] if module is None else list(_turns(module.graph, axes))
+        if found_turns != planned_turns:
+            pairs = zip_longest(found_turns, planned_turns)
+            graph_has, plan_has = next((_text(a), _text(b)) for a, b in pairs if a != b)
+            raise VerificationError(
+                f"the {phase} of the lowered graph does not keep to the schedule of its plan: it has {graph_has}, the "
+                f"plan {plan_has}"
+            )
+
+
+def _planned_turns(plan: ShardingPlan, phase: Phase, planned: Schedule) -> Iterator[_Turn]:
+    turns = planned.turns(phase)
+    for operator in (*(entry.name for entry in plan.execution if entry.phase == phase), END):
+        for turn in turns.get(operator, ()):
+            travel = planned.buckets[turn.bucket].travels[turn.travel]
+            yield operator, turn.what, (travel.kind, travel.axis, travel.size_bytes)
+
+
+def _turns(graph: fx.Graph, axes: dict[str, str]) -> Iterator[_Turn]:
+    """The collectives of buckets, as they are issued and waited for."""
+    for node in graph.nodes:
+        label = node.meta.get("label")
+        if label is None or label.bucket is None or collective_name(node) is None:
+            continue
+        issued = node.all_input_nodes[0] if node.target is WAIT else node
+        yield label.operator, "issue" if issued is node else "wait", _key(issued, axes)
+
+
+def _key(node: fx.Node, axes: dict[str, str]) -> Key:
+    kind = collective_name(node)
+    assert kind is not None
+    return kind, axes[str(node.args[-1])], _largest(node)
 
 
 def collectives_of(graph: fx.Graph, axes: dict[str, str]) -> Counter[Key]:
@@ -56,13 +100,20 @@ def collectives_of(graph: fx.Graph, axes: dict[str, str]) -> Counter[Key]:
         if node.op == "call_function" and is_collective(node.target):
             if node.target not in COLLECTIVES or node.args[-1] not in axes:
                 raise VerificationError(f"the lowered graph runs {node.format_node()}, which no plan contains")
-            found[COLLECTIVES[node.target], axes[node.args[-1]], _largest(node)] += 1
+            found[_key(node, axes)] += 1
     return found
 
 
 def _largest(node: fx.Node) -> int:
     values = (node.meta["val"], cast(fx.Node, node.args[0]).meta["val"])
     return max(int(value.numel() * value.element_size()) for value in values)
+
+
+def _text(turn: _Turn | None) -> str:
+    if turn is None:
+        return "nothing more"
+    operator, what, (kind, axis, size) = turn
+    return f"a turn before {operator} to {what} {kind} over {axis} of {size} bytes"
 
 
 def _difference(phase: str, planned: Counter[Key], found: Counter[Key]) -> str:

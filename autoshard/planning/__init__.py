@@ -1,8 +1,8 @@
 """From a captured graph to a plan: prices, the integer program, the search within a memory budget, the plan itself."""
 
-from .budget import MemoryLimit, memory_limit
 from .formulation import OBJECTIVES, Formulation, Objective, formulate
 from .interpretation import interpret
+from .limit import MemoryLimit, memory_limit
 from .pairs import demand_edges, pair_problem
 from .planner import CHECKPOINTING, Checkpointing, Planner, profile_of, warn_if_unproven
 from .pricing import Prices

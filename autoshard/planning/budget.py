@@ -16,21 +16,22 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from cost_models import OPTIMIZERS, OptimizerPolicy, Profile, optimizer_policy
+from cost_models import OPTIMIZERS, OptimizerPolicy, optimizer_policy
 from solver import Assignment, Load, Problem, Solution, Status, evaluate, fullest, leaner, routed, solve
 from solver import Node as SolverNode
 
 from ..capture import recomputable, recomputed
 from ..errors import BudgetError, InfeasibleError
-from ..plans import MemoryOutcome, ShardingPlan, SolverOutcome
-from ..plans.memory_outcome import allowed_bytes
-from ..plans.units import format_bytes, parse_bytes
+from ..plans import ShardingPlan, SolverOutcome
+from ..plans.units import format_bytes
 from .decided import as_choices
 from .formulation import Formulation
+from .limit import MemoryLimit
 from .lives import uncounted, with_charges, with_lives
-from .timeline import Timeline, outcome, timeline_of
+from .timeline import Timeline, timeline_of
 
 GAP = 4e-3
 """How exactly a program with memory is solved that has more than SMALL strategies; smaller ones are solved exactly."""
@@ -54,65 +55,9 @@ FINE = 100
 """The least nanoseconds that a unit of a soft limit costs: rounding its price changes it by a half of a percent."""
 
 Write = Callable[[Formulation, Solution], ShardingPlan]
+State = Callable[[ShardingPlan], ShardingPlan]
 Relaxed = tuple[str, Formulation]
 """The program without one constraint, and what that constraint is called."""
-
-
-@dataclass(frozen=True)
-class MemoryLimit:
-    """What a rank may hold, and whose state counts.
-
-    Attributes:
-        optimizer: the name of a policy (:mod:`cost_models.optimizers`).
-        budget_bytes: what the device may count; None for no limit.
-        soft_ms_per_gib: makes the limit soft: one GiB in use above what it allows costs as much as this many
-            milliseconds of step time.
-        allocator_margin: what the allocator reserves beyond what is in use, as a share of that.
-    """
-
-    optimizer: str = "adamw"
-    budget_bytes: int | None = None
-    soft_ms_per_gib: float | None = None
-    allocator_margin: float = 0.0
-
-    @property
-    def allowed_bytes(self) -> int | None:
-        """What may be in use at a time; None for no limit."""
-        return None if self.budget_bytes is None else allowed_bytes(self.budget_bytes, self.allocator_margin)
-
-    def outcome(self, found: Timeline) -> MemoryOutcome:
-        """A timeline as a plan says it, with this limit."""
-        return outcome(found, self.optimizer, self.budget_bytes, self.soft_ms_per_gib, self.allocator_margin)
-
-    @property
-    def policy(self) -> OptimizerPolicy:
-        """The policy of the optimizer."""
-        return optimizer_policy(self.optimizer)
-
-
-def memory_limit(
-    optimizer: str, memory: str | int | None, soft_ms_per_gib: float | None, profile: Profile
-) -> MemoryLimit:
-    """The limit that a user means.
-
-    Raises:
-        BudgetError: the budget is no size, not above zero, or missing where it is to be soft; the price is no number
-            from 0 up; or the optimizer policy is unknown.
-    """
-    try:
-        optimizer_policy(optimizer)
-        budget = int(profile.memory_bytes) if memory == "profile" else memory
-        budget = parse_bytes(budget) if isinstance(budget, str) else budget
-    except ValueError as error:
-        raise BudgetError(str(error)) from None
-    if budget is not None and budget <= 0:
-        raise BudgetError(f"the memory budget is {memory}; give a size above zero, for example 80GiB")
-    if soft_ms_per_gib is not None:
-        if budget is None:
-            raise BudgetError("a soft memory limit needs a budget; give one, for example 80GiB")
-        if not (0 <= soft_ms_per_gib < math.inf):
-            raise BudgetError(f"{soft_ms_per_gib} is no price; give milliseconds per GiB above the budget, from 0 up")
-    return MemoryLimit(optimizer, budget, soft_ms_per_gib, profile.allocator_margin)
 
 
 @dataclass(frozen=True)
@@ -141,6 +86,7 @@ def plan_within_budget(
     limit: MemoryLimit,
     options: SolverOptions,
     write: Write,
+    state: State,
     relaxed: Callable[[], Iterable[Relaxed]] = tuple,
     wider: Callable[[], Formulation] | None = None,
 ) -> ShardingPlan:
@@ -149,6 +95,7 @@ def plan_within_budget(
     Args:
         formulation: the program without memory.
         write: writes a solution as a plan.
+        state: gives the plan that was found its memory, and its schedule.
         relaxed: the program without each of its constraints, asked for where nothing fits.
         wider: the program that decides what is computed again, asked for where the cheapest plan without does not fit.
 
@@ -157,7 +104,7 @@ def plan_within_budget(
         BudgetError: they do, but none that fits; the message says which budget would, who holds memory at the fullest
             moment, and what would free the most.
     """
-    search = _Search(limit, options, write)
+    search = _Search(limit, options, write, state)
     free = search.solved(formulation, formulation.problem, start=options.start)
     if free is None:
         raise InfeasibleError(f"{search.last.status.value} {search.last.report.explanation}".rstrip())
@@ -188,8 +135,12 @@ class _Found:
 
     solution: Solution
     plan: ShardingPlan
-    timeline: Timeline
     formulation: Formulation
+    policy: OptimizerPolicy
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return timeline_of(self.formulation.graph, self.plan, self.policy)
 
     @property
     def peak_bytes(self) -> int:
@@ -207,8 +158,8 @@ class _Found:
 
 
 class _Search:
-    def __init__(self, limit: MemoryLimit, options: SolverOptions, write: Write) -> None:
-        self._limit, self._options, self._write = limit, options, write
+    def __init__(self, limit: MemoryLimit, options: SolverOptions, write: Write, state: State) -> None:
+        self._limit, self._options, self._write, self._state = limit, options, write, state
         self._started_s = time.monotonic()
         self.last: Solution
         self.start: Assignment | Sequence[int] | None = None  # its fullest moments are the first rows
@@ -225,8 +176,7 @@ class _Search:
         return None if self.last.choices is None else self._found(formulation, self.last)
 
     def _found(self, formulation: Formulation, solution: Solution) -> _Found:
-        plan = self._write(formulation, solution)
-        found = _Found(solution, plan, timeline_of(formulation.graph, plan, self._limit.policy), formulation)
+        found = _Found(solution, self._write(formulation, solution), formulation, self._limit.policy)
         if self.leanest is None or found.peak_bytes < self.leanest.peak_bytes:
             self.leanest = found
         return found
@@ -302,10 +252,10 @@ class _Search:
             yield self._found(program, solution)
 
     def stated(self, found: _Found, bound: int | None) -> ShardingPlan:
-        """The plan with its memory, and a bound in nanoseconds."""
+        """The plan with its memory and its schedule, and a bound in nanoseconds."""
         cost = found.cost_ns
         solver = SolverOutcome.of(cost, min(cost, bound or 0), found.plan.solver.identical_layers)
-        return replace(found.plan, solver=solver, memory=self._limit.outcome(found.timeline))
+        return replace(self._state(found.plan), solver=solver)
 
     def explanation(self, relaxed: Iterable[Relaxed]) -> str:
         """The text of the error where no plan fits: the smallest budget found to work, who holds the memory there, and

@@ -23,8 +23,9 @@ from ..constraints.baselines import Baseline, baselines
 from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..mesh import Mesh
 from ..plans import Contender, Contest, ShardingPlan, SolverOutcome
-from .budget import memory_limit
+from ..plans.schedule import BUCKET_BYTES, bucket_size
 from .formulation import Formulation
+from .limit import memory_limit
 from .planner import Checkpointing, Planner, profile_of
 
 OPTIMUM = "optimum"
@@ -44,13 +45,14 @@ def compare(
     memory: str | int | None = None,
     checkpointing: Checkpointing = "free",
     micro_batches: int = 1,
+    bucket: str | int = BUCKET_BYTES,
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Contest:
     """Plans a model freely and under every baseline of the mesh.
 
     Args:
-        model, args, kwargs, mesh, hardware, backend, optimizer, memory, micro_batches, name, progress: as for
+        model, args, kwargs, mesh, hardware, backend, optimizer, memory, micro_batches, bucket, name, progress: as for
             :func:`autoshard.plan`.
         constraints: further ones, for the optimum and the baselines alike.
         time_limit_s: for the solver, for each contender.
@@ -65,7 +67,8 @@ def compare(
     report = progress or (lambda stage: None)
     profile = profile_of(hardware)
     limit = memory_limit(optimizer, memory, None, profile)
-    options = {"backend": backend, "time_limit_s": time_limit_s, "limit": limit}
+    bucket_bytes = bucket_size(bucket)
+    options = {"backend": backend, "time_limit_s": time_limit_s, "limit": limit, "bucket_bytes": bucket_bytes}
     planner = Planner.of_model(
         model,
         args,

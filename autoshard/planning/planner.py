@@ -18,10 +18,13 @@ from ..constraints import Constraint, Constraints
 from ..errors import ConstraintError, InfeasibleError
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
-from .budget import MemoryLimit, SolverOptions, plan_within_budget
+from ..plans.schedule import BUCKET_BYTES
+from .budget import SolverOptions, plan_within_budget
 from .decided import decided
 from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
+from .limit import MemoryLimit
+from .scheduling import scheduled
 
 BLAME_S = 20.0
 """Seconds for finding out which constraints contradict each other."""
@@ -70,6 +73,7 @@ class Planner:
     tie_layers: bool = True
     chooses_again: bool = False
     limit: MemoryLimit = field(default_factory=MemoryLimit)
+    bucket_bytes: int = BUCKET_BYTES
 
     @classmethod
     def of_model(
@@ -134,6 +138,7 @@ class Planner:
                 self.limit,
                 options,
                 self.write,
+                self.state,
                 lambda: self._relaxed(formulation.constraints),
                 self._wider(formulation.constraints),
             )
@@ -159,7 +164,9 @@ class Planner:
             return self.write(program, solution)
 
         options = SolverOptions(self.backend, self.time_limit_s, start, explains=False)
-        plan = plan_within_budget(formulation, self.limit, options, write, wider=self._wider(formulation.constraints))
+        plan = plan_within_budget(
+            formulation, self.limit, options, write, self.state, wider=self._wider(formulation.constraints)
+        )
         return plan, tuple(solutions)
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
@@ -210,6 +217,10 @@ class Planner:
     def write(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
         """The plan of a solution."""
         return interpret(*decided(formulation, solution), self.profile, self.model, self.call)
+
+    def state(self, plan: ShardingPlan) -> ShardingPlan:
+        """A plan with its memory under the limit, and with its schedule where there is room for one."""
+        return scheduled(self.graph, plan, self.limit, self.bucket_bytes)
 
     def _no_plan(self, formulation: Formulation, reason: str) -> str:
         """What the solver said of a program without an answer, and the constraints that are to blame."""

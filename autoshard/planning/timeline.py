@@ -30,7 +30,7 @@ from cost_models import OptimizerPolicy
 
 from ..capture import CapturedGraph, micro_batched, recomputed
 from ..layout import is_even, local_shape
-from ..lowering import LocalProgram, Rank, lower, storages
+from ..lowering import LocalProgram, Rank, in_use, lower, storages
 from ..mesh import Mesh
 from ..micro_batches import held_name, summed_name
 from ..plans import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, ShardingPlan, TenantKind, TensorEntry
@@ -281,7 +281,7 @@ class _Simulation:
     def _run(self, phase: MemoryPhase, node: fx.Node) -> None:
         label, moment = node.meta["label"], len(self._moments)
         self._moments.append((phase, label.operator))
-        for key in _keys(node.all_input_nodes):
+        for key in _keys(in_use(node)):
             if key in self._storages:
                 self._storages[key].last = moment
         for key, size in storages(node).items():

@@ -6,6 +6,7 @@ not.
 
 from .memory_outcome import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, TenantKind
 from .plan import (
+    PHASES,
     Collective,
     CollectiveKind,
     Execution,
@@ -22,6 +23,7 @@ from .views.contest import Contender, Contest, Difference, contest_json, first_d
 from .views.summary import CollectiveTotal, PlanSummary, summarize, summary_json
 
 __all__ = [
+    "PHASES",
     "Collective",
     "CollectiveKind",
     "CollectiveTotal",

@@ -158,7 +158,9 @@ class ShardingPlan:
     ``hardware_fingerprint`` is a digest of the profile the plan was priced with. ``call`` describes how the model is
     called (:mod:`autoshard.capture.calls`; empty where it cannot). ``pins`` are the constraints it was made under, as
     given. A step has ``micro_batches``, of which the operators and redistributions are those of one; the names of
-    those that stand for what is held over the step say so (:mod:`autoshard.micro_batches`).
+    those that stand for what is held over the step say so (:mod:`autoshard.micro_batches`). ``bucket_bytes`` is how
+    much travels together at most, and decides the schedule (:mod:`autoshard.plans.schedule`); 0 where every collective
+    is waited for where it stands.
     ``compute_s``, ``communication_s`` and ``optimizer_s``, the step of the optimizer whose state is counted, add up to
     the predicted step time. ``optimizer_s`` is None for a plan from before the optimizer's step had a price, ``memory``
     for one that was written before plans knew of memory.
@@ -185,6 +187,7 @@ class ShardingPlan:
     memory: MemoryOutcome | None = None
     execution: tuple[Execution, ...] = ()
     micro_batches: int = 1
+    bucket_bytes: int = 0
 
     def __post_init__(self) -> None:
         canonical: dict[str, list[TensorEntry] | list[OperatorEntry] | list[Redistribution] | list[Execution]] = {
@@ -216,7 +219,10 @@ class ShardingPlan:
         return redistribution_runs(entry.tensor, entry.consumers, self.micro_batches)
 
     def collectives(self) -> Iterator[tuple[Phase, Collective]]:
-        """Every collective one rank runs in a step, with its phase."""
+        """Every collective of one rank's step, with its phase, each by itself, as it is priced.
+
+        :func:`autoshard.plans.schedule.sent` says which run together.
+        """
         for redistribution in self.redistributions:
             for collective in redistribution.collectives:
                 yield from [(redistribution.phase, collective)] * self.runs(redistribution)

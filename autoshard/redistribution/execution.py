@@ -14,7 +14,7 @@ import torch
 
 from ..layout import Layout, block, largest_local_shape, local_shape
 from ..mesh import Mesh
-from .steps import step_between
+from .steps import Step, step_between
 
 aten = torch.ops.aten
 
@@ -65,38 +65,64 @@ def run_step(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard)
     Returns the rank's shard in the layout ``after``, contiguous.
     """
     step = step_between(before, after)
-    parts = shard.mesh.shape[step.axis]
-    mine = shard.coordinate[step.axis]
-    local, goal = shard.local(before), shard.local(after)
     if step.kind == "slice":
-        start, stop = block(local[step.target], parts, mine)
+        start, stop = block(shard.local(before)[step.target], shard.mesh.shape[step.axis], shard.coordinate[step.axis])
         # a block of dim 0 would be contiguous, but a view that keeps the whole in memory
         piece = emit.call(aten.slice.Tensor, x, step.target, start, stop)
         return emit.call(aten.clone.default, piece, memory_format=torch.contiguous_format)
-    padded = shard.largest(before)
-    if step.kind == "all_reduce":
-        x = emit.call(aten.contiguous.default, _pad(emit, x, local, padded))
-        return _cut(emit, emit.all_reduce(x, step.axis, step.reduce), padded, goal)
-    if step.kind == "all_gather":
-        x = emit.call(aten.contiguous.default, _pad(emit, x, local, padded))
-        gathered = emit.all_gather(x, step.axis)
-        return _join(emit, gathered, padded, goal, step.source, parts)
-    # Reduce-scatter and all-to-all both send block r of the target dim to rank r. Collectives exchange blocks of dim 0
-    # of one buffer, so the blocks are cut along the target dim, padded to the widest, and stacked along dim 0. What an
-    # all-to-all brings from the other ranks is joined along the source dim. Example, S(0) -> S(1) of a (4, 6) tensor
-    # on two ranks: a rank holds (2, 6), cuts it into two (2, 3) and stacks them to (4, 3); it gets one (2, 3) of its
-    # own columns from each rank, and joins the two along dim 0 to (4, 3).
-    width = -(-padded[step.target] // parts)
-    piece_shape = _with(padded, step.target, width)
-    if step.target == 0 and local == _with(padded, 0, width * parts):
-        stacked = emit.call(aten.contiguous.default, x)  # the blocks lie in a row already
-    else:
-        blocks = (block(local[step.target], parts, r) for r in range(parts))
-        pieces = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
-        stacked = emit.call(aten.cat.default, pieces, 0)
-    if step.kind == "reduce_scatter":
-        return _cut(emit, emit.reduce_scatter(stacked, step.axis, step.reduce), piece_shape, goal)
-    return _join(emit, emit.all_to_all(stacked, step.axis), piece_shape, goal, step.source, parts)
+    given = packed(emit, x, before, after, shard)
+    match step.kind:
+        case "all_reduce":
+            arrived = emit.all_reduce(given, step.axis, step.reduce)
+        case "all_gather":
+            arrived = emit.all_gather(given, step.axis)
+        case "reduce_scatter":
+            arrived = emit.reduce_scatter(given, step.axis, step.reduce)
+        case "all_to_all":
+            arrived = emit.all_to_all(given, step.axis)
+    return unpacked(emit, arrived, before, after, shard)
+
+
+def packed(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard) -> Any:
+    """What a rank gives to the collective of a step: its shard, contiguous, padded to the largest of any rank.
+
+    Reduce-scatter and all-to-all both send block r of the target dim to rank r. Collectives exchange blocks of dim 0
+    of one buffer, so the blocks are cut along the target dim, padded to the widest, and stacked along dim 0. What an
+    all-to-all brings from the other ranks is joined along the source dim. Example, S(0) -> S(1) of a (4, 6) tensor
+    on two ranks: a rank holds (2, 6), cuts it into two (2, 3) and stacks them to (4, 3); it gets one (2, 3) of its
+    own columns from each rank, and joins the two along dim 0 to (4, 3).
+    """
+    step = step_between(before, after)
+    local, padded = shard.local(before), shard.largest(before)
+    if step.kind in ("all_reduce", "all_gather"):
+        return emit.call(aten.contiguous.default, _pad(emit, x, local, padded))
+    parts = shard.mesh.shape[step.axis]
+    piece_shape = _piece(step, padded, parts)
+    if step.target == 0 and local == _with(padded, 0, piece_shape[0] * parts):
+        return emit.call(aten.contiguous.default, x)  # the blocks lie in a row already
+    blocks = (block(local[step.target], parts, r) for r in range(parts))
+    pieces = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
+    return emit.call(aten.cat.default, pieces, 0)
+
+
+def unpacked(emit: Emitter, arrived: Any, before: Layout, after: Layout, shard: Shard) -> Any:
+    """The rank's shard after a step, of what its collective brought."""
+    step = step_between(before, after)
+    parts = shard.mesh.shape[step.axis]
+    padded, goal = shard.largest(before), shard.local(after)
+    match step.kind:
+        case "all_reduce":
+            return _cut(emit, arrived, padded, goal)
+        case "all_gather":
+            return _join(emit, arrived, padded, goal, step.source, parts)
+        case "reduce_scatter":
+            return _cut(emit, arrived, _piece(step, padded, parts), goal)
+    return _join(emit, arrived, _piece(step, padded, parts), goal, step.source, parts)
+
+
+def _piece(step: Step, padded: tuple[int, ...], parts: int) -> tuple[int, ...]:
+    """The shape of what one rank sends to one other."""
+    return _with(padded, step.target, -(-padded[step.target] // parts))
 
 
 def _join(emit: Emitter, x: Any, piece: tuple[int, ...], goal: tuple[int, ...], dim: int, parts: int) -> Any:

@@ -47,9 +47,9 @@ class Conditions(TypedDict, total=False):
 def planner_of(
     plan: ShardingPlan, model: nn.Module, args: Any, kwargs: dict[str, Any] | None, **conditions: Unpack[Conditions]
 ) -> Planner:
-    """A planner for a model as it is now, with the objective, the micro-batches and the memory limit that a plan was
-    made with (by the allocator's margin of the profile as it is now), and with what the plan computes again in the
-    backward: constraints add to that, or take from it (``keep``).
+    """A planner for a model as it is now, with the objective, the micro-batches, the schedule and the memory limit
+    that a plan was made with (by the allocator's margin of the profile as it is now), and with what the plan computes
+    again in the backward: constraints add to that, or take from it (``keep``).
 
     Raises:
         CaptureError, ProfileError: the model cannot be captured, the profile not be read.
@@ -73,6 +73,7 @@ def planner_of(
         limit=replace(limit_of(plan), allocator_margin=profile.allocator_margin),
         checkpointing="none",
         micro_batches=plan.micro_batches,
+        bucket_bytes=plan.bucket_bytes,
     )
     return replace(planner, graph=recomputed(planner.graph, plan.recomputed))
 
@@ -151,7 +152,8 @@ def priced(plan: ShardingPlan, planner: Planner, formulation: Formulation) -> Pr
             "the plan's decisions do not fit together: no way leads from one layout to another that it wants; if the "
             "file was edited by hand, `autoshard replan` makes a plan of it"
         )
-    return Priced(formulation, decisions, solution, planner.write(formulation, solution))
+    now = replace(planner.write(formulation, solution), bucket_bytes=plan.bucket_bytes)
+    return Priced(formulation, decisions, solution, now)
 
 
 def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> ShardingPlan:
@@ -167,7 +169,7 @@ def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> 
     with constraints.located():
         solution = planner.solve(formulation)
     solution = with_fewest_changes(planner, formulation.problem, solution, choices_of(wanted, formulation))
-    plan = with_memory(planner, planner.write(formulation, solution))
+    plan = planner.state(planner.write(formulation, solution))
     return plan if is_within_budget(plan) else planner.plan(constraints)
 
 

@@ -15,6 +15,7 @@ import autoshard
 from autoshard.lowering.placements import placements_of
 from autoshard.mesh import Mesh
 from autoshard.plans import ShardingPlan
+from autoshard.plans.schedule import sent
 
 from . import cases
 
@@ -66,7 +67,7 @@ def worst_parameter(parallel: nn.Module, reference: nn.Module) -> float:
 
 
 def planned_collectives(plan: ShardingPlan) -> Counter[tuple[str, str, int]]:
-    return Counter((c.kind, c.axis, c.size_bytes) for _, c in plan.collectives())
+    return Counter((c.kind, c.axis, c.size_bytes) for c in sent(plan))
 
 
 def both(case: str, plan_text: str) -> tuple[ShardingPlan, nn.Module, nn.Module, DeviceMesh]:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 import autoshard
 from autoshard.lowering.adapter import StorageWatch
 from autoshard.lowering.placements import placements_of
+from autoshard.plans.schedule import sent
 
 from . import cases
 from .harness import run_ranks
@@ -108,7 +109,7 @@ def _call_in_other_ways(plan_text: str) -> None:
     with torch.no_grad(), autoshard.measure_collectives(mesh) as log:
         loss = parallel(*shards)
     assert not loss.requires_grad and relative(loss, expected) <= LIMIT
-    forward = [(c.kind, c.axis, c.size_bytes) for phase, c in plan.collectives() if phase == "forward"]
+    forward = [(c.kind, c.axis, c.size_bytes) for c in sent(plan) if c.phase == "forward"]
     assert sorted(log.records) == sorted(forward)
     dtensors = [
         DTensor.from_local(

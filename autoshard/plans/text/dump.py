@@ -45,6 +45,10 @@ _NOTATION = """\
 # execution     the order on one rank: module, roles, predicted milliseconds; loops over layers
 """
 
+_NOTATION_OF_BUCKETS = """\
+# bucket_bytes  so much at most travels together: parameters are gathered a layer ahead, gradients reduced in buckets
+"""
+
 _NOTATION_OF_SEVERAL = """\
 # micro_batches   forwards and backwards of a step; shapes, times and redistributions are those of one of them
 #               held_W: the copy of W for the step, summed_W: the sum of its gradients; to held_W and from summed_W once
@@ -64,7 +68,9 @@ def dump_plan(plan: ShardingPlan) -> str:
             no finite number or below 0, or the plan contradicts itself (:mod:`autoshard.plans.text.contradictions`).
     """
     _check(plan)
-    notation = _NOTATION + _NOTATION_OF_SEVERAL if plan.micro_batches > 1 else _NOTATION
+    notation = _NOTATION
+    notation += _NOTATION_OF_BUCKETS if plan.bucket_bytes else ""
+    notation += _NOTATION_OF_SEVERAL if plan.micro_batches > 1 else ""
     return notation + "\n" + "\n".join(_render(plan, fold_plan(plan))) + "\n"
 
 
@@ -169,6 +175,8 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
     yield from _section("pins", [f"- {quote(pin)}" for pin in plan.pins], empty="[]")
     if plan.micro_batches > 1:
         yield f"micro_batches: {plan.micro_batches}"
+    if plan.bucket_bytes:
+        yield f"bucket_bytes: {plan.bucket_bytes}"
     yield "result:"
     yield f"  status: {quote(plan.solver.status)}"
     yield f"  identical_layers: {plan.solver.identical_layers}"

@@ -68,8 +68,15 @@ def _from_5(document: Document) -> Document:
     return dict(document)
 
 
+def _from_6(document: Document) -> Document:
+    """In format 6 nothing travelled together."""
+    if "bucket_bytes" in document:
+        raise UnknownSection(("bucket_bytes",), 6)
+    return dict(document)
+
+
 MIGRATIONS: Mapping[int, Callable[[Document], Document]] = MappingProxyType(
-    {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4, 5: _from_5}
+    {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4, 5: _from_5, 6: _from_6}
 )
 """From each older format to the one after it."""
 

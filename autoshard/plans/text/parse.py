@@ -160,6 +160,7 @@ class _Reader:
                 *self._execution("backward", document.execution.backward),
             ),
             micro_batches=document.micro_batches,
+            bucket_bytes=document.bucket_bytes,
         )
         self._check_totals(plan)
         with self._at("execution"):

@@ -20,7 +20,7 @@ from ..memory_outcome import MAX_POINTS, MAX_TENANTS, MemoryPhase, TenantKind
 from ..plan import IdenticalLayers
 from .notation import MAX_SECONDS
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 MAX_REPEATS = 1_000_000
 
 _LAYOUT = r"^\s*([A-Za-z_]\w*:(R|S\(\d{1,3}\)|P\((sum|max|min)\))(\s+|$))*$"
@@ -235,7 +235,7 @@ class TotalsSection(_Section):
 class PlanDocument(_Section):
     """A sharding plan of autoshard: which rank holds which part of each tensor, and what is communicated."""
 
-    autoshard_plan: Annotated[Literal["6"], Field(json_schema_extra=_VERSION, description="The format version.")]
+    autoshard_plan: Annotated[Literal["7"], Field(json_schema_extra=_VERSION, description="The format version.")]
     model: str
     fingerprint: str
     call: str
@@ -246,6 +246,10 @@ class PlanDocument(_Section):
     micro_batches: Annotated[
         int, Field(ge=1, le=MAX_REPEATS, description="How many forwards and backwards make a step.")
     ] = 1
+    bucket_bytes: Annotated[
+        Size,
+        Field(description="How much travels together at most of what is gathered and reduced for parameters; 0: each."),
+    ] = 0
     result: ResultSection
     repeats: Annotated[
         dict[str, Annotated[int, Field(ge=1, le=MAX_REPEATS)]],

@@ -142,6 +142,7 @@ def _facts(old: ShardingPlan, new: ShardingPlan) -> Iterator[Fact]:
         ("hardware profile", old.hardware_fingerprint, new.hardware_fingerprint),
         ("objective", old.objective, new.objective),
         ("micro-batches", str(old.micro_batches), str(new.micro_batches)),
+        ("bucket", format_bytes(old.bucket_bytes), format_bytes(new.bucket_bytes)),
         ("pins", "; ".join(old.pins) or ABSENT, "; ".join(new.pins) or ABSENT),
         ("status", old.solver.verdict, new.solver.verdict),
         ("memory budget", memory(old, "budget_bytes"), memory(new, "budget_bytes")),

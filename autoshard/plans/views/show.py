@@ -25,7 +25,7 @@ from ..text.notation import format_path, format_strategy
 from ..units import format_bytes, format_seconds
 from .parallelism import Parallelism
 from .redistribution_reasons import RedistributionReasons, what_runs
-from .summary import AgainTotal, PlanSummary, summarize
+from .summary import AgainTotal, PlanSummary, ScheduleTotal, summarize
 
 PIPE_COLUMNS = 4000
 """Width for what is not a terminal: wide enough that no line is folded; tables take only what they need."""
@@ -76,6 +76,7 @@ def headline(summary: PlanSummary) -> tuple[str, ...]:
         f"communication {format_seconds(summary.communication_s)}, {_optimizer_words(summary)}",
         f"parameters {format_bytes(summary.parameter_bytes)}, {per_rank} on the rank with the largest shards",
         *([_micro_batches_line(summary)] if summary.micro_batches > 1 else []),
+        *([_schedule_line(summary.schedule)] if summary.schedule.planned else []),
         *([_again_line(summary)] if summary.recomputed else []),
         *([] if summary.memory is None else [_memory_line(summary.memory)]),
     )
@@ -85,6 +86,13 @@ def _optimizer_words(summary: PlanSummary) -> str:
     if summary.optimizer_s is None:
         return "optimizer not known"
     return f"optimizer {format_seconds(summary.optimizer_s)}"
+
+
+def _schedule_line(total: ScheduleTotal) -> str:
+    return (
+        f"schedule: {total.planned} collectives for parameters run as {total.run}, in buckets of "
+        f"{format_bytes(total.bucket_bytes)}"
+    )
 
 
 def _again_line(summary: PlanSummary) -> str:

@@ -14,6 +14,7 @@ from ..dtypes import DTYPE_BYTES
 from ..memory_outcome import MemoryOutcome
 from ..natural_order import starred
 from ..plan import Collective, CollectiveKind, Phase, ShardingPlan, TensorEntry
+from ..schedule import schedule
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,15 @@ class HeldTotal:
 
 
 @dataclass(frozen=True)
+class ScheduleTotal:
+    """What travels together: so many collectives for parameters run as ``run``, with ``bucket_bytes`` at most each."""
+
+    bucket_bytes: int
+    planned: int
+    run: int
+
+
+@dataclass(frozen=True)
 class PlanSummary:
     """The numbers of a plan.
 
@@ -99,6 +109,7 @@ class PlanSummary:
     recomputed: tuple[AgainTotal, ...]
     micro_batches: int
     held: tuple[HeldTotal, ...]
+    schedule: ScheduleTotal
     memory: MemoryOutcome | None
 
 
@@ -131,13 +142,15 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         recomputed=_again(plan),
         micro_batches=plan.micro_batches,
         held=_held(plan),
+        schedule=_schedule(plan),
         memory=plan.memory,
     )
 
 
 def summary_json(plan: ShardingPlan) -> dict[str, object]:
     """The summary as JSON-ready values: the keys of :class:`PlanSummary`, :class:`CollectiveTotal`,
-    :class:`AgainTotal`, :class:`HeldTotal` and :class:`~autoshard.plans.memory_outcome.MemoryOutcome`.
+    :class:`AgainTotal`, :class:`HeldTotal`, :class:`ScheduleTotal` and
+    :class:`~autoshard.plans.memory_outcome.MemoryOutcome`.
 
     The keys are stable: later versions add some and change none. ``docs/plan_file.md`` lists them.
     """
@@ -152,6 +165,12 @@ def summary_json(plan: ShardingPlan) -> dict[str, object]:
 
 def _lists(value: dict[str, object]) -> dict[str, object]:
     return {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
+
+
+def _schedule(plan: ShardingPlan) -> ScheduleTotal:
+    buckets = schedule(plan).buckets
+    planned = sum(len(member.collectives) for bucket in buckets for member in bucket.members)
+    return ScheduleTotal(plan.bucket_bytes, planned, sum(len(bucket.travels) for bucket in buckets))
 
 
 def _totals(plan: ShardingPlan) -> tuple[CollectiveTotal, ...]:

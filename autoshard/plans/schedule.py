@@ -1,0 +1,286 @@
+"""When what is moved for parameters sets out, what travels together, and when it is waited for.
+
+A plan says what is moved from which layout to which. This says how, for two kinds of redistributions that nobody reads
+in between:
+
+- Parameters are gathered a *window* ahead. A window is what one layer of a phase reads first, ``bucket_bytes`` at most;
+  its gathers set out as the window before it is first read, and are waited for at the first reader of their own.
+- Gradients are reduced in buckets of ``bucket_bytes`` at most, in the order in which they are made. A bucket sets out
+  once its last gradient is made, and is waited for when the next bucket sets out, or behind the last operator: one is
+  on its way at a time, so what is in flight is bounded.
+
+What travels together takes the same steps over the same axes in the same dtype: one collective for each of the steps.
+All of that follows from the plan, so every rank has the same order, which no rank leaves. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cost_models.collective_kinds import RedistributionKind as CollectiveKind
+
+from .plan import PHASES, Phase, Redistribution, ShardingPlan
+from .units import parse_bytes
+
+BUCKET_BYTES = 25 << 20
+"""The default of ``bucket_cap_mb`` in torch's DistributedDataParallel, which found it by measuring
+(https://docs.pytorch.org/docs/2.13/generated/torch.nn.parallel.DistributedDataParallel.html).
+"""
+
+
+def bucket_size(given: str | int) -> int:
+    """Bytes of a bucket, as a user gives them: ``"25MiB"``, or a number.
+
+    Raises:
+        ValueError: it is no size.
+    """
+    size = parse_bytes(given) if isinstance(given, str) else given
+    if size < 0:
+        raise ValueError(f"a bucket of {given} bytes cannot be; give a size from 0 up, for example 25MiB")
+    return size
+
+
+END = "results"
+"""The place behind the last operator of a phase, where it gives its results; operators' names have a slash."""
+
+_GATHERS = frozenset({"all_gather"})
+_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
+
+
+@dataclass(frozen=True)
+class Travel:
+    """One collective of a bucket: ``size_bytes`` is the larger of a rank's input and output buffer.
+
+    ``sets_out`` and ``arrives`` are the operators of the phase in whose turn, before they run, it is issued and waited
+    for; END where that is behind the last one.
+    """
+
+    kind: CollectiveKind
+    axis: str
+    size_bytes: int
+    sets_out: str
+    arrives: str
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Redistributions of one phase that travel together, and their collectives, one after the other."""
+
+    phase: Phase
+    members: tuple[Redistribution, ...]
+    travels: tuple[Travel, ...]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is done in the turn of an operator: the collective number ``travel`` of a bucket is issued or waited for."""
+
+    bucket: int
+    travel: int
+    what: Literal["issue", "wait"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The buckets of a plan, those that set out first coming first."""
+
+    buckets: tuple[Bucket, ...] = ()
+
+    def turns(self, phase: Phase) -> Mapping[str, tuple[Turn, ...]]:
+        """What is done before an operator of a phase runs (or behind the last one), in order."""
+        found: dict[str, list[Turn]] = defaultdict(list)
+        for k, bucket in enumerate(self.buckets):
+            if bucket.phase == phase:
+                for i, travel in enumerate(bucket.travels):
+                    found[travel.sets_out].append(Turn(k, i, "issue"))
+                    found[travel.arrives].append(Turn(k, i, "wait"))
+        return {operator: tuple(turns) for operator, turns in found.items()}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A collective as it runs: ``size_bytes`` is the larger of a rank's input and output buffer."""
+
+    phase: Phase
+    kind: CollectiveKind
+    axis: str
+    size_bytes: int
+
+
+def sent(plan: ShardingPlan) -> Iterator[Sent]:
+    """Every collective that one rank runs in a step: those of buckets, and those of redistributions in none."""
+    found = schedule(plan)
+    together = {member for bucket in found.buckets for member in bucket.members}
+    for entry in plan.redistributions:
+        for each in entry.collectives if entry not in together else ():
+            yield from [Sent(entry.phase, each.kind, each.axis, each.size_bytes)] * plan.runs(entry)
+    for bucket in found.buckets:
+        for travel in bucket.travels:
+            yield Sent(bucket.phase, travel.kind, travel.axis, travel.size_bytes)
+
+
+def schedule(plan: ShardingPlan, left_out: Collection[str] = (), unwanted: Collection[str] = ()) -> Schedule:
+    """The schedule of a plan; nothing for one without ``bucket_bytes``, or with several micro-batches.
+
+    Args:
+        left_out: operators of the backward that do not run, where only some results receive a gradient.
+        unwanted: parameters that receive none then.
+    """
+    if not plan.bucket_bytes or plan.micro_batches > 1:
+        return Schedule()
+    reader = _Reader(plan, frozenset(left_out), frozenset(unwanted))
+    buckets = [*reader.gathered("forward"), *reader.gathered("backward"), *reader.reduced()]
+    order = {phase: reader.order(phase) for phase in PHASES}
+    return Schedule(tuple(sorted(buckets, key=lambda b: (b.phase != "forward", order[b.phase][b.travels[0].sets_out]))))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A redistribution that may travel with others, and the operator at which it is first read, or that makes it."""
+
+    entry: Redistribution
+    dtype: str
+    place: int
+
+    @property
+    def way(self) -> tuple[object, ...]:
+        """What it shares with those that it may travel with."""
+        changed = ((a, b) for before, after in zip(self.entry.path, self.entry.path[1:]) for a, b in zip(before, after))
+        reductions = tuple(a.reduce for a, b in changed if a != b and a.kind == "P")
+        return self.dtype, tuple((c.kind, c.axis) for c in self.entry.collectives), reductions
+
+
+class _Reader:
+    def __init__(self, plan: ShardingPlan, left_out: frozenset[str], unwanted: frozenset[str]) -> None:
+        self._plan, self._unwanted = plan, unwanted
+        self._dtypes = {entry.name: entry.dtype for entry in plan.parameters}
+        self._names = {phase: [e.name for e in plan.execution if e.phase == phase] for phase in PHASES}
+        self._places = {phase: {name: k for k, name in enumerate(self._names[phase])} for phase in PHASES}
+        self._runs = {
+            phase: {name for name in self._names[phase] if phase == "forward" or name not in left_out}
+            for phase in PHASES
+        }
+        self._of_tensor: dict[str, list[Redistribution]] = defaultdict(list)
+        for entry in plan.redistributions:
+            self._of_tensor[entry.tensor].append(entry)
+
+    def order(self, phase: Phase) -> Mapping[str, int]:
+        """The places of a phase in their order."""
+        return {**self._places[phase], END: len(self._names[phase])}
+
+    def gathered(self, phase: Phase) -> Iterator[Bucket]:
+        """The buckets in which a phase gathers parameters."""
+        found = sorted(self._gathers(phase), key=lambda each: each.place)
+        windows = list(self._windows(found, phase))
+        for k, window in enumerate(windows):
+            before = windows[k - 1][0].place if k else 0
+            for bucket in _alike(window):
+                yield self._gathering(phase, bucket, before)
+
+    def _gathers(self, phase: Phase) -> Iterator[_Found]:
+        for entry in self._plan.redistributions:
+            dtype = self._dtypes.get(entry.tensor)
+            if entry.phase != phase or dtype is None or not self._travels(entry, dtype, _GATHERS):
+                continue
+            readers = [self._places[phase][name] for name in entry.consumers if name in self._runs[phase]]
+            if readers and all(name in self._places[phase] for name in entry.consumers):
+                yield _Found(entry, dtype, min(readers))
+
+    def _windows(self, found: Sequence[_Found], phase: Phase) -> Iterator[list[_Found]]:
+        window: list[_Found] = []
+        for each in found:
+            is_other = window and self._layer(each, phase) != self._layer(window[0], phase)
+            if window and (is_other or _size(window) + _size([each]) > self._plan.bucket_bytes):
+                yield window
+                window = []
+            window.append(each)
+        if window:
+            yield window
+
+    def _layer(self, found: _Found, phase: Phase) -> str:
+        """The layer of a first reader: ``layers.3`` of ``layers.3.attention.wq/mm``; nothing outside of layers."""
+        parts = self._names[phase][found.place].partition("/")[0].split(".")
+        numbered = [k for k, part in enumerate(parts) if part.isdecimal()]
+        return ".".join(parts[: numbered[0] + 1]) if numbered else ""
+
+    def _gathering(self, phase: Phase, bucket: Sequence[_Found], before: int) -> Bucket:
+        """All steps but the first are taken where the bucket is first read."""
+        first, reader = self._names[phase][before], self._names[phase][min(each.place for each in bucket)]
+        return _bucket(phase, bucket, [first, *[reader] * len(bucket[0].entry.collectives)])
+
+    def reduced(self) -> Iterator[Bucket]:
+        """The buckets in which the backward reduces gradients."""
+        open_: dict[tuple[object, ...], list[_Found]] = {}
+        full: list[list[_Found]] = []
+        for each in sorted(self._reductions(), key=lambda each: each.place):
+            bucket = open_.setdefault(each.way, [])
+            if bucket and _size(bucket) + _size([each]) > self._plan.bucket_bytes:
+                full.append(bucket)
+                bucket = open_[each.way] = []
+            bucket.append(each)
+        full += open_.values()
+        full.sort(key=lambda bucket: bucket[-1].place)
+        names = [*self._names["backward"], END]
+        starts = [names[bucket[-1].place + 1] for bucket in full]
+        for k, bucket in enumerate(full):
+            count = len(bucket[0].entry.collectives) + 1
+            yield _bucket("backward", bucket, [*starts[k : k + count], *[END] * count][:count])
+
+    def _reductions(self) -> Iterator[_Found]:
+        for entry in self._plan.redistributions:
+            if entry.phase != "backward" or len(entry.consumers) != 1:
+                continue
+            (name,) = entry.consumers
+            dtype, place = self._dtypes.get(name), self._places["backward"].get(_maker(entry.tensor))
+            if dtype is None or place is None or name in self._unwanted:
+                continue
+            if self._travels(entry, dtype, _REDUCTIONS):
+                yield _Found(entry, dtype, place)
+
+    def _travels(self, entry: Redistribution, dtype: str, kinds: frozenset[str]) -> bool:
+        """Whether a redistribution may travel with others: it communicates by these kinds alone, in numbers that can
+        be sent as they are, and nobody reads what is on its way.
+        """
+        sends = {collective.kind for collective in entry.collectives}
+        if not sends or not sends <= kinds or entry.shared or entry.kept or dtype.startswith("complex"):
+            return False
+        return not any(_reads_on_the_way(other, entry) for other in self._of_tensor[entry.tensor])
+
+
+def _reads_on_the_way(other: Redistribution, entry: Redistribution) -> bool:
+    """Whether another redistribution goes on from a step of this one; from its end, only what is kept may."""
+    end = len(entry.path) - 1
+    common = min(other.shared, end) + 1
+    goes_on = other.shared > 0 and other.path[:common] == entry.path[:common]
+    return goes_on and not (other.kept and other.shared >= end)
+
+
+def _maker(tensor: str) -> str:
+    """The operator that makes a tensor: ``norm/layer_norm`` its second result, which is named ``norm/layer_norm:1``."""
+    name, colon, number = tensor.rpartition(":")
+    return name if colon and number.isdecimal() else tensor
+
+
+def _alike(window: Iterable[_Found]) -> Iterator[list[_Found]]:
+    """Those of a window that take the same way."""
+    groups: dict[tuple[object, ...], list[_Found]] = defaultdict(list)
+    for each in window:
+        groups[each.way].append(each)
+    yield from groups.values()
+
+
+def _size(found: Iterable[_Found]) -> int:
+    return sum(max(collective.size_bytes for collective in each.entry.collectives) for each in found)
+
+
+def _bucket(phase: Phase, found: Sequence[_Found], places: Sequence[str]) -> Bucket:
+    """A bucket whose collectives are issued at ``places``, each where the one before is waited for."""
+    members = tuple(each.entry for each in found)
+    travels = tuple(
+        Travel(each.kind, each.axis, sum(m.collectives[i].size_bytes for m in members), places[i], places[i + 1])
+        for i, each in enumerate(members[0].collectives)
+    )
+    return Bucket(phase, members, travels)

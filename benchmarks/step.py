@@ -1,0 +1,213 @@
+"""Steps of autoshard against torch's own schemes of the same name, rotated in one run on 4 gloo ranks.
+
+    python benchmarks/step.py                            # on one host
+    python benchmarks/two_hosts.py --rate 200mbit -- benchmarks/step.py --rounds 30
+
+A step is forward, backward and AdamW's step of the demo Llama (examples/llama.py). In every round each contender takes
+one step, begun together, and the slowest rank's seconds count; a ratio is that of two contenders of one round. The
+table has the medians of both and of their ratios, with quartiles. ``optimum`` is the plan without constraints on
+dp=2,tp=2, against each of torch's.
+
+Must: no ratio above 1.05, and the optimum at most 1.00 of torch's best. Exit code 1 where that is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import autoshard
+from autoshard.constraints.baselines import baseline
+from autoshard.mesh import Mesh
+from examples.llama import Attention, Llama, apply_rope, demo
+
+RANKS, ROUNDS, WARM = 4, 30, 3
+MOST, MOST_OF_OPTIMUM = 1.05, 1.00
+MESHES = {"ddp": "dp=4", "fsdp": "dp=4", "tp": "tp=4", "fsdp+tp": "dp=2,tp=2"}
+OPTIMUM, OPTIMUM_MESH = "optimum", "dp=2,tp=2"
+
+Step = Callable[[], object]
+
+
+class LocalHeads(Attention):
+    """Attention over the heads of one rank: tensor parallelism by hand changes the model for that."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(B, T, C) to (B, T, C)."""
+        batch, sequence, _ = x.shape
+        q, k, v = (linear(x).view(batch, sequence, -1, self.head_dim) for linear in (self.wq, self.wk, self.wv))
+        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        q, k, v = q.transpose(1, 2), self._repeat(k).transpose(1, 2), self._repeat(v).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        output: Tensor = self.wo(mixed.transpose(1, 2).reshape(batch, sequence, -1))
+        return output
+
+
+def _tensor(model: Llama, mesh: DeviceMesh) -> nn.Module:
+    """Megatron's plan for the blocks; all outside of them is whole on every rank."""
+    attention = PrepareModuleInput(
+        input_layouts=(Replicate(), None, None), desired_input_layouts=(Replicate(), None, None)
+    )
+    feed_forward = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
+    for block in model.layers:
+        columns = ("attention.wq", "attention.wk", "attention.wv", "feed_forward.w1", "feed_forward.w3")
+        plan: dict[str, ParallelStyle] = {"attention": attention, "feed_forward": feed_forward}
+        plan |= {name: ColwiseParallel() for name in columns}
+        plan |= {name: RowwiseParallel() for name in ("attention.wo", "feed_forward.w2")}
+        parallelize_module(block, mesh, plan)
+        block.attention.__class__ = LocalHeads
+        block.attention.n_heads //= mesh.size()
+        block.attention.n_kv_heads //= mesh.size()
+    return model
+
+
+def _fsdp(model: Llama, mesh: DeviceMesh) -> nn.Module:
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def torchs(scheme: str, model: Llama, mesh: DeviceMesh) -> tuple[nn.Module, DeviceMesh | None]:
+    """The model under torch's own scheme, and the mesh axis along which ranks have rows of their own."""
+    if scheme == "ddp":
+        # nothing changes the buffers of this model; DDP would send them from the first rank at every step
+        return DistributedDataParallel(model, process_group=mesh.get_group(0), broadcast_buffers=False), mesh
+    if scheme == "fsdp":
+        return _fsdp(model, mesh), mesh
+    if scheme == "tp":
+        return _tensor(model, mesh), None
+    return _fsdp(_tensor(model, mesh["tp"]), mesh["dp"]), mesh["dp"]  # type: ignore[arg-type]
+
+
+def _batch() -> tuple[Tensor, Tensor]:
+    shape, generator = demo()[1][0].shape, torch.Generator().manual_seed(1)
+    tokens, targets = (torch.randint(0, 256, shape, generator=generator) for _ in range(2))
+    return tokens, targets
+
+
+def _step(module: nn.Module, arguments: tuple[Tensor, ...]) -> Step:
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+
+    def step() -> None:
+        module(*arguments).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def contenders(schemes: list[str]) -> dict[tuple[str, str], Step]:
+    """A step of each, by scheme and whose it is."""
+    made: dict[tuple[str, str], Step] = {}
+    for scheme in (*schemes, OPTIMUM):
+        axes = Mesh.parse(MESHES.get(scheme, OPTIMUM_MESH))
+        mesh = init_device_mesh("cpu", axes.shape, mesh_dim_names=axes.axes)
+        model, example = demo()
+        constraints = () if scheme == OPTIMUM else baseline(scheme, axes).constraints(axes)
+        ours = autoshard.auto_parallelize(model, mesh, example, constraints=constraints)
+        made[scheme, "autoshard"] = _step(ours, autoshard.shard_inputs(ours.plan, mesh, *_batch()))
+        if scheme != OPTIMUM:
+            theirs, data = torchs(scheme, demo()[0], mesh)
+            rows = _batch()
+            if data is not None:
+                rows = tuple(x.chunk(data.size())[data.get_local_rank()] for x in rows)  # type: ignore[assignment]
+            made[scheme, "torch"] = _step(theirs, rows)
+    return made
+
+
+def timed(steps: dict[tuple[str, str], Step], rounds: int) -> dict[tuple[str, str], list[float]]:
+    """Seconds of the slowest rank, by contender and round; who begins a round changes from one to the next."""
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
+    order = list(steps)
+    for number in range(-WARM, rounds):
+        order = [*order[1:], order[0]]
+        for key in order:
+            dist.barrier()
+            started_s = time.perf_counter()
+            steps[key]()
+            seconds = torch.tensor(time.perf_counter() - started_s)
+            dist.all_reduce(seconds, dist.ReduceOp.MAX)
+            if number >= 0:
+                times[key].append(float(seconds))
+    return times
+
+
+def report(times: dict[tuple[str, str], list[float]], console: Console) -> bool:
+    """Prints the table; whether every ratio is as it must be."""
+    theirs = [key for key in times if key[1] == "torch"]
+    best = min(theirs, key=lambda key: statistics.median(times[key]))
+    pairs = [((scheme, "autoshard"), (scheme, "torch")) for scheme, _ in theirs]
+    pairs += [((OPTIMUM, "autoshard"), key) for key in theirs]
+    table = Table(title=f"Steps of {RANKS} ranks, {len(times[best])} rounds")
+    for heading in ("autoshard", "torch", "ms", "torch's ms", "ratio", "quartiles", ""):
+        table.add_column(heading, justify="left" if heading in ("autoshard", "torch", "") else "right")
+    fine = True
+    for ours, other in pairs:
+        ratios = [a / b for a, b in zip(times[ours], times[other])]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        is_optimum = ours[0] == OPTIMUM
+        most = MOST_OF_OPTIMUM if is_optimum else MOST
+        counts = not is_optimum or other == best
+        fine &= middle <= most or not counts
+        verdict = f"at most {most:.2f}: {'yes' if middle <= most else 'no'}" if counts else ""
+        milliseconds = (f"{statistics.median(times[key]) * 1e3:.0f}" for key in (ours, other))
+        table.add_row(ours[0], other[0], *milliseconds, f"{middle:.2f}", f"{low:.2f} to {high:.2f}", verdict)
+    console.print(table)
+    return fine
+
+
+def work(schemes: list[str], rounds: int) -> int:
+    """One rank; the first one prints."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=600))
+    times = timed(contenders(schemes), rounds)
+    fine = dist.get_rank() != 0 or report(times, Console(width=None if sys.stdout.isatty() else 140))
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0 if fine else 1)  # interpreters with gloo threads sometimes abort as they end
+
+
+def main() -> int:
+    """Reads the arguments; starts the ranks, or is one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="steps of each that are timed")
+    parser.add_argument("--scheme", action="append", choices=MESHES, help="which to race; may be repeated")
+    arguments = parser.parse_args()
+    if "RANK" in os.environ:
+        return work(arguments.scheme or list(MESHES), arguments.rounds)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
+    quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return subprocess.run([*torchrun, __file__, *sys.argv[1:]], env=quiet | os.environ, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
