@@ -366,6 +366,7 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
         operators=entries,
         redistributions=moved,
         execution=execution,
+        bucket_bytes=draw(st.sampled_from((0, 1, 1 << 20))),
     )
     plan = costed(plan, draw(st.floats(0, 1)))
     return replace(plan, memory=draw(st.none() | memories(plan)))

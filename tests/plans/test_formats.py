@@ -21,9 +21,9 @@ OLD = FOLDER / "transformer.format-1.yaml"
 
 
 def without_the_news_of_format_5(plan: ShardingPlan) -> ShardingPlan:
-    """No price of the optimizer's step, no margin of the allocator."""
+    """No price of the optimizer's step, no margin of the allocator; no micro-batches, and nothing travels together."""
     memory = plan.memory and replace(plan.memory, allocator_margin=0.0)
-    return costed(replace(plan, optimizer_s=None, memory=memory))
+    return costed(replace(plan, optimizer_s=None, memory=memory, bucket_bytes=0))
 
 
 def without_the_news_of_format_4(plan: ShardingPlan) -> ShardingPlan:
@@ -167,6 +167,13 @@ def test_micro_batches_in_a_file_of_format_5_are_refused() -> None:
     assert parse_plan(text) == transformer_plan(4)
     with pytest.raises(PlanFileError, match="a plan of format 5 has no section 'micro_batches'"):
         parse_plan(text.replace("\nresult:\n", "\nmicro_batches: 4\nresult:\n", 1))
+
+
+def test_buckets_in_a_file_of_format_6_are_refused() -> None:
+    text = dump_plan(transformer_plan(4)).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 6", 1)
+    assert parse_plan(text) == transformer_plan(4)
+    with pytest.raises(PlanFileError, match="a plan of format 6 has no section 'bucket_bytes'"):
+        parse_plan(text.replace("\nresult:\n", "\nbucket_bytes: 4\nresult:\n", 1))
 
 
 def test_every_older_format_has_a_way_to_the_present_one() -> None:

@@ -9,7 +9,7 @@ import pytest
 from .write_golden import FOLDER, GOLDEN, ROOT
 from .write_llama import PLANS
 
-GIVEN = {FOLDER / name for name in (*(f"transformer.format-{version}.yaml" for version in (1, 2, 3, 4, 5)), *PLANS)}
+GIVEN = {FOLDER / name for name in (*(f"transformer.format-{version}.yaml" for version in (1, 2, 3, 4, 5, 6)), *PLANS)}
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: str(path.relative_to(ROOT)))

@@ -1,0 +1,117 @@
+"""Laws of the schedule: it moves what the plan moves, in time, in bounded buckets, and is a function of the plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from autoshard.plans import PHASES, Phase, ShardingPlan, read_plan
+from autoshard.plans.schedule import END, Bucket, schedule, sent
+
+from .synthetic import plans, transformer_plan
+
+GOLDEN = Path(__file__).with_name("golden")
+SIZES = (1, 100_000, 25 << 20, 1 << 40)
+PLANS = {
+    "transformer": transformer_plan(4),
+    "llama3_8b": read_plan(GOLDEN / "llama3_8b.yaml"),
+    "llama3_8b-tight": read_plan(GOLDEN / "llama3_8b-tight.yaml"),
+}
+
+
+def order(plan: ShardingPlan, phase: Phase) -> dict[str, int]:
+    names = [entry.name for entry in plan.execution if entry.phase == phase]
+    return {name: k for k, name in enumerate((*names, END))}
+
+
+def size(bucket: Bucket) -> int:
+    return sum(max(c.size_bytes for c in member.collectives) for member in bucket.members)
+
+
+def check(plan: ShardingPlan) -> Sequence[Bucket]:
+    """Asserts every law."""
+    buckets = schedule(plan).buckets
+    moved: Counter[tuple[str, str, str]] = Counter()
+    for phase, collective in plan.collectives():
+        moved[phase, collective.kind, collective.axis] += collective.size_bytes
+    travelling: Counter[tuple[str, str, str]] = Counter()
+    for each in sent(plan):
+        travelling[each.phase, each.kind, each.axis] += each.size_bytes
+    assert +travelling == +moved, "other bytes travel than are moved"
+    members = [member for bucket in buckets for member in bucket.members]
+    assert len(members) == len(set(members)) and set(members) <= set(plan.redistributions)
+    parameters = {entry.name for entry in plan.parameters}
+    for bucket in buckets:
+        places = order(plan, bucket.phase)
+        assert len(bucket.members) == 1 or size(bucket) <= plan.bucket_bytes
+        times = [places[place] for travel in bucket.travels for place in (travel.sets_out, travel.arrives)]
+        assert times == sorted(times), "a collective is waited for before it is issued"
+        for member in bucket.members:
+            assert len(member.collectives) == len(bucket.travels)
+            if member.tensor in parameters:
+                assert times[-1] <= min(places[name] for name in member.consumers), "read before it is there"
+            else:
+                maker = member.tensor if member.tensor in places else member.tensor.rpartition(":")[0]
+                assert places[maker] < times[0], "sets out before it is made"
+    for phase in PHASES:
+        turns = schedule(plan).turns(phase)
+        done = [(t.bucket, t.travel, t.what) for place in order(plan, phase) for t in turns.get(place, ())]
+        for k, bucket in enumerate(buckets):
+            mine = [(travel, what) for number, travel, what in done if number == k]
+            expected = [(travel, what) for travel in range(len(bucket.travels)) for what in ("issue", "wait")]
+            assert mine == (expected if bucket.phase == phase else [])
+    return buckets
+
+
+@pytest.mark.parametrize("size_bytes", SIZES)
+@pytest.mark.parametrize("name", PLANS)
+def test_real_plans_keep_the_laws(name: str, size_bytes: int) -> None:
+    found = check(replace(PLANS[name], bucket_bytes=size_bytes))
+    assert found, "nothing travels, so nothing was checked"
+    several = [bucket for bucket in found if len(bucket.members) > 1]
+    assert size_bytes < SIZES[2] or several, "nothing travels together"
+    assert size_bytes > 1 or not several
+
+
+@given(plans())
+def test_any_plan_keeps_the_laws(plan: ShardingPlan) -> None:
+    check(plan)
+
+
+def test_without_buckets_and_in_several_micro_batches_everything_travels_alone() -> None:
+    plan = replace(PLANS["llama3_8b"], bucket_bytes=25 << 20)
+    for alone in (replace(plan, bucket_bytes=0), replace(plan, micro_batches=2)):
+        assert not schedule(alone).buckets
+        assert len(list(sent(alone))) == sum(1 for _ in alone.collectives())
+
+
+def test_gathers_set_out_a_window_ahead() -> None:
+    """The second window of a phase sets out where the first is read, and so on."""
+    plan = replace(PLANS["llama3_8b"], bucket_bytes=1 << 40)
+    parameters = {entry.name for entry in plan.parameters}
+    gathers = [
+        bucket
+        for bucket in schedule(plan).buckets
+        if bucket.phase == "forward" and bucket.members[0].tensor in parameters
+    ]
+    windows = list(dict.fromkeys(bucket.travels[0].sets_out for bucket in gathers))
+    places = order(plan, "forward")
+    readers = sorted({places[travel.arrives] for bucket in gathers for travel in bucket.travels})
+    assert len(windows) > 30, "every layer is a window"
+    for bucket in gathers:
+        assert places[bucket.travels[0].sets_out] in {0, *readers}
+        assert places[bucket.travels[0].sets_out] < places[bucket.travels[-1].arrives] or readers[0] == 0
+
+
+def test_where_a_gradient_is_not_wanted_its_bucket_goes_without_it() -> None:
+    plan = replace(PLANS["llama3_8b"], bucket_bytes=1 << 40)
+    reduced = [b for b in schedule(plan).buckets if b.members[0].consumers[0] in {e.name for e in plan.parameters}]
+    name = reduced[0].members[0].consumers[0]
+    fewer = schedule(plan, unwanted=[name])
+    assert sum(len(b.members) for b in fewer.buckets) == sum(len(b.members) for b in schedule(plan).buckets) - 1
+    assert all(name not in member.consumers for bucket in fewer.buckets for member in bucket.members)
