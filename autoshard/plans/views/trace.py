@@ -1,7 +1,7 @@
 """The predicted timeline of one rank as trace events, for https://ui.perfetto.dev and chrome://tracing.
 
-One track for computation, one for the communication of each mesh axis, one that names the layers. Nothing overlaps: in
-the lowered program a collective waits where it stands, and the times are those that the plan was priced with. A
+One track for computation, one for the communication of each mesh axis, one that names the layers. Nothing overlaps and
+nothing travels together: the times are those that the plan was priced with, which knows no schedule. A
 redistribution runs before the first operator that wants it; a gradient goes to its parameter's layout as soon as it is
 made; what leaves the model, at the end of its phase. The optimizer's step comes last, in one piece. Of several
 micro-batches one is shown, with what the step does once; ``runs`` says how often a step does a thing.
@@ -44,7 +44,7 @@ def trace_json(plan: ShardingPlan) -> dict[str, Any]:
             "model": plan.model,
             "mesh": str(plan.mesh),
             "hardware": plan.hardware,
-            "note": "predicted; one rank; collectives do not overlap with computation"
+            "note": "predicted; one rank; collectives do not overlap with computation, nor travel together"
             + f"; one of {plan.micro_batches} micro-batches" * (plan.micro_batches > 1),
             "predicted_step_s": plan.step_s,
             "local_copies_not_shown_s": max(0.0, plan.step_s - shown_s),
