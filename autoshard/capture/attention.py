@@ -9,14 +9,16 @@ Shapes: B batch, H heads, T query length, S key length, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
 aten = torch.ops.aten
 
 
-@torch.library.custom_op("autoshard::attention", mutates_args=())
-def attention(
+def _attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -35,8 +37,6 @@ def attention(
     return out.contiguous(), lse.contiguous()
 
 
-# torch reads the schema of an operator off the signature, and calls the function for its shapes with the same one.
-@attention.register_fake
 def _attention_shapes(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: object, is_causal: bool, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,8 +44,7 @@ def _attention_shapes(
     return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=lse_dtype)
 
 
-@torch.library.custom_op("autoshard::attention_backward", mutates_args=())
-def attention_backward(
+def _attention_backward(
     grad: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -56,7 +55,7 @@ def attention_backward(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of :func:`attention` with respect to q, k and v."""
+    """The gradients of :func:`_attention` with respect to q, k and v."""
     if q.device.type == "cuda":
         # the kernel wants the rows of the logsumexp padded to a multiple of 32 (torch's own autograd keeps them so)
         padded = F.pad(lse, (0, -lse.shape[-1] % 32))
@@ -71,7 +70,6 @@ def attention_backward(
     return dq.contiguous(), dk.contiguous(), dv.contiguous()
 
 
-@attention_backward.register_fake
 def _attention_backward_shapes(
     grad: torch.Tensor,
     q: torch.Tensor,
@@ -84,3 +82,22 @@ def _attention_backward_shapes(
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+_LIBRARY = torch.library.Library("autoshard", "FRAGMENT")
+
+
+def _define(name: str, function: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
+    """An operator that runs a function; torch reads its schema off the signature, which that for its shapes shares.
+
+    ``torch.library.custom_op`` does the same and more (it prepares for derivatives and looks for writes), and its calls
+    take ten times as long.
+    """
+    _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"autoshard::{name}", shapes, lib=_LIBRARY)
+    return getattr(torch.ops.autoshard, name).default
+
+
+attention = _define("attention", _attention, _attention_shapes)
+attention_backward = _define("attention_backward", _attention_backward, _attention_backward_shapes)

@@ -257,11 +257,11 @@ def _canonical(op: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ..
     named = dict(kwargs)
     if op is _ATTENTION:
         q, k, v, _, causal, *_ = (*args, 0.0, False)[:5] if len(args) < 5 else args
-        return attention._opoverload, (q, k, v, named.get("attn_mask"), causal, named.get("scale")), ()
+        return attention, (q, k, v, named.get("attn_mask"), causal, named.get("scale")), ()
     if op is _ATTENTION_BACKWARD:
         grad, q, k, v, out, lse, _, causal = args
         mask, scale = named.get("attn_mask"), named.get("scale")
-        return attention_backward._opoverload, (grad, q, k, v, out, lse, mask, causal, scale), ()
+        return attention_backward, (grad, q, k, v, out, lse, mask, causal, scale), ()
     return op, args, kwargs
 
 

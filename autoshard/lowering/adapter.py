@@ -15,7 +15,8 @@ import torch.utils.checkpoint
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -54,6 +55,32 @@ def without_values(device: torch.device) -> Iterator[None]:
     """
     with FakeTensorMode(), torch.autocast(device.type, enabled=False):
         yield
+
+
+def spec_of(
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    shape: torch.Size,
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+) -> DTensorSpec:
+    """What DTensors of a shape and placements have in common."""
+    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(shape, stride, dtype))
+
+
+def dtensor_of(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
+    """What ``DTensor.from_local`` makes where no gradient goes through it, in a tenth of its time."""
+    if local.requires_grad and torch.is_grad_enabled():
+        assert spec.tensor_meta is not None
+        shape, stride, _ = spec.tensor_meta
+        return DTensor.from_local(local, spec.mesh, spec.placements, run_check=False, shape=shape, stride=stride)
+    with torch.no_grad():
+        return DTensor(local.view_as(local), spec, requires_grad=False)
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The shard of a DTensor, to which no gradient goes back; a plain tensor as it is."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def is_collective(op: Any) -> bool:

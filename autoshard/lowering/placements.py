@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 
 import torch
@@ -9,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from ..layout import Layout
+from .adapter import DTensorSpec, dtensor_of, spec_of
 
 
 def placements_of(layout: Layout) -> tuple[Placement, ...]:
@@ -19,9 +21,12 @@ def placements_of(layout: Layout) -> tuple[Placement, ...]:
 
 def as_dtensor(local: torch.Tensor, shape: tuple[int, ...], layout: Layout, mesh: DeviceMesh) -> DTensor:
     """A DTensor of a global shape from this rank's shard."""
-    return DTensor.from_local(
-        local, mesh, placements_of(layout), run_check=False, shape=torch.Size(shape), stride=_contiguous(shape)
-    )
+    return dtensor_of(local, _spec(shape, layout, mesh, local.dtype))
+
+
+@cache
+def _spec(shape: tuple[int, ...], layout: Layout, mesh: DeviceMesh, dtype: torch.dtype) -> DTensorSpec:
+    return spec_of(mesh, placements_of(layout), torch.Size(shape), _contiguous(shape), dtype)
 
 
 def readable(shard: torch.Tensor) -> torch.Tensor:

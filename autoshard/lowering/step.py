@@ -13,7 +13,7 @@ from ..capture import CapturedGraph, SameTensor
 from ..errors import BackwardError, InputError
 from ..plans import ShardingPlan
 from .accumulation import Accumulation
-from .adapter import hooks_of, is_backward_running, is_batched, is_transforming, keeps_graph
+from .adapter import hooks_of, is_backward_running, is_batched, is_transforming, keeps_graph, local_of
 from .backwards import Backward, Backwards
 from .failure import Failures
 from .flow import gradient_flow
@@ -203,7 +203,7 @@ class _Operation(torch.autograd.Function):
         *arguments: torch.Tensor,
     ) -> tuple[Any, ...]:
         program = step.program
-        shards = [a.to_local() if isinstance(a, DTensor) else a for a in arguments]
+        shards = [local_of(argument) for argument in arguments]
         named = zip(program.arguments, arguments, shards)
         with torch.autocast(step.mesh.device_type, enabled=False):
             taken = (accumulation.held(name, a, shard, kept is not None) for name, a, shard in named)
