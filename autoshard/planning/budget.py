@@ -55,7 +55,6 @@ FINE = 100
 """The least nanoseconds that a unit of a soft limit costs: rounding its price changes it by a half of a percent."""
 
 Write = Callable[[Formulation, Solution], ShardingPlan]
-State = Callable[[ShardingPlan], ShardingPlan]
 Relaxed = tuple[str, Formulation]
 """The program without one constraint, and what that constraint is called."""
 
@@ -86,7 +85,6 @@ def plan_within_budget(
     limit: MemoryLimit,
     options: SolverOptions,
     write: Write,
-    state: State,
     relaxed: Callable[[], Iterable[Relaxed]] = tuple,
     wider: Callable[[], Formulation] | None = None,
 ) -> ShardingPlan:
@@ -95,7 +93,6 @@ def plan_within_budget(
     Args:
         formulation: the program without memory.
         write: writes a solution as a plan.
-        state: gives the plan that was found its memory, and its schedule.
         relaxed: the program without each of its constraints, asked for where nothing fits.
         wider: the program that decides what is computed again, asked for where the cheapest plan without does not fit.
 
@@ -104,7 +101,7 @@ def plan_within_budget(
         BudgetError: they do, but none that fits; the message says which budget would, who holds memory at the fullest
             moment, and what would free the most.
     """
-    search = _Search(limit, options, write, state)
+    search = _Search(limit, options, write)
     free = search.solved(formulation, formulation.problem, start=options.start)
     if free is None:
         raise InfeasibleError(f"{search.last.status.value} {search.last.report.explanation}".rstrip())
@@ -158,8 +155,8 @@ class _Found:
 
 
 class _Search:
-    def __init__(self, limit: MemoryLimit, options: SolverOptions, write: Write, state: State) -> None:
-        self._limit, self._options, self._write, self._state = limit, options, write, state
+    def __init__(self, limit: MemoryLimit, options: SolverOptions, write: Write) -> None:
+        self._limit, self._options, self._write = limit, options, write
         self._started_s = time.monotonic()
         self.last: Solution
         self.start: Assignment | Sequence[int] | None = None  # its fullest moments are the first rows
@@ -252,10 +249,10 @@ class _Search:
             yield self._found(program, solution)
 
     def stated(self, found: _Found, bound: int | None) -> ShardingPlan:
-        """The plan with its memory and its schedule, and a bound in nanoseconds."""
+        """The plan with its memory, and a bound in nanoseconds."""
         cost = found.cost_ns
         solver = SolverOutcome.of(cost, min(cost, bound or 0), found.plan.solver.identical_layers)
-        return replace(self._state(found.plan), solver=solver)
+        return replace(found.plan, solver=solver, memory=self._limit.outcome(found.timeline))
 
     def explanation(self, relaxed: Iterable[Relaxed]) -> str:
         """The text of the error where no plan fits: the smallest budget found to work, who holds the memory there, and

@@ -122,6 +122,7 @@ def formulate(
     keep_copies: bool = True,
     chooses_again: bool = False,
     policy: OptimizerPolicy = NO_OPTIMIZER,
+    bucket_bytes: int = 0,
 ) -> Formulation:
     """Builds the integer program of a graph on a mesh of a machine.
 
@@ -135,6 +136,7 @@ def formulate(
             makes its own.
         chooses_again: let the program decide what is computed again, beside what constraints want.
         policy: of the optimizer whose step is priced; by default of none.
+        bucket_bytes: how much travels together (:mod:`autoshard.plans.schedule`).
 
     Raises:
         ConstraintError: a constraint names nothing, or leaves its tensor or operator no layout that it can have.
@@ -144,7 +146,7 @@ def formulate(
     wanted = again_under(constraints, graph)
     open_ones = _worth_it(graph, may_be_again(constraints, graph) | wanted) if chooses_again else frozenset[str]()
     graph = recomputed(graph, wanted | open_ones)
-    prices = Prices(graph, mesh, profile, policy)
+    prices = Prices(graph, mesh, profile, policy, bucket_bytes)
     limits = compile_constraints(constraints, graph, mesh)
     return assemble(
         graph,

@@ -52,6 +52,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         fingerprint=graph.fingerprint,
         call=call,
         micro_batches=graph.micro_batches,
+        bucket_bytes=formulation.prices.bucket_bytes,
         mesh=formulation.mesh,
         hardware=profile.name,
         hardware_fingerprint=profile.fingerprint,
@@ -152,7 +153,7 @@ class _Reader:
             wanted[layout].append(self._formulation.consumer_name(node))
         wanted.pop(made, None)
         for way in ways(found, demand.phase, made, tuple(wanted), routes):
-            steps = prices.along_s(meta, way.path[way.shared :])
+            steps = prices.along_s(meta, way.path[way.shared :], prices.together(found.ref))
             collectives = tuple(
                 Collective(step.kind, axes[step.axis], size, seconds)  # type: ignore[arg-type]
                 for step, size, seconds in steps

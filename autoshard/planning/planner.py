@@ -24,7 +24,6 @@ from .decided import decided
 from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
 from .limit import MemoryLimit
-from .scheduling import scheduled
 
 BLAME_S = 20.0
 """Seconds for finding out which constraints contradict each other."""
@@ -138,7 +137,6 @@ class Planner:
                 self.limit,
                 options,
                 self.write,
-                self.state,
                 lambda: self._relaxed(formulation.constraints),
                 self._wider(formulation.constraints),
             )
@@ -164,9 +162,7 @@ class Planner:
             return self.write(program, solution)
 
         options = SolverOptions(self.backend, self.time_limit_s, start, explains=False)
-        plan = plan_within_budget(
-            formulation, self.limit, options, write, self.state, wider=self._wider(formulation.constraints)
-        )
+        plan = plan_within_budget(formulation, self.limit, options, write, wider=self._wider(formulation.constraints))
         return plan, tuple(solutions)
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
@@ -196,6 +192,7 @@ class Planner:
             tie_layers=self.tie_layers,
             chooses_again=chooses_again,
             policy=self.limit.policy,
+            bucket_bytes=self.bucket_bytes,
         )
 
     def solve(self, formulation: Formulation, start: Sequence[int] | None = None) -> Solution:
@@ -217,10 +214,6 @@ class Planner:
     def write(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
         """The plan of a solution."""
         return interpret(*decided(formulation, solution), self.profile, self.model, self.call)
-
-    def state(self, plan: ShardingPlan) -> ShardingPlan:
-        """A plan with its memory under the limit, and with its schedule where there is room for one."""
-        return scheduled(self.graph, plan, self.limit, self.bucket_bytes)
 
     def _no_plan(self, formulation: Formulation, reason: str) -> str:
         """What the solver said of a program without an answer, and the constraints that are to blame."""

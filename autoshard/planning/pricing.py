@@ -3,25 +3,32 @@
 Compute is priced on the largest shard: flops and bytes touched, under the profile's roofline. A view moves nothing and
 is free. Redistributions are priced step by step, along the cheapest path; the optimizer's step over a parameter by the
 bytes of the largest shard (:mod:`cost_models.optimizers`).
+
+What travels together is not priced by itself: of parameters that are gathered ahead each has its part, by bytes, of the
+seconds of all its layer in one collective, and gradients theirs of all gradients in one, but of no more than a bucket
+has. So prices are no higher than what the schedule of the plan comes to, where a bucket is less full: a bound holds.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from copy import copy
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from cost_models import OptimizerPolicy, Profile, Topology, optimizer_policy
 
-from ..capture import CapturedGraph, Node, TensorMeta
+from ..capture import CapturedGraph, Node, Ref, TensorMeta
 from ..layout import Layout, largest_local_shape
 from ..mesh import Mesh
 from ..micro_batches import is_summed
 from ..ops import has, is_free, known
+from ..plans.schedule import GATHERS, REDUCTIONS, layer_of
 from ..redistribution import Banned, Step, size_bytes, steps_along
 from ..redistribution.paths import Paths, Steps, cheapest_paths, copied_bytes, layouts_of, single_steps
 from ..strategies import Strategy
@@ -30,13 +37,29 @@ Shape = tuple[int, ...]
 NO_OPTIMIZER = optimizer_policy("none")
 
 
+class Together(NamedTuple):
+    """In which kinds of collectives a tensor travels with others, and the bytes of all of them together at most."""
+
+    kinds: frozenset[str]
+    size_bytes: int
+
+
+ALONE = Together(frozenset(), 0)
+
+
 class Prices:
     """The prices of one graph on one mesh of one machine, with one optimizer; each is worked out once and kept."""
 
     def __init__(
-        self, graph: CapturedGraph, mesh: Mesh, profile: Profile, policy: OptimizerPolicy = NO_OPTIMIZER
+        self,
+        graph: CapturedGraph,
+        mesh: Mesh,
+        profile: Profile,
+        policy: OptimizerPolicy = NO_OPTIMIZER,
+        bucket_bytes: int = 0,
     ) -> None:
         self._graph = graph
+        self.bucket_bytes = bucket_bytes
         self._mesh = mesh
         self._profile = profile
         self._policy = policy
@@ -50,6 +73,7 @@ class Prices:
         """The prices of another graph; what is known stays known."""
         other = copy(self)
         other._graph = graph
+        other.__dict__.pop("_together", None)
         return other
 
     def compute_s(self, node: Node, strategies: tuple[Strategy, ...]) -> np.ndarray:
@@ -91,30 +115,59 @@ class Prices:
         """The cheapest path between two layouts."""
         return self._paths_of(self.steps(meta, reduces_of((before, after)), banned)).path(before, after)
 
-    def steps(self, meta: TensorMeta, reduces: frozenset[str], banned: Banned = frozenset()) -> Steps:
+    def steps(
+        self,
+        meta: TensorMeta,
+        reduces: frozenset[str],
+        banned: Banned = frozenset(),
+        together: Together = ALONE,
+    ) -> Steps:
         """The single steps between all layouts of a tensor, those that are ``banned`` left out.
 
         Args:
             reduces: what makes one tensor of the parts that ranks may hold of it; sums are always among it.
+            together: in which collectives it travels with others (:meth:`together`).
         """
 
         def price(step: Step, size: int, copied: int) -> float:
             is_banned = banned and any((step.kind, step.axis, dim) in banned for dim in (-1, step.source))
-            return math.inf if is_banned else self._step_s(step, size, copied)
+            return math.inf if is_banned else self._step_s(step, size, copied, together)
 
-        key = (meta.shape, meta.dtype.itemsize, reduces | {"sum"}, banned)
+        key = (meta.shape, meta.dtype.itemsize, reduces | {"sum"}, banned, together)
         if key not in self._steps:
             layouts = layouts_of(meta.shape, self._mesh, tuple(sorted(reduces | {"sum"})))
             self._steps[key] = single_steps(layouts, meta.shape, meta.dtype.itemsize, self._mesh, price)
         return self._steps[key]
 
-    def along_s(self, meta: TensorMeta, path: tuple[Layout, ...]) -> list[tuple[Step, int, float]]:
+    def together(self, ref: Ref) -> Together:
+        """In which collectives a tensor travels with others, by the schedule (:mod:`autoshard.plans.schedule`)."""
+        return self._together.get(ref, ALONE) if self.bucket_bytes else ALONE
+
+    @cached_property
+    def _together(self) -> dict[Ref, Together]:
+        """Parameters are gathered with all of their layer, gradients are reduced with all others."""
+        parameters = {Ref(i): node.name for i, node in self._graph.of_kind("parameter")}
+        sizes = {ref: _size_bytes(self._graph.meta(ref)) for ref in parameters}
+        layers: dict[str, int] = defaultdict(int)
+        for ref, name in parameters.items():
+            layers[layer_of(name)] += sizes[ref]
+        trained = [ref for _, ref in self._graph.gradients]
+        whole = sum(_size_bytes(self._graph.meta(ref)) for ref in trained)
+        found = {ref: self._at_most(GATHERS, layers[layer_of(name)]) for ref, name in parameters.items()}
+        return found | {ref: self._at_most(REDUCTIONS, whole) for ref in trained if ref not in parameters}
+
+    def _at_most(self, kinds: frozenset[str], size_bytes: int) -> Together:
+        return Together(kinds, min(self.bucket_bytes, size_bytes))
+
+    def along_s(
+        self, meta: TensorMeta, path: tuple[Layout, ...], together: Together = ALONE
+    ) -> list[tuple[Step, int, float]]:
         """Each step of a path with its bytes and its seconds, local copies included."""
         shape, itemsize = meta.shape, meta.dtype.itemsize
         found = []
         for step, before in zip(steps_along(path), path):
             size, copied = (rule(step, before, shape, itemsize, self._mesh) for rule in (size_bytes, copied_bytes))
-            found.append((step, size, self._step_s(step, size, copied)))
+            found.append((step, size, self._step_s(step, size, copied, together)))
         return found
 
     def _paths_of(self, steps: Steps) -> Paths:
@@ -122,8 +175,11 @@ class Prices:
             self._paths[id(steps)] = cheapest_paths(steps)
         return self._paths[id(steps)]
 
-    def _step_s(self, step: Step, size: int, copied: int) -> float:
-        sent = self._topology.collective_s(step.kind, step.axis, size) if step.communicates else 0.0
+    def _step_s(self, step: Step, size: int, copied: int, together: Together = ALONE) -> float:
+        sent = 0.0
+        if step.communicates and size:
+            whole = max(size, together.size_bytes) if step.kind in together.kinds else size
+            sent = self._topology.collective_s(step.kind, step.axis, whole) * size / whole
         return float(sent + self._profile.copy_s(copied))
 
     def _addition_s(self, meta: TensorMeta, layout: Layout) -> float:
@@ -143,6 +199,10 @@ class Prices:
         flops, kind = _flops(node, inputs, outputs)
         dtype = str(pairs[0][0].dtype if pairs else torch.float32).removeprefix("torch.")
         return float(self._profile.op_s(dtype, flops, sum(read) + sum(written), kind))
+
+
+def _size_bytes(meta: TensorMeta) -> int:
+    return math.prod(meta.shape) * meta.dtype.itemsize
 
 
 def reduces_of(layouts: Iterable[Layout]) -> frozenset[str]:

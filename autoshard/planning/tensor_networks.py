@@ -88,7 +88,7 @@ def networks_of(
         second = again.get(ref.node) if any(demand.phase == "backward" for demand in wanting) else None
         ends = [(ref.node, None), *(consumer for demand in wanting for consumer in demand.consumers)]
         reduces = frozenset().union(*(places.reduces(node, position, ref.output) for node, position in ends))
-        steps = prices.steps(graph.meta(ref), reduces, wanting[0].banned)
+        steps = prices.steps(graph.meta(ref), reduces, wanting[0].banned, prices.together(ref))
         forward, backward = (
             tuple(
                 places.end(node, position, 0, steps)

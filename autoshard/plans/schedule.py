@@ -46,8 +46,8 @@ def bucket_size(given: str | int) -> int:
 END = "results"
 """The place behind the last operator of a phase, where it gives its results; operators' names have a slash."""
 
-_GATHERS = frozenset({"all_gather"})
-_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
+GATHERS = frozenset({"all_gather"})
+REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
 
 
 @dataclass(frozen=True)
@@ -183,28 +183,25 @@ class _Reader:
     def _gathers(self, phase: Phase) -> Iterator[_Found]:
         for entry in self._plan.redistributions:
             dtype = self._dtypes.get(entry.tensor)
-            if entry.phase != phase or dtype is None or not self._travels(entry, dtype, _GATHERS):
+            if entry.phase != phase or dtype is None or not self._travels(entry, dtype, GATHERS):
                 continue
             readers = [self._places[phase][name] for name in entry.consumers if name in self._runs[phase]]
             if readers and all(name in self._places[phase] for name in entry.consumers):
                 yield _Found(entry, dtype, min(readers))
 
     def _windows(self, found: Sequence[_Found], phase: Phase) -> Iterator[list[_Found]]:
+        def layer(each: _Found) -> str:
+            return layer_of(self._names[phase][each.place])
+
         window: list[_Found] = []
         for each in found:
-            is_other = window and self._layer(each, phase) != self._layer(window[0], phase)
+            is_other = window and layer(each) != layer(window[0])
             if window and (is_other or _size(window) + _size([each]) > self._plan.bucket_bytes):
                 yield window
                 window = []
             window.append(each)
         if window:
             yield window
-
-    def _layer(self, found: _Found, phase: Phase) -> str:
-        """The layer of a first reader: ``layers.3`` of ``layers.3.attention.wq/mm``; nothing outside of layers."""
-        parts = self._names[phase][found.place].partition("/")[0].split(".")
-        numbered = [k for k, part in enumerate(parts) if part.isdecimal()]
-        return ".".join(parts[: numbered[0] + 1]) if numbered else ""
 
     def _gathering(self, phase: Phase, bucket: Sequence[_Found], before: int) -> Bucket:
         """All steps but the first are taken where the bucket is first read."""
@@ -237,7 +234,7 @@ class _Reader:
             dtype, place = self._dtypes.get(name), self._places["backward"].get(_maker(entry.tensor))
             if dtype is None or place is None or name in self._unwanted:
                 continue
-            if self._travels(entry, dtype, _REDUCTIONS):
+            if self._travels(entry, dtype, REDUCTIONS):
                 yield _Found(entry, dtype, place)
 
     def _travels(self, entry: Redistribution, dtype: str, kinds: frozenset[str]) -> bool:
@@ -256,6 +253,13 @@ def _reads_on_the_way(other: Redistribution, entry: Redistribution) -> bool:
     common = min(other.shared, end) + 1
     goes_on = other.shared > 0 and other.path[:common] == entry.path[:common]
     return goes_on and not (other.kept and other.shared >= end)
+
+
+def layer_of(name: str) -> str:
+    """The layer of an operator or a parameter: ``layers.3`` of ``layers.3.attention.wq/mm``; nothing outside of layers."""
+    parts = name.partition("/")[0].split(".")
+    numbered = [k for k, part in enumerate(parts) if part.isdecimal()]
+    return ".".join(parts[: numbered[0] + 1]) if numbered else ""
 
 
 def _maker(tensor: str) -> str:

@@ -152,8 +152,7 @@ def priced(plan: ShardingPlan, planner: Planner, formulation: Formulation) -> Pr
             "the plan's decisions do not fit together: no way leads from one layout to another that it wants; if the "
             "file was edited by hand, `autoshard replan` makes a plan of it"
         )
-    now = replace(planner.write(formulation, solution), bucket_bytes=plan.bucket_bytes)
-    return Priced(formulation, decisions, solution, now)
+    return Priced(formulation, decisions, solution, planner.write(formulation, solution))
 
 
 def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> ShardingPlan:
@@ -169,7 +168,7 @@ def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> 
     with constraints.located():
         solution = planner.solve(formulation)
     solution = with_fewest_changes(planner, formulation.problem, solution, choices_of(wanted, formulation))
-    plan = planner.state(planner.write(formulation, solution))
+    plan = with_memory(planner, planner.write(formulation, solution))
     return plan if is_within_budget(plan) else planner.plan(constraints)
 
 
