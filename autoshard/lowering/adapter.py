@@ -57,7 +57,7 @@ def without_values(device: torch.device) -> Iterator[None]:
         yield
 
 
-def spec_of(
+def made_spec(
     mesh: DeviceMesh,
     placements: tuple[Placement, ...],
     shape: torch.Size,

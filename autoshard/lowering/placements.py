@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from math import prod
 
 import torch
@@ -10,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from ..layout import Layout
-from .adapter import DTensorSpec, dtensor_of, spec_of
+from .adapter import DTensorSpec, dtensor_of, made_spec
 
 
 def placements_of(layout: Layout) -> tuple[Placement, ...]:
@@ -21,12 +20,12 @@ def placements_of(layout: Layout) -> tuple[Placement, ...]:
 
 def as_dtensor(local: torch.Tensor, shape: tuple[int, ...], layout: Layout, mesh: DeviceMesh) -> DTensor:
     """A DTensor of a global shape from this rank's shard."""
-    return dtensor_of(local, _spec(shape, layout, mesh, local.dtype))
+    return dtensor_of(local, spec_of(local.dtype, shape, layout, mesh))
 
 
-@cache
-def _spec(shape: tuple[int, ...], layout: Layout, mesh: DeviceMesh, dtype: torch.dtype) -> DTensorSpec:
-    return spec_of(mesh, placements_of(layout), torch.Size(shape), _contiguous(shape), dtype)
+def spec_of(dtype: torch.dtype, shape: tuple[int, ...], layout: Layout, mesh: DeviceMesh) -> DTensorSpec:
+    """What the DTensors of one dtype, shape and layout share. It belongs to this mesh, not to an equal one."""
+    return made_spec(mesh, placements_of(layout), torch.Size(shape), _contiguous(shape), dtype)
 
 
 def readable(shard: torch.Tensor) -> torch.Tensor:

@@ -13,13 +13,22 @@ from ..capture import CapturedGraph, SameTensor
 from ..errors import BackwardError, InputError
 from ..plans import ShardingPlan
 from .accumulation import Accumulation
-from .adapter import hooks_of, is_backward_running, is_batched, is_transforming, keeps_graph, local_of
+from .adapter import (
+    DTensorSpec,
+    dtensor_of,
+    hooks_of,
+    is_backward_running,
+    is_batched,
+    is_transforming,
+    keeps_graph,
+    local_of,
+)
 from .backwards import Backward, Backwards
 from .failure import Failures
 from .flow import gradient_flow
 from .kept import Kept, count_optimizer_steps
 from .local_program import LocalProgram
-from .placements import as_dtensor, placements_of, readable
+from .placements import placements_of, readable, spec_of
 from .upstream import Linked, upstream
 
 _TRANSFORMED = (
@@ -42,6 +51,7 @@ class Step:
         self._is_captured_with_gradients = torch.is_grad_enabled()
         count_optimizer_steps()
         self._entries = {e.name: e for e in (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs)}
+        self._specs: dict[tuple[str, torch.dtype], DTensorSpec] = {}
         self._titles = {
             entry.name: f"{kind} {entry.name}"
             for kind, entries in (("parameter", plan.parameters), ("buffer", plan.buffers), ("input", plan.inputs))
@@ -117,8 +127,10 @@ class Step:
 
     def placed(self, name: str, shard: torch.Tensor) -> torch.Tensor:
         """This rank's shard of a tensor of the plan as the DTensor it is part of, in the same memory."""
-        entry = self._entries[name]
-        return as_dtensor(shard, entry.shape, entry.layout, self.mesh)
+        key = name, shard.dtype
+        if key not in self._specs:
+            self._specs[key] = spec_of(shard.dtype, self._entries[name].shape, self._entries[name].layout, self.mesh)
+        return dtensor_of(shard, self._specs[key])
 
     def result(self, index: int, value: torch.Tensor | None) -> torch.Tensor | None:
         """A result as the caller gets it: a DTensor placed as planned, or a plain tensor where it has no dims."""
