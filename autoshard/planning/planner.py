@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from torch import nn
@@ -15,11 +15,11 @@ from solver import Solution, Status, solve
 
 from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, micro_batched, recomputed
 from ..constraints import Constraint, Constraints
-from ..errors import ConstraintError, InfeasibleError
+from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
 from ..plans.schedule import BUCKET_BYTES
-from .budget import SolverOptions, plan_within_budget
+from .budget import LAST_S, SolverOptions, plan_within_budget
 from .decided import decided
 from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
@@ -110,6 +110,8 @@ class Planner:
         if checkpointing != "none":
             graph = recomputed(graph, marked(graph))
         options |= {"model": name or type(model).__name__, "call": call, "chooses_again": checkpointing == "free"}
+        if micro_batches > 1:
+            options["bucket_bytes"] = 0  # whose schedule there is none of yet
         return cls(graph, Mesh.of(mesh), profile, **options)
 
     def plan(self, constraints: Constraints, report: Callable[[str], None] = lambda stage: None) -> ShardingPlan:
@@ -130,7 +132,8 @@ class Planner:
             return self._within_budget(formulation)
 
     def _within_budget(self, formulation: Formulation) -> ShardingPlan:
-        options = SolverOptions(self.backend, self.time_limit_s)
+        started_s = time.monotonic()
+        options = SolverOptions(self.backend, self.time_limit_s, explains=not self.bucket_bytes)
         try:
             return plan_within_budget(
                 formulation,
@@ -142,6 +145,16 @@ class Planner:
             )
         except InfeasibleError as error:
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
+        except BudgetError:
+            if not self.bucket_bytes:
+                raise
+        alone = self._without_schedule(started_s)
+        return alone._within_budget(alone._formulate(formulation.constraints))
+
+    def _without_schedule(self, started_s: float) -> Planner:
+        """A planner of plans in which nothing travels ahead, for what is left of the time: they need less memory."""
+        left_s = None if self.time_limit_s is None else self.time_limit_s - (time.monotonic() - started_s)
+        return replace(self, bucket_bytes=0, time_limit_s=None if left_s is None else max(LAST_S, left_s))
 
     def fitted(
         self, formulation: Formulation, start: tuple[int, ...] | None = None
@@ -162,8 +175,14 @@ class Planner:
             return self.write(program, solution)
 
         options = SolverOptions(self.backend, self.time_limit_s, start, explains=False)
-        plan = plan_within_budget(formulation, self.limit, options, write, wider=self._wider(formulation.constraints))
-        return plan, tuple(solutions)
+        wider, started_s = self._wider(formulation.constraints), time.monotonic()
+        try:
+            return plan_within_budget(formulation, self.limit, options, write, wider=wider), tuple(solutions)
+        except BudgetError:
+            if not self.bucket_bytes:
+                raise
+        alone = self._without_schedule(started_s)
+        return alone.fitted(alone._formulate(formulation.constraints), start)
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
         for k, constraint in enumerate(constraints[:MOST_RELAXED]):

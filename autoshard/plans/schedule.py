@@ -256,7 +256,7 @@ def _reads_on_the_way(other: Redistribution, entry: Redistribution) -> bool:
 
 
 def layer_of(name: str) -> str:
-    """The layer of an operator or a parameter: ``layers.3`` of ``layers.3.attention.wq/mm``; nothing outside of layers."""
+    """The layer of an operator or parameter: ``layers.3`` of ``layers.3.attention.wq/mm``; none outside of layers."""
     parts = name.partition("/")[0].split(".")
     numbered = [k for k, part in enumerate(parts) if part.isdecimal()]
     return ".".join(parts[: numbered[0] + 1]) if numbered else ""

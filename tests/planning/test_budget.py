@@ -100,11 +100,11 @@ def test_with_memory_to_spare_gathered_parameters_are_kept_and_without_gathered_
         moved = [r for r in found.redistributions if r.tensor in names and r.phase == "backward"]
         return sum(r.kept for r in moved), sum(any(c.kind == "all_gather" for c in r.collectives) for r in moved)
 
-    rich = plan("deep", "dp=4", pins=pins)
+    rich = plan("deep", "dp=4", pins=pins, bucket=0)
     assert rich.memory is not None
     kept, again = gathers(rich)
     assert kept > 0 and again == 0
-    poor = plan("deep", "dp=4", pins=pins, memory=int(rich.memory.peak.size_bytes * 0.75))
+    poor = plan("deep", "dp=4", pins=pins, bucket=0, memory=int(rich.memory.peak.size_bytes * 0.75))
     assert poor.memory is not None and poor.memory.peak.size_bytes <= 0.75 * rich.memory.peak.size_bytes
     assert gathers(poor)[1] > 0
     assert poor.solver.cost_ns > rich.solver.cost_ns

@@ -16,6 +16,7 @@ from autoshard.planning import interpret, outcome, timeline_of
 from autoshard.planning.timeline import timeline
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 from autoshard.plans.memory_outcome import MAX_POINTS, MAX_TENANTS
+from autoshard.plans.schedule import schedule
 from cost_models import optimizer_policy
 from solver import solve
 
@@ -65,16 +66,23 @@ def test_so_it_is_where_the_backward_computes_again(case: str, seed: int | None)
 
 
 def check_peaks(case: str, axes: str, plan: ShardingPlan, optimizer: str) -> None:
-    """The timeline of every rank against what is measured."""
+    """The timeline of every rank against what is measured: to the byte where nothing travels ahead.
+
+    Works of torch's fake group hold nothing, those of gloo and NCCL hold what they send until they are waited for: so
+    much more than is measured here is predicted where the schedule has something in flight.
+    """
     graph = capture(*cases.make(case))
     mesh = Mesh.parse(axes)
+    in_flight = sum(sorted(travel.size_bytes for bucket in schedule(plan).buckets for travel in bucket.travels)[-2:])
     peaks = []
     # DTensor caches the shard of the first rank that it sees of an uneven tensor; one process can only be that rank
     for rank in range(1 if case == "mlp odd" else mesh.size):
         coordinate = tuple(int(c) for c in torch.unravel_index(torch.tensor(rank), mesh.shape))
-        found = timeline(graph, plan, optimizer_policy(optimizer), coordinate)
-        log = measured(*cases.make(case), plan, optimizer, rank)
-        assert abs(found.peak.size_bytes - log.peak_bytes) <= LOSS_BYTES, (rank, found.peak, log)
+        for each, most in ((replace(plan, bucket_bytes=0), 0), (plan, in_flight)):
+            found = timeline(graph, each, optimizer_policy(optimizer), coordinate)
+            log = measured(*cases.make(case), each, optimizer, rank)
+            more = found.peak.size_bytes - log.peak_bytes
+            assert -LOSS_BYTES <= more <= most + LOSS_BYTES, (rank, found.peak, log)
         peaks.append(found.peak.size_bytes)
     assert timeline_of(graph, plan, optimizer_policy(optimizer)).peak.size_bytes >= max(peaks)
 
