@@ -83,7 +83,8 @@ def plan(
             ``docs/memory.md``.
         bucket: how much travels together at most, ``"25MiB"`` or bytes: parameters are gathered a layer ahead, and
             gradients reduced in buckets (:mod:`autoshard.plans.schedule`). 0 for collectives that are waited for where
-            they stand, each by itself; so are those of plans that do not fit the budget otherwise.
+            they stand, each by itself; so are those of plans that do not fit the budget otherwise, and of several
+            micro-batches.
         optimizer: whose state counts in memory, and whose step in the predicted time: a name of
             ``cost_models.OPTIMIZERS``; ``adamw`` by default. What is given here of the optimizer and of memory comes
             before what constraints files say.

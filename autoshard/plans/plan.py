@@ -51,7 +51,10 @@ class OperatorEntry:
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of one rank: ``size_bytes`` is the larger of the rank's input and output buffer."""
+    """One collective of one rank: ``size_bytes`` is the larger of the rank's input and output buffer.
+
+    ``predicted_s`` of one that travels with others is its part of their time.
+    """
 
     kind: CollectiveKind
     axis: str
@@ -219,7 +222,7 @@ class ShardingPlan:
         return redistribution_runs(entry.tensor, entry.consumers, self.micro_batches)
 
     def collectives(self) -> Iterator[tuple[Phase, Collective]]:
-        """Every collective of one rank's step, with its phase, each by itself, as it is priced.
+        """Every collective of one rank's step, with its phase, each by itself.
 
         :func:`autoshard.plans.schedule.sent` says which run together.
         """

@@ -1,7 +1,7 @@
 """The predicted timeline of one rank as trace events, for https://ui.perfetto.dev and chrome://tracing.
 
 One track for computation, one for the communication of each mesh axis, one that names the layers. Nothing overlaps and
-nothing travels together: the times are those that the plan was priced with, which knows no schedule. A
+nothing travels together: the times are those that the plan was priced with, parts of a bucket's where there is one. A
 redistribution runs before the first operator that wants it; a gradient goes to its parameter's layout as soon as it is
 made; what leaves the model, at the end of its phase. The optimizer's step comes last, in one piece. Of several
 micro-batches one is shown, with what the step does once; ``runs`` says how often a step does a thing.
