@@ -179,7 +179,7 @@ class Prices:
         sent = 0.0
         if step.communicates and size:
             whole = max(size, together.size_bytes) if step.kind in together.kinds else size
-            sent = self._topology.collective_s(step.kind, step.axis, whole) * size / whole
+            sent = self._topology.collective_s(step.kind, step.axis, whole) * (size / whole)
         return float(sent + self._profile.copy_s(copied))
 
     def _addition_s(self, meta: TensorMeta, layout: Layout) -> float:

@@ -18,6 +18,7 @@ from autoshard.constraints.baselines import baseline
 from autoshard.mesh import Mesh
 from autoshard.planning import formulate, interpret
 from autoshard.plans import ShardingPlan
+from autoshard.plans.schedule import BUCKET_BYTES
 from examples import llama, moe, vit
 from solver import INFEASIBLE, solve
 
@@ -179,6 +180,10 @@ def slow_network() -> cost_models.Profile:
     return replace(profile, network=replace(profile.network, intra_host=link))
 
 
+BUCKETS = (BUCKET_BYTES, 500, 0)
+"""Of random plans: everything that may travels together, a little of it, nothing."""
+
+
 def random_plan(case: str, axes: str, seed: int, again: float = 0.0) -> ShardingPlan:
     """A plan in which every operator has a strategy drawn at random among those that can be joined up.
 
@@ -199,4 +204,5 @@ def random_plan(case: str, axes: str, seed: int, again: float = 0.0) -> Sharding
     networks = [replace(network, costs=np.zeros_like(network.costs)) for network in problem.networks]
     drawn = solve(replace(problem, nodes=tuple(nodes), networks=tuple(networks)))
     solution = replace(drawn, bound=0)
-    return interpret(formulation, solution, profile, case, call_text(model, args, {}))
+    plan = interpret(formulation, solution, profile, case, call_text(model, args, {}))
+    return replace(plan, bucket_bytes=BUCKETS[seed % len(BUCKETS)])

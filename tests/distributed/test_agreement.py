@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import autoshard
 from autoshard import apply
 from autoshard.errors import CaptureError, JobError, PlanMismatchError
+from autoshard.layout import format_layout
 from autoshard.lowering import identity
 from autoshard.plans import ShardingPlan
 
@@ -82,9 +83,11 @@ def _differences(text: str, other_text: str) -> dict[str, tuple[str, str]]:
 def test_a_rank_that_differs_is_named_by_every_rank_with_what_differs() -> None:
     one, other = _plans()
     results = run_ranks(4, _differences, *map(autoshard.dump_plan, (one, other)))
+    ours, odd = next(pair for pair in zip(one.parameters, other.parameters) if pair[0] != pair[1])
+    texts = tuple(format_layout(entry.layout, one.mesh) for entry in (odd, ours))
     assert all(errors.keys() == results[0].keys() for errors in results)
     for what, kind, said in [
-        ("plan", JobError, "first difference: down.bias is dp:R tp:S(0) on rank 2 and dp:R tp:R on rank 0"),
+        ("plan", JobError, f"first difference: {odd.name} is {texts[0]} on rank 2 and {texts[1]} on rank 0"),
         ("prices", JobError, "differ in the plan"),
         ("mesh", PlanMismatchError, "this job has tp=2,dp=2"),
         ("model", PlanMismatchError, "down.weight is float32[9, 13] in the plan and float32[9, 14] in the model"),

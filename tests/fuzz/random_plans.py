@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from torch import nn
@@ -14,12 +15,15 @@ from autoshard.layout import Layout
 from autoshard.mesh import Mesh
 from autoshard.planning import Formulation, formulate, interpret, pair_problem
 from autoshard.plans import ShardingPlan
+from autoshard.plans.schedule import BUCKET_BYTES
 from autoshard.strategies import Strategy
 from solver import INFEASIBLE, Edge, Solution, Status
 from solver.solution import SolveReport
 
 PROFILE = cost_models.load_profile("cpu-gloo")
 
+BUCKETS = (BUCKET_BYTES, 64, 0)
+"""How much travels together at most."""
 WHOLE = 0.1
 """How often an operator that could be sharded runs whole on every rank."""
 
@@ -38,7 +42,8 @@ def random_plan(
     formulation = formulate(graph, mesh, PROFILE, tie_layers=False, keep_copies=bool(draw.integers(2)))
     choices = _choices(formulation, draw)
     solution = Solution(Status.FEASIBLE, choices, None, 0, 1.0, SolveReport("random", 0.0, (), ()))
-    return interpret(formulation, solution, PROFILE, type(model).__name__, call_text(model, args, kwargs))
+    plan = interpret(formulation, solution, PROFILE, type(model).__name__, call_text(model, args, kwargs))
+    return replace(plan, bucket_bytes=BUCKETS[seed % len(BUCKETS)])
 
 
 def _choices(formulation: Formulation, draw: np.random.Generator) -> tuple[int, ...]:

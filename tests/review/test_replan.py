@@ -232,7 +232,8 @@ def test_the_nearest_optimum_is_the_nearest_of_all() -> None:
 
 def test_decisions_of_a_plan_are_the_choices_that_it_was_made_of() -> None:
     plan = plan_of("mlp", constraints=PINNED)
-    formulation = formulate(graph_of("mlp"), plan.mesh, profile_of("slow"), policy=optimizer_policy("adamw"))
+    policy, bucket = optimizer_policy("adamw"), plan.bucket_bytes
+    formulation = formulate(graph_of("mlp"), plan.mesh, profile_of("slow"), policy=policy, bucket_bytes=bucket)
     choices = choices_of(decisions_of(plan, formulation), formulation)
     assert None not in choices
     answer = formulation.routed([c or 0 for c in choices])
