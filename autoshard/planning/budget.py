@@ -114,7 +114,7 @@ def plan_within_budget(
     if limit.soft_ms_per_gib is not None:
         price = limit.soft_ms_per_gib
         soft = _soft(program.problem, budget, price)
-        traded = search.solved(program, soft, relative_gap=_gap(soft), node_limit=NODES)
+        traded = search.solved(program, soft, relative_gap=gap_of(soft), node_limit=NODES)
         least = min(
             (found for found in (free, traded) if found is not None),
             key=lambda found: found.cost_ns + _penalty_ns(found.peak_bytes, budget, price),
@@ -222,7 +222,7 @@ class _Search:
 
     def _under(self, program: Formulation, limit: int, charges: Mapping[int, int] = {}) -> _Found | None:
         problem = replace(with_charges(program, charges), usage_limit=limit)
-        options: dict[str, Any] = {"relative_gap": _gap(problem), "node_limit": NODES, "explains": False}
+        options: dict[str, Any] = {"relative_gap": gap_of(problem), "node_limit": NODES, "explains": False}
         return self.solved(program, problem, SEARCHED, start=self.start, **options)
 
     def _look_for_leanest(self, program: Formulation, free: _Found) -> None:
@@ -322,7 +322,8 @@ def _remedy(options: SolverOptions, formulation: Formulation, wider: object) -> 
     )
 
 
-def _gap(problem: Problem) -> float:
+def gap_of(problem: Problem) -> float:
+    """How exactly a program with memory is solved."""
     return 0.0 if sum(len(node.costs) for node in problem.nodes) <= SMALL else GAP
 
 

@@ -17,9 +17,9 @@ from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture
 from ..constraints import Constraint, Constraints
 from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..mesh import HybridMesh, Mesh
-from ..plans import ShardingPlan
+from ..plans import ShardingPlan, SolverOutcome
 from ..plans.schedule import BUCKET_BYTES
-from .budget import LAST_S, SolverOptions, plan_within_budget
+from .budget import LAST_S, SolverOptions, gap_of, plan_within_budget
 from .decided import decided
 from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
@@ -132,7 +132,28 @@ class Planner:
             return self._within_budget(formulation)
 
     def _within_budget(self, formulation: Formulation) -> ShardingPlan:
+        """The plan with a schedule or, where none is found that fits or its gap is large, the cheaper of it and one
+        without.
+        """
         started_s = time.monotonic()
+        try:
+            found = self._planned(formulation)
+        except BudgetError:
+            if not self.bucket_bytes:
+                raise
+            found = None
+        if found is not None and (not self.bucket_bytes or self._is_good(found, formulation)):
+            return found
+        alone = self._without_schedule(started_s)
+        try:
+            other = alone._planned(alone._formulate(formulation.constraints))
+        except BudgetError:
+            if found is None:
+                raise
+            return found
+        return _cheaper(found, other)
+
+    def _planned(self, formulation: Formulation) -> ShardingPlan:
         options = SolverOptions(self.backend, self.time_limit_s, explains=not self.bucket_bytes)
         try:
             return plan_within_budget(
@@ -145,11 +166,10 @@ class Planner:
             )
         except InfeasibleError as error:
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
-        except BudgetError:
-            if not self.bucket_bytes:
-                raise
-        alone = self._without_schedule(started_s)
-        return alone._within_budget(alone._formulate(formulation.constraints))
+
+    def _is_good(self, plan: ShardingPlan, formulation: Formulation) -> bool:
+        """Whether a plan without a schedule, whose memory is less, is not worth a look."""
+        return self.limit.allowed_bytes is None or plan.solver.gap <= 2 * gap_of(formulation.problem)
 
     def _without_schedule(self, started_s: float) -> Planner:
         """A planner of plans in which nothing travels ahead, for what is left of the time: they need less memory."""
@@ -177,12 +197,21 @@ class Planner:
         options = SolverOptions(self.backend, self.time_limit_s, start, explains=False)
         wider, started_s = self._wider(formulation.constraints), time.monotonic()
         try:
-            return plan_within_budget(formulation, self.limit, options, write, wider=wider), tuple(solutions)
+            found = plan_within_budget(formulation, self.limit, options, write, wider=wider)
         except BudgetError:
             if not self.bucket_bytes:
                 raise
+            found = None
+        if found is not None and (not self.bucket_bytes or self._is_good(found, formulation)):
+            return found, tuple(solutions)
         alone = self._without_schedule(started_s)
-        return alone.fitted(alone._formulate(formulation.constraints), start)
+        try:
+            other, others = alone.fitted(alone._formulate(formulation.constraints), start)
+        except BudgetError:
+            if found is None:
+                raise
+            return found, tuple(solutions)
+        return _cheaper(found, other), tuple(solutions) or others
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
         for k, constraint in enumerate(constraints[:MOST_RELAXED]):
@@ -275,6 +304,15 @@ class Planner:
             return False
         solution = solve(problem, backend=self.backend, time_limit_s=BLAME_S, relative_gap=ANY_PLAN)
         return solution.status is not Status.INFEASIBLE
+
+
+def _cheaper(one: ShardingPlan | None, other: ShardingPlan) -> ShardingPlan:
+    """The cheaper of two plans under one budget, with a bound for both kinds."""
+    if one is None:
+        return other
+    bound = min(one.solver.bound_ns, other.solver.bound_ns)
+    best = min(one, other, key=lambda plan: plan.solver.cost_ns)
+    return replace(best, solver=SolverOutcome.of(best.solver.cost_ns, bound, best.solver.identical_layers))
 
 
 def warn_if_unproven(plan: ShardingPlan) -> None:
