@@ -48,6 +48,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import autoshard
 from autoshard.constraints.baselines import baseline
 from autoshard.mesh import Mesh
+from autoshard.plans.schedule import BUCKET
 from examples.llama import Attention, Llama, apply_rope, demo
 
 RANKS, ROUNDS, WARM = 4, 30, 3
@@ -207,7 +208,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="steps of each that are timed")
     parser.add_argument("--scheme", action="append", choices=MESHES, help="which to race; may be repeated")
-    parser.add_argument("--bucket", default="25MiB", help="of autoshard's plans (default: %(default)s)")
+    parser.add_argument("--bucket", default=BUCKET, help="of autoshard's plans (default: %(default)s)")
     arguments = parser.parse_args()
     if "RANK" in os.environ:
         work(arguments.scheme or list(MESHES), arguments.rounds, arguments.bucket)

@@ -24,6 +24,7 @@ import typer
 from ..constraints.baselines import baseline as baseline_of
 from ..mesh import Mesh
 from ..plans import Contest, check_writable, contest_json, read_plan, summarize, summary_json, write_plan
+from ..plans.schedule import BUCKET
 from ..plans.text.plan_file import write_text
 from ..plans.views.diff import diff_json, diff_plans
 from ..plans.views.diff_text import diff_markdown, print_diff
@@ -177,7 +178,7 @@ def plan(
         bool, typer.Option("--no-tie", help="Decide every layer for itself; else identical layers are decided alike.")
     ] = False,
     micro_batches: Annotated[int, _MICRO_BATCHES] = 1,
-    bucket: Annotated[str, _BUCKET] = "25MiB",
+    bucket: Annotated[str, _BUCKET] = BUCKET,
     checkpointing: Annotated[
         Checkpointing,
         typer.Option(
@@ -384,7 +385,7 @@ def compare(
     memory: Annotated[str | None, _MEMORY] = None,
     optimizer: Annotated[str, _OPTIMIZER] = "adamw",
     micro_batches: Annotated[int, _MICRO_BATCHES] = 1,
-    bucket: Annotated[str, _BUCKET] = "25MiB",
+    bucket: Annotated[str, _BUCKET] = BUCKET,
     checkpointing: Annotated[
         Checkpointing,
         typer.Option(help="For the optimum, as for plan; baselines compute again what their names say."),

@@ -139,9 +139,8 @@ class _Lowering:
             phase: Travelling(emitter, self._schedule, self._setting_out, self._arrived)
             for phase, emitter in self._emitters.items()
         }
-        self._together = {member for bucket in self._schedule.buckets for member in bucket.members}
         given = ((name, self._paths.get(self._gradient_move(name, ref))) for name, ref in graph.gradients)
-        self._reduced = {entry: name for name, entry in given if entry in self._together}
+        self._reduced = {entry: name for name, entry in given if entry in self._schedule.members}
 
     def run(self) -> LocalProgram:
         leaves = [(i, node) for i, node in enumerate(self._graph.nodes) if node.kind != "operator"]
@@ -383,7 +382,7 @@ class _Lowering:
                     f"the plan has no redistribution of {name} from {format_layout(have, self._mesh)} to "
                     f"{format_layout(wanted, self._mesh)} in the {phase}, but its operators need one"
                 )
-            if planned in self._together:
+            if planned in self._schedule.members:
                 raise VerificationError(f"the plan wants {name} in the {phase} before its schedule has brought it")
             with self._emitters[phase].copying(name):
                 self._values[key] = self._along(ref, planned, len(planned.path) - 1)

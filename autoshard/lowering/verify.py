@@ -38,10 +38,9 @@ def verify(program: LocalProgram, plan: ShardingPlan, groups: tuple[str, ...], w
     planned: dict[str, Counter[Key]] = {"forward": Counter(), "backward": Counter()}
     once: dict[str, Counter[Key]] = {"forward": Counter(), "backward": Counter()}
     planned_schedule = schedule(plan) if whole else program.schedule
-    together = {member for bucket in planned_schedule.buckets for member in bucket.members}
     for entry in plan.redistributions:
         is_once = plan.micro_batches > 1 and plan.runs(entry) == 1
-        for collective in entry.collectives if entry not in together else ():
+        for collective in entry.collectives if entry not in planned_schedule.members else ():
             key = collective.kind, collective.axis, collective.size_bytes
             (once if is_once else planned)[entry.phase][key] += 1
     for bucket in planned_schedule.buckets:

@@ -129,29 +129,34 @@ class Planner:
         formulation = self.formulate(constraints)
         report("solving")
         with constraints.located():
-            return self._within_budget(formulation)
+            return self._with_or_without_schedule(formulation, Planner._planned)
 
-    def _within_budget(self, formulation: Formulation) -> ShardingPlan:
+    def _with_or_without_schedule(
+        self, formulation: Formulation, search: Callable[[Planner, Formulation], ShardingPlan]
+    ) -> ShardingPlan:
         """The plan with a schedule or, where none is found that fits or its gap is large, the cheaper of it and one
         without.
+
+        Args:
+            search: what a planner finds within the budget for a program of its own.
         """
         started_s = time.monotonic()
+        found: ShardingPlan | None = None
         try:
-            found = self._planned(formulation)
+            found = search(self, formulation)
         except BudgetError:
             if not self.bucket_bytes:
                 raise
-            found = None
         if found is not None and (not self.bucket_bytes or self._is_good(found, formulation)):
             return found
         alone = self._without_schedule(started_s)
         try:
-            other = alone._planned(alone._formulate(formulation.constraints))
+            other = search(alone, alone._formulate(formulation.constraints))
         except BudgetError:
             if found is None:
                 raise
             return found
-        return _cheaper(found, other)
+        return other if found is None else _cheaper(found, other)
 
     def _planned(self, formulation: Formulation) -> ShardingPlan:
         options = SolverOptions(self.backend, self.time_limit_s, explains=not self.bucket_bytes)
@@ -194,24 +199,12 @@ class Planner:
             solutions.append(solution)
             return self.write(program, solution)
 
-        options = SolverOptions(self.backend, self.time_limit_s, start, explains=False)
-        wider, started_s = self._wider(formulation.constraints), time.monotonic()
-        try:
-            found = plan_within_budget(formulation, self.limit, options, write, wider=wider)
-        except BudgetError:
-            if not self.bucket_bytes:
-                raise
-            found = None
-        if found is not None and (not self.bucket_bytes or self._is_good(found, formulation)):
-            return found, tuple(solutions)
-        alone = self._without_schedule(started_s)
-        try:
-            other, others = alone.fitted(alone._formulate(formulation.constraints), start)
-        except BudgetError:
-            if found is None:
-                raise
-            return found, tuple(solutions)
-        return _cheaper(found, other), tuple(solutions) or others
+        def search(planner: Planner, program: Formulation) -> ShardingPlan:
+            options = SolverOptions(planner.backend, planner.time_limit_s, start, explains=False)
+            wider = planner._wider(program.constraints)
+            return plan_within_budget(program, planner.limit, options, write, wider=wider)
+
+        return self._with_or_without_schedule(formulation, search), tuple(solutions)
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
         for k, constraint in enumerate(constraints[:MOST_RELAXED]):
@@ -306,10 +299,8 @@ class Planner:
         return solution.status is not Status.INFEASIBLE
 
 
-def _cheaper(one: ShardingPlan | None, other: ShardingPlan) -> ShardingPlan:
+def _cheaper(one: ShardingPlan, other: ShardingPlan) -> ShardingPlan:
     """The cheaper of two plans under one budget, with a bound for both kinds."""
-    if one is None:
-        return other
     bound = min(one.solver.bound_ns, other.solver.bound_ns)
     best = min(one, other, key=lambda plan: plan.solver.cost_ns)
     return replace(best, solver=SolverOutcome.of(best.solver.cost_ns, bound, best.solver.identical_layers))

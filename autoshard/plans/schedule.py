@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from cost_models.collective_kinds import RedistributionKind as CollectiveKind
@@ -25,10 +26,12 @@ from cost_models.collective_kinds import RedistributionKind as CollectiveKind
 from .plan import PHASES, Phase, Redistribution, ShardingPlan
 from .units import parse_bytes
 
-BUCKET_BYTES = 25 << 20
+BUCKET = "25MiB"
 """The default of ``bucket_cap_mb`` in torch's DistributedDataParallel, which found it by measuring
 (https://docs.pytorch.org/docs/2.13/generated/torch.nn.parallel.DistributedDataParallel.html).
 """
+
+BUCKET_BYTES = parse_bytes(BUCKET)
 
 
 def bucket_size(given: str | int) -> int:
@@ -89,6 +92,11 @@ class Schedule:
 
     buckets: tuple[Bucket, ...] = ()
 
+    @cached_property
+    def members(self) -> frozenset[Redistribution]:
+        """All redistributions that travel with others, or ahead."""
+        return frozenset(member for bucket in self.buckets for member in bucket.members)
+
     def turns(self, phase: Phase) -> Mapping[str, tuple[Turn, ...]]:
         """What is done before an operator of a phase runs (or behind the last one), in order."""
         found: dict[str, list[Turn]] = defaultdict(list)
@@ -113,9 +121,8 @@ class Sent:
 def sent(plan: ShardingPlan) -> Iterator[Sent]:
     """Every collective that one rank runs in a step: those of buckets, and those of redistributions in none."""
     found = schedule(plan)
-    together = {member for bucket in found.buckets for member in bucket.members}
     for entry in plan.redistributions:
-        for each in entry.collectives if entry not in together else ():
+        for each in entry.collectives if entry not in found.members else ():
             yield from [Sent(entry.phase, each.kind, each.axis, each.size_bytes)] * plan.runs(entry)
     for bucket in found.buckets:
         for travel in bucket.travels:

@@ -145,6 +145,7 @@ def _worker(
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+    faulthandler.enable()
     # also ends the worker, with the stacks of all its threads, where nobody is left to kill it
     faulthandler.dump_traceback_later(max(timeout_s - 1.0, 0.5), exit=True)
     code = 1
