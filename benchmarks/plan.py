@@ -1,12 +1,14 @@
-"""Planning measured: CPU seconds of every stage, size of the integer program, peak memory.
+"""Planning measured: CPU seconds of every stage, peak memory, and what is proved.
 
-    python benchmarks/plan.py                    # Llama-3-8B on 8x8, GPT-2 and the demo model
-    python benchmarks/plan.py --case llama3_8b   # one of them; llama3_8b_3d and _4d: meshes of three and four axes
+    python benchmarks/plan.py                    # every case, about 20 CPU minutes
+    python benchmarks/plan.py --case llama3_8b   # one of them; may be repeated
     python benchmarks/plan.py --ties             # what deciding identical layers once costs and saves
 
 Every case runs in a process of its own, so that its peak memory is its own. CPU seconds, not wall time: machines are
-shared. For comparison: Meta's AutoParallel (meta-pytorch/autoparallel at a54c252, torch 2.13) on Llama-3-8B and 8x8, on
-two CPU cores: 107 CPU seconds to trace, enumerate, price and solve, 49 more to apply, and 4.4 GiB.
+shared; and because they differ too, beside them stands the ratio to Llama-3-8B on 8x8 without a budget, which always
+runs. A case is planned as the command plans it: with a schedule, with recomputation decided by the program, its course
+of memory counted. For comparison: Meta's AutoParallel (meta-pytorch/autoparallel at a54c252, torch 2.13) on Llama-3-8B
+and 8x8, on two CPU cores: 107 CPU seconds to trace, enumerate, price and solve, 49 more to apply, and 4.4 GiB.
 """
 
 from __future__ import annotations
@@ -17,10 +19,9 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -28,130 +29,144 @@ from rich.table import Table
 sys.path.remove(str(Path(__file__).resolve().parent))  # where solver.py would be found as the package
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMEOUT_S = 900
+TIMEOUT_S = 1800
 
 
 @dataclass(frozen=True)
 class Case:
-    """What to plan: a factory, a mesh and a machine."""
+    """What to plan: a factory, a mesh, a machine and a budget, and what is asked of it."""
 
     factory: str
     mesh: str
     hardware: str
+    memory: str | None = None
+    must: str = ""
+    """Gap, and seconds on a machine on which the first case takes FIRST_S."""
+    first_version: str = ""
+    """What autoshard at 6b8e1c8 answered, on such a machine."""
 
 
+FIRST, FIRST_S = "llama3_8b", 16.8
+LLAMA, LLAMA_70B = "examples/llama.py:llama3_8b", "examples/llama.py:llama3_70b"
 CASES = {
-    "llama3_8b": Case("examples/llama.py:llama3_8b", "dp=8,tp=8", "dgx-h100"),
-    "llama3_8b_3d": Case("examples/llama.py:llama3_8b", "rep=2,dp=4,tp=8", "dgx-h100"),
-    "llama3_8b_4d": Case("examples/llama.py:llama3_8b", "a=2,b=2,c=4,d=4", "dgx-h100"),
-    "llama3_8b_1d": Case("examples/llama.py:llama3_8b", "tp=8", "dgx-h100"),
+    FIRST: Case(LLAMA, "dp=8,tp=8", "dgx-h100", None, "proved, 16.8 s", "proved, 16.8 s"),
+    "llama3_8b_26GiB": Case(LLAMA, "dp=8,tp=8", "dgx-h100", "26GiB", "0.5%, 30 s", "7.5%, minutes"),
+    "llama3_8b_16GiB": Case(LLAMA, "dp=8,tp=8", "dgx-h100", "16GiB", "0.5%, 30 s", "16%, minutes"),
+    "llama3_8b_10GiB": Case(LLAMA, "dp=8,tp=8", "dgx-h100", "10GiB", "0.5%, 30 s", "none"),
+    "llama3_8b_3d": Case(LLAMA, "rep=2,dp=4,tp=8", "dgx-h100", None, "proved, 60 s, 2 GiB", "7.8%, 148 s"),
+    "llama3_8b_3d_20GiB": Case(LLAMA, "rep=2,dp=4,tp=8", "dgx-h100", "20GiB", "0.5%, 90 s", "none"),
+    "llama3_8b_4d": Case(LLAMA, "a=2,b=2,c=4,d=4", "dgx-h100", None, "3%, 180 s", "none"),
+    "llama3_70b_80GB": Case(LLAMA_70B, "dp=8,tp=8", "dgx-h100", "80GB", "0.5%, 60 s", "does not fit"),
+    "moe_8x7b_80GB": Case("examples/moe.py:moe_8x7b", "rep=2,dp=4,tp=8", "dgx-h100", "80GB", "1%, 120 s", "none"),
+    "llama3_8b_1d": Case(LLAMA, "tp=8", "dgx-h100"),
     "gpt2": Case("examples/gpt2.py:gpt2", "dp=8,tp=8", "dgx-h100"),
     "demo": Case("examples/llama.py:demo", "dp=2,tp=2", "cpu-gloo"),
 }
-STAGES = ("import", "capture", "enumerate and price", "solve", "interpret", "write")
+STAGES = ("import", "capturing the training step", "enumerating and pricing strategies", "solving", "write")
+HEADINGS = (
+    *("case", "import", "capture", "price", "solve", "write", "CPU s", "ratio", "peak GiB", "step ms", "gap"),
+    *("in use GiB", "must", "first version"),
+)
 
 
-def measure(case: Case, tie_layers: bool) -> dict[str, object]:
+def measure(case: Case, tie_layers: bool) -> dict[str, Any]:
     """Plans a case in this process; seconds are CPU seconds of this process."""
-    marks = [time.process_time()]
+    seconds: dict[str, float] = {}
+    stage, since_s = "import", 0.0
 
-    def mark() -> None:
-        marks.append(time.process_time())
+    def begin(name: str) -> None:
+        nonlocal stage, since_s
+        now_s = time.process_time()
+        seconds[stage] = seconds.get(stage, 0.0) + now_s - since_s
+        stage, since_s = name, now_s
 
-    from autoshard.capture import capture
     from autoshard.cli.model_factory import load_factory
-    from autoshard.mesh import Mesh
-    from autoshard.planning import formulate, interpret
+    from autoshard.constraints import Constraints
+    from autoshard.planning.limit import memory_limit
+    from autoshard.planning.planner import Planner
     from autoshard.plans import dump_plan
-    from cost_models import load_profile, optimizer_policy
-    from solver import solve
+    from cost_models import load_profile
 
-    mark()
     model, args, kwargs = load_factory(case.factory)
-    marks[-1] = time.process_time()
-    graph = capture(model, args, kwargs)
-    mark()
     profile = load_profile(case.hardware)
-    formulation = formulate(
-        graph, Mesh.parse(case.mesh), profile, tie_layers=tie_layers, policy=optimizer_policy("adamw")
+    limit = memory_limit("adamw", case.memory, None, profile)
+    planner = Planner.of_model(
+        model, args, kwargs, case.mesh, profile, report=begin, tie_layers=tie_layers, limit=limit
     )
-    mark()
-    solution = solve(formulation.problem)
-    mark()
-    plan = interpret(formulation, solution, profile, "benchmark", "")
-    mark()
+    plan = planner.plan(Constraints(()), report=begin)
+    begin("write")
     text = dump_plan(plan)
-    mark()
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    begin("end")
     return {
-        "seconds": dict(zip(STAGES, (after - before for before, after in pairwise(marks)), strict=True)),
-        "nodes": len(graph.nodes),
-        "strategies": sum(map(len, formulation.strategies)),
-        "status": solution.status.name.lower(),
-        "cost_ns": solution.cost,
-        "gap": solution.gap,
-        "peak_bytes": peak_bytes,
+        "seconds": seconds,
+        "total_s": sum(seconds.values()),
+        "nodes": len(planner.graph.nodes),
+        "status": plan.solver.status,
+        "cost_ns": plan.solver.cost_ns,
+        "gap": plan.solver.gap,
+        "in_use_bytes": plan.memory.peak.size_bytes if plan.memory else 0,
+        "bucket_bytes": plan.bucket_bytes,
         "lines": len(text.splitlines()),
-        **program_size(formulation.problem),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
 
-def program_size(problem: object) -> dict[str, int]:
-    """Variables and rows of the integer program after the reductions, worked out again and not timed."""
-    from solver.backends.integer_program import build
-    from solver.reductions import Chain, reduce
-
-    chain = reduce(problem)  # type: ignore[arg-type]
-    assert isinstance(chain, Chain)
-    program = build(chain.problem)
-    return {"variables": len(program.costs), "rows": len(program.lower)}
-
-
-def in_own_process(name: str, tie_layers: bool) -> dict[str, object]:
-    """The figures of one case, from a fresh interpreter."""
+def in_own_process(name: str, tie_layers: bool = True) -> dict[str, Any] | None:
+    """The figures of one case, from a fresh interpreter; None where it has no answer in time."""
     command = [sys.executable, __file__, "--measure", name, *([] if tie_layers else ["--untied"])]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return None
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stderr}")
-    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def print_plans(names: list[str], console: Console) -> None:
-    """A column per case: what planning it took."""
-    results = {name: in_own_process(name, True) for name in names}
-    table = Table(title="Planning, CPU seconds (one process, reading and writing included)")
-    table.add_column("")
-    for name in names:
-        table.add_column(f"{name}\n{CASES[name].mesh}, {CASES[name].hardware}", justify="right")
-
-    def row(title: str, text: Callable[[dict], str]) -> None:
-        table.add_row(title, *(text(results[name]) for name in names))
-
-    for stage in STAGES:
-        row(stage, lambda r, stage=stage: f"{r['seconds'][stage]:.2f}")
-    row("total", lambda r: f"{sum(r['seconds'].values()):.2f}")
-    table.add_section()
-    row("graph nodes", lambda r: f"{r['nodes']:,}")
-    row("strategies", lambda r: f"{r['strategies']:,}")
-    row("variables, reduced", lambda r: f"{r['variables']:,}")
-    row("rows, reduced", lambda r: f"{r['rows']:,}")
-    row("status, gap", lambda r: f"{r['status']}, {r['gap']:.1e}")
-    row("predicted step ms", lambda r: f"{r['cost_ns'] / 1e6:,.1f}")
-    row("plan file lines", lambda r: f"{r['lines']:,}")
-    row("peak memory GiB", lambda r: f"{r['peak_bytes'] / 2**30:.2f}")
+    """A row per case, as each is done: what planning it took, beside what is asked and what the first version did."""
+    table = Table(title=f"Planning; must and first version: on a machine on which {FIRST} takes {FIRST_S} s")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading == "case" else "right")
+    first = in_own_process(FIRST)
+    assert first is not None
+    for name in dict.fromkeys((FIRST, *names)):
+        found = first if name == FIRST else in_own_process(name)
+        case = CASES[name]
+        given = (f"{name}\n{case.mesh}, {case.memory or 'no budget'}",)
+        if found is None:
+            table.add_row(*given, f"none in {TIMEOUT_S} s", *[""] * (len(HEADINGS) - 4), case.must, case.first_version)
+            continue
+        gap = "proved" if found["status"] == "optimal" else f"{found['gap']:.2%}"
+        print(name, gap, f"{found['total_s']:.1f} s", file=sys.stderr, flush=True)
+        table.add_row(
+            *given,
+            *(f"{found['seconds'].get(stage, 0.0):.1f}" for stage in STAGES),
+            f"{found['total_s']:.1f}",
+            f"{found['total_s'] / first['total_s']:.2f}",
+            f"{found['peak_bytes'] / 2**30:.2f}",
+            f"{found['cost_ns'] / 1e6:,.1f}",
+            gap,
+            f"{found['in_use_bytes'] / 2**30:.1f}",
+            case.must,
+            case.first_version,
+        )
     console.print(table)
 
 
 def print_ties(names: list[str], console: Console) -> None:
     """Tied against untied: the loss in cost and the gain in solving time."""
     table = Table(title="Deciding identical layers once")
-    for heading in ("case", "tied ns", "untied ns", "loss", "solve tied", "solve untied"):
+    for heading in ("case", "tied ns", "untied ns", "loss", "solving tied", "solving untied"):
         table.add_column(heading, justify="right")
     for name in names:
-        tied, untied = in_own_process(name, True), in_own_process(name, False)
-        loss = tied["cost_ns"] / untied["cost_ns"] - 1  # type: ignore[operator]
-        seconds = [f"{r['seconds']['solve']:.2f} s" for r in (tied, untied)]  # type: ignore[index]
+        tied, untied = in_own_process(name), in_own_process(name, tie_layers=False)
+        if tied is None or untied is None:
+            table.add_row(name, f"none in {TIMEOUT_S} s")
+            continue
+        loss = tied["cost_ns"] / untied["cost_ns"] - 1
+        seconds = [f"{found['seconds']['solving']:.2f} s" for found in (tied, untied)]
         table.add_row(name, f"{tied['cost_ns']:,}", f"{untied['cost_ns']:,}", f"{loss:.4%}", *seconds)
     console.print(table)
 
@@ -160,18 +175,18 @@ def main() -> None:
     """Reads the arguments and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", choices=CASES, help="which to plan; may be repeated")
-    parser.add_argument("--ties", action="store_true", help="compare tied with untied layers (GPT-2 and the demo)")
+    parser.add_argument("--ties", action="store_true", help="compare tied with untied layers (the demo)")
     parser.add_argument("--measure", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--untied", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         print(json.dumps(measure(CASES[arguments.measure], not arguments.untied)))
         return
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = Console(width=None if sys.stdout.isatty() else 190)
     if arguments.ties:
         print_ties(arguments.case or ["demo"], console)
     else:
-        print_plans(arguments.case or ["llama3_8b", "llama3_8b_1d", "gpt2", "demo"], console)
+        print_plans(arguments.case or list(CASES), console)
 
 
 if __name__ == "__main__":
