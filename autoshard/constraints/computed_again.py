@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from ..capture import CapturedGraph, can_be_again, inner, recomputable
+from ..capture import CapturedGraph, can_be_again, inner, recomputable, recomputed
 from ..errors import ConstraintError
+from ..ops import is_free
 from .recomputations import recomputation_of
 from .values import Constraint, Recomputation, Recompute, nearest_name
 
 
 def again_under(constraints: Sequence[Constraint], graph: CapturedGraph) -> frozenset[str]:
     """The operators that are computed again under constraints, by name: those that are in the graph already, with what
-    ``recompute``, ``checkpoint`` and ``recomputation`` name, without what ``keep`` names.
+    ``recompute``, ``checkpoint`` and ``recomputation`` name, without what ``keep`` names. With an operator that is
+    computed again go the views of what it makes, which would share the memory of the first one else.
 
     Raises:
-        ConstraintError: a constraint names nothing that can be computed again.
+        ConstraintError: a constraint names nothing that can be computed again, or nothing that the backward reads.
     """
     again, kept = set(graph.again), set[str]()
     for constraint in constraints:
@@ -45,12 +47,28 @@ def _named(constraint: Recompute, graph: CapturedGraph) -> set[str]:
     else:
         known, what = possible, "no operator of the forward that"
         found = {name for name in possible if fnmatchcase(name, pattern)}
+        if constraint.verb == "recompute" and found:
+            found |= set(_views(found, graph))
     if not found:
         raise ConstraintError(
             f"the constraint {constraint.text!r} names {what} can be computed again (random ones are always kept)"
             + nearest_name(pattern, known)
         )
+    if constraint.verb != "keep" and not recomputed(graph, found).again:
+        raise ConstraintError(
+            f"the constraint {constraint.text!r} would change nothing: the backward reads nothing of what it names "
+            f"({', '.join(sorted(found)[:3])}{', ...' * (len(found) > 3)}); leave it out"
+        )
     return found
+
+
+def _views(names: Iterable[str], graph: CapturedGraph) -> Iterable[str]:
+    """The views, and views of views, of what operators make."""
+    found = {i for i, node in graph.of_kind("operator") if node.name in set(names)}
+    for i, node in graph.of_kind("operator"):
+        if node.inputs and node.inputs[0].node in found and is_free(node) and can_be_again(node):
+            found.add(i)
+            yield node.name
 
 
 def _outermost(name: str, pattern: str) -> str | None:

@@ -33,9 +33,19 @@ from ..layout import is_even, local_shape
 from ..lowering import LocalProgram, Rank, in_use, lower, storages
 from ..mesh import Mesh
 from ..micro_batches import held_name, summed_name
-from ..plans import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, ShardingPlan, TenantKind, TensorEntry
+from ..plans import (
+    MemoryOutcome,
+    MemoryPhase,
+    MemoryPoint,
+    MemorySaved,
+    MemoryTenant,
+    ShardingPlan,
+    TenantKind,
+    TensorEntry,
+)
 from ..plans.memory_outcome import MAX_POINTS, MAX_TENANTS
 from ..plans.natural_order import starred
+from ..recomputation import first_name
 
 OPTIMIZER_STEP = "step"
 
@@ -51,11 +61,15 @@ class Tenant:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Every moment of a step in order, with the bytes in use; and who holds them at the peak, largest first."""
+    """Every moment of a step in order, with the bytes in use; and who holds them at the peak, largest first.
+
+    ``saved`` has for operators of the forward that are computed again the bytes that need not be kept for it.
+    """
 
     points: tuple[MemoryPoint, ...]
     at_peak: tuple[Tenant, ...]
     static: Mapping[TenantKind, int]
+    saved: Mapping[str, int]
 
     @property
     def peak(self) -> MemoryPoint:
@@ -110,7 +124,17 @@ def outcome(
         other_bytes=sum(tenant.size_bytes for tenant in others),
         timeline=tuple(_thinned(found.points)),
         allocator_margin=allocator_margin,
+        saved=tuple(_together(found.saved)),
     )
+
+
+def _together(saved: Mapping[str, int]) -> Iterator[MemorySaved]:
+    """Operators of identical layers as one each, those first that save most."""
+    sizes: dict[str, int] = defaultdict(int)
+    for name, size in saved.items():
+        sizes[starred(name)] += size
+    for name, size in sorted(sizes.items(), key=lambda each: (-each[1], each[0])):
+        yield MemorySaved(name, size)
 
 
 def _is_uneven(graph: CapturedGraph, plan: ShardingPlan) -> bool:
@@ -177,6 +201,8 @@ class _Simulation:
         self._moments: list[tuple[MemoryPhase, str]] = []
         self._storages: dict[int, _Lifetime] = {}
         self._others: list[_Lifetime] = []
+        self._again: dict[int, str] = {}
+        self._saved: dict[str, int] = defaultdict(int)
         self._static: dict[TenantKind, int] = dict.fromkeys(
             ("parameter", "gradient", "optimizer", "buffer", "input"), 0
         )
@@ -281,10 +307,15 @@ class _Simulation:
     def _run(self, phase: MemoryPhase, node: fx.Node) -> None:
         label, moment = node.meta["label"], len(self._moments)
         self._moments.append((phase, label.operator))
+        again = first_name(label.operator)
         for key in _keys(in_use(node)):
             if key in self._storages:
                 self._storages[key].last = moment
+            if again is None and key in self._again:
+                self._saved[self._again.pop(key)] += self._storages[key].size_bytes
         for key, size in storages(node).items():
+            if again is not None and key not in self._storages and not label.is_copy:
+                self._again[key] = again
             kind: TenantKind = "temporary" if label.is_copy else "activation"
             self._storages.setdefault(key, _Lifetime(label.tensor, kind, size, moment, moment))
 
@@ -329,7 +360,7 @@ class _Simulation:
         points = tuple(
             MemoryPoint(phase, operator, max(size for _, size in sizes)) for (phase, operator), sizes in moments
         )
-        return Timeline(points, tuple(sorted(alive, key=lambda t: (-t.size_bytes, t.name))), self._static)
+        return Timeline(points, tuple(sorted(alive, key=lambda t: (-t.size_bytes, t.name))), self._static, self._saved)
 
 
 def _placeholders(graph: fx.Graph) -> list[fx.Node]:

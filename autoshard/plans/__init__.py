@@ -4,7 +4,7 @@
 not.
 """
 
-from .memory_outcome import MemoryOutcome, MemoryPhase, MemoryPoint, MemoryTenant, TenantKind
+from .memory_outcome import MemoryOutcome, MemoryPhase, MemoryPoint, MemorySaved, MemoryTenant, TenantKind
 from .plan import (
     PHASES,
     Collective,
@@ -32,6 +32,7 @@ __all__ = [
     "MemoryOutcome",
     "MemoryPhase",
     "MemoryPoint",
+    "MemorySaved",
     "MemoryTenant",
     "Contender",
     "Contest",

@@ -62,6 +62,17 @@ class MemoryTenant:
 
 
 @dataclass(frozen=True)
+class MemorySaved:
+    """What need not be kept since the forward because an operator is computed again: ``size_bytes`` of what it makes,
+    as far as others of the backward read that. Those of identical layers together: ``operator`` is the name of the
+    first one with ``*`` for their numbers.
+    """
+
+    operator: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
 class MemoryOutcome:
     """Memory of the rank that holds the largest shards (the one at coordinate 0), in bytes.
 
@@ -75,9 +86,11 @@ class MemoryOutcome:
         other_bytes: what the others hold at the peak; with the tenants it adds up to ``peak.size_bytes``.
         timeline: the course of a step in at most MAX_POINTS points: each is the fullest moment of its part.
         allocator_margin: what the allocator of the machine reserves beyond what is in use, as a share of that.
+        saved: what computing operators again saves, most first; operators that save nothing themselves are not among
+            them (what one makes may be read by others that are computed again alone).
 
     Raises:
-        ValueError: the sizes do not add up, or one is negative.
+        ValueError: the sizes do not add up, one is negative, or an operator saves twice.
     """
 
     optimizer: str
@@ -93,6 +106,7 @@ class MemoryOutcome:
     other_bytes: int
     timeline: tuple[MemoryPoint, ...]
     allocator_margin: float = 0.0
+    saved: tuple[MemorySaved, ...] = ()
 
     def __post_init__(self) -> None:
         held = sum(tenant.size_bytes for tenant in self.tenants) + self.other_bytes
@@ -105,7 +119,9 @@ class MemoryOutcome:
         if always > self.peak.size_bytes:
             raise ValueError(f"{always} bytes are held whatever runs, more than the peak of {self.peak.size_bytes}")
         sizes = [point.size_bytes for point in (self.peak, *self.timeline)]
-        sizes += [tenant.size_bytes for tenant in self.tenants]
+        sizes += [tenant.size_bytes for tenant in self.tenants] + [each.size_bytes for each in self.saved]
+        if len({each.operator for each in self.saved}) != len(self.saved):
+            raise ValueError("an operator that is computed again saves memory twice")
         if min(self.other_bytes, self.static_bytes, *sizes) < 0:
             raise ValueError("a size in memory is negative")
         price = self.soft_ms_per_gib

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from autoshard.capture import recomputed
 from autoshard.constraints import Recompute, parse_constraint
 from autoshard.constraints.computed_again import again_under
 from autoshard.errors import ConstraintError
@@ -33,6 +34,18 @@ def test_operators_by_their_names() -> None:
     assert again("recompute */silu") == {"layers.0.feed_forward/silu"}
     assert again("recompute *") == forward()
     assert again() == frozenset()
+
+
+def test_with_an_operator_go_the_views_of_what_it_makes() -> None:
+    """The backward of a product reads a view of gelu, which would keep gelu's memory."""
+    names = again("recompute */gelu", model="gpt2")
+    assert names == {"h.0.mlp/gelu", "h.0.mlp.c_proj/view"}
+    assert recomputed(graph_of("gpt2"), names).again == tuple(sorted(names, reverse=True))
+
+
+def test_what_the_backward_does_not_read_is_refused() -> None:
+    with pytest.raises(ConstraintError, match=r"'recompute \*w2/mm' would change nothing"):
+        again("recompute *w2/mm")
 
 
 def test_keep_comes_last_wherever_it_stands() -> None:

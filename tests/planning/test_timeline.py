@@ -65,6 +65,20 @@ def test_so_it_is_where_the_backward_computes_again(case: str, seed: int | None)
     check_peaks(case, axes, again, "sgd")
 
 
+@pytest.mark.parametrize(("case", "name"), [("llama", "layers.*/silu"), ("gpt2", "h.*/gelu")])
+def test_what_computing_again_saves_is_no_longer_held_at_the_turn(case: str, name: str) -> None:
+    """Of operators whose inputs are kept in any case."""
+    graph, policy = capture(*cases.make(case)), optimizer_policy("adamw")
+    plans = [cases.baseline_plan(case, "dp=2", "ddp", constraints=given) for given in ((), (f"recompute {name}",))]
+    layouts = [[entry for entry in plan.operators if entry.phase == "forward"] for plan in plans]
+    assert layouts[0] == layouts[1]
+    kept, again = (timeline_of(graph, replace(plan, bucket_bytes=0), policy) for plan in plans)
+    turns = [[point for point in found.points if point.phase == "forward"][-1] for found in (kept, again)]
+    assert not kept.saved
+    assert set(again.saved) <= set(plans[1].recomputed)
+    assert turns[0].size_bytes - turns[1].size_bytes == sum(again.saved.values()) > 0
+
+
 def check_peaks(case: str, axes: str, plan: ShardingPlan, optimizer: str) -> None:
     """The timeline of every rank against what is measured: to the byte where nothing travels ahead.
 

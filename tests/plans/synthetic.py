@@ -17,6 +17,7 @@ from autoshard.plans import (
     IdenticalLayers,
     MemoryOutcome,
     MemoryPoint,
+    MemorySaved,
     MemoryTenant,
     OperatorEntry,
     Redistribution,
@@ -26,6 +27,7 @@ from autoshard.plans import (
 )
 from autoshard.plans.dtypes import DTYPE_BYTES
 from autoshard.plans.memory_outcome import TENANT_KINDS, reserved_bytes
+from autoshard.plans.natural_order import starred
 from autoshard.plans.plan import PHASES
 from autoshard.plans.text.contradictions import COUNTED
 from autoshard.redistribution import size_bytes, step_on
@@ -321,7 +323,10 @@ def memories(draw: st.DrawFn, plan: ShardingPlan) -> MemoryOutcome:
     gradients = draw(st.integers(0, parameters))
     held = parameters, gradients, state, buffers, inputs
     peak = point(total)
-    return MemoryOutcome(draw(texts), budget, price, *held, peak, tuple(tenants), other, tuple(timeline), margin)
+    again = sorted({starred(name) for name in plan.recomputed})
+    saved = tuple(MemorySaved(name, draw(sizes)) for name in again)
+    tenancy = tuple(tenants), other, tuple(timeline)
+    return MemoryOutcome(draw(texts), budget, price, *held, peak, *tenancy, margin, saved)
 
 
 @st.composite

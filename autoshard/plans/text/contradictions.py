@@ -23,6 +23,7 @@ from ...micro_batches import operator_runs
 from ...redistribution import size_bytes, steps_along
 from ..dtypes import DTYPE_BYTES
 from ..memory_outcome import MemoryOutcome, MemoryPoint
+from ..natural_order import starred
 from ..plan import Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
 from .notation import check_redistribution, format_path
 
@@ -260,6 +261,14 @@ def _check_memory(plan: ShardingPlan, memory: MemoryOutcome) -> None:
         for point in points:
             if point.operator not in OUTSIDE and (point.phase, point.operator) not in operators:
                 raise Contradiction(_no_operator(point), "memory", where)
+    again = {starred(name) for name in plan.recomputed}
+    for each in memory.saved:
+        if each.operator not in again:
+            raise Contradiction(
+                f"computing {each.operator} again is said to save {each.size_bytes} bytes, but the backward does not",
+                "memory",
+                "saved",
+            )
     if memory.over_bytes and memory.soft_ms_per_gib is None:
         margin = f", {memory.reserved_bytes} with the allocator's margin," if memory.allocator_margin else ""
         raise Contradiction(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from ...errors import PlanFileError
 from ...layout import format_layout
 from ...mesh import Mesh
-from ..memory_outcome import MemoryOutcome, MemoryPoint, MemoryTenant
+from ..memory_outcome import MemoryOutcome, MemoryPoint, MemorySaved, MemoryTenant
 from ..plan import PHASES, OperatorEntry, Redistribution, ShardingPlan, TensorEntry
 from .contradictions import Contradiction, check_decisions, check_record
 from .execution_order import Block, Loop, check_execution, fold_execution, format_loop, format_ns
@@ -205,6 +205,8 @@ def _memory(memory: MemoryOutcome) -> Iterator[str]:
     yield from (f"  {line}" for line in _section("tenants", [f"- {_tenant(t)}" for t in memory.tenants], empty="[]"))
     yield f"  other_bytes: {memory.other_bytes}"
     yield from (f"  {line}" for line in _section("timeline", list(_timeline(memory.timeline)), empty="[]"))
+    if memory.saved:
+        yield from (f"  {line}" for line in _section("saved", [f"- {_saved(each)}" for each in memory.saved]))
 
 
 def _timeline(points: Iterable[MemoryPoint]) -> Iterator[str]:
@@ -226,6 +228,10 @@ def _point(point: MemoryPoint) -> str:
 def _tenant(tenant: MemoryTenant) -> str:
     name, size = quote(tenant.name), tenant.size_bytes
     return f"{{name: {name}, kind: {tenant.kind}, count: {tenant.count}, bytes: {size}}}"
+
+
+def _saved(each: MemorySaved) -> str:
+    return f"{{operator: {quote(each.operator)}, bytes: {each.size_bytes}}}"
 
 
 def _section(title: str, lines: list[str], empty: str = "{}") -> Iterator[str]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ...errors import PlanFileError
 from ...layout import Layout, parse_layout
 from ...mesh import Mesh
-from ..memory_outcome import MAX_POINTS, MemoryOutcome, MemoryPoint, MemoryTenant
+from ..memory_outcome import MAX_POINTS, MemoryOutcome, MemoryPoint, MemorySaved, MemoryTenant
 from ..plan import Execution, OperatorEntry, Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
 from .contradictions import Contradiction, check_decisions, check_record
 from .defects import error_at, explain_defect
@@ -291,6 +291,7 @@ class _Reader:
                 tenants=tuple(MemoryTenant(t.name, t.kind, t.count, t.bytes) for t in section.tenants),
                 other_bytes=section.other_bytes,
                 timeline=tuple(_timeline(section)),
+                saved=tuple(MemorySaved(line.operator, line.bytes) for line in section.saved),
             )
 
     def _names(self, text: str, count: int, seen: set[str]) -> list[str]:

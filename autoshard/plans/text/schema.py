@@ -163,6 +163,13 @@ class TenantLine(_Section):
     bytes: Size
 
 
+class SavedLine(_Section):
+    """What need not be kept since the forward because an operator of every layer is computed again."""
+
+    operator: Annotated[str, Field(max_length=1000)]
+    bytes: Size
+
+
 class StaticSection(_Section):
     """Bytes that are held whatever runs."""
 
@@ -191,6 +198,7 @@ class MemorySection(_Section):
         tuple[Annotated[dict[MemoryPhase, dict[str, Size]], Field(min_length=1, max_length=1)], ...],
         Field(max_length=MAX_POINTS, description="Phase, operator, bytes: in their order, several on a line."),
     ]
+    saved: Annotated[tuple[SavedLine, ...], Field(description="What computing operators again saves, most first.")] = ()
 
 
 def _kind(line: object) -> str:

@@ -98,7 +98,8 @@ def _schedule_line(total: ScheduleTotal) -> str:
 def _again_line(summary: PlanSummary) -> str:
     total = AgainTotal.together("all", summary.recomputed)
     time = format_seconds(total.predicted_s)
-    return f"computed again in the backward: {total.count} operators of the forward, {time} of the compute"
+    saved = f", which need not keep {format_bytes(total.saved_bytes)}" if total.saved_bytes else ""
+    return f"computed again in the backward: {total.count} operators of the forward, {time}{saved}"
 
 
 def _micro_batches_line(summary: PlanSummary) -> str:
@@ -165,10 +166,11 @@ def _tensors(lines: Iterable[Line[TensorEntry]], mesh: Mesh, repeats: Repeats) -
 
 
 def _again(summary: PlanSummary) -> Table:
-    table = _table(("operator",), ("count", "time"))
+    table = _table(("operator",), ("count", "time", "saves"))
     shown, left = summary.recomputed[:MOST_EXPENSIVE], summary.recomputed[MOST_EXPENSIVE:]
     for total in (*shown, *([AgainTotal.together("others", left)] if left else [])):
-        _add(table, total.name, total.count, format_seconds(total.predicted_s))
+        saves = format_bytes(total.saved_bytes) if total.saved_bytes else ""
+        _add(table, total.name, total.count, format_seconds(total.predicted_s), saves)
     return table
 
 

@@ -35,18 +35,21 @@ class CollectiveTotal:
 @dataclass(frozen=True)
 class AgainTotal:
     """Operators of the forward that the backward computes again, those of all layers together: ``name`` with ``*`` for
-    the numbers of layers, how many there are, and their predicted time in the backward.
+    the numbers of layers, how many there are, and their predicted time in the backward, that of what moves for them
+    alone included. ``saved_bytes`` need not be kept since the forward; 0 where the plan does not know its memory.
     """
 
     name: str
     count: int
     predicted_s: float
+    saved_bytes: int
 
     @classmethod
     def together(cls, name: str, totals: Iterable[AgainTotal]) -> AgainTotal:
         """Several as one."""
         found = tuple(totals)
-        return cls(name, sum(each.count for each in found), math.fsum(each.predicted_s for each in found))
+        took_s, saved = math.fsum(each.predicted_s for each in found), sum(each.saved_bytes for each in found)
+        return cls(name, sum(each.count for each in found), took_s, saved)
 
 
 @dataclass(frozen=True)
@@ -192,11 +195,17 @@ def _totals(plan: ShardingPlan) -> tuple[CollectiveTotal, ...]:
 
 
 def _again(plan: ShardingPlan) -> tuple[AgainTotal, ...]:
-    times = {entry.name: entry.predicted_ns for entry in plan.execution}
-    groups: dict[str, list[int]] = {}
+    again = {again_name(first): first for first in plan.recomputed}
+    times_s = {again[entry.name]: entry.predicted_ns / 1e9 for entry in plan.execution if entry.name in again}
+    for entry in plan.redistributions:
+        if entry.phase == "backward" and entry.consumers and again.keys() >= set(entry.consumers):
+            for name in entry.consumers:
+                times_s[again[name]] = times_s.get(again[name], 0.0) + entry.predicted_s / len(entry.consumers)
+    saved = {} if plan.memory is None else {each.operator: each.size_bytes for each in plan.memory.saved}
+    groups: dict[str, list[float]] = {}
     for first in plan.recomputed:
-        groups.setdefault(starred(first), []).append(times.get(again_name(first), 0))
-    found = (AgainTotal(name, len(group), sum(group) / 1e9) for name, group in groups.items())
+        groups.setdefault(starred(first), []).append(times_s.get(first, 0.0))
+    found = (AgainTotal(name, len(group), math.fsum(group), saved.get(name, 0)) for name, group in groups.items())
     return tuple(sorted(found, key=lambda total: (-total.predicted_s, total.name)))
 
 
