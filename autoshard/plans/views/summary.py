@@ -15,6 +15,7 @@ from ..memory_outcome import MemoryOutcome
 from ..natural_order import starred
 from ..plan import Collective, CollectiveKind, Phase, ShardingPlan, TensorEntry
 from ..schedule import schedule
+from ..simulation import simulate
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,16 @@ class HeldTotal:
 
 @dataclass(frozen=True)
 class ScheduleTotal:
-    """What travels together: so many collectives for parameters run as ``run``, with ``bucket_bytes`` at most each."""
+    """What travels together: so many collectives for parameters run as ``run``, with ``bucket_bytes`` at most each.
+
+    ``hidden_s`` of the predicted step run beside computation, if that slows neither down
+    (:mod:`autoshard.plans.simulation`): the step takes so much less at best.
+    """
 
     bucket_bytes: int
     planned: int
     run: int
+    hidden_s: float
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,8 @@ def _lists(value: dict[str, object]) -> dict[str, object]:
 def _schedule(plan: ShardingPlan) -> ScheduleTotal:
     buckets = schedule(plan).buckets
     planned = sum(len(member.collectives) for bucket in buckets for member in bucket.members)
-    return ScheduleTotal(plan.bucket_bytes, planned, sum(len(bucket.travels) for bucket in buckets))
+    hidden_s = simulate(plan).hidden_ns / 1e9 if buckets else 0.0
+    return ScheduleTotal(plan.bucket_bytes, planned, sum(len(bucket.travels) for bucket in buckets), hidden_s)
 
 
 def _totals(plan: ShardingPlan) -> tuple[CollectiveTotal, ...]:
