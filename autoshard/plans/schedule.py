@@ -4,7 +4,8 @@ A plan says what is moved from which layout to which. This says how, for two kin
 in between:
 
 - Parameters are gathered a *window* ahead. A window is what one layer of a phase reads first, ``bucket_bytes`` at most;
-  its gathers set out as the window before it is first read, and are waited for at the first reader of their own.
+  its gathers set out as the window before it is first read, and are waited for at the first reader of their own. Of
+  gathers over several axes that is the last one; each before it sets out a window earlier.
 - Gradients are reduced in buckets of ``bucket_bytes`` at most, in the order in which they are made. A bucket sets out
   once its last gradient is made, and is waited for when the next bucket sets out, or behind the last operator: one is
   on its way at a time, so what is in flight is bounded.
@@ -182,10 +183,10 @@ class _Reader:
         """The buckets in which a phase gathers parameters."""
         found = sorted(self._gathers(phase), key=lambda each: each.place)
         windows = list(self._windows(found, phase))
+        starts = [window[0].place for window in windows]
         for k, window in enumerate(windows):
-            before = windows[k - 1][0].place if k else 0
             for bucket in _alike(window):
-                yield self._gathering(phase, bucket, before)
+                yield self._gathering(phase, bucket, starts[:k])
 
     def _gathers(self, phase: Phase) -> Iterator[_Found]:
         for entry in self._plan.redistributions:
@@ -210,10 +211,16 @@ class _Reader:
         if window:
             yield window
 
-    def _gathering(self, phase: Phase, bucket: Sequence[_Found], before: int) -> Bucket:
-        """All steps but the first are taken where the bucket is first read."""
-        first, reader = self._names[phase][before], self._names[phase][min(each.place for each in bucket)]
-        return _bucket(phase, bucket, [first, *[reader] * len(bucket[0].entry.collectives)])
+    def _gathering(self, phase: Phase, bucket: Sequence[_Found], starts: Sequence[int]) -> Bucket:
+        """The last step sets out a window ahead of where the bucket is first read, each other one a window before.
+
+        Args:
+            starts: of the windows before; earlier than the first of them is the beginning of the phase.
+        """
+        steps = len(bucket[0].entry.collectives)
+        ahead = [*[0] * steps, *starts][-steps:]
+        places = [*ahead, min(each.place for each in bucket)]
+        return _bucket(phase, bucket, [self._names[phase][place] for place in places])
 
     def reduced(self) -> Iterator[Bucket]:
         """The buckets in which the backward reduces gradients."""

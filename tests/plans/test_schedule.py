@@ -10,10 +10,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from autoshard.plans import PHASES, Phase, ShardingPlan, read_plan
+from autoshard.layout import parse_layout
+from autoshard.plans import (
+    PHASES,
+    Collective,
+    Execution,
+    Phase,
+    Redistribution,
+    ShardingPlan,
+    TensorEntry,
+    read_plan,
+)
 from autoshard.plans.schedule import END, Bucket, schedule, sent
 
-from .synthetic import plans, transformer_plan
+from .synthetic import MESH, plans, transformer_plan
 
 GOLDEN = Path(__file__).with_name("golden")
 SIZES = (1, 100_000, 25 << 20, 1 << 40)
@@ -106,6 +116,28 @@ def test_gathers_set_out_a_window_ahead() -> None:
     for bucket in gathers:
         assert places[bucket.travels[0].sets_out] in {0, *readers}
         assert places[bucket.travels[0].sets_out] < places[bucket.travels[-1].arrives]
+
+
+def test_each_step_of_a_gather_over_two_axes_has_a_window_to_itself() -> None:
+    cut, half, whole = (parse_layout(text, MESH) for text in ("dp:S(0) tp:S(0)", "dp:S(0)", ""))
+    names = [f"layers.{k}/mm" for k in range(4)]
+    steps = (Collective("all_gather", "tp", 128, 1e-6), Collective("all_gather", "dp", 256, 1e-6))
+    plan = replace(
+        transformer_plan(1),
+        parameters=tuple(TensorEntry(f"layers.{k}.weight", (8, 8), "float32", cut) for k in range(4)),
+        redistributions=tuple(
+            Redistribution(f"layers.{k}.weight", "forward", (cut, half, whole), steps, consumers=(name,))
+            for k, name in enumerate(names)
+        ),
+        execution=tuple(Execution(name, "forward", 1) for name in names),
+        bucket_bytes=1 << 20,
+    )
+    travels = [[(t.axis, t.sets_out, t.arrives) for t in bucket.travels] for bucket in schedule(plan).buckets]
+    ways = {found[-1][-1]: found for found in travels}
+    assert ways[names[0]] == [("tp", names[0], names[0]), ("dp", names[0], names[0])]
+    assert ways[names[1]] == [("tp", names[0], names[0]), ("dp", names[0], names[1])]
+    assert ways[names[2]] == [("tp", names[0], names[1]), ("dp", names[1], names[2])]
+    assert ways[names[3]] == [("tp", names[1], names[2]), ("dp", names[2], names[3])]
 
 
 def test_where_a_gradient_is_not_wanted_its_bucket_goes_without_it() -> None:
