@@ -91,7 +91,7 @@ def _optimizer_words(summary: PlanSummary) -> str:
 def _schedule_line(total: ScheduleTotal) -> str:
     return (
         f"schedule: {total.planned} collectives for parameters run as {total.run}, in buckets of "
-        f"{format_bytes(total.bucket_bytes)}; at best {format_seconds(total.hidden_s)} hide behind computation"
+        f"{format_bytes(total.bucket_bytes)}; at best {format_seconds(total.hidden_s)} of the step hide"
     )
 
 

@@ -74,7 +74,7 @@ class HeldTotal:
 class ScheduleTotal:
     """What travels together: so many collectives for parameters run as ``run``, with ``bucket_bytes`` at most each.
 
-    ``hidden_s`` of the predicted step run beside computation, if that slows neither down
+    ``hidden_s`` of the predicted step run beside computation or another axis, if that slows neither down
     (:mod:`autoshard.plans.simulation`): the step takes so much less at best.
     """
 
