@@ -73,7 +73,8 @@ def _events(plan: ShardingPlan, found: Simulation) -> Iterator[Event]:
             name = f"{what.collectives[span.step].kind} {what.tensor}"
             said = _moved(plan, what, span.step) | _said(plan, plan.runs(what))
         elif isinstance(what, Bucket):
-            name = f"{what.travels[span.step].kind} of {len(what.members)}: {what.members[0].tensor} ..."
+            more = f" and {len(what.members) - 1} more" if len(what.members) > 1 else ""
+            name = f"{what.travels[span.step].kind} {what.members[0].tensor}{more}"
             said = _together(plan, what, span.step)
         elif what is None:
             name, said = "optimizer step", {"optimizer": plan.memory.optimizer} if plan.memory else {}
