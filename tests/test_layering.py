@@ -102,7 +102,7 @@ TABLE = {
         VOCABULARY | GRAPH | {"autoshard.constraints", "autoshard.constraints.roles"}
     ),
     "autoshard.constraints.computed_again": Row(
-        VOCABULARY | GRAPH | {"autoshard.constraints", "autoshard.constraints.recomputations"},
+        VOCABULARY | {"autoshard.capture", "autoshard.constraints", "autoshard.constraints.recomputations"},
     ),
     "autoshard.lowering": Row(
         VOCABULARY | GRAPH | {"autoshard.plans", "autoshard.redistribution", "autoshard.redistribution.execution"},

@@ -7,8 +7,7 @@ from fnmatch import fnmatchcase
 
 from ..capture import CapturedGraph, can_be_again, inner, recomputable, recomputed
 from ..errors import ConstraintError
-from ..ops import is_free
-from .recomputations import recomputation_of
+from .recomputations import recomputation_of, with_views
 from .values import Constraint, Recomputation, Recompute, nearest_name
 
 
@@ -47,8 +46,8 @@ def _named(constraint: Recompute, graph: CapturedGraph) -> set[str]:
     else:
         known, what = possible, "no operator of the forward that"
         found = {name for name in possible if fnmatchcase(name, pattern)}
-        if constraint.verb == "recompute" and found:
-            found |= set(_views(found, graph))
+        if constraint.verb == "recompute":
+            found = set(with_views(found, graph))
     if not found:
         raise ConstraintError(
             f"the constraint {constraint.text!r} names {what} can be computed again (random ones are always kept)"
@@ -60,15 +59,6 @@ def _named(constraint: Recompute, graph: CapturedGraph) -> set[str]:
             f"({', '.join(sorted(found)[:3])}{', ...' * (len(found) > 3)}); leave it out"
         )
     return found
-
-
-def _views(names: Iterable[str], graph: CapturedGraph) -> Iterable[str]:
-    """The views, and views of views, of what operators make."""
-    found = {i for i, node in graph.of_kind("operator") if node.name in set(names)}
-    for i, node in graph.of_kind("operator"):
-        if node.inputs and node.inputs[0].node in found and is_free(node) and can_be_again(node):
-            found.add(i)
-            yield node.name
 
 
 def _outermost(name: str, pattern: str) -> str | None:

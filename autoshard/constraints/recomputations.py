@@ -14,6 +14,8 @@ Operators that draw random numbers are always kept, as everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..capture import CapturedGraph, can_be_again, within_layers
 from ..errors import ConstraintError
 from ..ops import is_contraction, is_free, known
@@ -42,10 +44,20 @@ def recomputation_of(constraint: Recomputation, graph: CapturedGraph) -> frozens
 
 def _core_attention(graph: CapturedGraph) -> frozenset[str]:
     core = {i for i in Roles(graph).attentions if graph.nodes[i].phase == "forward"} | _written_out(graph)
+    return with_views((graph.nodes[i].name for i in core if can_be_again(graph.nodes[i])), graph)
+
+
+def with_views(names: Iterable[str], graph: CapturedGraph) -> frozenset[str]:
+    """Operators of the forward, and with them the views of what they make: these share the memory of the first one, if
+    they are not made again with it.
+    """
+    named = frozenset(names)
+    found: set[int] = set()
     for i, node in graph.of_kind("operator"):
-        if node.phase == "forward" and is_free(node) and node.inputs and node.inputs[0].node in core:
-            core.add(i)
-    return frozenset(graph.nodes[i].name for i in core if can_be_again(graph.nodes[i]))
+        shares = is_free(node) and node.inputs and node.inputs[0].node in found
+        if can_be_again(node) and (node.name in named or shares):
+            found.add(i)
+    return frozenset(graph.nodes[i].name for i in found)
 
 
 def _written_out(graph: CapturedGraph) -> set[int]:
