@@ -4,7 +4,8 @@ A model is captured on fake CPU tensors, where ``F.scaled_dot_product_attention`
 backward. Capture writes both as ``autoshard::attention`` and ``autoshard::attention_backward``, so that a plan says the
 same on every device; lowering calls them, and each picks a kernel of torch for the device it runs on.
 
-Shapes: B batch, H heads, T query length, S key length, D head size.
+Shapes: B batch, H heads, T query length, S key length, D head size. Results of shape (B, H, T, D) lie in memory as
+(B, T, H, D), which is how torch's kernels write them: what models make of them, (B, T, H * D), is a view then.
 """
 
 from __future__ import annotations
@@ -32,16 +33,26 @@ def _attention(
     """
     if q.device.type == "cuda":
         out, lse, _, _ = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, is_causal, scale=scale)
-        return out.contiguous(), lse[..., : q.shape[2]].contiguous()
+        return _positions_first(out), lse[..., : q.shape[2]].contiguous()
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)
-    return out.contiguous(), lse.contiguous()
+    return _positions_first(out), lse.contiguous()
 
 
 def _attention_shapes(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: object, is_causal: bool, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     lse_dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
-    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=lse_dtype)
+    return _empty(q, (*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=lse_dtype)
+
+
+def _empty(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    batch, heads, length, size = shape
+    return like.new_empty((batch, length, heads, size)).transpose(1, 2)
+
+
+def _positions_first(result: torch.Tensor) -> torch.Tensor:
+    """A result (B, H, T, D) that lies in memory as (B, T, H, D); a copy only where it does not yet."""
+    return result.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _attention_backward(
@@ -56,6 +67,8 @@ def _attention_backward(
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of :func:`_attention` with respect to q, k and v."""
+    if 0 in grad.stride() or grad.stride(-1) != 1:
+        grad = grad.contiguous()  # the kernels read rows of D
     if q.device.type == "cuda":
         # the kernel wants the rows of the logsumexp padded to a multiple of 32 (torch's own autograd keeps them so)
         padded = F.pad(lse, (0, -lse.shape[-1] % 32))
@@ -65,9 +78,9 @@ def _attention_backward(
         )
     else:
         dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad.contiguous(), q, k, v, out, lse, 0.0, is_causal, attn_mask=bias, scale=scale
+            grad, q, k, v, out, lse, 0.0, is_causal, attn_mask=bias, scale=scale
         )
-    return dq.contiguous(), dk.contiguous(), dv.contiguous()
+    return _positions_first(dq), _positions_first(dk), _positions_first(dv)
 
 
 def _attention_backward_shapes(
@@ -81,7 +94,7 @@ def _attention_backward_shapes(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    return _empty(q, q.shape), _empty(k, k.shape), _empty(v, v.shape)
 
 
 _LIBRARY = torch.library.Library("autoshard", "FRAGMENT")
