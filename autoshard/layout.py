@@ -184,8 +184,12 @@ def local_range(size: int, layout: Layout, dim: int, mesh: Mesh, coordinate: tup
 
 def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the shard that the rank at ``coordinate`` holds."""
-    ranges = (local_range(size, layout, dim, mesh, coordinate) for dim, size in enumerate(shape))
-    return tuple(stop - start for start, stop in ranges)
+    found = list(shape)
+    for axis, placement in enumerate(layout.placements):
+        if placement.kind == "S" and placement.dim < len(found):
+            start, stop = block(found[placement.dim], mesh.shape[axis], coordinate[axis])
+            found[placement.dim] = stop - start
+    return tuple(found)
 
 
 def largest_local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> tuple[int, ...]:

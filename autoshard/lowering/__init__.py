@@ -7,6 +7,7 @@ from .failure import Failures
 from .identity import check_same_start, check_same_tensors
 from .inputs import Inputs
 from .local_program import LocalProgram, lower
+from .local_values import Storage
 from .match import check_graph, check_mesh, mesh_of
 from .module import ParallelModule
 from .needs import check_redistributions
@@ -23,6 +24,7 @@ __all__ = [
     "MemoryLog",
     "ParallelModule",
     "Rank",
+    "Storage",
     "agreed",
     "bind",
     "check_graph",

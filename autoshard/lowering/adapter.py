@@ -83,6 +83,11 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
+def memory_of(tensor: torch.Tensor) -> int:
+    """A number that tensors share that are in the same memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def is_collective(op: Any) -> bool:
     """Whether an operator makes ranks exchange something."""
     return getattr(op, "namespace", "") in ("_c10d_functional", "c10d", "_dtensor") and op not in _LOCAL

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..capture import CapturedGraph
 from ..errors import BackwardError
 from ..plans import ShardingPlan
 from .agree import bind, is_same_everywhere
+from .emitter import LocalGraph
 from .local_program import LocalProgram, lower
 from .verify import verify
 
@@ -24,7 +24,7 @@ class Backward:
     parameters ``summed``.
     """
 
-    graph: fx.GraphModule
+    graph: LocalGraph
     needed: frozenset[int]
     spent: frozenset[int]
     summed: tuple[str, ...]
@@ -76,7 +76,7 @@ class Backwards:
         return part
 
 
-def _readers(module: fx.GraphModule) -> list[frozenset[str]]:
+def _readers(module: LocalGraph) -> list[frozenset[str]]:
     """For each input of a graph, the operators in whose turn it is read."""
     given = (node for node in module.graph.nodes if node.op == "placeholder")
     return [frozenset(user.meta["label"].operator for user in node.users) for node in given]

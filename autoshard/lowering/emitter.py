@@ -6,11 +6,11 @@ import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ..mesh import Mesh
 from ..plans import CollectiveKind
@@ -23,6 +23,7 @@ from .adapter import (
     WAIT,
     BoxedCodeGen,
 )
+from .local_values import Results, Storage, Value, value_of
 
 aten = torch.ops.aten
 
@@ -39,18 +40,37 @@ class Label:
     bucket: int | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class LocalGraph:
+    """A graph of one list, which it empties when it is called. Its code is written the first time: who only reads the
+    graph needs none.
+    """
+
+    graph: fx.Graph
+    name: str
+
+    @cached_property
+    def _module(self) -> fx.GraphModule:
+        return fx.GraphModule(torch.nn.Module(), self.graph, class_name=self.name)
+
+    def __call__(self, values: list[Any]) -> Any:
+        """Runs the graph."""
+        return self._module(values)
+
+
 class GraphEmitter:
     """Appends operators to an FX graph. ``node.meta["val"]`` of each is its result without values, as this rank's
-    device makes it, where a view shares the storage of what it views; ``node.meta["label"]`` says what it is part of.
+    device makes it, ``node.meta["value"]`` says in which memory; ``node.meta["label"]`` what it is part of.
 
     Implements :class:`autoshard.redistribution.execution.Emitter` and :class:`autoshard.ops.operator.Caller`.
     """
 
-    def __init__(self, mesh: Mesh, groups: tuple[str, ...]) -> None:
+    def __init__(self, mesh: Mesh, groups: tuple[str, ...], results: Results | None = None) -> None:
         self.graph = fx.Graph()
         self.graph.set_codegen(BoxedCodeGen())
         self._mesh = mesh
         self._groups = groups
+        self._results = results or Results()
         self._label = Label("", "", is_copy=False)
 
     def begin(self, operator: str) -> None:
@@ -65,25 +85,29 @@ class GraphEmitter:
         yield
         self._label = outside
 
-    def placeholder(self, name: str, value: torch.Tensor, tensor: str) -> fx.Node:
-        """Adds an input of the graph: ``value`` says its shape, strides and storage."""
+    def placeholder(self, name: str, value: torch.Tensor | Value, tensor: str) -> fx.Node:
+        """Adds an input of the graph: ``value`` says its shape, strides and memory."""
         node = self.graph.placeholder(name)
         node.target = node.name  # unique, where two names differ only in a dot
-        node.meta["val"], node.meta["label"] = value, Label("", tensor, is_copy=False)
-        return node
+        return _noted(node, value if isinstance(value, Value) else value_of(value), Label("", tensor, is_copy=False))
 
     def placeholders(self) -> list[fx.Node]:
         """The inputs of the graph, in order."""
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
+    def finish(self, results: Any, name: str) -> LocalGraph:
+        """The graph with what it returns, once all is added."""
+        self.graph.output(results)
+        self.graph.lint()
+        return LocalGraph(self.graph, name)
+
     def call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Adds an operator."""
-        values = tree_map(_value, (args, kwargs))
-        return self._append(op, args, kwargs, op(*values[0], **values[1]))
+        return self._append(op, args, kwargs, self._results.of(op, args, kwargs))
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
         """Adds ``node[index]``: one of the results of an operator that has several."""
-        return self._append(operator.getitem, (node, index), {}, node.meta["val"][index])
+        return self._append(operator.getitem, (node, index), {}, node.meta["value"][index])
 
     def all_gather(self, x: fx.Node, axis: int) -> fx.Node:
         """See :class:`autoshard.redistribution.execution.Emitter`."""
@@ -120,30 +144,36 @@ class GraphEmitter:
         rows = value.shape[0] if value.dim() else 1
         if kind == "all_reduce":
             op = ALL_REDUCE_IN_PLACE if in_place else ALL_REDUCE
-            return self._append(op, (x, reduce, group), {}, value if in_place else value.new_empty(value.shape))
+            result = x.meta["value"] if in_place else self._empty(x, value.shape)
+            return self._append(op, (x, reduce, group), {}, result)
         if kind == "all_gather":
-            result = value.new_empty((rows * parts, *value.shape[1:]))
+            result = self._empty(x, (rows * parts, *value.shape[1:]))
             return self._append(ALL_GATHER, (x, parts, group), {}, result)
         if kind == "reduce_scatter":
-            result = value.new_empty((rows // parts, *value.shape[1:]))
+            result = self._empty(x, (rows // parts, *value.shape[1:]))
             return self._append(REDUCE_SCATTER, (x, reduce, parts, group), {}, result)
         each = [rows // parts] * parts
-        return self._append(ALL_TO_ALL, (x, each, each, group), {}, value.new_empty(value.shape))
+        return self._append(ALL_TO_ALL, (x, each, each, group), {}, self._empty(x, value.shape))
+
+    def _empty(self, like: fx.Node, shape: tuple[int, ...]) -> Value:
+        return self._results.of(aten.new_empty.default, (like, tuple(shape)), {})
 
     def wait(self, issued: fx.Node) -> fx.Node:
         """Adds the wait for a collective: its result is there."""
-        return self._append(WAIT, (issued,), {}, issued.meta["val"])
+        return self._append(WAIT, (issued,), {}, issued.meta["value"])
 
-    def _append(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> fx.Node:
-        node = self.graph.call_function(op, args, kwargs)
-        node.meta["val"], node.meta["label"] = result, self._label
-        return node
+    def _append(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Value) -> fx.Node:
+        return _noted(self.graph.call_function(op, args, kwargs), result, self._label)
 
 
-def storages(node: fx.Node) -> dict[int, int]:
+def _noted(node: fx.Node, value: Value, label: Label) -> fx.Node:
+    node.meta["val"], node.meta["value"], node.meta["label"] = value.tensor, value, label
+    return node
+
+
+def storages(node: fx.Node) -> dict[Storage, int]:
     """The storages of a value, each with its bytes."""
-    tensors = (leaf for leaf in tree_leaves(node.meta["val"]) if isinstance(leaf, torch.Tensor))
-    return {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+    return {storage: storage.size_bytes for _, storage in node.meta["value"].leaves()}
 
 
 def in_use(node: fx.Node) -> list[fx.Node]:
@@ -152,7 +182,3 @@ def in_use(node: fx.Node) -> list[fx.Node]:
     """
     read = list(node.all_input_nodes)
     return read + [sent for issued in read for sent in issued.all_input_nodes] if node.target is WAIT else read
-
-
-def _value(arg: Any) -> Any:
-    return arg.meta["val"] if isinstance(arg, fx.Node) else arg

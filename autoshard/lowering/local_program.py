@@ -31,8 +31,9 @@ from ..plans import PHASES, OperatorEntry, Phase, Redistribution, ShardingPlan
 from ..plans.schedule import END, Schedule, Turn, schedule
 from ..redistribution.execution import Shard, run_step
 from .adapter import without_values
-from .emitter import GraphEmitter, storages
+from .emitter import GraphEmitter, LocalGraph, storages
 from .flow import gradient_flow
+from .local_values import Results, Storage
 from .once_a_step import OnceAStep, once_a_step
 from .rank import Rank
 from .travelling import Travelling
@@ -63,10 +64,10 @@ class LocalProgram:
     """
 
     arguments: tuple[str, ...]
-    forward: fx.GraphModule
+    forward: LocalGraph
     results: int
     mutated: tuple[str, ...]
-    backward: fx.GraphModule | None
+    backward: LocalGraph | None
     tangents: tuple[int, ...]
     trained: tuple[str, ...]
     exposed_results: frozenset[int]
@@ -111,13 +112,16 @@ class _Lowering:
         self._held = {e.name: e.layout for e in (*plan.parameters, *plan.buffers, *plan.inputs)}
         self._outputs = {entry.name: entry.layout for entry in plan.outputs}
         self._paths = {(r.tensor, r.phase, r.path[0], r.path[-1]): r for r in plan.redistributions}
-        self._emitters: dict[str, GraphEmitter] = {phase: GraphEmitter(plan.mesh, rank.groups) for phase in PHASES}
+        known = Results()
+        self._emitters: dict[str, GraphEmitter] = {
+            phase: GraphEmitter(plan.mesh, rank.groups, known) for phase in PHASES
+        }
         self._takers = _takers(plan)
         self._values: dict[tuple[Ref, str, Layout], fx.Node] = {}
         self._passed: dict[tuple[Ref, Redistribution, int], fx.Node] = {}
         self._saved: dict[tuple[Ref, Layout], None] = {}
         self._results: dict[str, fx.Node] = {}
-        self._taken: dict[str, set[int]] = {}
+        self._taken: dict[str, set[Storage]] = {}
         tangents = tuple(int(n.name.removeprefix("grad.")) for _, n in graph.of_kind("tangent"))
         self._tangents = tuple(k for k in tangents if used is None or k in used)
         self._flow = gradient_flow(graph, self._tangents)
@@ -155,7 +159,7 @@ class _Lowering:
         self._run_phase("backward")
         trained = tuple(name for name, _ in self._graph.gradients)
         results = [self._results.get(f"output.{k}") for k in range(len(self._graph.outputs))]
-        exposed = set[int]().union(*(storages(self._values[ref, "forward", layout]) for ref, layout in self._saved))
+        exposed = set[Storage]().union(*(storages(self._values[ref, "forward", layout]) for ref, layout in self._saved))
         held = zip(arguments, self._emitters["forward"].placeholders())
         return LocalProgram(
             arguments=tuple(arguments),
@@ -186,7 +190,7 @@ class _Lowering:
     def _run_phase(self, phase: str) -> None:
         """Every operator of a phase, and behind it what it makes for the world outside."""
         wanted = self._wanted_outside(phase)
-        self._taken[phase] = set[int]().union(*map(storages, self._emitters[phase].placeholders()))
+        self._taken[phase] = set[Storage]().union(*map(storages, self._emitters[phase].placeholders()))
         for i, node in self._graph.of_kind("operator"):
             if node.phase != phase:
                 continue
@@ -289,7 +293,7 @@ class _Lowering:
             self._save(ref, self._held[name])
         for ref, layout in self._saved:
             name, value = self._graph.tensor_name(ref), self._values[ref, "forward", layout]
-            placeholder = self._emitters["backward"].placeholder(_identifier(name), value.meta["val"], name)
+            placeholder = self._emitters["backward"].placeholder(_identifier(name), value.meta["value"], name)
             self._values[ref, "backward", layout] = placeholder
 
     def _save(self, ref: Ref, wanted: Layout) -> None:
@@ -405,11 +409,8 @@ class _Lowering:
         mutated = [self._results[f"new {name}"] for name, _ in self._graph.mutations]
         return [*mutated, *(self._values[ref, "forward", layout] for ref, layout in self._saved)]
 
-    def _finish(self, phase: str, outputs: list[Any]) -> fx.GraphModule:
-        graph = self._emitters[phase].graph
-        graph.output(tuple(outputs))
-        graph.lint()
-        return fx.GraphModule(torch.nn.Module(), graph, class_name=phase.capitalize())
+    def _finish(self, phase: str, outputs: list[Any]) -> LocalGraph:
+        return self._emitters[phase].finish(tuple(outputs), phase.capitalize())
 
 
 def _takers(plan: ShardingPlan) -> dict[tuple[str, str, tuple[Layout, ...]], Redistribution]:

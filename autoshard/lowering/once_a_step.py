@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch import fx
 
 from ..capture import CapturedGraph, Ref
 from ..errors import VerificationError
@@ -15,7 +14,7 @@ from ..layout import Layout, format_layout
 from ..micro_batches import is_held, is_summed
 from ..plans import ShardingPlan
 from ..redistribution.execution import Shard, run_step
-from .emitter import GraphEmitter
+from .emitter import GraphEmitter, LocalGraph
 from .rank import Rank
 
 aten = torch.ops.aten
@@ -30,8 +29,8 @@ class OnceAStep:
     nodes of the graph that stand for copies and sums.
     """
 
-    gathers: Mapping[str, fx.GraphModule]
-    reductions: Mapping[str, fx.GraphModule]
+    gathers: Mapping[str, LocalGraph]
+    reductions: Mapping[str, LocalGraph]
     operators: frozenset[int]
 
 
@@ -65,7 +64,7 @@ class _Writer:
         self._graph, self._mesh, self._rank = graph, plan.mesh, rank
         self._paths = {(r.tensor, r.phase, r.path[0], r.path[-1]): r.path for r in plan.redistributions}
 
-    def taken(self, ref: Ref, phase: str, have: Layout, wanted: Layout, operator: str) -> fx.GraphModule:
+    def taken(self, ref: Ref, phase: str, have: Layout, wanted: Layout, operator: str) -> LocalGraph:
         """A graph that takes a tensor to a layout, and nothing else, as part of an operator."""
         name, meta = self._graph.tensor_name(ref), self._graph.meta(ref)
         shard = Shard(meta.shape, self._mesh, self._rank.coordinate)
@@ -78,9 +77,7 @@ class _Writer:
             for before, after in pairwise(self._path(name, phase, have, wanted)):
                 value = run_step(emitter, value, before, after, shard)
             value = emitter.call(aten.contiguous.default, value)
-        emitter.graph.output((value,))
-        emitter.graph.lint()
-        return fx.GraphModule(torch.nn.Module(), emitter.graph, class_name="OnceAStep")
+        return emitter.finish((value,), "OnceAStep")
 
     def _path(self, name: str, phase: str, have: Layout, wanted: Layout) -> tuple[Layout, ...]:
         path = self._paths.get((name, phase, have, wanted))  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import fx
 
 from cost_models.samples import CollectivePoint
 
@@ -31,7 +30,7 @@ def collective(job: Job, point: CollectivePoint) -> Callable[[], object]:
     emitter = GraphEmitter(job.mesh, job.groups)
     x = emitter.placeholder("x", torch.empty(count, dtype=torch.float32, device="meta"), "x")
     emit = getattr(emitter, point.kind)
-    emitter.graph.output(emit(x, axis, "sum") if point.kind in REDUCES else emit(x, axis))
-    forward = fx.GraphModule(torch.nn.Module(), emitter.graph).forward
+    sent = emit(x, axis, "sum") if point.kind in REDUCES else emit(x, axis)
+    forward = emitter.finish(sent, "Timed")
     tensor = torch.ones(count, dtype=torch.float32, device=job.device)
     return lambda: forward([tensor])

@@ -30,7 +30,7 @@ from cost_models import OptimizerPolicy
 
 from ..capture import CapturedGraph, micro_batched, recomputed
 from ..layout import is_even, local_shape
-from ..lowering import LocalProgram, Rank, in_use, lower, storages
+from ..lowering import LocalProgram, Rank, Storage, in_use, lower, storages
 from ..mesh import Mesh
 from ..micro_batches import held_name, summed_name
 from ..plans import (
@@ -184,7 +184,7 @@ class _Lifetime:
 class _Simulation:
     """Walks the forward and backward graph once and notes when each storage is made and last needed.
 
-    Two tensors share a storage where torch gave them the same address on the meta device.
+    Two tensors share a storage where torch made one a view of the other when the graphs were written.
     """
 
     def __init__(
@@ -199,9 +199,9 @@ class _Simulation:
         self._coordinate = coordinate
         self._taken = dict(zip(program.arguments, _placeholders(program.forward.graph), strict=True))
         self._moments: list[tuple[MemoryPhase, str]] = []
-        self._storages: dict[int, _Lifetime] = {}
+        self._storages: dict[Storage, _Lifetime] = {}
         self._others: list[_Lifetime] = []
-        self._again: dict[int, str] = {}
+        self._again: dict[Storage, str] = {}
         self._saved: dict[str, int] = defaultdict(int)
         self._static: dict[TenantKind, int] = dict.fromkeys(
             ("parameter", "gradient", "optimizer", "buffer", "input"), 0
@@ -241,7 +241,7 @@ class _Simulation:
             for entry in entries:
                 shape = local_shape(entry.shape, entry.layout, plan.mesh, self._coordinate)
                 size = math.prod(shape) * getattr(torch, entry.dtype).itemsize
-                key = min(_keys([values[entry.name]])) if entry.name in values else -len(self._storages) - 1
+                (key,) = _keys([values[entry.name]]) if entry.name in values else (Storage(size),)
                 self._storages[key] = _Lifetime(entry.name, kind, size, 0, 0)
                 self._static[kind] += size
 
@@ -283,7 +283,7 @@ class _Simulation:
 
     def _walk(self, phase: MemoryPhase, graph: fx.Graph) -> list[Any]:
         """Adds the moments of a graph; returns what it returns."""
-        tangents: list[int] = []
+        tangents: list[Storage] = []
         returned: list[Any] = []
         first = len(self._moments)
         for node in graph.nodes:
@@ -319,7 +319,7 @@ class _Simulation:
             kind: TenantKind = "temporary" if label.is_copy else "activation"
             self._storages.setdefault(key, _Lifetime(label.tensor, kind, size, moment, moment))
 
-    def _become(self, keys: set[int], name: str, kind: TenantKind) -> None:
+    def _become(self, keys: set[Storage], name: str, kind: TenantKind) -> None:
         for key in keys:
             self._storages[key].name, self._storages[key].kind = name, kind
 
@@ -367,5 +367,5 @@ def _placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
 
 
-def _keys(values: Iterable[Any]) -> set[int]:
+def _keys(values: Iterable[Any]) -> set[Storage]:
     return {key for value in values if isinstance(value, fx.Node) for key in storages(value)}

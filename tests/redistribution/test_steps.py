@@ -23,6 +23,7 @@ from autoshard.layout import (
     local_shape,
     parse_layout,
 )
+from autoshard.lowering import Storage, storages
 from autoshard.lowering.emitter import GraphEmitter
 from autoshard.mesh import Mesh
 from autoshard.redistribution import size_bytes, step_between, steps_along
@@ -303,14 +304,12 @@ def test_transient_bytes_are_those_alive_while_the_steps_run(grid: str) -> None:
 def _most_alive(graph: fx.Graph, result: fx.Node) -> int:
     """Bytes beside the input at the fullest node; every storage dies after its last use, the result's never."""
     nodes = list(graph.nodes)
-    storage = {node: node.meta["val"].untyped_storage() for node in nodes}
-    last: dict[int, int] = {}
-    first: dict[int, int] = {}
+    of = {node: storage for node in nodes for storage in storages(node)}
+    last: dict[Storage, int] = {}
+    first: dict[Storage, int] = {}
     for k, node in enumerate(nodes):
-        first.setdefault(storage[node]._cdata, k)
-        for each in (node, *node.all_input_nodes):
-            last[storage[each]._cdata] = k
-    last[storage[result]._cdata] = len(nodes)
-    sizes = {storage[node]._cdata: storage[node].nbytes() for node in nodes}
-    sizes.pop(storage[nodes[0]]._cdata)
-    return max(sum(size for key, size in sizes.items() if first[key] <= k <= last[key]) for k in range(len(nodes)))
+        first.setdefault(of[node], k)
+        last |= {of[each]: k for each in (node, *node.all_input_nodes)}
+    last[of[result]] = len(nodes)
+    alive = [{each for each in first if first[each] <= k <= last[each]} - {of[nodes[0]]} for k in range(len(nodes))]
+    return max(sum(each.size_bytes for each in held) for held in alive)

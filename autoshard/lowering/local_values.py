@@ -1,0 +1,147 @@
+"""Values of a local graph without their numbers: shapes, strides, dtypes, and which of them share memory.
+
+Torch says what an operator makes, by running it without values. It is asked once for each operator on arguments that
+look the same: identical layers are most of a graph, and asking takes longer than all else in writing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .adapter import memory_of
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Storage:
+    """Memory that tensors share: equal to itself alone."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Value:
+    """What a node of a graph makes: ``tensor`` is a tensor without values, a sequence of tensors, or something else.
+    Equal values share it, so that only ``storages`` (one, or a sequence as long; None for what is no tensor) say which
+    memory a value is in. Values of equal ``looks`` are the same to an operator.
+    """
+
+    tensor: Any
+    storages: Any
+    looks: Hashable
+
+    def __getitem__(self, index: int) -> Value:
+        return Value(self.tensor[index], self.storages[index], self.looks[index])  # type: ignore[index]
+
+    def leaves(self) -> Iterator[tuple[torch.Tensor, Storage]]:
+        """The tensors of the value, each with its memory."""
+        several = isinstance(self.tensor, (tuple, list))
+        pairs = zip(self.tensor, self.storages) if several else [(self.tensor, self.storages)]
+        return ((tensor, storage) for tensor, storage in pairs if storage is not None)
+
+
+def value_of(tensor: torch.Tensor, storage: Storage | None = None) -> Value:
+    """The value that a tensor without values stands for, in memory of its own where none is given."""
+    return Value(tensor, storage or Storage(tensor.untyped_storage().nbytes()), _looks(tensor))
+
+
+class Results:
+    """What operators make, as far as somebody asked."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[Any, Hashable, Any]] = {}
+
+    def of(self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value:
+        """The result of an operator, among whose arguments are nodes that have a value."""
+        given: list[Value] = []
+        key = op, _key(args, given), tuple((name, _key(arg, given)) for name, arg in sorted(kwargs.items()))
+        if key not in self._known:
+            self._known[key] = self._asked(op, args, kwargs, given)
+        tensor, looks, places = self._known[key]
+        memory = [storage for value in given for _, storage in value.leaves()]
+        new: dict[int, Storage] = {}
+
+        def placed(place: tuple[int, int | None] | None) -> Storage | None:
+            if place is None:
+                return None
+            number, size = place
+            return memory[number] if size is None else new.setdefault(number, Storage(size))
+
+        several = isinstance(tensor, (tuple, list))
+        return Value(tensor, tuple(map(placed, places)) if several else placed(places), looks)
+
+    def _asked(
+        self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Sequence[Value]
+    ) -> tuple[Any, Hashable, Any]:
+        """What torch makes, how it looks, and where it lies: (number of an argument, None), or (number, bytes) in new
+        memory.
+        """
+        leaves = [leaf for value in given for leaf in value.leaves()]
+        apart = _apart(leaves)
+        of_argument = {memory_of(tensor): number for number, tensor in reversed(list(enumerate(apart)))}
+        supply = iter(_like(given, apart))
+        made = op(*_replaced(args, supply), **{name: _replaced(arg, supply) for name, arg in sorted(kwargs.items())})
+        numbers: dict[int, int] = {}
+
+        def place(tensor: Any) -> tuple[int, int | None] | None:
+            if not isinstance(tensor, torch.Tensor):
+                return None
+            if memory_of(tensor) in of_argument:
+                return of_argument[memory_of(tensor)], None
+            number = numbers.setdefault(memory_of(tensor), len(numbers))
+            return number, tensor.untyped_storage().nbytes()
+
+        if isinstance(made, (tuple, list)):
+            return made, tuple(map(_looks, made)), tuple(map(place, made))
+        return made, _looks(made), place(made)
+
+
+def _key(arg: Any, given: list[Value]) -> Hashable:
+    """How an argument looks; values of nodes are noted in the order in which they come."""
+    if isinstance(arg, fx.Node):
+        given.append(arg.meta["value"])
+        return given[-1].looks
+    if isinstance(arg, (tuple, list)):
+        return tuple(_key(each, given) for each in arg)
+    return type(arg), arg
+
+
+def _replaced(arg: Any, supply: Iterator[Any]) -> Any:
+    """An argument with the next of the supply for every node in it."""
+    if isinstance(arg, fx.Node):
+        return next(supply)
+    if isinstance(arg, (tuple, list)):
+        return type(arg)(_replaced(each, supply) for each in arg)
+    return arg
+
+
+def _apart(leaves: Sequence[tuple[torch.Tensor, Storage]]) -> list[torch.Tensor]:
+    """Tensors that share memory only where the storages say so: equal values have one tensor between them."""
+    owners: dict[int, Storage] = {}
+    found = []
+    for tensor, storage in leaves:
+        if owners.setdefault(memory_of(tensor), storage) is not storage:
+            tensor = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        found.append(tensor)
+    return found
+
+
+def _like(given: Sequence[Value], leaves: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """The arguments again, made of their tensors."""
+    supply = iter(leaves)
+    for value in given:
+        several = isinstance(value.tensor, (tuple, list))
+        pairs = zip(value.tensor, value.storages) if several else [(value.tensor, value.storages)]
+        made = [tensor if storage is None else next(supply) for tensor, storage in pairs]
+        yield type(value.tensor)(made) if several else made[0]
+
+
+def _looks(tensor: Any) -> Hashable:
+    if not isinstance(tensor, torch.Tensor):
+        return type(tensor), tensor
+    bits = tensor.is_conj(), tensor.is_neg()
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device, *bits
