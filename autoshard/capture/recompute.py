@@ -18,7 +18,7 @@ When it runs does not depend on which others are computed again: it stands where
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import replace
 
 from ..micro_batches import is_held
@@ -26,7 +26,7 @@ from ..recomputation import again_name
 from .graph import CapturedGraph, Node, Ref, is_random, map_refs
 
 FEWEST_WEIGHTS = 2
-"""How many parameters of two and more dimensions make a numbered module a layer."""
+"""How many parameters of two and more dimensions make a module a layer."""
 
 
 def can_be_again(node: Node) -> bool:
@@ -37,11 +37,11 @@ def can_be_again(node: Node) -> bool:
 
 
 def recomputable(graph: CapturedGraph) -> frozenset[str]:
-    """The operators of which the planner decides whether they are computed again: those within a layer, and those that
-    ``torch.utils.checkpoint`` marks.
+    """The operators of which the planner decides whether they are computed again: those within a layer (in a model that
+    has none, within a module of as many matrices), and those that ``torch.utils.checkpoint`` marks.
     """
     captured = graph.original or graph
-    return within_layers(captured) | marked(captured)
+    return (within_layers(captured) or _within(captured, is_layer=lambda part: True)) | marked(captured)
 
 
 def within_layers(captured: CapturedGraph) -> frozenset[str]:
@@ -49,13 +49,21 @@ def within_layers(captured: CapturedGraph) -> frozenset[str]:
 
     A layer is the innermost module whose name ends in a number and that has at least FEWEST_WEIGHTS matrices.
     """
+    return _within(captured, is_layer=str.isdecimal)
+
+
+def _within(captured: CapturedGraph, is_layer: Callable[[str], bool]) -> frozenset[str]:
+    """Those within the innermost modules of at least FEWEST_WEIGHTS matrices whose names end as layers' do; the model
+    itself has the empty name.
+    """
     weights = [node.name.split(".") for _, node in captured.of_kind("parameter") if _is_matrix(node)]
     known: dict[str, str | None] = {}
 
     def layer_of(path: str) -> str | None:
         if path not in known:
-            parts = path.split(".")
-            prefixes = (parts[: k + 1] for k in reversed(range(len(parts))) if parts[k].isdecimal())
+            parts = path.split(".") if path else []
+            ends = ("", *parts)
+            prefixes = (parts[:k] for k in reversed(range(len(ends))) if is_layer(ends[k]))
             known[path] = next((".".join(p) for p in prefixes if _count(weights, p) >= FEWEST_WEIGHTS), None)
         return known[path]
 

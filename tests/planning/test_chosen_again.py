@@ -8,6 +8,8 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import autoshard
 from autoshard.capture import capture, recomputable, recomputed
@@ -22,7 +24,7 @@ from cost_models import optimizer_policy
 from solver import Assignment, evaluate, routed, solve
 
 from ..distributed import cases
-from ..models import blocks
+from ..models import Block, blocks
 from ..plans_of import profile_of
 from .test_lives import POLICY, at_steps
 
@@ -52,6 +54,30 @@ def test_it_is_the_best_of_all_sets_of_operators_on_one_rank() -> None:
         assert found.solver.status == "optimal"
     with pytest.raises(BudgetError, match=f"{least} bytes"):
         plan(least - 1, checkpointing="free")
+
+
+def test_modules_need_no_number_to_be_computed_again() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Block(32), Block(48)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x)).square().mean()
+
+    names = {"layers.0": "first", "layers.1": "second"}
+    (_, args), found = blocks(), 0
+    free = plan(checkpointing="free")
+    assert free.memory is not None
+    for share in (0.95, 0.9, 0.85):
+        budget = int(share * free.memory.peak.size_bytes)
+        numbered = plan(budget)
+        named = autoshard.plan(Named(), args, mesh="dp=1", hardware="cpu-gloo", memory=budget, optimizer="sgd")
+        assert named.solver.cost_ns == numbered.solver.cost_ns
+        renamed = [names[name[: len("layers.0")]] + name[len("layers.0") :] for name in numbered.recomputed]
+        assert sorted(named.recomputed) == sorted(renamed)
+        found += len(renamed)
+    assert found
 
 
 def test_nothing_is_computed_again_where_it_need_not_be() -> None:
