@@ -14,7 +14,7 @@ from .lean import leaner
 from .networks import NOWHERE, Assignment, Base, Consumer, Life, Network, Routes
 from .problem import INFEASIBLE, Budget, Edge, Group, Load, Node, Problem, ProblemError
 from .routing import routed
-from .solution import Incumbent, Size, Solution, SolveReport, Status
+from .solution import Incumbent, Mixture, Size, Solution, SolveReport, Status
 from .solve import solve
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Incumbent",
     "Life",
     "Load",
+    "Mixture",
     "Network",
     "Node",
     "Problem",

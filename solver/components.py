@@ -18,6 +18,7 @@ from .evaluate import evaluate
 from .networks import Assignment, Routes, rebased
 from .problem import Edge, Group, Problem
 from .reductions.reduction import renumbered
+from .solution import Mixture
 
 T = TypeVar("T")
 
@@ -115,19 +116,33 @@ def join(parts: Sequence[Part], answers: Sequence[Answer]) -> Answer:
     """The answer of the whole problem: known only as far as those of all parts are."""
     if any(answer.infeasible for answer in answers):
         return Answer(infeasible=True)
-    bound = 0
+    bounds = [answer.bound for answer in answers]
+    found = Answer(bound=_total(bounds), mixture=_mixture(parts, answers))
+    return found.with_assignment(_whole(parts, [answer.assignment for answer in answers]))
+
+
+def _mixture(parts: Sequence[Part], answers: Sequence[Answer]) -> Mixture | None:
+    """What the relaxation of one part mixes (of the one with memory), beside the answers of the others."""
+    found = next((answer.mixture for answer in answers if answer.mixture is not None), None)
+    if found is None:
+        return None
+    main, other = (
+        _whole(parts, [chosen if answer.mixture is found else answer.assignment for answer in answers])
+        for chosen in (found.main, found.other)
+    )
+    return None if main is None or other is None else replace(found, main=main, other=other)
+
+
+def _whole(parts: Sequence[Part], assignments: Sequence[Assignment | None]) -> Assignment | None:
+    """The assignment of the whole problem; None where that of a part is not known."""
     choices: dict[int, int] = {}
     routes: dict[int, Routes] = {}
-    complete = bounded = True
-    for part, answer in zip(parts, answers, strict=True):
-        complete &= answer.choices is not None
-        bounded &= answer.bound is not None
-        bound += answer.bound or 0
-        if answer.choices is not None:
-            choices.update(zip(part.nodes, answer.choices, strict=True))
-            routes.update(zip(part.networks, answer.routes, strict=True))
-    whole = Assignment(_in_order(choices), _in_order(routes)) if complete else None
-    return Answer(bound=bound if bounded else None).with_assignment(whole)
+    for part, assignment in zip(parts, assignments, strict=True):
+        if assignment is None:
+            return None
+        choices.update(zip(part.nodes, assignment.choices, strict=True))
+        routes.update(zip(part.networks, assignment.routes, strict=True))
+    return Assignment(_in_order(choices), _in_order(routes))
 
 
 def _in_order(values: Mapping[int, T]) -> tuple[T, ...]:

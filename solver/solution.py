@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .networks import Routes
+from .networks import Assignment, Routes
 
 
 class Status(Enum):
@@ -51,6 +51,21 @@ class SolveReport:
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """Where the first relaxation of a problem stands between two assignments: what most nodes of it chose, and what is
+    chosen where the nodes that are not decided take what comes second.
+
+    Attributes:
+        main, other: the two, with routes; neither need fit a limit.
+        share: which part of the relaxation is the other one, from 0 to 1: the mean over the undecided nodes.
+    """
+
+    main: Assignment
+    other: Assignment
+    share: float
+
+
+@dataclass(frozen=True)
 class Solution:
     """What `solve` returns.
 
@@ -63,6 +78,8 @@ class Solution:
         report: how it was found.
         routes: for each network of the original problem the arcs that it uses in each phase; empty where there are no
             choices.
+        mixture: of problems whose copies hold memory what the first relaxation mixes; None where it is integral, or
+            where another way was taken.
     """
 
     status: Status
@@ -72,6 +89,7 @@ class Solution:
     gap: float
     report: SolveReport
     routes: tuple[Routes, ...] = ()
+    mixture: Mixture | None = None
 
 
 def relative_gap(cost: int | None, bound: int | None) -> float:

@@ -100,7 +100,7 @@ def _answer(problem: Problem, backend: Backend, request: Request, run: _Run) -> 
     answer = solve_parts(partial(_answered, backend), chain.problem, inner)
     if answer.infeasible:
         return answer, _explained(run, backend, request, "")
-    return _lifted(answer, chain, problem), ""
+    return _with_mixture(_lifted(answer, chain, problem), chain), ""
 
 
 def _reduced(problem: Problem, request: Request, run: _Run) -> Chain | Contradiction:
@@ -140,6 +140,14 @@ def _lifted(answer: Answer, chain: Chain, problem: Problem) -> Answer:
     assert judged.feasible, f"internal error: the answer is not feasible: {judged.violations[:3]}"
     assert judged.cost == expected.cost, f"internal error: the cost is {judged.cost}, expected {expected.cost}"
     return answer.with_assignment(lifted)
+
+
+def _with_mixture(answer: Answer, chain: Chain) -> Answer:
+    """The answer with what the relaxation mixes in terms of the problem before the chain."""
+    found = answer.mixture
+    if found is None:
+        return answer
+    return replace(answer, mixture=replace(found, main=chain.lift(found.main), other=chain.lift(found.other)))
 
 
 def _stoppable(backend: Backend, problem: Problem, request: Request) -> Answer:
@@ -247,7 +255,8 @@ class _Run:
         assert cost is None or bound is None or bound <= cost, f"internal error: cost {cost} under bound {bound}"
         self._note(Incumbent(self.seconds, cost, bound))
         report = SolveReport(self.backend, self.seconds, tuple(self.sizes), tuple(self.incumbents), explanation)
-        return Solution(_status(answer, cost, bound), choices, cost, bound, gap_of(cost, bound), report, routes)
+        status, gap = _status(answer, cost, bound), gap_of(cost, bound)
+        return Solution(status, choices, cost, bound, gap, report, routes, answer.mixture)
 
     def _note(self, incumbent: Incumbent) -> None:
         self.incumbents.append(incumbent)

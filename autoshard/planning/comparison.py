@@ -22,7 +22,7 @@ from ..constraints import gather_constraints
 from ..constraints.baselines import Baseline, baselines
 from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..mesh import Mesh
-from ..plans import Contender, Contest, ShardingPlan, SolverOutcome
+from ..plans import Contender, Contest, ShardingPlan
 from ..plans.schedule import BUCKET_BYTES, bucket_size
 from .formulation import Formulation
 from .limit import memory_limit
@@ -171,8 +171,7 @@ def _adopted(best: ShardingPlan, bound_ns: int, pins: tuple[str, ...]) -> Shardi
     Under a budget the search for the optimum is no proof: what it finds may cost more than what a baseline found.
     """
     cost = best.solver.cost_ns
-    solver = SolverOutcome.of(cost, min(bound_ns, cost), best.solver.identical_layers)
-    return replace(best, solver=solver, pins=pins)
+    return replace(best, solver=best.solver.having(cost, min(bound_ns, cost)), pins=pins)
 
 
 def _same_choices(made: _Entry, free: Formulation) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ def decided(formulation: Formulation, solution: Solution) -> tuple[Formulation, 
     )
     choices = tuple(reader.choices(places))
     routes = tuple(reader.routes(found, places, solution.routes))
-    return found, replace(solution, choices=choices, routes=routes)
+    return replace(found, groups=formulation.groups), replace(solution, choices=choices, routes=routes)
 
 
 def as_choices(formulation: Formulation, other: Formulation, choices: Sequence[int]) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ from ..ops import is_free
 from ..recomputation import again_name
 from ..strategies import Strategy
 from .candidates import candidates
-from .layer_ties import marks_of, tied_classes
+from .layer_ties import in_groups, marks_of, tied_classes
 from .pricing import NO_OPTIMIZER, Prices
 from .tensor_networks import HELD, Demand, TensorNetwork, layout_of, networks_of
 
@@ -57,6 +57,8 @@ class Formulation:
     ``strategies[i]`` are those of solver node ``i``. Solver nodes up to the number of graph nodes are the graph's; the
     others hold the ``results``: tensors that leave the graph and have no tangent, by name. ``networks`` are those of
     ``free``, the problem without memory, of which ``problem`` may have more to say: what is held, and the limit.
+
+    ``groups`` names the groups of layers where identical layers are not all decided alike (:meth:`in_groups`).
 
     ``seconds`` has for every second operator of a program that decides what is computed again the first one, whose
     choices are its strategies and then the same with the second operator.
@@ -75,6 +77,17 @@ class Formulation:
     free: Problem
     problem: Problem
     seconds: Mapping[int, int]
+    groups: tuple[str, ...] = ()
+
+    def in_groups(self, share: float) -> Formulation:
+        """The same program in which identical layers are decided alike in two groups: the first ones, and the others.
+
+        Args:
+            share: which part of the layers the first group is, rounded up.
+        """
+        ties, groups = in_groups(self.graph, self.problem.ties, share)
+        free, problem = (replace(given, ties=ties) for given in (self.free, self.problem))
+        return replace(self, free=free, problem=problem, groups=groups)
 
     @cached_property
     def twice(self) -> frozenset[int]:

@@ -58,7 +58,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         hardware_fingerprint=profile.fingerprint,
         objective=formulation.objective,
         pins=tuple(constraint.text for constraint in formulation.constraints),
-        solver=SolverOutcome.of(cost, bound, layers),
+        solver=SolverOutcome.of(cost, bound, layers, formulation.groups),
         compute_s=reader.compute_s(),
         communication_s=math.fsum(_runs(entry, graph) * seconds for entry, seconds in communication),
         optimizer_s=reader.optimizer_s(),

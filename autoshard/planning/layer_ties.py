@@ -4,10 +4,13 @@ Deciding all copies of a layer once makes the program as small as that of one la
 layer is decided alike with others only where no constraint of the user tells it from them: with
 ``forbid collectives over tp of activations layers.2.b*``, layers 0, 1 and 3 stay together and layer 2 is decided for
 itself.
+
+Where memory binds, the first layers may be decided apart from the others: as many keep their activations as fit.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -16,8 +19,12 @@ from ..capture import CapturedGraph, Ref
 from ..constraints import Alike, Constraint
 from ..constraints.layers import layers, tied_nodes
 from ..constraints.limits import Limits
+from ..plans import fold_names
 
 Mark = tuple[object, ...]
+
+ROUNDING = 1e-6
+"""What a number of layers may be above a whole one and is not rounded up for."""
 
 
 def tied_classes(graph: CapturedGraph, marks: Sequence[object]) -> tuple[tuple[int, ...], ...]:
@@ -42,6 +49,34 @@ def tied_classes(graph: CapturedGraph, marks: Sequence[object]) -> tuple[tuple[i
             same[marked[i]].append(i)
         classes.extend(tuple(nodes) for nodes in same.values() if len(nodes) > 1)
     return tuple(classes)
+
+
+def in_groups(
+    graph: CapturedGraph, classes: Sequence[Sequence[int]], share: float
+) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """Classes of nodes that take one decision where identical layers are decided in two groups, and what the groups
+    are called: ``layers.{0-4}`` and ``layers.{5-31}``.
+
+    Args:
+        classes: those of :func:`tied_classes`.
+        share: which part of the layers the first ones are, rounded up; both groups have at least one layer.
+    """
+    found = layers(graph)
+    order = {prefix: number for number, prefix in enumerate(found)}
+    outermost: dict[int, str] = {}
+    for prefix in sorted(found, key=len, reverse=True):
+        outermost.update(dict.fromkeys(found[prefix], prefix))
+    groups: tuple[set[str], set[str]] = (set(), set())
+    parts: list[tuple[int, ...]] = []
+    for members in classes:
+        alike = sorted({outermost[i] for i in members}, key=order.__getitem__)
+        count = min(math.ceil(share * len(alike) - ROUNDING), len(alike) - 1)
+        first = set(alike[: max(1, count)]) if len(alike) > 1 else set(alike)
+        for group, names in zip(groups, (first, set(alike) - first)):
+            group.update(names if len(alike) > 1 else ())
+            part = tuple(i for i in members if outermost[i] in names)
+            parts.extend([part] if len(part) > 1 else [])
+    return tuple(parts), tuple(fold_names(group) for group in groups if group)
 
 
 def marks_of(

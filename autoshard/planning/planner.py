@@ -17,7 +17,7 @@ from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture
 from ..constraints import Constraint, Constraints
 from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..mesh import HybridMesh, Mesh
-from ..plans import ShardingPlan, SolverOutcome
+from ..plans import ShardingPlan
 from ..plans.schedule import BUCKET_BYTES
 from .budget import LAST_S, SolverOptions, gap_of, plan_within_budget
 from .decided import decided
@@ -303,7 +303,7 @@ def _cheaper(one: ShardingPlan, other: ShardingPlan) -> ShardingPlan:
     """The cheaper of two plans under one budget, with a bound for both kinds."""
     bound = min(one.solver.bound_ns, other.solver.bound_ns)
     best = min(one, other, key=lambda plan: plan.solver.cost_ns)
-    return replace(best, solver=SolverOutcome.of(best.solver.cost_ns, bound, best.solver.identical_layers))
+    return replace(best, solver=best.solver.having(best.solver.cost_ns, bound))
 
 
 def warn_if_unproven(plan: ShardingPlan) -> None:

@@ -18,6 +18,7 @@ from .plan import (
     SolverOutcome,
     TensorEntry,
 )
+from .text.name_patterns import fold_names
 from .text.plan_file import check_writable, dump_plan, parse_plan, read_plan, write_plan
 from .views.contest import Contender, Contest, Difference, contest_json, first_difference
 from .views.summary import CollectiveTotal, PlanSummary, summarize, summary_json
@@ -49,6 +50,7 @@ __all__ = [
     "contest_json",
     "dump_plan",
     "first_difference",
+    "fold_names",
     "parse_plan",
     "read_plan",
     "summarize",

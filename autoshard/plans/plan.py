@@ -117,7 +117,8 @@ class SolverOutcome:
 
     ``gap`` is ``(cost - bound) / max(1, |cost|)``. The bound holds for all plans under the constraints where
     ``identical_layers`` is ``free``; where it is ``alike``, for those that decide identical layers alike, which is how
-    the plan was found; ``unknown`` in a plan read from a file that does not say.
+    the plan was found; ``unknown`` in a plan read from a file that does not say. Where ``layer_groups`` names groups of
+    such layers (``layers.{0-4}``, ``layers.{5-31}``), it is those of a group that are decided alike.
     """
 
     status: str
@@ -125,21 +126,30 @@ class SolverOutcome:
     bound_ns: int
     gap: float
     identical_layers: IdenticalLayers = "unknown"
+    layer_groups: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, cost_ns: int, bound_ns: int, identical_layers: IdenticalLayers) -> SolverOutcome:
+    def of(
+        cls, cost_ns: int, bound_ns: int, identical_layers: IdenticalLayers, layer_groups: tuple[str, ...] = ()
+    ) -> SolverOutcome:
         """The outcome of a cost and a bound, from which status and gap follow."""
         status = "optimal" if cost_ns == bound_ns else "feasible"
         # the gap as solver.solution.relative_gap has it: whoever reads plans loads no solver
-        return cls(status, cost_ns, bound_ns, (cost_ns - bound_ns) / max(1, abs(cost_ns)), identical_layers)
+        gap = (cost_ns - bound_ns) / max(1, abs(cost_ns))
+        return cls(status, cost_ns, bound_ns, gap, identical_layers, layer_groups)
+
+    def having(self, cost_ns: int, bound_ns: int) -> SolverOutcome:
+        """The outcome of another cost and bound of a plan whose layers were decided in the same way."""
+        return self.of(cost_ns, bound_ns, self.identical_layers, self.layer_groups)
 
     @property
     def verdict(self) -> str:
         """The status as people read it: ``optimal with identical layers decided alike``."""
+        groups = f" in {len(self.layer_groups)} groups, {' and '.join(self.layer_groups)}" * bool(self.layer_groups)
         return (
             self.status
             + {
-                "alike": " with identical layers decided alike",
+                "alike": f" with identical layers decided alike{groups}",
                 "free": "",
                 "unknown": ", perhaps with identical layers decided alike",
             }[self.identical_layers]

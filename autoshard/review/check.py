@@ -232,8 +232,11 @@ def _orders(said: Sequence[Execution], right: Sequence[Execution]) -> tuple[str,
 
 
 def _bound(plan: ShardingPlan, best: SolverOutcome, planner: Planner) -> Iterator[Finding]:
-    """A finding if the file claims that no plan costs less than its bound, and one that was found now does."""
-    if _same_prices(plan, planner) and best.cost_ns < plan.solver.bound_ns:
+    """A finding if the file claims that no plan costs less than its bound, and one that was found now, with identical
+    layers decided in the same groups, does.
+    """
+    is_alike = best.layer_groups == plan.solver.layer_groups
+    if is_alike and _same_prices(plan, planner) and best.cost_ns < plan.solver.bound_ns:
         said = (
             f"the file says that no plan costs less than {plan.solver.bound_ns} ns, but one of {best.cost_ns} ns does"
         )

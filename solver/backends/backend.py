@@ -12,6 +12,7 @@ from typing import Protocol
 
 from ..networks import Assignment, Routes
 from ..problem import Problem
+from ..solution import Mixture
 
 POLL_S = 0.05
 EXIT_S = 60.0
@@ -31,12 +32,14 @@ class Answer:
         bound: an integer that no feasible assignment costs less than, if known.
         infeasible: it proved that there is no feasible assignment.
         routes: beside the choices, the arcs that each network uses.
+        mixture: what the first relaxation mixes, where it is known.
     """
 
     choices: tuple[int, ...] | None = None
     bound: int | None = None
     infeasible: bool = False
     routes: tuple[Routes, ...] = ()
+    mixture: Mixture | None = None
 
     @property
     def assignment(self) -> Assignment | None:

@@ -22,6 +22,7 @@ from ..evaluate import evaluate
 from ..networks import Assignment
 from ..problem import INFEASIBLE, IntArray, Problem
 from ..routing import Router
+from ..solution import Mixture
 from .backend import Answer, Request
 from .bounds import proven_cost
 from .integer_program import INTEGRAL, FloatArray, build
@@ -37,7 +38,9 @@ ROUNDS_OF_ROUTES = 4
 WITHOUT_ANSWER = 4
 """After how many relaxations without an answer one is looked for by prices on memory (`solver.backends.priced`)."""
 RELAXATIONS = 200
-"""How many relaxations are solved at most where nobody says."""
+"""How many nodes of the tree are searched at most where nobody says; each takes one relaxation."""
+MORE_ROWS = 20
+"""How many relaxations with more memory rows do not count as nodes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,20 +98,24 @@ class _Tree:
         """The best answer found, and the bound of all that is left."""
         branch: Branch | None = Branch(-np.inf, {})
         most = self._request.node_limit or RELAXATIONS
-        for number in range(most):
-            if branch is None or self._request.ended():
-                break
-            if number == WITHOUT_ANSWER and self._cost is None:
+        number = rounds = 0
+        while number < most and branch is not None and not self._request.ended():
+            if number == WITHOUT_ANSWER and self._cost is None and not rounds:
                 self._look_for_first()
             found = self._relaxation.minimise(branch.held, self._request.seconds_left(), self._dearest())
             if found.x is None and not found.infeasible:
                 break  # the time is over
             if found.x is None or found.bound is None:
-                branch = self._next()
+                branch, number = self._next(), number + 1
                 continue
             branch = replace(branch, bound=max(branch.bound, found.bound))
             if self._answered(found.x):
+                rounds += 1
+                number += rounds > MORE_ROWS
                 continue  # with more rows
+            number += 1
+            if not branch.depth:
+                self._known = replace(self._known, mixture=self._mixed(found.x))
             branch = self._below(branch, found.x)
             self._bounded(branch)
             if self.is_proven:
@@ -215,6 +222,22 @@ class _Tree:
         column = int(np.argmax(off))
         nearest = float(np.rint(x[column]))
         return ({column: nearest}, {column: 1.0 - nearest}) if off[column] > INTEGRAL else None
+
+    def _mixed(self, x: FloatArray) -> Mixture | None:
+        """What a point mixes; None where all strategies are decided, or where no routes lead to what is mixed."""
+        program = self._program
+        chosen = np.round(x[: program.choices], 6)
+        main, other, shares = program.choices_of(chosen), [], []
+        for first, end, most in zip(program.first[:-1].tolist(), program.first[1:].tolist(), main):
+            rest = chosen[first:end].copy()
+            rest[most] = 0.0
+            share = float(rest.sum())
+            other.append(int(rest.argmax()) if share > INTEGRAL else most)
+            shares += [share] if share > INTEGRAL else []
+        routes = [self._router.routed(self._problem, choices, program.arcs_of(x)) for choices in (main, other)]
+        if not shares or routes[0] is None or routes[1] is None:
+            return None
+        return Mixture(routes[0], routes[1], float(np.mean(shares)))
 
     def _answered(self, x: FloatArray) -> bool:
         """Takes what a point is when it is rounded as an answer; whether that led to more rows."""

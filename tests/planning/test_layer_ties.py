@@ -116,3 +116,34 @@ def test_a_budget_and_a_soft_limit_keep_what_the_plan_says_of_layers() -> None:
     options: dict[str, Any] = {"mesh": "dp=2", "hardware": profile_of("slow"), "memory": "1GiB"}
     for tie, said in ((True, "alike"), (False, "free")):
         assert autoshard.plan(model, args, tie_layers=tie, **options).solver.identical_layers == said
+
+
+@pytest.mark.parametrize(("share", "first"), [(0.01, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.9, 3), (1.0, 3)])
+def test_the_first_layers_are_decided_apart_from_the_others(graph: CapturedGraph, share: float, first: int) -> None:
+    whole = formulated(graph, "dp=2", "slow")
+    parts = whole.in_groups(share)
+    assert parts.groups == tuple(
+        f"model.layers.{{{a}-{b}}}" if a < b else f"model.layers.{a}" for a, b in ((0, first - 1), (first, 3))
+    )
+    for name in ("up.weight", "down/addmm", "up/bwd.mm"):
+        of_layers = [f"model.layers.{k}.{name}" for k in range(4)]
+        expected = [set(names) for names in (of_layers[:first], of_layers[first:]) if len(names) > 1]
+        found = [{graph.nodes[i].name for i in tie} for tie in parts.problem.ties]
+        assert [names for names in found if names & set(of_layers)] == expected
+    assert parts.free.ties == parts.problem.ties and whole.groups == ()
+
+
+def test_what_is_decided_in_groups_costs_no_more_than_alike_and_no_less_than_free(graph: CapturedGraph) -> None:
+    alike, free = (formulated(graph, "dp=2", "slow", tie_layers=tie) for tie in (True, False))
+    costs = [solve(each.problem).cost for each in (free, alike.in_groups(0.5), alike)]
+    assert None not in costs and costs == sorted(costs)  # type: ignore[type-var]
+
+
+def test_experts_of_a_layer_stay_in_its_group() -> None:
+    tower = nn.Sequential(nn.Linear(8, 8), *(nn.Sequential(*(MLP(8, 8) for _ in range(2))) for _ in range(3)))
+    graph = capture(tower, (torch.zeros(4, 8),))
+    parts = formulated(graph, "dp=2", "slow").in_groups(0.4)
+    assert parts.groups == ("{1-2}", "3")
+    found = [{graph.nodes[i].name for i in tie} for tie in parts.problem.ties]
+    assert {f"{k}.{j}.up.weight" for k in (1, 2) for j in (0, 1)} in found
+    assert {f"3.{j}.up.weight" for j in (0, 1)} in found

@@ -360,7 +360,9 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
         hardware_fingerprint=draw(texts),
         objective=draw(st.sampled_from(sorted(COUNTED))),
         pins=tuple(draw(st.lists(texts, max_size=2))),
-        solver=SolverOutcome.of(0, 0, draw(st.sampled_from(get_args(IdenticalLayers)))),
+        solver=SolverOutcome.of(
+            0, 0, draw(st.sampled_from(get_args(IdenticalLayers))), tuple(draw(st.lists(texts, max_size=2)))
+        ),
         compute_s=sum(entry.predicted_ns for entry in execution) / 1e9 if execution else draw(seconds),
         communication_s=math.fsum(entry.predicted_s for entry in moved),
         optimizer_s=draw(st.none() | seconds),
@@ -386,4 +388,4 @@ def costed(plan: ShardingPlan, bound: float = 1.0, sums: bool = False) -> Shardi
         plan = replace(plan, communication_s=math.fsum(entry.predicted_s for entry in plan.redistributions))
     parts_s = (plan.compute_s, plan.optimizer_s or 0.0) if COUNTED[plan.objective] else ()
     cost = round(math.fsum((*parts_s, plan.communication_s)) * 1e9)
-    return replace(plan, solver=SolverOutcome.of(cost, min(cost, int(cost * bound)), plan.solver.identical_layers))
+    return replace(plan, solver=plan.solver.having(cost, min(cost, int(cost * bound))))

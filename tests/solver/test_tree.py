@@ -39,6 +39,21 @@ def test_a_bound_is_never_above_the_best_nor_an_answer_below_it(relaxations: int
     assert relaxations < 200 or proven > 80
 
 
+def test_what_the_first_relaxation_mixes_are_two_assignments_of_the_problem_as_given() -> None:
+    mixed = 0
+    for seed in range(150):
+        problem = random_lives(seed)
+        found = solve(problem, node_limit=1, relative_gap=NO_FALLBACK)
+        if found.mixture is None:
+            continue
+        main, other = (evaluate(problem, *each) for each in (found.mixture.main, found.mixture.other))
+        assert found.mixture.main.choices != found.mixture.other.choices and 0 < found.mixture.share <= 1
+        # both are ways through the problem, which only a limit may forbid
+        assert main.cost < INFEASIBLE or other.cost < INFEASIBLE
+        mixed += 1
+    assert mixed > 20
+
+
 def test_a_relaxation_that_is_to_cost_less_is_none_at_most_where_it_does_not() -> None:
     cut = 0
     for seed in range(150):

@@ -76,7 +76,7 @@ def check_decisions(plan: ShardingPlan) -> None:
 
 def _check_solver(solver: SolverOutcome) -> None:
     cost, bound = f"a cost of {solver.cost_ns} ns", f"a bound of {solver.bound_ns} ns"
-    right = SolverOutcome.of(solver.cost_ns, solver.bound_ns, solver.identical_layers)
+    right = solver.having(solver.cost_ns, solver.bound_ns)
     if solver.bound_ns > solver.cost_ns:
         raise Contradiction(f"{cost} is below {bound}, but no plan costs less than the bound", "result", "bound_ns")
     if not math.isclose(solver.gap, right.gap, rel_tol=FLOAT):

@@ -180,6 +180,9 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
     yield "result:"
     yield f"  status: {quote(plan.solver.status)}"
     yield f"  identical_layers: {plan.solver.identical_layers}"
+    if plan.solver.layer_groups:
+        yield "  layer_groups:"
+        yield from (f"    - {quote(group)}" for group in plan.solver.layer_groups)
     yield f"  cost_ns: {plan.solver.cost_ns}"
     yield f"  bound_ns: {plan.solver.bound_ns}"
     yield f"  gap: {number(plan.solver.gap)}"

@@ -120,6 +120,15 @@ def fold(entries: Iterable[tuple[str, V]]) -> list[Line[V]]:
     return sorted(lines, key=lambda line: natural_key(_first(line.pattern)))
 
 
+def fold_names(names: Iterable[str]) -> str:
+    """Names as one text of patterns.
+
+    >>> fold_names(["layers.0", "layers.1", "head"])
+    'head layers.{0-1}'
+    """
+    return " ".join(format_pattern(line.pattern, {}) for line in fold((name, None) for name in names))
+
+
 def fold_in_order(entries: Sequence[tuple[str, V]]) -> list[Line[V]]:
     """As :func:`fold`, for entries whose order means something: the lines' names, one after the other, keep it."""
 

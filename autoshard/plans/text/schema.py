@@ -78,6 +78,10 @@ class ResultSection(_Section):
         IdenticalLayers,
         Field(description="alike: status and bound are among plans that decide identical layers alike; free: of all."),
     ]
+    layer_groups: Annotated[
+        tuple[Annotated[str, Field(max_length=1000)], ...],
+        Field(max_length=64, description="The groups of layers that are each decided alike; absent where all are."),
+    ] = ()
     cost_ns: Integer
     bound_ns: Annotated[Integer, Field(description="No plan under the same constraints costs less.")]
     gap: Annotated[Number, Field(description="(cost - bound) / max(1, |cost|)")]
