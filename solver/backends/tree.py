@@ -99,8 +99,10 @@ class _Tree:
         branch: Branch | None = Branch(-np.inf, {})
         most = self._request.node_limit or RELAXATIONS
         number = rounds = 0
+        has_looked = False
         while number < most and branch is not None and not self._request.ended():
-            if number == WITHOUT_ANSWER and self._cost is None and not rounds:
+            if number == WITHOUT_ANSWER and self._cost is None and not has_looked:
+                has_looked = True
                 self._look_for_first()
             found = self._relaxation.minimise(branch.held, self._request.seconds_left(), self._dearest())
             if found.x is None and not found.infeasible:
