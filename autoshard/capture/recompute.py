@@ -115,9 +115,9 @@ def recomputed(graph: CapturedGraph, names: Collection[str]) -> CapturedGraph:
     again = {i for i, node in enumerate(captured.nodes) if node.name in names and can_be_again(node)}
     if not again:
         return captured
-    possible = recomputable(captured)
-    placed = again | {i for i, node in enumerate(captured.nodes) if node.name in possible}
-    return _Writer(captured, _needed(captured, again), placed).graph()
+    needed, possible = _needed(captured, again), recomputable(captured)
+    placed = needed | {i for i, node in enumerate(captured.nodes) if node.name in possible}
+    return _Writer(captured, needed, placed).graph()
 
 
 def _needed(graph: CapturedGraph, again: Collection[int]) -> set[int]:

@@ -62,6 +62,16 @@ def test_the_backward_reads_nothing_that_it_computes_again(name: str, seed: int)
         assert any(position[second.name] == ref.node for node in again.nodes for ref in node.inputs)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_graph_is_that_of_what_a_plan_says_is_computed_again(name: str, seed: int) -> None:
+    """Of the operators asked for, those whose results the backward does not need leave no trace."""
+    graph = graph_of(name)
+    again = recomputed(graph, drawn(graph, seed))
+    anew = recomputed(graph, again.again)
+    assert [node.name for node in anew.nodes] == [node.name for node in again.nodes] and anew.again == again.again
+
+
 def test_what_is_computed_again_is_said_anew_each_time() -> None:
     graph = graph_of("llama")
     one, other = drawn(graph, 0), drawn(graph, 1)
