@@ -42,6 +42,10 @@ GAP = 4e-3
 SMALL = 1000
 NODES = 60
 """How many relaxations, or nodes of branch and cut, that may take: an end that depends on no clock."""
+FEWEST_LAYERS = 8
+"""How many identical layers there are at least where they may be decided in groups: of four a share says little, and the
+demo under 40 MiB took three times as long.
+"""
 ROUNDS = 8
 """How often a program is solved at most with what the timeline of the answer before had more."""
 BETWEEN = 4
@@ -230,7 +234,7 @@ class _Search:
         """The answer of a program in which identical layers are decided alike or, where its first relaxation mixes two
         ways to do that and the gap is large, of the program in which they are two groups; and that program.
         """
-        if not program.problem.ties:
+        if min(map(len, program.problem.ties), default=0) < FEWEST_LAYERS:
             return program, self._under(program, budget)
         self._solve_under(program.problem, budget, nodes=1)
         if self.last.status is Status.INFEASIBLE:

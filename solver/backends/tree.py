@@ -39,7 +39,7 @@ WITHOUT_ANSWER = 4
 """After how many relaxations without an answer one is looked for by prices on memory (`solver.backends.priced`)."""
 RELAXATIONS = 200
 """How many nodes of the tree are searched at most where nobody says; each takes one relaxation."""
-MORE_ROWS = 20
+MORE_ROWS = 3
 """How many relaxations with more memory rows do not count as nodes."""
 
 
