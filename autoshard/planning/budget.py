@@ -43,8 +43,8 @@ SMALL = 1000
 NODES = 60
 """How many relaxations, or nodes of branch and cut, that may take: an end that depends on no clock."""
 FEWEST_LAYERS = 8
-"""How many identical layers there are at least where they may be decided in groups: of four a share says little, and the
-demo under 40 MiB took three times as long.
+"""How many identical layers there are at least where they may be decided in groups: of four a share says little, and
+the demo under 40 MiB took three times as long.
 """
 ROUNDS = 8
 """How often a program is solved at most with what the timeline of the answer before had more."""
