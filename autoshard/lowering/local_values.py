@@ -37,11 +37,18 @@ class Value:
     def __getitem__(self, index: int) -> Value:
         return Value(self.tensor[index], self.storages[index], self.looks[index])  # type: ignore[index]
 
+    @property
+    def is_sequence(self) -> bool:
+        """Whether an operator made several results."""
+        return isinstance(self.tensor, (tuple, list))
+
+    def parts(self) -> Iterator[tuple[Any, Storage | None]]:
+        """The results, each with its memory."""
+        return zip(self.tensor, self.storages) if self.is_sequence else iter([(self.tensor, self.storages)])
+
     def leaves(self) -> Iterator[tuple[torch.Tensor, Storage]]:
         """The tensors of the value, each with its memory."""
-        several = isinstance(self.tensor, (tuple, list))
-        pairs = zip(self.tensor, self.storages) if several else [(self.tensor, self.storages)]
-        return ((tensor, storage) for tensor, storage in pairs if storage is not None)
+        return ((tensor, storage) for tensor, storage in self.parts() if storage is not None)
 
 
 def value_of(tensor: torch.Tensor, storage: Storage | None = None) -> Value:
@@ -134,10 +141,8 @@ def _like(given: Sequence[Value], leaves: Sequence[torch.Tensor]) -> Iterator[An
     """The arguments again, made of their tensors."""
     supply = iter(leaves)
     for value in given:
-        several = isinstance(value.tensor, (tuple, list))
-        pairs = zip(value.tensor, value.storages) if several else [(value.tensor, value.storages)]
-        made = [tensor if storage is None else next(supply) for tensor, storage in pairs]
-        yield type(value.tensor)(made) if several else made[0]
+        made = [tensor if storage is None else next(supply) for tensor, storage in value.parts()]
+        yield type(value.tensor)(made) if value.is_sequence else made[0]
 
 
 def _looks(tensor: Any) -> Hashable:
