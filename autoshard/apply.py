@@ -73,13 +73,13 @@ def parallelize(
         check_mesh(plan, mesh)
         check_same_start(board, STAGES[0], plan, mesh)
     with agreed(board, STAGES[1]):
+        rank = bind(mesh, plan.links)
         if args is None:
             args, kwargs = _example(plan)
         args = as_arguments(args)
         captured = capture(model, args, kwargs, guarded=True)
         graph = recomputed(micro_batched(captured, plan.micro_batches), plan.recomputed)
         check_plan(plan, graph)
-        rank = bind(mesh)
         program = lower(graph, plan, rank)
         verify(program, plan, rank.groups)
         inputs = Inputs(model, plan, mesh, args, kwargs or {})

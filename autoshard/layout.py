@@ -73,9 +73,12 @@ class Layout:
     def __getitem__(self, axis: int) -> Placement:
         return self.placements[axis]
 
-    def replace(self, axis: int, placement: Placement) -> Layout:
-        """The same layout with another placement on one axis."""
-        return Layout((*self.placements[:axis], placement, *self.placements[axis + 1 :]))
+    def replace(self, axes: int | tuple[int, ...], placement: Placement) -> Layout:
+        """The same layout with another placement on one axis, or on several."""
+        changed = list(self.placements)
+        for axis in (axes,) if isinstance(axes, int) else axes:
+            changed[axis] = placement
+        return Layout(tuple(changed))
 
     @property
     def has_partial(self) -> bool:

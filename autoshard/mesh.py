@@ -17,6 +17,8 @@ from .errors import MeshError
 
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_RANKS = 1 << 20
+TOGETHER = "+"
+"""Between the names of axes whose ranks form one group, as in profiles."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,21 @@ class Mesh:
         if axis not in self.axes:
             raise MeshError(f"unknown mesh axis {axis!r}; the mesh {self} has {', '.join(self.axes)}")
         return self.axes.index(axis)
+
+    def indices(self, axes: str) -> tuple[int, ...]:
+        """The positions of axes that are taken together: ``dp``, or ``dp+tp``.
+
+        Raises:
+            MeshError: the mesh has no such axis, or they do not stand in its order.
+        """
+        found = tuple(self.index(axis) for axis in axes.split(TOGETHER))
+        if list(found) != sorted(set(found)):
+            raise MeshError(f"the axes {axes!r} do not stand in the order of the mesh {self}, each once")
+        return found
+
+    def named(self, axes: Sequence[int]) -> str:
+        """The name of axes that are taken together; the inverse of :meth:`indices`."""
+        return TOGETHER.join(self.axes[axis] for axis in axes)
 
     def coordinates(self) -> Iterator[tuple[int, ...]]:
         """The coordinate of every rank, in rank order (the last axis varies fastest)."""

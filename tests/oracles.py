@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import torch
@@ -184,7 +184,7 @@ def strategy_error(
 class LockStep:
     """Runs one function per rank, each in a thread; collectives meet at a barrier and exchange through memory.
 
-    ``sent`` collects (kind, axis, elements of the larger buffer) of every collective of the first rank.
+    ``sent`` collects (kind, axes, elements of the larger buffer) of every collective of the first rank.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -214,15 +214,20 @@ class LockStep:
             raise next((e for e in failures if not isinstance(e, threading.BrokenBarrierError)), failures[0])
         return results
 
-    def meet(self, at: Coordinate, axis: int, x: Tensor) -> list[Tensor]:
-        """What every rank of a group along an axis brought, in rank order."""
+    def meet(self, at: Coordinate, axes: tuple[int, ...], x: Tensor) -> list[Tensor]:
+        """What every rank of a group along axes brought, in rank order."""
         self._board[at] = x
         self._barrier.wait()
-        arrived = [self._board[(*at[:axis], i, *at[axis + 1 :])] for i in range(self.mesh.shape[axis])]
+        arrived = [self._board[other] for other in self.group(at, axes)]
         self._barrier.wait()
         assert len({tuple(y.shape) for y in arrived}) == 1, "a collective on tensors of different shapes"
         assert all(y.is_contiguous() for y in arrived), "a collective on a tensor that is not contiguous"
         return arrived
+
+    def group(self, at: Coordinate, axes: tuple[int, ...]) -> list[Coordinate]:
+        """The ranks that differ from one in these axes alone, and itself, in rank order."""
+        others = set(range(self.mesh.ndim)) - set(axes)
+        return [other for other in self.mesh.coordinates() if all(other[axis] == at[axis] for axis in others)]
 
 
 class _Rank(Eager):
@@ -231,32 +236,38 @@ class _Rank(Eager):
     def __init__(self, world: LockStep, at: Coordinate) -> None:
         self._world, self._at = world, at
 
-    def _meet(self, kind: str, x: Tensor, axis: int) -> list[Tensor]:
-        arrived = self._world.meet(self._at, axis, x)
+    def _meet(self, kind: str, x: Tensor, axes: tuple[int, ...]) -> list[Tensor]:
+        arrived = self._world.meet(self._at, axes, x)
         if not any(self._at):
-            self._world.sent.append((kind, axis, x.numel() * (len(arrived) if kind == "all_gather" else 1)))
+            self._world.sent.append((kind, axes, x.numel() * (len(arrived) if kind == "all_gather" else 1)))
         return arrived
 
-    def all_gather(self, x: Tensor, axis: int) -> Tensor:
-        return torch.cat(self._meet("all_gather", x, axis), 0)
+    def all_gather(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return torch.cat(self._meet("all_gather", x, axes), 0)
 
-    def all_reduce(self, x: Tensor, axis: int, reduce: str) -> Tensor:
-        return _COMBINE[reduce](torch.stack(self._meet("all_reduce", x, axis)))
+    def all_reduce(self, x: Tensor, axes: tuple[int, ...], reduce: str) -> Tensor:
+        return _COMBINE[reduce](torch.stack(self._meet("all_reduce", x, axes)))
 
-    def reduce_scatter(self, x: Tensor, axis: int, reduce: str) -> Tensor:
-        arrived = self._meet("reduce_scatter", x, axis)
-        return self._mine(_COMBINE[reduce](torch.stack(arrived)), axis)
+    def reduce_scatter(self, x: Tensor, axes: tuple[int, ...], reduce: str) -> Tensor:
+        arrived = self._meet("reduce_scatter", x, axes)
+        return self._mine(_COMBINE[reduce](torch.stack(arrived)), axes)
 
-    def all_to_all(self, x: Tensor, axis: int) -> Tensor:
-        return torch.cat([self._mine(y, axis) for y in self._meet("all_to_all", x, axis)], 0)
+    def all_to_all(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return torch.cat([self._mine(y, axes) for y in self._meet("all_to_all", x, axes)], 0)
 
-    def _mine(self, x: Tensor, axis: int) -> Tensor:
-        parts = self._world.mesh.shape[axis]
-        assert x.shape[0] % parts == 0, "gloo has no uneven scatter"
-        width = x.shape[0] // parts
-        return x[self._at[axis] * width : (self._at[axis] + 1) * width]
+    def _mine(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        group = self._world.group(self._at, axes)
+        assert x.shape[0] % len(group) == 0, "gloo has no uneven scatter"
+        width, mine = x.shape[0] // len(group), group.index(self._at)
+        return x[mine * width : (mine + 1) * width]
 
 
 def all_layouts(placements: list[Placement], mesh: Mesh) -> list[Layout]:
     """Every combination of placements over the axes of a mesh."""
     return [Layout(combination) for combination in product(placements, repeat=mesh.ndim)]
+
+
+def groups_of(mesh: Mesh) -> dict[str, str]:
+    """A name for the process group along each axis of a mesh, and along each combination of axes."""
+    every = (axes for count in range(1, mesh.ndim + 1) for axes in combinations(range(mesh.ndim), count))
+    return {mesh.named(axes): f"along {mesh.named(axes)}" for axes in every}

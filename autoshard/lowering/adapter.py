@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -19,6 +19,8 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from ..mesh import TOGETHER
 
 _c10d = torch.ops._c10d_functional
 
@@ -43,9 +45,24 @@ COLLECTIVES = {
 _Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
 
-def group_names(mesh: DeviceMesh) -> tuple[str, ...]:
-    """The name of the process group along each mesh axis, as functional collectives take it."""
-    return tuple(mesh.get_group(axis).group_name for axis in range(mesh.ndim))
+def group_names(mesh: DeviceMesh, links: Iterable[str]) -> dict[str, str]:
+    """The name of the process group along each mesh axis, or along several (``dp+tp``), as functional collectives take
+    it. Groups along several are made where there are none yet: all ranks have to ask for the same ones.
+    """
+    return {link: _group_along(mesh, link.split(TOGETHER)).group_name for link in links}
+
+
+def _group_along(mesh: DeviceMesh, axes: Sequence[str]) -> dist.ProcessGroup:
+    if len(axes) == 1:
+        return mesh.get_group(axes[0])
+    return mesh[tuple(axes)]._flatten(TOGETHER.join(axes)).get_group()
+
+
+def links_of(mesh: DeviceMesh) -> dict[str, str]:
+    """For the name of each process group along axes of a mesh, these axes: of those that :func:`group_names` gave."""
+    made = mesh._get_root_mesh()._flatten_mapping
+    links = [*(mesh.mesh_dim_names or ()), *(name for name in made if TOGETHER in name)]
+    return {group: link for link, group in group_names(mesh, links).items()}
 
 
 @contextmanager

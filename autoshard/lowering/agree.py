@@ -162,6 +162,8 @@ def shared_seed(program: LocalProgram, mesh: DeviceMesh) -> int | None:
     return int(broadcast(torch.randint(1 << 62, (1,)).to(device_of(mesh)), mesh).item())
 
 
-def bind(mesh: DeviceMesh) -> Rank:
-    """Where this process stands in a mesh: its coordinate, its device, and the process group of each axis."""
-    return Rank(tuple(mesh.get_coordinate() or ()), device_of(mesh), group_names(mesh))
+def bind(mesh: DeviceMesh, links: Sequence[str]) -> Rank:
+    """Where this process stands in a mesh: its coordinate, its device, and the process group of each link, an axis or
+    several (``dp+tp``). All ranks must call it, as groups of several axes may have to be made.
+    """
+    return Rank(tuple(mesh.get_coordinate() or ()), device_of(mesh), group_names(mesh, links))

@@ -70,7 +70,7 @@ class Backwards:
         return self._made[used, adds]
 
     def _part(self, used: frozenset[int], adds: bool, is_whole: bool) -> LocalProgram:
-        rank = bind(self._mesh)
+        rank = bind(self._mesh, self._plan.links)
         part = lower(self._graph, self._plan, rank, used, adds=adds)
         verify(part, self._plan, rank.groups, whole=is_whole)
         return part

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class GraphEmitter:
     Implements :class:`autoshard.redistribution.execution.Emitter` and :class:`autoshard.ops.operator.Caller`.
     """
 
-    def __init__(self, mesh: Mesh, groups: tuple[str, ...], results: Results | None = None) -> None:
+    def __init__(self, mesh: Mesh, groups: Mapping[str, str], results: Results | None = None) -> None:
         self.graph = fx.Graph()
         self.graph.set_codegen(BoxedCodeGen())
         self._mesh = mesh
@@ -109,38 +110,39 @@ class GraphEmitter:
         """Adds ``node[index]``: one of the results of an operator that has several."""
         return self._append(operator.getitem, (node, index), {}, node.meta["value"][index])
 
-    def all_gather(self, x: fx.Node, axis: int) -> fx.Node:
+    def all_gather(self, x: fx.Node, axes: tuple[int, ...]) -> fx.Node:
         """See :class:`autoshard.redistribution.execution.Emitter`."""
-        return self._sent("all_gather", x, axis)
+        return self._sent("all_gather", x, axes)
 
-    def reduce_scatter(self, x: fx.Node, axis: int, reduce: str) -> fx.Node:
+    def reduce_scatter(self, x: fx.Node, axes: tuple[int, ...], reduce: str) -> fx.Node:
         """See :class:`autoshard.redistribution.execution.Emitter`."""
-        return self._sent("reduce_scatter", x, axis, reduce)
+        return self._sent("reduce_scatter", x, axes, reduce)
 
-    def all_reduce(self, x: fx.Node, axis: int, reduce: str) -> fx.Node:
+    def all_reduce(self, x: fx.Node, axes: tuple[int, ...], reduce: str) -> fx.Node:
         """See :class:`autoshard.redistribution.execution.Emitter`."""
-        return self._sent("all_reduce", x, axis, reduce)
+        return self._sent("all_reduce", x, axes, reduce)
 
-    def all_to_all(self, x: fx.Node, axis: int) -> fx.Node:
+    def all_to_all(self, x: fx.Node, axes: tuple[int, ...]) -> fx.Node:
         """See :class:`autoshard.redistribution.execution.Emitter`."""
-        return self._sent("all_to_all", x, axis)
+        return self._sent("all_to_all", x, axes)
 
-    def _sent(self, kind: CollectiveKind, x: fx.Node, axis: int, reduce: str = "") -> fx.Node:
+    def _sent(self, kind: CollectiveKind, x: fx.Node, axes: tuple[int, ...], reduce: str = "") -> fx.Node:
         """Complex numbers travel as pairs of real ones; not every collective of every backend knows them."""
         if x.meta["val"].is_complex():
             pairs = self.call(aten.view_as_real.default, self.call(aten.resolve_conj.default, x))
-            return self.call(aten.view_as_complex.default, self._sent(kind, pairs, axis, reduce))
-        return self.wait(self.issue(kind, x, axis, reduce))
+            return self.call(aten.view_as_complex.default, self._sent(kind, pairs, axes, reduce))
+        return self.wait(self.issue(kind, x, axes, reduce))
 
     def issue(
-        self, kind: CollectiveKind, x: fx.Node, axis: int, reduce: str = "", *, in_place: bool = False
+        self, kind: CollectiveKind, x: fx.Node, axes: tuple[int, ...], reduce: str = "", *, in_place: bool = False
     ) -> fx.Node:
-        """Adds a collective along a mesh axis; what it brings is there once it was waited for.
+        """Adds a collective along mesh axes; what it brings is there once it was waited for.
 
         Args:
             in_place: an all-reduce writes into ``x`` itself.
         """
-        parts, group, value = self._mesh.shape[axis], self._groups[axis], x.meta["val"]
+        parts = prod(self._mesh.shape[axis] for axis in axes)
+        group, value = self._groups[self._mesh.named(axes)], x.meta["val"]
         rows = value.shape[0] if value.dim() else 1
         if kind == "all_reduce":
             op = ALL_REDUCE_IN_PLACE if in_place else ALL_REDUCE

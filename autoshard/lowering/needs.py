@@ -50,7 +50,7 @@ def check_redistributions(plan: ShardingPlan, graph: CapturedGraph) -> None:
 def _check_collectives(entry: Redistribution, plan: ShardingPlan, graph: CapturedGraph, ref: Ref) -> None:
     meta = graph.meta(ref)
     right = [
-        (step.kind, plan.mesh.axes[step.axis], size_bytes(step, before, meta.shape, meta.dtype.itemsize, plan.mesh))
+        (step.kind, plan.mesh.named(step.axes), size_bytes(step, before, meta.shape, meta.dtype.itemsize, plan.mesh))
         for step, before in zip(steps_along(entry.own), entry.own)
         if step.communicates
     ]

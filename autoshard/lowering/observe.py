@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from .adapter import COLLECTIVES, StorageWatch, group_names, watch
+from .adapter import COLLECTIVES, StorageWatch, links_of, watch
 from .match import mesh_of
 
 
 @dataclass
 class CollectiveLog:
-    """``records`` holds (kind, mesh axis, bytes of the larger buffer) of each collective, in the order they ran.
+    """``records`` holds (kind, mesh axis or axes, bytes of the larger buffer) of each collective, as they ran.
 
     A collective that autoshard never plans appears under torch's name for it, with its group's name if that is no axis.
     """
@@ -27,13 +27,14 @@ class CollectiveLog:
 @contextmanager
 def measure_collectives(mesh: DeviceMesh) -> Iterator[CollectiveLog]:
     """Intercepts every functional collective of this rank, forward and backward, at dispatch; reads no plan."""
-    axes = dict(zip(group_names(mesh), mesh_of(mesh).axes))
+    mesh_of(mesh)  # its axes have names
     seen: list[tuple[Any, tuple[Any, ...], Any]] = []
     log = CollectiveLog()
     try:
         with watch(seen):
             yield log
     finally:
+        axes = links_of(mesh)
         log.records.extend(_record(op, args, result, axes) for op, args, result in seen)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +10,10 @@ import torch
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank of a job: its coordinate on the mesh, its device, and the name of its process group along each axis."""
+    """One rank of a job: its coordinate on the mesh, its device, and the names of its process groups, by the axis along
+    which their ranks differ, or the axes (``dp+tp``).
+    """
 
     coordinate: tuple[int, ...]
     device: torch.device
-    groups: tuple[str, ...]
+    groups: Mapping[str, str]

@@ -6,7 +6,7 @@ Of the schedule's buckets, the order too: in whose turn each collective is issue
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import cast
 
@@ -22,19 +22,19 @@ Key = tuple[str, str, int]
 _Turn = tuple[str, str, Key]
 
 
-def verify(program: LocalProgram, plan: ShardingPlan, groups: tuple[str, ...], whole: bool = True) -> None:
+def verify(program: LocalProgram, plan: ShardingPlan, groups: Mapping[str, str], whole: bool = True) -> None:
     """Checks that a program does what its plan says.
 
     The bytes are those of the values in the graph, worked out by torch as the graph was written.
 
     Args:
-        groups: the name of the process group along each mesh axis.
+        groups: the names of process groups, by the mesh axis that they are along, or the axes.
         whole: whether nothing may be missing: not so for a backward that only some results need.
 
     Raises:
         VerificationError: a collective is missing, is too many, or differs; the message names the first ones.
     """
-    axes = dict(zip(groups, plan.mesh.axes))
+    axes = {group: axis for axis, group in groups.items()}
     planned: dict[str, Counter[Key]] = {"forward": Counter(), "backward": Counter()}
     once: dict[str, Counter[Key]] = {"forward": Counter(), "backward": Counter()}
     planned_schedule = schedule(plan) if whole else program.schedule

@@ -31,20 +31,20 @@ class Job:
         device_mesh: the same with its process groups.
         rank: from 0; the first one alone prints and writes.
         device: where this rank's tensors are.
-        groups: the names of this rank's process groups, one per axis.
+        groups: the names of this rank's process groups, by axis.
     """
 
     mesh: Mesh
     device_mesh: DeviceMesh
     rank: int
     device: torch.device
-    groups: tuple[str, ...]
+    groups: Mapping[str, str]
 
     @classmethod
     def on(cls, mesh: Mesh, device_type: str) -> Job:
         """The job of the default process group, which must exist and have a rank for each of the mesh."""
         device_mesh = init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axes)
-        rank = bind(device_mesh)
+        rank = bind(device_mesh, mesh.axes)
         return cls(mesh, device_mesh, dist.get_rank(), rank.device, rank.groups)
 
     @property

@@ -30,7 +30,7 @@ def collective(job: Job, point: CollectivePoint) -> Callable[[], object]:
     emitter = GraphEmitter(job.mesh, job.groups)
     x = emitter.placeholder("x", torch.empty(count, dtype=torch.float32, device="meta"), "x")
     emit = getattr(emitter, point.kind)
-    sent = emit(x, axis, "sum") if point.kind in REDUCES else emit(x, axis)
+    sent = emit(x, (axis,), "sum") if point.kind in REDUCES else emit(x, (axis,))
     forward = emitter.finish(sent, "Timed")
     tensor = torch.ones(count, dtype=torch.float32, device=job.device)
     return lambda: forward([tensor])

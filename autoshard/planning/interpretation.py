@@ -146,7 +146,7 @@ class _Reader:
 
     def _moved(self, found: TensorNetwork, demand: Demand, routes: Routes) -> Iterator[tuple[Redistribution, float]]:
         """The redistributions of one tensor in one phase, in the order in which they are first wanted."""
-        prices, meta, axes = self._formulation.prices, self._graph.meta(found.ref), self._formulation.mesh.axes
+        prices, meta, mesh = self._formulation.prices, self._graph.meta(found.ref), self._formulation.mesh
         made = layout_of(self._chosen[found.ref.node], None, found.ref.output)
         wanted: dict[Layout, list[str]] = defaultdict(list)
         for node, layout in self._wanted(demand):
@@ -155,7 +155,7 @@ class _Reader:
         for way in ways(found, demand.phase, made, tuple(wanted), routes):
             steps = prices.along_s(meta, way.path[way.shared :], prices.together(found.ref))
             collectives = tuple(
-                Collective(step.kind, axes[step.axis], size, seconds)  # type: ignore[arg-type]
+                Collective(step.kind, mesh.named(step.axes), size, seconds)  # type: ignore[arg-type]
                 for step, size, seconds in steps
                 if step.communicates
             )

@@ -130,8 +130,8 @@ class Prices:
         """
 
         def price(step: Step, size: int, copied: int) -> float:
-            is_banned = banned and any((step.kind, step.axis, dim) in banned for dim in (-1, step.source))
-            return math.inf if is_banned else self._step_s(step, size, copied, together)
+            moves = ((step.kind, axis, dim) for axis in step.axes for dim in (-1, step.source))
+            return math.inf if not banned.isdisjoint(moves) else self._step_s(step, size, copied, together)
 
         key = (meta.shape, meta.dtype.itemsize, reduces | {"sum"}, banned, together)
         if key not in self._steps:
@@ -179,7 +179,7 @@ class Prices:
         sent = 0.0
         if step.communicates and size:
             whole = max(size, together.size_bytes) if step.kind in together.kinds else size
-            sent = self._topology.collective_s(step.kind, step.axis, whole) * (size / whole)
+            sent = self._topology.collective_s(step.kind, step.axes, whole) * (size / whole)
         return float(sent + self._profile.copy_s(copied))
 
     def _addition_s(self, meta: TensorMeta, layout: Layout) -> float:

@@ -94,8 +94,7 @@ def timeline(
 ) -> Timeline:
     """What the rank at a coordinate of the mesh holds in memory over one training step. Needs no process group."""
     graph = recomputed(micro_batched(graph, plan.micro_batches), plan.recomputed)
-    groups = tuple(f"axis {axis}" for axis in plan.mesh.axes)
-    rank = Rank(coordinate, torch.device("cpu"), groups)
+    rank = Rank(coordinate, torch.device("cpu"), {link: link for link in plan.links})
     program = lower(graph, plan, rank, adds=plan.micro_batches > 1)
     return _Simulation(graph, plan, policy, program, coordinate).run()
 

@@ -14,7 +14,7 @@ from typing import Literal
 from cost_models.collective_kinds import RedistributionKind as CollectiveKind
 
 from ..layout import Layout
-from ..mesh import Mesh
+from ..mesh import TOGETHER, Mesh
 from ..micro_batches import redistribution_runs
 from ..recomputation import first_name
 from .memory_outcome import MemoryOutcome
@@ -53,13 +53,19 @@ class OperatorEntry:
 class Collective:
     """One collective of one rank: ``size_bytes`` is the larger of the rank's input and output buffer.
 
-    ``predicted_s`` of one that travels with others is its part of their time.
+    ``axis`` is a mesh axis, or several whose ranks form one group: ``dp+tp``. ``predicted_s`` of one that travels with
+    others is its part of their time.
     """
 
     kind: CollectiveKind
     axis: str
     size_bytes: int
     predicted_s: float
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes that it runs over."""
+        return tuple(self.axis.split(TOGETHER))
 
 
 @dataclass(frozen=True)
@@ -230,6 +236,12 @@ class ShardingPlan:
     def runs(self, entry: Redistribution) -> int:
         """How often a redistribution runs in a step: once, or in each micro-batch."""
         return redistribution_runs(entry.tensor, entry.consumers, self.micro_batches)
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """What collectives run over: the axes of the mesh, and those that some run over together."""
+        together = {collective.axis for _, collective in self.collectives()} - set(self.mesh.axes)
+        return *self.mesh.axes, *sorted(together, key=self.mesh.indices)
 
     def collectives(self) -> Iterator[tuple[Phase, Collective]]:
         """Every collective of one rank's step, with its phase, each by itself.

@@ -1,10 +1,10 @@
 """The predicted step of one rank, moment by moment: its schedule, run on one stream of computation and a link per axis.
 
-Operators run one after the other, and so do the collectives of one mesh axis. What the schedule has set out travels
-while operators run, and is waited for in the turn it names; any other collective is waited for where it stands. A
-redistribution in no bucket runs before the first operator that wants it; a gradient goes to its parameter's layout as
-soon as it is made; what leaves the model, at the end of its phase. The optimizer's step comes last, in one piece. Of
-several micro-batches one is followed, with what the step does once.
+Operators run one after the other, and so do the collectives of one mesh axis; one over several axes has them all. What
+the schedule has set out travels while operators run, and is waited for in the turn it names; any other collective is
+waited for where it stands. A redistribution in no bucket runs before the first operator that wants it; a gradient goes
+to its parameter's layout as soon as it is made; what leaves the model, at the end of its phase. The optimizer's step
+comes last, in one piece. Of several micro-batches one is followed, with what the step does once.
 
 Prices are the plan's, of collectives and operators that have the machine for themselves: what hides costs nothing here.
 So this is how short the step may be if nothing slows down what runs beside it, while the plan's own time adds all up.
@@ -17,12 +17,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..mesh import TOGETHER
 from ..micro_batches import is_summed
 from .plan import PHASES, Execution, Phase, Redistribution, ShardingPlan
 from .schedule import END, Bucket, Schedule, Turn, schedule
 
 COMPUTE = ""
-"""The lane of operators; the others are named as the axes of the mesh are."""
+"""The lane of operators; the others are named as the axes are that a collective runs over (``dp+tp`` for two)."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,9 @@ class _Run:
                 yield span
 
     def _sent(self, axis: str, phase: Phase, took_s: float, what: Redistribution | Bucket, step: int) -> Span:
-        span = Span(axis, phase, max(self._now, self._free[axis]), round(took_s * 1e9), what, step)
-        self._free[axis] = span.end_ns
+        links = axis.split(TOGETHER)
+        span = Span(axis, phase, max(self._now, *(self._free[link] for link in links)), round(took_s * 1e9), what, step)
+        self._free.update(dict.fromkeys(links, span.end_ns))
         return span
 
     def _computed(self, phase: Phase | Literal["optimizer"], took_ns: int, what: Execution | None) -> Span:

@@ -14,14 +14,14 @@ import torch
 
 from ..layout import Layout, block, largest_local_shape, local_shape
 from ..mesh import Mesh
-from .steps import Step, step_between
+from .steps import Step, parts_of, step_between
 
 aten = torch.ops.aten
 
 
 class Emitter(Protocol):
-    """The operations that :func:`run_step` is made of: torch operators on local tensors, and collectives along a mesh
-    axis, which gather, cut or exchange blocks of dim 0.
+    """The operations that :func:`run_step` is made of: torch operators on local tensors, and collectives along mesh
+    axes, which gather, cut or exchange blocks of dim 0; ranks of several axes count as they do in the mesh.
 
     Lowering's emitter adds them to a graph; a test's emitter runs them at once.
     """
@@ -29,16 +29,16 @@ class Emitter(Protocol):
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies a torch operator."""
 
-    def all_gather(self, x: Any, axis: int) -> Any:
+    def all_gather(self, x: Any, axes: tuple[int, ...]) -> Any:
         """Joins the equal tensors of all ranks along dim 0."""
 
-    def reduce_scatter(self, x: Any, axis: int, reduce: str) -> Any:
+    def reduce_scatter(self, x: Any, axes: tuple[int, ...], reduce: str) -> Any:
         """Combines the tensors of all ranks and keeps this rank's block of dim 0."""
 
-    def all_reduce(self, x: Any, axis: int, reduce: str) -> Any:
+    def all_reduce(self, x: Any, axes: tuple[int, ...], reduce: str) -> Any:
         """Combines the tensors of all ranks."""
 
-    def all_to_all(self, x: Any, axis: int) -> Any:
+    def all_to_all(self, x: Any, axes: tuple[int, ...]) -> Any:
         """Sends block ``i`` of dim 0 to rank ``i`` and joins what arrives in rank order."""
 
 
@@ -58,6 +58,15 @@ class Shard:
         """The largest shape of any rank in a layout."""
         return largest_local_shape(self.shape, layout, self.mesh)
 
+    def blocks(self, size: int, axes: tuple[int, ...]) -> list[tuple[int, int]]:
+        """``[start, stop)`` of each rank's block, in their order, where a dim of length ``size`` is cut along axes."""
+        found = [(0, size)]
+        for axis in axes:
+            parts = self.mesh.shape[axis]
+            cuts = ((start, block(stop - start, parts, k)) for start, stop in found for k in range(parts))
+            found = [(start + low, start + high) for start, (low, high) in cuts]
+        return found
+
 
 def run_step(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard) -> Any:
     """Executes one step on this rank's shard ``x``; works on tensors and on graph values alike.
@@ -66,20 +75,21 @@ def run_step(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard)
     """
     step = step_between(before, after)
     if step.kind == "slice":
-        start, stop = block(shard.local(before)[step.target], shard.mesh.shape[step.axis], shard.coordinate[step.axis])
+        (axis,) = step.axes
+        start, stop = block(shard.local(before)[step.target], shard.mesh.shape[axis], shard.coordinate[axis])
         # a block of dim 0 would be contiguous, but a view that keeps the whole in memory
         piece = emit.call(aten.slice.Tensor, x, step.target, start, stop)
         return emit.call(aten.clone.default, piece, memory_format=torch.contiguous_format)
     given = packed(emit, x, before, after, shard)
     match step.kind:
         case "all_reduce":
-            arrived = emit.all_reduce(given, step.axis, step.reduce)
+            arrived = emit.all_reduce(given, step.axes, step.reduce)
         case "all_gather":
-            arrived = emit.all_gather(given, step.axis)
+            arrived = emit.all_gather(given, step.axes)
         case "reduce_scatter":
-            arrived = emit.reduce_scatter(given, step.axis, step.reduce)
+            arrived = emit.reduce_scatter(given, step.axes, step.reduce)
         case "all_to_all":
-            arrived = emit.all_to_all(given, step.axis)
+            arrived = emit.all_to_all(given, step.axes)
     return unpacked(emit, arrived, before, after, shard)
 
 
@@ -96,11 +106,10 @@ def packed(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard) -
     local, padded = shard.local(before), shard.largest(before)
     if step.kind in ("all_reduce", "all_gather"):
         return emit.call(aten.contiguous.default, _pad(emit, x, local, padded))
-    parts = shard.mesh.shape[step.axis]
-    piece_shape = _piece(step, padded, parts)
-    if step.target == 0 and local == _with(padded, 0, piece_shape[0] * parts):
+    piece_shape = _piece(step, before, after, shard)
+    if step.target == 0 and local == _with(padded, 0, piece_shape[0] * parts_of(step, shard.mesh)):
         return emit.call(aten.contiguous.default, x)  # the blocks lie in a row already
-    blocks = (block(local[step.target], parts, r) for r in range(parts))
+    blocks = shard.blocks(local[step.target], step.axes)
     pieces = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
     return emit.call(aten.cat.default, pieces, 0)
 
@@ -108,31 +117,31 @@ def packed(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard) -
 def unpacked(emit: Emitter, arrived: Any, before: Layout, after: Layout, shard: Shard) -> Any:
     """The rank's shard after a step, of what its collective brought."""
     step = step_between(before, after)
-    parts = shard.mesh.shape[step.axis]
     padded, goal = shard.largest(before), shard.local(after)
     match step.kind:
         case "all_reduce":
             return _cut(emit, arrived, padded, goal)
         case "all_gather":
-            return _join(emit, arrived, padded, goal, step.source, parts)
+            return _join(emit, arrived, padded, goal, step, shard)
         case "reduce_scatter":
-            return _cut(emit, arrived, _piece(step, padded, parts), goal)
-    return _join(emit, arrived, _piece(step, padded, parts), goal, step.source, parts)
+            return _cut(emit, arrived, _piece(step, before, after, shard), goal)
+    return _join(emit, arrived, _piece(step, before, after, shard), goal, step, shard)
 
 
-def _piece(step: Step, padded: tuple[int, ...], parts: int) -> tuple[int, ...]:
+def _piece(step: Step, before: Layout, after: Layout, shard: Shard) -> tuple[int, ...]:
     """The shape of what one rank sends to one other."""
-    return _with(padded, step.target, -(-padded[step.target] // parts))
+    return _with(shard.largest(before), step.target, shard.largest(after)[step.target])
 
 
-def _join(emit: Emitter, x: Any, piece: tuple[int, ...], goal: tuple[int, ...], dim: int, parts: int) -> Any:
-    """Cuts the padding off each of the pieces that arrived along dim 0 and joins them along ``dim``."""
-    if dim == 0 and _with(piece, 0, piece[0] * parts) == goal:
+def _join(emit: Emitter, x: Any, piece: tuple[int, ...], goal: tuple[int, ...], step: Step, shard: Shard) -> Any:
+    """Cuts the padding off each of the pieces that arrived along dim 0 and joins them along the dim they are cut on."""
+    dim = step.source
+    whole = _with(piece, 0, piece[0] * parts_of(step, shard.mesh))
+    if dim == 0 and whole == goal:
         return x
     pieces = []
-    for r in range(parts):
-        start, stop = block(goal[dim], parts, r)
-        arrived, shape = _slice(emit, x, _with(piece, 0, piece[0] * parts), 0, r * piece[0], (r + 1) * piece[0])
+    for r, (start, stop) in enumerate(shard.blocks(goal[dim], step.axes)):
+        arrived, shape = _slice(emit, x, whole, 0, r * piece[0], (r + 1) * piece[0])
         pieces.append(_cut(emit, arrived, shape, _with(goal, dim, stop - start)))
     return emit.call(aten.cat.default, pieces, dim)
 

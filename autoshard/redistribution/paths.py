@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 
@@ -20,7 +21,7 @@ def copied_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: i
     Blocks of dim 0 lie in a row, so they are sent, and arrive, as they are; blocks of another dim are packed before and
     joined after. Uneven shards are padded before and cut after. A slice is copied, so that the whole can go.
     """
-    after = before.replace(step.axis, R if step.target < 0 else S(step.target))
+    after = before.replace(step.axes, R if step.target < 0 else S(step.target))
     size = size_bytes(step, before, shape, itemsize, mesh)
     kept = itemsize * int(np.prod(largest_local_shape(shape, after, mesh), dtype=np.int64))
     if step.kind == "slice":
@@ -80,20 +81,27 @@ class Steps:
 
 
 def single_steps(layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price) -> Steps:
-    """All steps, ``price(step, size_bytes, copied_bytes)`` in seconds; those of an infinite price are left out."""
+    """All steps, ``price(step, size_bytes, copied_bytes)`` in seconds; those of an infinite price are left out, and
+    those over several axes that are no cheaper than one over one of them and then one over the others.
+    """
     index = {layout: i for i, layout in enumerate(layouts)}
     placements = sorted({placement for layout in layouts for placement in layout})
-    found: list[tuple[int, int, float]] = []
-    for before, i in index.items():
-        for axis, placement in product(range(mesh.ndim), placements):
-            after = before.replace(axis, placement)
-            step = step_on(before, after, axis) if after in index else None
-            if step is not None:
-                sizes = (rule(step, before, shape, itemsize, mesh) for rule in (size_bytes, copied_bytes))
-                found.append((i, index[after], price(step, *sizes)))
-    tails, heads, seconds = (np.array([entry[k] for entry in found]) for k in range(3))
-    finite = np.isfinite(seconds)
-    return Steps(layouts, tails[finite].astype(np.int64), heads[finite].astype(np.int64), seconds[finite])
+    found: dict[tuple[int, int], float] = {}
+    for count in range(1, mesh.ndim + 1):
+        for (before, i), axes, placement in product(index.items(), combinations(range(mesh.ndim), count), placements):
+            after = before.replace(axes, placement)
+            step = step_on(before, after, axes) if after in index else None
+            if step is None:
+                continue
+            j = index[after]
+            between = (index.get(before.replace(axis, placement)) for axis in axes) if count > 1 else ()
+            apart = (found.get((i, k), math.inf) + found.get((k, j), math.inf) for k in between if k is not None)
+            sizes = (rule(step, before, shape, itemsize, mesh) for rule in (size_bytes, copied_bytes))
+            seconds = price(step, *sizes)
+            if seconds < min(apart, default=math.inf):
+                found[i, j] = seconds
+    tails, heads = (np.array([ends[k] for ends in found], dtype=np.int64) for k in range(2))
+    return Steps(layouts, tails, heads, np.array(list(found.values())))
 
 
 @dataclass(frozen=True, eq=False)

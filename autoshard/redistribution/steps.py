@@ -1,6 +1,7 @@
 """The steps by which a tensor gets from one layout to another, and the bytes that each of them moves.
 
-A step changes the placement on one mesh axis:
+A step changes the placement on one mesh axis, or on several at once, all of them alike and by one collective in the
+groups of ranks that differ in these axes alone:
 
 =================  ==============  =========================================================
 change             step            size_bytes (the larger of a rank's input and output buffer)
@@ -9,12 +10,12 @@ S(d) -> R          all_gather      the gathered shard
 P    -> S(d)       reduce_scatter  the shard before
 P    -> R          all_reduce      the shard
 S(d) -> S(e)       all_to_all      the shard
-R    -> S(d)       slice           nothing is sent
+R    -> S(d)       slice           nothing is sent; one axis only, as all-to-all
 =================  ==============  =========================================================
 
 Nothing becomes P: torch has no such redistribution, and no operator needs one. Where two axes cut one dim, only the
-inner one can be gathered or cut anew. Uneven shards travel padded to the largest shard, so that every rank moves the
-same bytes.
+inner one, or both at once, can be gathered or cut anew. Uneven shards travel padded to the largest shard, so that every
+rank moves the same bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Literal
 from cost_models.collective_kinds import RedistributionKind
 
 from ..errors import LayoutError
-from ..layout import Layout, R, largest_local_shape
+from ..layout import Layout, largest_local_shape
 from ..mesh import Mesh
 
 StepKind = Literal[RedistributionKind, "slice"]
@@ -40,10 +41,10 @@ Banned = frozenset[tuple[str, int, int]]
 
 @dataclass(frozen=True)
 class Step:
-    """One change of placement on one mesh axis; ``source`` and ``target`` are dims, -1 where there is none."""
+    """One change of placement on mesh axes (rising); ``source`` and ``target`` are dims, -1 where there is none."""
 
     kind: StepKind
-    axis: int
+    axes: tuple[int, ...]
     source: int = -1
     target: int = -1
     reduce: str = ""
@@ -58,10 +59,10 @@ def step_between(before: Layout, after: Layout) -> Step:
     """The step that takes one layout to another.
 
     Raises:
-        LayoutError: the two do not differ in exactly one placement, or no single step leads there.
+        LayoutError: no single step leads there.
     """
-    changed = [i for i, (a, b) in enumerate(zip_longest(before, after)) if a != b]
-    step = step_on(before, after, changed[0]) if len(changed) == 1 else None
+    changed = tuple(i for i, (a, b) in enumerate(zip_longest(before, after)) if a != b)
+    step = step_on(before, after, changed) if len(before) == len(after) else None
     if step is None:
         raise LayoutError(f"no single step takes {_text(before)} to {_text(after)}")
     return step
@@ -81,33 +82,41 @@ def size_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int
     if not step.communicates:
         return 0
     local = list(largest_local_shape(shape, before, mesh))
-    parts = mesh.shape[step.axis]
+    parts = parts_of(step, mesh)
     if step.kind == "all_gather":
         local[step.source] *= parts
     elif step.target >= 0:
-        local[step.target] = -(-local[step.target] // parts) * parts
+        for axis in step.axes:
+            local[step.target] = -(-local[step.target] // mesh.shape[axis])
+        local[step.target] *= parts
     return itemsize * prod(local)
 
 
-def step_on(before: Layout, after: Layout, axis: int) -> Step | None:
-    """The step that makes the placement on one axis what it is in ``after``; None where there is none."""
-    old, new = before[axis], after[axis]
-    others = before.replace(axis, R)
-    if old == new or (old.kind == "S" and any(i > axis for i in others.axes_of(old.dim))):
+def parts_of(step: Step, mesh: Mesh) -> int:
+    """How many ranks take part in a step together."""
+    return prod(mesh.shape[axis] for axis in step.axes)
+
+
+def step_on(before: Layout, after: Layout, axes: tuple[int, ...]) -> Step | None:
+    """The step that makes the placements on ``axes`` (rising) what they are in ``after``; None where there is none."""
+    old, new = ({layout[axis] for axis in axes} for layout in (before, after))
+    if len(old) != 1 or len(new) != 1 or old == new:
         return None
-    if new.kind == "S" and any(i > axis for i in others.axes_of(new.dim)):
+    (old_one,), (new_one,) = old, new
+    further_in = {before[axis] for axis in range(axes[0], len(before)) if axis not in axes}
+    if any(placement.kind == "S" and placement in further_in for placement in (old_one, new_one)):
         return None
-    match old.kind, new.kind:
+    match old_one.kind, new_one.kind:
         case "S", "R":
-            return Step("all_gather", axis, source=old.dim)
-        case "R", "S":
-            return Step("slice", axis, target=new.dim)
-        case "S", "S":
-            return Step("all_to_all", axis, source=old.dim, target=new.dim)
+            return Step("all_gather", axes, source=old_one.dim)
+        case "R", "S" if len(axes) == 1:
+            return Step("slice", axes, target=new_one.dim)
+        case "S", "S" if len(axes) == 1:
+            return Step("all_to_all", axes, source=old_one.dim, target=new_one.dim)
         case "P", "R":
-            return Step("all_reduce", axis, reduce=old.reduce)
+            return Step("all_reduce", axes, reduce=old_one.reduce)
         case "P", "S":
-            return Step("reduce_scatter", axis, target=new.dim, reduce=old.reduce)
+            return Step("reduce_scatter", axes, target=new_one.dim, reduce=old_one.reduce)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from autoshard.layout import Layout
+from autoshard.lowering.adapter import group_names
 from autoshard.lowering.match import mesh_of
 from autoshard.redistribution.execution import Shard, run_step
 
@@ -22,28 +24,32 @@ class EagerEmitter:
     """Implements :class:`autoshard.redistribution.execution.Emitter` on this rank's tensors."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        self._groups = [mesh.get_group(axis) for axis in range(mesh.ndim)]
+        self._mesh = mesh
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         return op(*args, **kwargs)
 
-    def all_gather(self, x: Tensor, axis: int) -> Tensor:
-        return self._collective(_c10d.all_gather_into_tensor, axis, x, self._groups[axis].size())
+    def all_gather(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return self._collective(_c10d.all_gather_into_tensor, axes, x, self._ranks(axes))
 
-    def reduce_scatter(self, x: Tensor, axis: int, reduce: str) -> Tensor:
-        return self._collective(_c10d.reduce_scatter_tensor, axis, x, reduce, self._groups[axis].size())
+    def reduce_scatter(self, x: Tensor, axes: tuple[int, ...], reduce: str) -> Tensor:
+        return self._collective(_c10d.reduce_scatter_tensor, axes, x, reduce, self._ranks(axes))
 
-    def all_reduce(self, x: Tensor, axis: int, reduce: str) -> Tensor:
-        return self._collective(_c10d.all_reduce, axis, x, reduce)
+    def all_reduce(self, x: Tensor, axes: tuple[int, ...], reduce: str) -> Tensor:
+        return self._collective(_c10d.all_reduce, axes, x, reduce)
 
-    def all_to_all(self, x: Tensor, axis: int) -> Tensor:
-        parts = self._groups[axis].size()
+    def all_to_all(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        parts = self._ranks(axes)
         each = [x.shape[0] // parts] * parts
-        return self._collective(_c10d.all_to_all_single, axis, x, each, each)
+        return self._collective(_c10d.all_to_all_single, axes, x, each, each)
 
-    def _collective(self, op: Any, axis: int, x: Tensor, *args: Any) -> Tensor:
+    def _ranks(self, axes: tuple[int, ...]) -> int:
+        return prod(self._mesh.size(axis) for axis in axes)
+
+    def _collective(self, op: Any, axes: tuple[int, ...], x: Tensor, *args: Any) -> Tensor:
         assert x.is_contiguous()
-        return _c10d.wait_tensor(op(x, *args, self._groups[axis].group_name))
+        link = mesh_of(self._mesh).named(axes)
+        return _c10d.wait_tensor(op(x, *args, group_names(self._mesh, [link])[link]))
 
 
 def run_path(x: Tensor, path: tuple[Layout, ...], shape: tuple[int, ...], mesh: DeviceMesh) -> Tensor:

@@ -33,7 +33,7 @@ def _paths(shape: tuple[int, ...], mesh: Mesh, itemsize: int, reduces: tuple[str
     topology = profile.topology(mesh.axes, mesh.shape)
 
     def seconds(step: Any, size: int, copied: int) -> float:
-        sent = topology.collective_s(step.kind, step.axis, size) if step.communicates else 0.0
+        sent = topology.collective_s(step.kind, step.axes, size) if step.communicates else 0.0
         return sent + profile.copy_s(copied)
 
     return cheapest_paths(single_steps(layouts_of(shape, mesh, reduces), shape, itemsize, mesh, seconds))
@@ -73,7 +73,7 @@ def _check_all_pairs(axes: str, shape: tuple[int, ...], dtype: torch.dtype, redu
             assert torch.equal(ours, wanted), what
             assert ours.is_contiguous() and ours.dtype == dtype, what
             planned = [
-                (step.kind, mesh.axes[step.axis], size_bytes(step, at, shape, dtype.itemsize, mesh))
+                (step.kind, mesh.named(step.axes), size_bytes(step, at, shape, dtype.itemsize, mesh))
                 for step, at in zip(steps_along(path), path)
                 if step.communicates
             ]

@@ -15,6 +15,7 @@ from autoshard.lowering import Rank, lower, verify
 from autoshard.plans import Collective, Redistribution, ShardingPlan
 from autoshard.redistribution import size_bytes, steps_along
 
+from ..oracles import groups_of
 from ..plans.synthetic import costed
 from . import cases
 from .harness import RankError, caught, run_ranks
@@ -46,7 +47,7 @@ def _detour(plan: ShardingPlan, says_so: bool) -> ShardingPlan:
             if step.communicates
         ]
         collectives = tuple(
-            Collective(step.kind, plan.mesh.axes[step.axis], size, 1e-6)  # type: ignore[arg-type]
+            Collective(step.kind, plan.mesh.named(step.axes), size, 1e-6)  # type: ignore[arg-type]
             for step, size in sent
         )
     changed = replace(moved, path=path, collectives=collectives)
@@ -103,7 +104,7 @@ def test_tampered_plan_is_refused(plan: ShardingPlan):
 @pytest.mark.parametrize("how", ["no collective", "extra collective", "other bytes", "other kind", "other axis"])
 def test_a_program_that_does_not_communicate_as_its_plan_says_is_refused(plan: ShardingPlan, how: str):
     """The last check, of the graph that runs: it looks at neither layouts nor paths."""
-    groups = tuple(f"axis {axis}" for axis in plan.mesh.axes)
+    groups = groups_of(plan.mesh)
     program = lower(capture(*cases.make(CASE)), plan, Rank((0, 1), torch.device("cpu"), groups))
     verify(program, plan, groups)
     with pytest.raises(VerificationError, match="does not communicate as planned"):

@@ -13,6 +13,7 @@ from autoshard.lowering import LocalProgram, Rank, lower
 from autoshard.lowering.adapter import WAIT, collective_name, without_values
 from autoshard.lowering.local_values import Results, value_of
 
+from ..oracles import groups_of
 from ..plans_of import planned
 
 aten = torch.ops.aten
@@ -20,7 +21,7 @@ aten = torch.ops.aten
 
 def lowered(name: str, mesh: str) -> LocalProgram:
     found = planned(name, mesh)
-    groups = tuple(f"axis {axis}" for axis in found.plan.mesh.axes)
+    groups = groups_of(found.plan.mesh)
     return lower(found.graph, found.plan, Rank((0,) * found.plan.mesh.ndim, torch.device("cpu"), groups))
 
 

@@ -96,7 +96,7 @@ def test_collectives_are_the_communicating_steps_with_their_bytes(case) -> None:
             assert any(r.path[: shared + 1] == path[: shared + 1] and r.shared < shared for r in others)
         path = path[shared:]
         expected = [
-            (step.kind, mesh.axes[step.axis], size_bytes(step, before, meta.shape, meta.dtype.itemsize, mesh))
+            (step.kind, mesh.named(step.axes), size_bytes(step, before, meta.shape, meta.dtype.itemsize, mesh))
             for step, before in zip(steps_along(path), path)
             if step.communicates
         ]
@@ -110,7 +110,7 @@ def test_the_cost_is_the_compute_and_the_redistributions_priced_again(case) -> N
     plan, prices = found.plan, found.formulation.prices
     topology = profile_of("slow").topology(plan.mesh.axes, plan.mesh.shape)
     for _, collective in plan.collectives():
-        sent = topology.collective_s(collective.kind, plan.mesh.index(collective.axis), collective.size_bytes)
+        sent = topology.collective_s(collective.kind, plan.mesh.indices(collective.axis), collective.size_bytes)
         assert collective.predicted_s >= sent > 0
     entries = {entry.name: entry for entry in plan.operators}
     strategies = dict(zip((node.name for node in found.graph.nodes), found.formulation.strategies))

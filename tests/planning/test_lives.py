@@ -23,6 +23,7 @@ from solver import Assignment, Node, Problem, solve
 from solver.evaluate import usage_timeline
 
 from ..distributed import cases
+from ..oracles import groups_of
 from ..plans_of import profile_of
 
 POLICY = optimizer_policy("adamw")
@@ -52,7 +53,7 @@ def drawn(formulation: Formulation, seed: int) -> tuple[Assignment, ShardingPlan
 
 def at_operators(graph: CapturedGraph, plan: ShardingPlan) -> dict[str, int]:
     """Bytes in use while each operator runs, without those that move its inputs before and its results behind it."""
-    groups = tuple(f"axis {axis}" for axis in plan.mesh.axes)
+    groups = groups_of(plan.mesh)
     program = lower(graph, plan, Rank((0,) * plan.mesh.ndim, torch.device("cpu"), groups))
     simulation = _Simulation(graph, plan, POLICY, program, (0,) * plan.mesh.ndim)
     labels = []

@@ -167,4 +167,4 @@ def test_a_path_costs_what_its_steps_cost_and_each_step_what_the_cost_model_says
             for (step, size, seconds), at in zip(steps, path):
                 assert size == size_bytes(step, at, meta.shape, 4, MESH)
                 if step.communicates:
-                    assert seconds >= topology.collective_s(step.kind, step.axis, size) > 0
+                    assert seconds >= topology.collective_s(step.kind, step.axes, size) > 0

@@ -28,7 +28,7 @@ def made(scheme: str, axes: str, bucket: int = BUCKET_BYTES) -> ShardingPlan:
 def as_run_s(plan: ShardingPlan) -> float:
     """Seconds of all collectives as they run, one after the other."""
     topology = PROFILE.topology(plan.mesh.axes, plan.mesh.shape, None)
-    return math.fsum(topology.collective_s(c.kind, plan.mesh.index(c.axis), c.size_bytes) for c in sent(plan))
+    return math.fsum(topology.collective_s(c.kind, plan.mesh.indices(c.axis), c.size_bytes) for c in sent(plan))
 
 
 @pytest.mark.parametrize(("scheme", "axes"), SCHEMES)

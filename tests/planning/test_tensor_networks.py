@@ -22,6 +22,7 @@ from autoshard.plans import Collective, Redistribution, ShardingPlan
 from solver import Consumer, Network, Routes, solve
 
 from ..models import graph_of
+from ..oracles import groups_of
 from ..plans_of import Planned, formulated, planned, profile_of
 
 LAYOUTS = tuple(Layout(each) for each in itertools.product((R, S(0), S(1), S(2)), repeat=2))
@@ -106,7 +107,7 @@ def unshared(found: Planned) -> ShardingPlan:
             return entry
         steps = found.formulation.prices.along_s(metas[entry.tensor], entry.path)
         sent = (
-            Collective(step.kind, found.plan.mesh.axes[step.axis], size, time_s)  # type: ignore[arg-type]
+            Collective(step.kind, found.plan.mesh.named(step.axes), size, time_s)  # type: ignore[arg-type]
             for step, size, time_s in steps
             if step.communicates
         )
@@ -121,10 +122,10 @@ def unshared(found: Planned) -> ShardingPlan:
 )
 def test_shared_steps_run_once_and_others_for_each_that_takes_them(name: str, mesh: str) -> None:
     found = planned(name, mesh, "slow", ("tokens=dp:S(0)",))
-    groups = found.plan.mesh.axes
+    groups = groups_of(found.plan.mesh)
     for plan in (found.plan, unshared(found)):
         check_redistributions(plan, found.graph)
-        program = lower(found.graph, plan, Rank((0,) * len(groups), torch.device("cpu"), groups))
+        program = lower(found.graph, plan, Rank((0,) * found.plan.mesh.ndim, torch.device("cpu"), groups))
         verify(program, plan, groups)
     partly = [entry for entry in found.plan.redistributions if entry.shared and len(entry.own) > 1]
     assert partly or name != "llama odd"

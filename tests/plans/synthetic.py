@@ -267,7 +267,7 @@ def moves(
         shared = len(path) - 1
         for _ in range(draw(st.integers(0 if kept else 1, 2))):
             after = draw(layouts(mesh, dims))
-            steps = [step for axis in range(mesh.ndim) if (step := step_on(path[-1], after, axis))]
+            steps = [step for axis in range(mesh.ndim) if (step := step_on(path[-1], after, (axis,)))]
             if steps:
                 step = draw(st.sampled_from(steps))
                 size = draw(st.integers(0, 10**18 - 1))
@@ -275,8 +275,8 @@ def moves(
                     size = size_bytes(step, path[-1], entry.shape, DTYPE_BYTES[entry.dtype], mesh)
                 if step.communicates:
                     time_s = draw(st.floats(min_value=0, max_value=1e6))
-                    collectives.append(Collective(step.kind, mesh.axes[step.axis], size, time_s))  # type: ignore[arg-type]
-                path.append(path[-1].replace(step.axis, after[step.axis]))
+                    collectives.append(Collective(step.kind, mesh.named(step.axes), size, time_s))  # type: ignore[arg-type]
+                path.append(path[-1].replace(step.axes, after[step.axes[0]]))
         key = tensor, phase, path[-1]
         if len(path) > 1 and key not in found:
             consumers = [e.name for e in wants if e.phase == phase and path[-1] in e.inputs and draw(st.booleans())]

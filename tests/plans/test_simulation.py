@@ -73,7 +73,7 @@ def test_the_step_is_no_shorter_than_any_lane_and_no_longer_than_all_together(ca
     assert max(sums.values()) <= found.step_ns <= sum(sums.values())
     entries = len(plan.redistributions) + len(plan.operators)
     assert sums[COMPUTE] == pytest.approx(1e9 * (plan.compute_s + (plan.optimizer_s or 0.0)), abs=entries)
-    for axis in plan.mesh.axes:
+    for axis in plan.links:
         predicted = math.fsum(each.predicted_s for _, each in plan.collectives() if each.axis == axis)
         assert sums.get(axis, 0) == pytest.approx(1e9 * predicted, abs=entries)
 

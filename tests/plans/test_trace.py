@@ -12,7 +12,7 @@ import pytest
 
 from autoshard.errors import PlanFileError
 from autoshard.plans import ShardingPlan, read_plan
-from autoshard.plans.views.trace import COMPUTE, FIRST_AXIS, LAYERS, trace_json
+from autoshard.plans.views.trace import COMPUTE, FIRST_LINK, LAYERS, trace_json
 
 from .synthetic import sharded_plan, transformer_plan
 from .write_golden import FOLDER
@@ -42,7 +42,7 @@ def test_every_event_has_what_the_format_asks_for(plan: ShardingPlan) -> None:
 def test_there_is_a_named_track_for_each_stream(plan: ShardingPlan) -> None:
     events = trace_json(plan)["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    axes = {FIRST_AXIS + i: f"communication over {axis}" for i, axis in enumerate(plan.mesh.axes)}
+    axes = {FIRST_LINK + i: f"communication over {axis}" for i, axis in enumerate(plan.links)}
     assert names == {LAYERS: "layers", COMPUTE: "compute", **axes}
     assert {event["tid"] for event in events if "tid" in event} == set(names)
 
@@ -55,9 +55,9 @@ def test_the_tracks_add_up_to_the_plans_times(plan: ShardingPlan) -> None:
     half_a_ns_each = 0.5e-9 * (len(plan.operators) + sum(1 for _ in plan.collectives())) + 1e-12
     assert plan.optimizer_s
     assert seconds[COMPUTE] == pytest.approx(plan.compute_s + plan.optimizer_s, abs=half_a_ns_each)
-    for i, axis in enumerate(plan.mesh.axes):
+    for i, axis in enumerate(plan.links):
         predicted = sum(c.predicted_s for _, c in plan.collectives() if c.axis == axis)
-        assert seconds[FIRST_AXIS + i] == pytest.approx(predicted, abs=half_a_ns_each)
+        assert seconds[FIRST_LINK + i] == pytest.approx(predicted, abs=half_a_ns_each)
 
 
 @plans
@@ -81,7 +81,7 @@ def test_layers_follow_each_other(plan: ShardingPlan) -> None:
 @plans
 def test_a_tensor_moves_after_it_is_made_and_before_it_is_wanted(plan: ShardingPlan) -> None:
     start = {(e["cat"], e["name"]): e["ts"] for e in spans(plan) if e["tid"] == COMPUTE}
-    moves = [event for event in spans(plan) if event["tid"] >= FIRST_AXIS]
+    moves = [event for event in spans(plan) if event["tid"] >= FIRST_LINK]
     assert moves
     for move in moves:
         maker = start.get((move["cat"], move["args"]["tensor"]))

@@ -30,7 +30,7 @@ from autoshard.redistribution import size_bytes, step_between, steps_along
 from autoshard.redistribution.execution import Shard, run_step
 from autoshard.redistribution.paths import cheapest_paths, copied_bytes, layouts_of, single_steps, transient_bytes
 
-from ..oracles import LockStep, close, shards_of, whole_of
+from ..oracles import LockStep, close, groups_of, shards_of, whole_of
 
 GRIDS = ["a=2", "a=3", "a=4", "a=2,b=2", "a=2,b=3", "a=3,b=2"]
 SHAPES = [(8, 7), (5, 3), (7, 4, 3)]
@@ -38,7 +38,7 @@ SHAPES = [(8, 7), (5, 3), (7, 4, 3)]
 
 def _price(step, size: int, copied: int) -> float:
     """Latency and bandwidth of unequal axes, so that detours can pay."""
-    return (step.axis + 1) * (10 + size) * step.communicates + 0.01 * copied + 0.5
+    return (max(step.axes) + 1) * (10 + size) * step.communicates + 0.01 * copied + 0.5
 
 
 def _paths(shape, mesh, reduces=("sum",), price=_price):
@@ -113,7 +113,7 @@ def test_what_the_ranks_exchange_is_what_size_bytes_says(grid: str, shape: tuple
             continue
         world, shards = LockStep(mesh), shards_of(whole, before, mesh, generator)
         world.run(lambda emit, at, b=before, a=after, s=shards: run_step(emit, s[at], b, a, Shard(shape, mesh, at)))
-        expected = [(step.kind, step.axis, size_bytes(step, before, shape, 1, mesh))] if step.communicates else []
+        expected = [(step.kind, step.axes, size_bytes(step, before, shape, 1, mesh))] if step.communicates else []
         assert world.sent == expected
 
 
@@ -176,12 +176,15 @@ def test_no_step_produces_a_partial_and_everything_else_is_reachable(grid: str) 
                     assert all(q.kind != "P" or p == q for p, q in zip(a, b))
 
 
-def test_of_two_axes_that_cut_one_dim_only_the_inner_one_changes() -> None:
+def test_of_two_axes_that_cut_one_dim_the_inner_one_changes_or_both() -> None:
     mesh = Mesh.parse("a=2,b=2")
     nested, outer, inner = (parse_layout(text, mesh) for text in ("a:S(0) b:S(0)", "a:S(0)", "b:S(0)"))
     assert step_between(nested, outer).kind == "all_gather"
     assert step_between(outer, nested).kind == "slice"
-    for before, after in [(nested, inner), (inner, nested), (nested, nested), (nested, parse_layout("a:R b:R", mesh))]:
+    whole, addends = parse_layout("a:R b:R", mesh), parse_layout("a:P(sum) b:P(sum)", mesh)
+    assert step_between(nested, whole).kind == "all_gather"
+    assert step_between(addends, nested).kind == "reduce_scatter"
+    for before, after in [(nested, inner), (inner, nested), (nested, nested), (whole, nested), (addends, outer)]:
         with pytest.raises(LayoutError, match="no single step"):
             step_between(before, after)
 
@@ -276,11 +279,11 @@ def test_what_the_ranks_copy_is_what_copied_bytes_says(grid: str, shape: tuple[i
 
 def test_a_dear_axis_is_avoided_by_gathering_over_the_cheap_one_first() -> None:
     mesh = Mesh.parse("slow=2,fast=2")
-    price = lambda step, size, copied: size * (100 if step.axis == 0 else 1) + 1e-6  # noqa: E731
+    price = lambda step, size, copied: size * (100 if 0 in step.axes else 1) + 1e-6  # noqa: E731
     paths = _paths((8, 8), mesh, price=price)
     before, after = parse_layout("slow:P(sum) fast:P(sum)", mesh), parse_layout("slow:R fast:R", mesh)
-    kinds = [(step.kind, step.axis) for step in steps_along(paths.path(before, after))]
-    assert kinds == [("reduce_scatter", 1), ("all_reduce", 0), ("all_gather", 1)]
+    kinds = [(step.kind, step.axes) for step in steps_along(paths.path(before, after))]
+    assert kinds == [("reduce_scatter", (1,)), ("all_reduce", (0,)), ("all_gather", (1,))]
 
 
 @pytest.mark.parametrize("grid", ["dp=4", "dp=2,tp=2"])
@@ -293,7 +296,7 @@ def test_transient_bytes_are_those_alive_while_the_steps_run(grid: str) -> None:
         for after in layouts:
             if before != after and np.isfinite(paths.seconds[layouts.index(before), layouts.index(after)]):
                 path = paths.path(before, after)
-                emitter = GraphEmitter(mesh, tuple(mesh.axes))
+                emitter = GraphEmitter(mesh, groups_of(mesh))
                 source = torch.empty(largest_local_shape(shape, before, mesh), device="meta")
                 value = emitter.placeholder("x", source, "x")
                 for a, b in pairwise(path):

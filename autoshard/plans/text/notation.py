@@ -6,7 +6,7 @@ strategy
 path
     ``dp:S(0) tp:R => dp:R tp:R``: the layouts a redistribution goes through.
 collective
-    ``all_gather dp 262144 bytes 0.0125 ms``: kind, mesh axis, bytes, predicted time.
+    ``all_gather dp 262144 bytes 0.0125 ms``: kind, mesh axis (``dp+tp`` for one over both), bytes, predicted time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from ..plan import Collective, CollectiveKind, OperatorEntry, Redistribution, Te
 
 _STRATEGY = re.compile(r"(?P<inputs>[^>]*)->(?P<outputs>[^>]*?)(?: x(?P<count>[1-9]\d{0,8}))?", re.ASCII)
 _COLLECTIVE = re.compile(
-    r"(?P<kind>[a-z_]+) (?P<axis>\w+) (?P<bytes>\d{1,18}) bytes (?P<ms>\d[\d.]{0,400}(?:E[+-]?\d{1,3})?) ms", re.ASCII
+    r"(?P<kind>[a-z_]+) (?P<axis>[\w+]+) (?P<bytes>\d{1,18}) bytes (?P<ms>\d[\d.]{0,400}(?:E[+-]?\d{1,3})?) ms",
+    re.ASCII,
 )
 _KINDS: dict[str, CollectiveKind] = {kind: kind for kind in REDISTRIBUTION_KINDS}
 
@@ -135,19 +136,15 @@ def check_redistribution(entry: Redistribution, mesh: Mesh) -> None:
         raise ValueError(f"{entry.shared} steps are said to be shared, but the path has {len(entry.path) - 1}")
     sent = []
     for number, (before, after) in enumerate(pairwise(entry.path)):
-        changed = [axis for axis, old, new in zip(mesh.axes, before, after) if old != new]
-        if len(changed) != 1:
-            raise ValueError(
-                f"the step {format_path((before, after), mesh)} changes {' and '.join(changed) or 'no axis'}; "
-                "each step of a path changes exactly one axis"
-            )
-        step = step_on(before, after, mesh.index(changed[0]))
+        changed = tuple(axis for axis, (old, new) in enumerate(zip(before, after)) if old != new)
+        step = step_on(before, after, changed)
         if step is None:
-            raise ValueError(f"no step leads from {format_layout(before, mesh)} to {format_layout(after, mesh)}")
+            named = " and ".join(mesh.axes[axis] for axis in changed) or "no axis"
+            raise ValueError(f"no single step changes {named} in {format_path((before, after), mesh)}")
         if step.communicates and number >= entry.shared:
-            sent.append((step.kind, mesh.axes[step.axis]))
+            sent.append((step.kind, mesh.named(step.axes)))
     for collective in entry.collectives:
-        mesh.index(collective.axis)
+        mesh.indices(collective.axis)
         if not 0 <= collective.predicted_s <= MAX_SECONDS or collective.size_bytes < 0:
             raise ValueError(f"{collective} has a size or time that is negative, endless or not a number")
     if entry.kept and (entry.phase != "backward" or not entry.shared):

@@ -72,7 +72,7 @@ class Parallelism:
             collective.kind
             for gradient in (*self._gradients[entry.name], *self._gradients[summed_name(entry.name)])
             for collective in gradient.collectives
-            if collective.axis == axis and collective.kind in SUMMED and gradient.path[0][index].kind == "P"
+            if axis in collective.axes and collective.kind in SUMMED and gradient.path[0][index].kind == "P"
         ]
         return ParameterParallelism(use, placement.dim if placement.kind == "S" else None, sums[0] if sums else None)
 
@@ -102,7 +102,7 @@ class Parallelism:
         gathered = [
             after for before, after in pairwise(moved.path) if before[index].kind == "S" and after[index].kind == "R"
         ]
-        sizes = {c.size_bytes for c in moved.collectives if c.kind == "all_gather" and c.axis == axis}
+        sizes = {c.size_bytes for c in moved.collectives if c.kind == "all_gather" and axis in c.axes}
         return any(
             moved.tensor == entry.name or size_bytes(entry) // self._parts(layout) in sizes for layout in gathered
         )

@@ -36,7 +36,7 @@ def cost_split(plan: ShardingPlan) -> list[Part]:
         ]
     else:
         parts = [Part("compute", plan.compute_s, "compute")]
-    for i, axis in enumerate(plan.mesh.axes):
+    for i, axis in enumerate(plan.links):
         seconds = math.fsum(c.predicted_s for _, c in plan.collectives() if c.axis == axis)
         parts.append(Part(f"communication over {axis}", seconds, f"axis{i % 6}"))
     copies = plan.communication_s - math.fsum(c.predicted_s for _, c in plan.collectives())

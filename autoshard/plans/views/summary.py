@@ -184,9 +184,9 @@ def _schedule(plan: ShardingPlan) -> ScheduleTotal:
 
 
 def _totals(plan: ShardingPlan) -> tuple[CollectiveTotal, ...]:
-    groups: dict[tuple[bool, str, int], list[tuple[Phase, Collective]]] = {}
+    groups: dict[tuple[bool, str, tuple[int, ...]], list[tuple[Phase, Collective]]] = {}
     for phase, collective in plan.collectives():
-        key = (phase != "forward", collective.kind, plan.mesh.index(collective.axis))
+        key = (phase != "forward", collective.kind, plan.mesh.indices(collective.axis))
         groups.setdefault(key, []).append((phase, collective))
     return tuple(
         CollectiveTotal(

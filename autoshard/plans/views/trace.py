@@ -1,8 +1,8 @@
 """The predicted timeline of one rank as trace events, for https://ui.perfetto.dev and chrome://tracing.
 
-One track for computation, one for the communication of each mesh axis, one that names the layers: the step as
-:mod:`autoshard.plans.simulation` has it. What the schedule sends ahead is drawn beside the operators that run
-meanwhile; of several micro-batches one is shown, and ``runs`` says how often a step does a thing.
+One track for computation, one for what is sent over each mesh axis (and over several at once), one that names the
+layers: the step as :mod:`autoshard.plans.simulation` has it. What the schedule sends ahead is drawn beside the
+operators that run meanwhile; of several micro-batches one is shown, and ``runs`` says how often a step does a thing.
 
 Format: the Trace Event Format of Chromium (complete events, times in microseconds),
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -24,7 +24,7 @@ from ..simulation import Simulation, simulate
 from ..text.name_patterns import split_name
 
 Event = dict[str, Any]
-LAYERS, COMPUTE, FIRST_AXIS = 1, 2, 3
+LAYERS, COMPUTE, FIRST_LINK = 1, 2, 3
 """Track numbers."""
 
 
@@ -56,7 +56,7 @@ def trace_json(plan: ShardingPlan) -> dict[str, Any]:
 
 
 def _tracks(plan: ShardingPlan) -> Iterator[Event]:
-    names = ["layers", "compute", *(f"communication over {axis}" for axis in plan.mesh.axes)]
+    names = ["layers", "compute", *(f"communication over {axis}" for axis in plan.links)]
     yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"predicted step of {plan.model}"}}
     for track, name in enumerate(names, start=LAYERS):
         yield {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": name}}
@@ -66,9 +66,9 @@ def _tracks(plan: ShardingPlan) -> Iterator[Event]:
 def _events(plan: ShardingPlan, found: Simulation) -> Iterator[Event]:
     """Operators and collectives as they are issued; operators that take no time are left out."""
     strategies = {(entry.phase, entry.name): entry for entry in plan.operators}
+    tracks = {LANE_OF_COMPUTE: COMPUTE} | {link: track for track, link in enumerate(plan.links, start=FIRST_LINK)}
     for span in found.spans:
-        track = COMPUTE if span.lane == LANE_OF_COMPUTE else FIRST_AXIS + plan.mesh.index(span.lane)
-        what = span.what
+        track, what = tracks[span.lane], span.what
         if isinstance(what, Redistribution):
             name = f"{what.collectives[span.step].kind} {what.tensor}"
             said = _moved(plan, what, span.step) | _said(plan, plan.runs(what))
