@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -174,11 +176,31 @@ def is_connection_error(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
+_OPERATOR = re.compile(r" = torch\.ops\.(\w+)\.(\w+)\.(\w+)\(")
+
+
 class BoxedCodeGen(fx.graph.CodeGen):
     """Makes a graph a function of one list, which it empties: no caller keeps alive what the graph is done with.
 
-    Within the function, FX itself lets go of every value after its last use.
+    Within the function, FX itself lets go of every value after its last use. Operators have names of their own: to
+    look one up in ``torch.ops``, and to go through its Python, takes a good part of what a small operator takes.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._body_transformer = lambda lines: [_OPERATOR.sub(self._bound, line) for line in lines]
+        self._operators: dict[str, Any] = {}
+
+    def _bound(self, found: re.Match[str]) -> str:
+        namespace, packet, overload = found.groups()
+        name = f"_op_{namespace}_{packet}_{overload}"
+        operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload)._op
+        self._operators[name] = partial(operator)  # FX would write out where in torch an operator itself is
+        return f" = {name}("
+
+    def additional_globals(self) -> list[tuple[str, Any]]:
+        """See :class:`torch.fx.graph.CodeGen`, which asks for them once the code is written."""
+        return list(self._operators.items())
 
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:
         """See :class:`torch.fx.graph.CodeGen`."""

@@ -7,9 +7,8 @@ DTensor and its shard count changes separately, and results become DTensors behi
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence, Set
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -36,15 +35,16 @@ def count_optimizer_steps() -> None:
     register_optimizer_step_post_hook(count)
 
 
-@dataclass(frozen=True)
-class Watched:
-    """A tensor of the caller's, torch's count of the changes made to it so far, and why another is one too many.
+class Watched(NamedTuple):
+    """A tensor of the caller's, torch's count of the changes made to it so far, what it is called, and why another is
+    one too many.
 
     It matters to a backward through one of ``results``, or to any (None).
     """
 
     tensor: torch.Tensor
     version: int
+    name: str
     objection: str
     results: frozenset[int] | None
 
@@ -75,18 +75,18 @@ class Kept:
                     f"the {name} was made in torch.inference_mode, and the backward needs it; make it outside of that "
                     "mode, or clone it there"
                 )
-            self._add(tensor, f"the {name} was changed {_LATE}, and the backward needs its value from before", None)
+            self._add(tensor, name, ", and the backward needs its value from before", None)
 
     def watch_copy(self, result: int, name: str, tensor: torch.Tensor) -> None:
         """From here on, no change in place of a tensor that the model's result shares memory with goes unseen: the
         result has a copy, to which the change was not made.
         """
-        why = f"the {name} was changed {_LATE}; in the model result {result} shares its memory, here it is a copy"
-        self._add(tensor, why, frozenset({result}))
+        why = f"; in the model result {result} shares its memory, here it is a copy"
+        self._add(tensor, name, why, frozenset({result}))
 
-    def _add(self, tensor: torch.Tensor, objection: str, results: frozenset[int] | None) -> None:
+    def _add(self, tensor: torch.Tensor, name: str, objection: str, results: frozenset[int] | None) -> None:
         if self._hooks is None:
-            self._watched.append(Watched(tensor, tensor._version, objection, results))
+            self._watched.append(Watched(tensor, tensor._version, name, objection, results))
 
     def take(self, used: Set[int], needed: Collection[int], spent: Collection[int]) -> list[Any]:
         """What a backward through the results ``used`` reads: the values at the positions ``needed``, and None at the
@@ -106,7 +106,8 @@ class Kept:
             matters = watched.results is None or watched.results & used
             if matters and watched.tensor._version != watched.version:
                 raise BackwardError(
-                    f"{watched.objection}: change a clone of it (.clone()), or change it after the backward"
+                    f"the {watched.name} was changed {_LATE}{watched.objection}: change a clone of it (.clone()), or "
+                    "change it after the backward"
                 )
         unpack = self._hooks[1] if self._hooks is not None else lambda value: value
         taken = [unpack(value) if k in needed else None for k, value in enumerate(self._values)]

@@ -26,7 +26,7 @@ from autoshard.layout import (
 from autoshard.lowering import Storage, storages
 from autoshard.lowering.emitter import GraphEmitter
 from autoshard.mesh import Mesh
-from autoshard.redistribution import size_bytes, step_between, steps_along
+from autoshard.redistribution import parts_of, size_bytes, step_between, steps_along
 from autoshard.redistribution.execution import Shard, run_step
 from autoshard.redistribution.paths import cheapest_paths, copied_bytes, layouts_of, single_steps, transient_bytes
 
@@ -54,8 +54,7 @@ def _reachable(mesh: Mesh, shape: tuple[int, ...], reduces=("sum",)):
             yield paths.layouts[i], paths.layouts[j], paths
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(("grid", "shape"), [*product(GRIDS, SHAPES), ("a=2,b=2,c=2", (13,))])
 def test_executing_every_path_gives_every_rank_its_slice_of_the_whole(grid: str, shape: tuple[int, ...]) -> None:
     mesh, generator = Mesh.parse(grid), torch.Generator().manual_seed(0)
     whole = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -101,8 +100,7 @@ def test_maxima_and_minima_are_combined_and_scattered(reduce: str) -> None:
         assert all(torch.equal(results[at], expected[at]) for at in expected)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("grid", ["a=3", "a=2,b=2", "a=2,b=3"])
+@pytest.mark.parametrize(("grid", "shape"), [*product(["a=3", "a=2,b=2", "a=2,b=3"], SHAPES), ("a=2,b=3,c=2", (29,))])
 def test_what_the_ranks_exchange_is_what_size_bytes_says(grid: str, shape: tuple[int, ...]) -> None:
     mesh, generator = Mesh.parse(grid), torch.Generator().manual_seed(0)
     whole = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -316,3 +314,14 @@ def _most_alive(graph: fx.Graph, result: fx.Node) -> int:
     last[of[result]] = len(nodes)
     alive = [{each for each in first if first[each] <= k <= last[each]} - {of[nodes[0]]} for k in range(len(nodes))]
     return max(sum(each.size_bytes for each in held) for held in alive)
+
+
+@pytest.mark.parametrize(("latency_s", "together"), [(2.0, True), (0.0, False)])
+def test_a_step_over_two_axes_is_offered_where_it_is_cheaper_than_two(latency_s: float, together: bool) -> None:
+    """A step costs its latency and a second for each rank but one: 3 over both axes, 1 and 1 one after the other."""
+    mesh = Mesh.parse("a=2,b=2")
+    price = lambda step, size, copied: latency_s + parts_of(step, mesh) - 1  # noqa: E731
+    steps = single_steps(layouts_of((8,), mesh), (8,), 4, mesh, price)
+    ends = {(steps.layouts[i], steps.layouts[j]) for i, j in zip(steps.tails, steps.heads)}
+    found = {step_between(*pair).kind for pair in ends if len(step_between(*pair).axes) == 2}
+    assert found == ({"all_reduce", "all_gather", "reduce_scatter"} if together else set())

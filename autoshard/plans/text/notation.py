@@ -27,7 +27,7 @@ from ..plan import Collective, CollectiveKind, OperatorEntry, Redistribution, Te
 
 _STRATEGY = re.compile(r"(?P<inputs>[^>]*)->(?P<outputs>[^>]*?)(?: x(?P<count>[1-9]\d{0,8}))?", re.ASCII)
 _COLLECTIVE = re.compile(
-    r"(?P<kind>[a-z_]+) (?P<axis>[\w+]+) (?P<bytes>\d{1,18}) bytes (?P<ms>\d[\d.]{0,400}(?:E[+-]?\d{1,3})?) ms",
+    r"(?P<kind>[a-z_]+) (?P<axis>\w+(?:\+\w+)*) (?P<bytes>\d{1,18}) bytes (?P<ms>\d[\d.]{0,400}(?:E[+-]?\d{1,3})?) ms",
     re.ASCII,
 )
 _KINDS: dict[str, CollectiveKind] = {kind: kind for kind in REDISTRIBUTION_KINDS}

@@ -24,7 +24,7 @@ FORMAT_VERSION = 7
 MAX_REPEATS = 1_000_000
 
 _LAYOUT = r"^\s*([A-Za-z_]\w*:(R|S\(\d{1,3}\)|P\((sum|max|min)\))(\s+|$))*$"
-_COLLECTIVE = rf"^({'|'.join(REDISTRIBUTION_KINDS)}) \w+ \d+ bytes [\d.]+(E[+-]?\d+)? ms$"
+_COLLECTIVE = rf"^({'|'.join(REDISTRIBUTION_KINDS)}) \w+(\+\w+)* \d+ bytes [\d.]+(E[+-]?\d+)? ms$"
 
 # Scalars are read as text, so that no name turns into a number; to an editor these are none.
 _VERSION: JsonDict = {"type": "integer", "const": FORMAT_VERSION}
