@@ -20,6 +20,7 @@ from .lowering import (
     bind,
     check_graph,
     check_mesh,
+    check_order,
     check_redistributions,
     check_same_start,
     check_same_tensors,
@@ -71,6 +72,7 @@ def parallelize(
     failures = Failures(board)
     with agreed(board, STAGES[0]):
         check_mesh(plan, mesh)
+        check_order(plan, mesh)
         check_same_start(board, STAGES[0], plan, mesh)
     with agreed(board, STAGES[1]):
         rank = bind(mesh, plan.links)

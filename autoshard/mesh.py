@@ -126,6 +126,18 @@ class Mesh:
         """The name of axes that are taken together; the inverse of :meth:`indices`."""
         return TOGETHER.join(self.axes[axis] for axis in axes)
 
+    def is_rising(self, axes: Sequence[int]) -> bool:
+        """Whether ranks that differ in these axes alone rise in the order of the mesh: a process group counts its ranks
+        so, and what is gathered or scattered over it lies so.
+        """
+        last: dict[tuple[int, ...], int] = {}
+        for rank, at in zip(self.order, self.coordinates()):
+            group = tuple(index for axis, index in enumerate(at) if axis not in axes)
+            if rank < last.get(group, rank):
+                return False
+            last[group] = rank
+        return True
+
     def coordinates(self) -> Iterator[tuple[int, ...]]:
         """The coordinate of every rank, in rank order (the last axis varies fastest)."""
         return product(*(range(size) for size in self.shape))

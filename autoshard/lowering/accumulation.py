@@ -24,7 +24,6 @@ from ..micro_batches import summed_name
 from ..plans import ShardingPlan
 from .adapter import hooks_of
 from .local_program import LocalProgram
-from .match import mesh_of
 from .placements import as_dtensor, readable
 
 
@@ -34,7 +33,7 @@ class Accumulation:
     def __init__(self, plan: ShardingPlan, mesh: DeviceMesh, program: LocalProgram) -> None:
         self.micro_batches = plan.micro_batches
         self.done = 0
-        self._mesh, self._once = mesh, program.once
+        self._mesh, self._shape, self._once = mesh, plan.mesh, program.once
         self._order = program.trained
         self._parameters = {entry.name: entry for entry in plan.parameters}
         self._layouts = _layouts_of_sums(plan, program)
@@ -108,7 +107,7 @@ class Accumulation:
         found = self._trained[name].grad if name in self._trained else None
         if isinstance(found, DTensor):
             return found.to_local()
-        entry, mesh = self._parameters[name], mesh_of(self._mesh)
+        entry, mesh = self._parameters[name], self._shape
         shape = local_shape(entry.shape, self._layouts[name], mesh, tuple(self._mesh.get_coordinate() or ()))
         return torch.zeros(shape, dtype=getattr(torch, entry.dtype), device=self._mesh.device_type)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -51,20 +51,33 @@ def group_names(mesh: DeviceMesh, links: Iterable[str]) -> dict[str, str]:
     """The name of the process group along each mesh axis, or along several (``dp+tp``), as functional collectives take
     it. Groups along several are made where there are none yet: all ranks have to ask for the same ones.
     """
-    return {link: _group_along(mesh, link.split(TOGETHER)).group_name for link in links}
+    return {link: _group_along(mesh, tuple(link.split(TOGETHER))).group_name for link in links}
 
 
-def _group_along(mesh: DeviceMesh, axes: Sequence[str]) -> dist.ProcessGroup:
+_MADE: weakref.WeakKeyDictionary[DeviceMesh, dict[tuple[str, ...], DeviceMesh]] = weakref.WeakKeyDictionary()
+"""For a mesh the flat ones along several of its axes. Not those of ``_flatten``: a DTensor takes the ones that it finds
+there for its own redistributions, and where the ranks of such a group do not rise it puts blocks in their wrong places.
+"""
+
+
+def _group_along(mesh: DeviceMesh, axes: tuple[str, ...]) -> dist.ProcessGroup:
     if len(axes) == 1:
         return mesh.get_group(axes[0])
-    return mesh[tuple(axes)]._flatten(TOGETHER.join(axes)).get_group()
+    made = _MADE.setdefault(mesh, {})
+    if axes not in made:
+        names = mesh.mesh_dim_names or ()
+        others = [k for k, name in enumerate(names) if name not in axes]
+        ranks = mesh.mesh.permute(*others, *(names.index(axis) for axis in axes)).flatten(len(others))
+        made[axes] = DeviceMesh(
+            mesh.device_type, ranks, mesh_dim_names=(*(names[k] for k in others), TOGETHER.join(axes))
+        )
+    return made[axes].get_group(TOGETHER.join(axes))
 
 
 def links_of(mesh: DeviceMesh) -> dict[str, str]:
     """For the name of each process group along axes of a mesh, these axes: of those that :func:`group_names` gave."""
-    made = mesh._get_root_mesh()._flatten_mapping
-    links = [*(mesh.mesh_dim_names or ()), *(name for name in made if TOGETHER in name)]
-    return {group: link for link, group in group_names(mesh, links).items()}
+    together = (TOGETHER.join(axes) for axes in _MADE.get(mesh, ()))
+    return {group: link for link, group in group_names(mesh, [*(mesh.mesh_dim_names or ()), *together]).items()}
 
 
 @contextmanager

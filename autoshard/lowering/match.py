@@ -14,14 +14,16 @@ from ..plans import ShardingPlan, TensorEntry
 
 
 def mesh_of(mesh: DeviceMesh) -> Mesh:
-    """The axes and sizes of a DeviceMesh.
+    """The axes and sizes of a DeviceMesh, and its order of ranks.
 
     Raises:
         MeshError: its axes have no names.
     """
     if not mesh.mesh_dim_names:
         raise MeshError("the DeviceMesh has no axis names; make it with init_device_mesh(..., mesh_dim_names=(...))")
-    return Mesh(tuple(mesh.mesh_dim_names), tuple(int(size) for size in mesh.shape))
+    order = tuple(torch.argsort(torch.argsort(mesh.mesh.flatten())).tolist())  # of a part of the job's ranks, too
+    shape = tuple(int(size) for size in mesh.shape)
+    return Mesh(tuple(mesh.mesh_dim_names), shape, () if order == tuple(range(len(order))) else order)
 
 
 def check_mesh(plan: ShardingPlan, mesh: DeviceMesh) -> None:
@@ -36,6 +38,23 @@ def check_mesh(plan: ShardingPlan, mesh: DeviceMesh) -> None:
             f"the plan was made for the mesh {plan.mesh} ({plan.mesh.size} ranks); this job has {found} "
             f"({found.size} ranks): make another plan, or start the job on that mesh"
         )
+
+
+def check_order(plan: ShardingPlan, mesh: DeviceMesh) -> None:
+    """Checks that the ranks of each group that gathers, scatters or exchanges blocks rise in the order of the mesh: a
+    process group counts them so, however the mesh lists them.
+
+    Raises:
+        MeshError: they do not.
+    """
+    found = mesh_of(mesh)
+    for link in sorted({c.axis for _, c in plan.collectives() if c.kind != "all_reduce"}, key=found.indices):
+        if not found.is_rising(found.indices(link)):
+            raise MeshError(
+                f"along {link} the ranks of the DeviceMesh do not rise, so that torch's process groups count them in "
+                "another order than the mesh; list the ranks of each group in rising order, or plan for the mesh with "
+                "this order (HybridMesh)"
+            )
 
 
 def check_graph(plan: ShardingPlan, graph: CapturedGraph) -> None:

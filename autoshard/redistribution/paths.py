@@ -82,16 +82,20 @@ class Steps:
 
 def single_steps(layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price) -> Steps:
     """All steps, ``price(step, size_bytes, copied_bytes)`` in seconds; those of an infinite price are left out, and
-    those over several axes that are no cheaper than one over one of them and then one over the others.
+    those over several axes that are no cheaper than one over one of them and then one over the others, or bring blocks
+    of ranks that do not rise in the order of the mesh.
     """
     index = {layout: i for i, layout in enumerate(layouts)}
     placements = sorted({placement for layout in layouts for placement in layout})
+    groups = [axes for count in range(1, mesh.ndim + 1) for axes in combinations(range(mesh.ndim), count)]
+    out_of_order = {axes for axes in groups if len(axes) > 1 and not mesh.is_rising(axes)}
     found: dict[tuple[int, int], float] = {}
     for count in range(1, mesh.ndim + 1):
-        for (before, i), axes, placement in product(index.items(), combinations(range(mesh.ndim), count), placements):
+        alike = [axes for axes in groups if len(axes) == count]
+        for (before, i), axes, placement in product(index.items(), alike, placements):
             after = before.replace(axes, placement)
             step = step_on(before, after, axes) if after in index else None
-            if step is None:
+            if step is None or (axes in out_of_order and step.kind != "all_reduce"):
                 continue
             j = index[after]
             between = (index.get(before.replace(axis, placement)) for axis in axes) if count > 1 else ()

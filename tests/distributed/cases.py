@@ -180,6 +180,14 @@ def slow_network() -> cost_models.Profile:
     return replace(profile, network=replace(profile.network, intra_host=link))
 
 
+def slow_starts() -> cost_models.Profile:
+    """A machine on which a collective takes as long as any other, however large it is, and over however many axes."""
+    profile = cost_models.load_profile("dgx-h100")
+    assert isinstance(profile.network, cost_models.Hosts)
+    link = replace(profile.network.intra_host, launch_s=1e-3, latency_s=0.0, alternatives=())
+    return replace(profile, network=replace(profile.network, intra_host=link))
+
+
 BUCKETS = (BUCKET_BYTES, 500, 0)
 """Of random plans: everything that may travels together, a little of it, nothing."""
 

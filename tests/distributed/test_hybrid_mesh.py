@@ -6,6 +6,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 import autoshard
+from autoshard.errors import MeshError
 from autoshard.mesh import HybridMesh
 
 from . import cases
@@ -37,3 +38,43 @@ def test_a_plan_runs_on_the_order_of_ranks_of_a_hybrid_mesh():
     assert [result[0] for result in results] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert [result[1] for result in results] == [[0, 2], [1, 3], [0, 2], [1, 3]]
     assert all(loss <= 1e-5 and parameter <= 1e-5 for _, _, loss, parameter in results)
+
+
+def _gathers_over_both(ranks: tuple[tuple[int, ...], ...]) -> tuple[float, float, set[str], str]:
+    """Trains with parameters that two axes cut, on a mesh that lists its ranks so: how far it is from one process, what
+    runs over both axes, and why a plan for ranks in order is refused.
+    """
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("a", "b"))
+    model, reference = cases.make("mlp")[0], cases.make("mlp")[0]
+    batch = cases.batch("mlp", 0)
+    asked = {"hardware": cases.slow_starts(), "constraints": ("family a=fsdp", "family b=fsdp")}
+    parallel = autoshard.auto_parallelize(model, mesh, batch, **asked)
+    with autoshard.measure_collectives(mesh) as seen:
+        loss = parallel(*autoshard.shard_inputs(parallel.plan, mesh, *batch))
+        loss.backward()
+    expected = reference(*batch)
+    expected.backward()
+    for module in (parallel, reference):
+        torch.optim.SGD(module.parameters(), lr=0.1).step()
+    plain = autoshard.plan(cases.make("mlp")[0], batch, mesh="a=2,b=2", **asked)
+    try:
+        autoshard.parallelize(cases.make("mlp")[0], plain, mesh)
+        refused = ""
+    except MeshError as error:
+        refused = str(error)
+    kinds = {f"{kind} {link}" for kind, link, _ in seen.records if link == "a+b"}
+    return relative(full(loss.detach()), expected.detach()), worst_parameter(parallel, reference), kinds, refused
+
+
+def test_what_two_axes_cut_is_gathered_over_both_at_once_where_their_ranks_rise():
+    for loss, parameter, kinds, refused in run_ranks(4, _gathers_over_both, ((0, 1), (2, 3))):
+        assert loss <= 1e-5 and parameter <= 1e-5 and not refused
+        assert {"all_gather a+b", "reduce_scatter a+b"} <= kinds
+
+
+def test_where_their_ranks_do_not_rise_axis_by_axis_and_other_plans_are_refused():
+    """A process group counts its ranks in rising order: blocks would come in the order 0, 2, 1, 3."""
+    for loss, parameter, kinds, refused in run_ranks(4, _gathers_over_both, ((0, 2), (1, 3))):
+        assert loss <= 1e-5 and parameter <= 1e-5
+        assert not any(kind.startswith(("all_gather", "reduce_scatter")) for kind in kinds)
+        assert "along a+b the ranks of the DeviceMesh do not rise" in refused

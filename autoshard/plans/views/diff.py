@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...layout import format_layout
-from ...mesh import Mesh
+from ...mesh import TOGETHER, Mesh
 from ..plan import OperatorEntry, Redistribution, ShardingPlan
 from ..text.layout_preserving import preserves_layout
 from ..text.name_patterns import Line, Repeats, count_repeats, fold, format_pattern
@@ -207,7 +207,11 @@ def _changes(section: str, before: Mapping[str, str], after: Mapping[str, str], 
 
 def _collectives(before: PlanSummary, after: PlanSummary, axes: Sequence[str]) -> Iterator[CollectiveChange]:
     old, new = ({(t.phase, t.kind, t.axis): t for t in summary.collectives} for summary in (before, after))
-    for key in sorted(old.keys() | new.keys(), key=lambda key: (key[0] != "forward", key[1], axes.index(key[2]))):
+
+    def place(key: tuple[str, str, str]) -> tuple[bool, str, list[int]]:
+        return key[0] != "forward", key[1], [axes.index(axis) for axis in key[2].split(TOGETHER)]
+
+    for key in sorted(old.keys() | new.keys(), key=place):
         was, now = old.get(key), new.get(key)
         if was != now:
             yield CollectiveChange(
