@@ -51,33 +51,33 @@ def group_names(mesh: DeviceMesh, links: Iterable[str]) -> dict[str, str]:
     """The name of the process group along each mesh axis, or along several (``dp+tp``), as functional collectives take
     it. Groups along several are made where there are none yet: all ranks have to ask for the same ones.
     """
-    return {link: _group_along(mesh, tuple(link.split(TOGETHER))).group_name for link in links}
+    return {link: _group_along(mesh, link).group_name for link in links}
 
 
-_MADE: weakref.WeakKeyDictionary[DeviceMesh, dict[tuple[str, ...], DeviceMesh]] = weakref.WeakKeyDictionary()
-"""For a mesh the flat ones along several of its axes. Not those of ``_flatten``: a DTensor takes the ones that it finds
-there for its own redistributions, and where the ranks of such a group do not rise it puts blocks in their wrong places.
-"""
+_MADE: dict[int, dict[str, dist.ProcessGroup]] = {}
+"""The groups along several axes that were made for a mesh, by its id while it is there."""
 
 
-def _group_along(mesh: DeviceMesh, axes: tuple[str, ...]) -> dist.ProcessGroup:
+def _group_along(mesh: DeviceMesh, link: str) -> dist.ProcessGroup:
+    axes = tuple(link.split(TOGETHER))
     if len(axes) == 1:
-        return mesh.get_group(axes[0])
-    made = _MADE.setdefault(mesh, {})
-    if axes not in made:
-        names = mesh.mesh_dim_names or ()
-        others = [k for k, name in enumerate(names) if name not in axes]
-        ranks = mesh.mesh.permute(*others, *(names.index(axis) for axis in axes)).flatten(len(others))
-        made[axes] = DeviceMesh(
-            mesh.device_type, ranks, mesh_dim_names=(*(names[k] for k in others), TOGETHER.join(axes))
-        )
-    return made[axes].get_group(TOGETHER.join(axes))
+        return mesh.get_group(link)
+    if id(mesh) not in _MADE:
+        _MADE[id(mesh)] = {}
+        weakref.finalize(mesh, _MADE.pop, id(mesh), None)
+    made = _MADE[id(mesh)]
+    if link not in made:
+        name = f"autoshard {link}"
+        made[link] = mesh[axes]._flatten(name).get_group()
+        # a DTensor would take it for its own redistributions, and put blocks in wrong places where ranks do not rise
+        mesh._get_root_mesh()._flatten_mapping.pop(name)
+    return made[link]
 
 
 def links_of(mesh: DeviceMesh) -> dict[str, str]:
     """For the name of each process group along axes of a mesh, these axes: of those that :func:`group_names` gave."""
-    together = (TOGETHER.join(axes) for axes in _MADE.get(mesh, ()))
-    return {group: link for link, group in group_names(mesh, [*(mesh.mesh_dim_names or ()), *together]).items()}
+    links = (*(mesh.mesh_dim_names or ()), *_MADE.get(id(mesh), ()))
+    return {group: link for link, group in group_names(mesh, links).items()}
 
 
 @contextmanager

@@ -54,7 +54,7 @@ EDITS = {
     "time": ("0.032768 ms", "0.0.3 ms", "cannot read the time '0.0.3'"),
     "infinite time": ("0.032768 ms", "9E999 ms", "negative, endless or not a number"),
     "collective axis": ("all_reduce tp", "all_reduce pp", "unknown mesh axis 'pp'"),
-    "step": ("=> dp:S(0) tp:R", "=> dp:S(1) tp:R", "each step of a path changes exactly one axis"),
+    "step": ("=> dp:S(0) tp:R", "=> dp:S(1) tp:R", "a step changes one axis, or several alike"),
     "no step": (" => dp:S(0) tp:R", "", "a path needs at least two layouts"),
     "dtype": ("float32", "float23", "unknown dtype 'float23'"),
     "lost line": ("  layers.*.norm.weight", "  #", "totals, parameters: the section parameters has 9 entries, not 13"),

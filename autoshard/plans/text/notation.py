@@ -139,8 +139,10 @@ def check_redistribution(entry: Redistribution, mesh: Mesh) -> None:
         changed = tuple(axis for axis, (old, new) in enumerate(zip(before, after)) if old != new)
         step = step_on(before, after, changed)
         if step is None:
-            named = " and ".join(mesh.axes[axis] for axis in changed) or "no axis"
-            raise ValueError(f"no single step changes {named} in {format_path((before, after), mesh)}")
+            raise ValueError(
+                f"no step leads from {format_layout(before, mesh)} to {format_layout(after, mesh)}; a step changes one "
+                "axis, or several alike by one collective"
+            )
         if step.communicates and number >= entry.shared:
             sent.append((step.kind, mesh.named(step.axes)))
     for collective in entry.collectives:
