@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -85,8 +87,10 @@ def check_parity(
     mesh: DeviceMesh | None = None,
     steps: int = STEPS,
     pair: tuple[nn.Module, nn.Module] | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.AdamW, lr=1e-3),
 ) -> Differences:
-    """Trains on this rank and in one process; ``pair`` are the parallel module and the other, made here by default.
+    """Trains on this rank and in one process; ``pair`` are the parallel module and the other, made here by default, and
+    ``optimizer`` makes the optimizers of their parameters.
 
     AssertionError where parameters are not DTensors placed as planned under their FQNs, gradients are not in their
     parameter's placements, or a step's collectives are not those of the plan.
@@ -101,7 +105,7 @@ def check_parity(
         parallel, reference = pair
     assert [name for name, _ in parallel.named_parameters()] == [name for name, _ in reference.named_parameters()]
     layouts = {entry.name: placements_of(entry.layout) for entry in plan.parameters}
-    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (parallel, reference))
+    ours, theirs = (optimizer(m.parameters()) for m in (parallel, reference))
     seen = Differences()
     for step in range(steps):
         batches = [cases.batch(case, step * plan.micro_batches + k) for k in range(plan.micro_batches)]
@@ -119,8 +123,8 @@ def check_parity(
             assert isinstance(parameter, DTensor) and parameter.placements == layouts[name], name
             assert isinstance(parameter.grad, DTensor) and parameter.grad.placements == parameter.placements, name
             seen.gradient = max(seen.gradient, relative(full(parameter.grad), other.grad))
-        for optimizer in (ours, theirs):
-            optimizer.step()
-            optimizer.zero_grad()
+        for each in (ours, theirs):
+            each.step()
+            each.zero_grad()
     seen.parameter = worst_parameter(parallel, reference)
     return seen
