@@ -22,6 +22,7 @@ from autoshard.plans.schedule import sent
 from . import cases
 
 STEPS = 5
+_ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 
 
 @dataclass
@@ -87,7 +88,7 @@ def check_parity(
     mesh: DeviceMesh | None = None,
     steps: int = STEPS,
     pair: tuple[nn.Module, nn.Module] | None = None,
-    optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.AdamW, lr=1e-3),
+    optimizer: Callable[..., torch.optim.Optimizer] = _ADAMW,
 ) -> Differences:
     """Trains on this rank and in one process; ``pair`` are the parallel module and the other, made here by default, and
     ``optimizer`` makes the optimizers of their parameters.
