@@ -30,7 +30,7 @@ def moved(plan: ShardingPlan, axis: str) -> list[tuple[Redistribution, str]]:
         (redistribution, collective.kind)
         for redistribution in plan.redistributions
         for collective in redistribution.collectives
-        if collective.axis == axis and collective.size_bytes > SCALAR_BYTES
+        if axis in collective.axes and collective.size_bytes > SCALAR_BYTES
     ]
 
 

@@ -84,7 +84,7 @@ def test_a_baseline_trains_like_one_process(case: str, axes: str, names: tuple[s
 
 
 def _communicates(plan: ShardingPlan) -> bool:
-    return set(Counter(axis for _, axis in bytes_of(plan))) == set(plan.mesh.axes)
+    return {axis for _, collective in plan.collectives() for axis in collective.axes} == set(plan.mesh.axes)
 
 
 def test_torch_and_one_process_agree_on_the_loss() -> None:
