@@ -145,10 +145,13 @@ CASES = {f"{model}_{ranks}": Case(f"{model}_{ranks}", mesh) for model in MODELS 
 
 
 def contest(factory: str, mesh: str, hardware: str, memory: str, *options: str) -> dict[str, Any] | str:
-    """What ``autoshard compare`` says in JSON, or its error where no plan fits."""
+    """What ``autoshard compare`` says in JSON, or its error where no plan fits, or that it took too long."""
     command = [sys.executable, "-m", "autoshard", "compare", f"{__file__}:{factory}", "--mesh", mesh]
     command += ["--hardware", hardware, "--memory", memory, "--format", "json", *options]
-    done = _run(command)
+    try:
+        done = _run(command)
+    except subprocess.TimeoutExpired:
+        return f"not done in {TIMEOUT_S} s"
     refused = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     if done.returncode and refused:
         return refused[-1].removeprefix("error: ")
