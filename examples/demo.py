@@ -28,10 +28,14 @@ WORK = ROOT / ".demo"
 
 MESH = "dp=2,tp=2"
 HARDWARE = "cpu-gloo"
-PINS: tuple[str, ...] = ("tok_embeddings/embedding=dp:S(0) tp:R", "layers.*.attention.wo/mm=dp:S(0) tp:P(sum)")
+PINS: tuple[str, ...] = (
+    "tok_embeddings/embedding=dp:S(0) tp:R",
+    "layers.*.attention.wo/mm=dp:S(0) tp:P(sum)",
+    "layers.*.feed_forward.w2/mm=dp:S(0) tp:P(sum)",
+)
 """What ``autoshard plan --pin`` is given. The free optimum of this small model is data parallel over both axes. With
-the batch cut over dp, and addends over tp behind ``wo``, the solver cuts the rest of attention and the MLP over tp by
-itself."""
+the batch cut over dp, and addends over tp behind ``wo`` and ``w2``, the solver cuts the rest of attention and of the
+MLP over tp by itself."""
 TENSOR_AXIS = "tp"
 CUT_MODULES = ("attention.wq", "attention.wo", "feed_forward.w1", "feed_forward.w2")
 
