@@ -126,6 +126,10 @@ class Mesh:
         """The name of axes that are taken together; the inverse of :meth:`indices`."""
         return TOGETHER.join(self.axes[axis] for axis in axes)
 
+    def parts(self, axes: Sequence[int]) -> int:
+        """How many ranks differ in these axes alone, each of them counted."""
+        return math.prod(self.shape[axis] for axis in axes)
+
     def is_rising(self, axes: Sequence[int]) -> bool:
         """Whether ranks that differ in these axes alone rise in the order of the mesh: a process group counts its ranks
         so, and what is gathered or scattered over it lies so.

@@ -33,7 +33,7 @@ class Accumulation:
     def __init__(self, plan: ShardingPlan, mesh: DeviceMesh, program: LocalProgram) -> None:
         self.micro_batches = plan.micro_batches
         self.done = 0
-        self._mesh, self._shape, self._once = mesh, plan.mesh, program.once
+        self._mesh, self._planned_mesh, self._once = mesh, plan.mesh, program.once
         self._order = program.trained
         self._parameters = {entry.name: entry for entry in plan.parameters}
         self._layouts = _layouts_of_sums(plan, program)
@@ -107,7 +107,7 @@ class Accumulation:
         found = self._trained[name].grad if name in self._trained else None
         if isinstance(found, DTensor):
             return found.to_local()
-        entry, mesh = self._parameters[name], self._shape
+        entry, mesh = self._parameters[name], self._planned_mesh
         shape = local_shape(entry.shape, self._layouts[name], mesh, tuple(self._mesh.get_coordinate() or ()))
         return torch.zeros(shape, dtype=getattr(torch, entry.dtype), device=self._mesh.device_type)
 

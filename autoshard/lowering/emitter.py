@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import torch
@@ -141,8 +140,7 @@ class GraphEmitter:
         Args:
             in_place: an all-reduce writes into ``x`` itself.
         """
-        parts = prod(self._mesh.shape[axis] for axis in axes)
-        group, value = self._groups[self._mesh.named(axes)], x.meta["val"]
+        parts, group, value = self._mesh.parts(axes), self._groups[self._mesh.named(axes)], x.meta["val"]
         rows = value.shape[0] if value.dim() else 1
         if kind == "all_reduce":
             op = ALL_REDUCE_IN_PLACE if in_place else ALL_REDUCE

@@ -16,7 +16,7 @@ from torch import fx
 from ..layout import Layout
 from ..plans import Redistribution
 from ..plans.schedule import Bucket, Schedule, Turn
-from ..redistribution import parts_of, steps_along
+from ..redistribution import steps_along
 from ..redistribution.execution import Shard, packed, run_step, unpacked
 from .emitter import GraphEmitter
 
@@ -74,7 +74,7 @@ class Travelling:
         buffers = [self._packed(member) for member in members]
         self._shapes[turn.bucket] = [tuple(buffer.meta["val"].shape) for buffer in buffers]
         step = steps_along(members[0].entry.path)[members[0].steps]
-        parts = parts_of(step, members[0].shard.mesh) if step.kind == "reduce_scatter" else 1
+        parts = members[0].shard.mesh.parts(step.axes) if step.kind == "reduce_scatter" else 1
         buffer = buffers[0] if len(buffers) == 1 else self._joined(buffers, parts)
         kind, in_place = bucket.travels[turn.travel].kind, len(buffers) > 1 and step.kind == "all_reduce"
         self._issued[turn.bucket] = emitter.issue(kind, buffer, step.axes, step.reduce, in_place=in_place)
@@ -116,7 +116,7 @@ class Travelling:
         """
         emitter = self._emitter
         step = steps_along(members[0].entry.path)[members[0].steps]
-        parts = parts_of(step, members[0].shard.mesh)
+        parts = members[0].shard.mesh.parts(step.axes)
         given = self._shapes[bucket]
         divided = parts if step.kind == "reduce_scatter" else 1
         rows = parts if step.kind == "all_gather" else 1

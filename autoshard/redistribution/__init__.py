@@ -4,6 +4,6 @@
 :mod:`autoshard.redistribution.execution` runs the steps on tensors, and needs torch. Both are imported by name.
 """
 
-from .steps import Banned, Step, StepKind, parts_of, size_bytes, step_between, step_on, steps_along
+from .steps import Banned, Step, StepKind, size_bytes, step_between, step_on, steps_along
 
-__all__ = ["Banned", "Step", "StepKind", "parts_of", "size_bytes", "step_between", "step_on", "steps_along"]
+__all__ = ["Banned", "Step", "StepKind", "size_bytes", "step_between", "step_on", "steps_along"]

@@ -14,7 +14,7 @@ import torch
 
 from ..layout import Layout, block, largest_local_shape, local_shape
 from ..mesh import Mesh
-from .steps import Step, parts_of, step_between
+from .steps import Step, step_between
 
 aten = torch.ops.aten
 
@@ -107,7 +107,7 @@ def packed(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard) -
     if step.kind in ("all_reduce", "all_gather"):
         return emit.call(aten.contiguous.default, _pad(emit, x, local, padded))
     piece_shape = _piece(step, before, after, shard)
-    if step.target == 0 and local == _with(padded, 0, piece_shape[0] * parts_of(step, shard.mesh)):
+    if step.target == 0 and local == _with(padded, 0, piece_shape[0] * shard.mesh.parts(step.axes)):
         return emit.call(aten.contiguous.default, x)  # the blocks lie in a row already
     blocks = shard.blocks(local[step.target], step.axes)
     pieces = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
@@ -136,7 +136,7 @@ def _piece(step: Step, before: Layout, after: Layout, shard: Shard) -> tuple[int
 def _join(emit: Emitter, x: Any, piece: tuple[int, ...], goal: tuple[int, ...], step: Step, shard: Shard) -> Any:
     """Cuts the padding off each of the pieces that arrived along dim 0 and joins them along the dim they are cut on."""
     dim = step.source
-    whole = _with(piece, 0, piece[0] * parts_of(step, shard.mesh))
+    whole = _with(piece, 0, piece[0] * shard.mesh.parts(step.axes))
     if dim == 0 and whole == goal:
         return x
     pieces = []

@@ -87,12 +87,11 @@ def single_steps(layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: 
     """
     index = {layout: i for i, layout in enumerate(layouts)}
     placements = sorted({placement for layout in layouts for placement in layout})
-    groups = [axes for count in range(1, mesh.ndim + 1) for axes in combinations(range(mesh.ndim), count)]
-    out_of_order = {axes for axes in groups if len(axes) > 1 and not mesh.is_rising(axes)}
     found: dict[tuple[int, int], float] = {}
     for count in range(1, mesh.ndim + 1):
-        alike = [axes for axes in groups if len(axes) == count]
-        for (before, i), axes, placement in product(index.items(), alike, placements):
+        groups = list(combinations(range(mesh.ndim), count))
+        out_of_order = {axes for axes in groups if count > 1 and not mesh.is_rising(axes)}
+        for (before, i), axes, placement in product(index.items(), groups, placements):
             after = before.replace(axes, placement)
             step = step_on(before, after, axes) if after in index else None
             if step is None or (axes in out_of_order and step.kind != "all_reduce"):

@@ -82,7 +82,7 @@ def size_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int
     if not step.communicates:
         return 0
     local = list(largest_local_shape(shape, before, mesh))
-    parts = parts_of(step, mesh)
+    parts = mesh.parts(step.axes)
     if step.kind == "all_gather":
         local[step.source] *= parts
     elif step.target >= 0:
@@ -90,11 +90,6 @@ def size_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int
             local[step.target] = -(-local[step.target] // mesh.shape[axis])
         local[step.target] *= parts
     return itemsize * prod(local)
-
-
-def parts_of(step: Step, mesh: Mesh) -> int:
-    """How many ranks take part in a step together."""
-    return prod(mesh.shape[axis] for axis in step.axes)
 
 
 def step_on(before: Layout, after: Layout, axes: tuple[int, ...]) -> Step | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from itertools import pairwise
-from math import prod
 from typing import Any
 
 import torch
@@ -30,21 +29,18 @@ class EagerEmitter:
         return op(*args, **kwargs)
 
     def all_gather(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
-        return self._collective(_c10d.all_gather_into_tensor, axes, x, self._ranks(axes))
+        return self._collective(_c10d.all_gather_into_tensor, axes, x, mesh_of(self._mesh).parts(axes))
 
     def reduce_scatter(self, x: Tensor, axes: tuple[int, ...], reduce: str) -> Tensor:
-        return self._collective(_c10d.reduce_scatter_tensor, axes, x, reduce, self._ranks(axes))
+        return self._collective(_c10d.reduce_scatter_tensor, axes, x, reduce, mesh_of(self._mesh).parts(axes))
 
     def all_reduce(self, x: Tensor, axes: tuple[int, ...], reduce: str) -> Tensor:
         return self._collective(_c10d.all_reduce, axes, x, reduce)
 
     def all_to_all(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
-        parts = self._ranks(axes)
+        parts = mesh_of(self._mesh).parts(axes)
         each = [x.shape[0] // parts] * parts
         return self._collective(_c10d.all_to_all_single, axes, x, each, each)
-
-    def _ranks(self, axes: tuple[int, ...]) -> int:
-        return prod(self._mesh.size(axis) for axis in axes)
 
     def _collective(self, op: Any, axes: tuple[int, ...], x: Tensor, *args: Any) -> Tensor:
         assert x.is_contiguous()

@@ -26,7 +26,7 @@ from autoshard.layout import (
 from autoshard.lowering import Storage, storages
 from autoshard.lowering.emitter import GraphEmitter
 from autoshard.mesh import Mesh
-from autoshard.redistribution import parts_of, size_bytes, step_between, steps_along
+from autoshard.redistribution import size_bytes, step_between, steps_along
 from autoshard.redistribution.execution import Shard, run_step
 from autoshard.redistribution.paths import cheapest_paths, copied_bytes, layouts_of, single_steps, transient_bytes
 
@@ -320,7 +320,7 @@ def _most_alive(graph: fx.Graph, result: fx.Node) -> int:
 def test_a_step_over_two_axes_is_offered_where_it_is_cheaper_than_two(latency_s: float, together: bool) -> None:
     """A step costs its latency and a second for each rank but one: 3 over both axes, 1 and 1 one after the other."""
     mesh = Mesh.parse("a=2,b=2")
-    price = lambda step, size, copied: latency_s + parts_of(step, mesh) - 1  # noqa: E731
+    price = lambda step, size, copied: latency_s + mesh.parts(step.axes) - 1  # noqa: E731
     steps = single_steps(layouts_of((8,), mesh), (8,), 4, mesh, price)
     ends = {(steps.layouts[i], steps.layouts[j]) for i, j in zip(steps.tails, steps.heads)}
     found = {step_between(*pair).kind for pair in ends if len(step_between(*pair).axes) == 2}
