@@ -29,7 +29,10 @@ from llama import DEMO, DEMO_BATCH, demo
 from text import batches
 
 STEPS = 20
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 3e-4
+"""At 1e-3 one batch in eight drives a token's residual so near zero that its norm magnifies rounding: then even two
+runs in one process, whose first weights differ by half a unit in the last place, part by 5e-4 within 20 steps. At 3e-4
+they differed by at most 3e-7 on eight choices of batches."""
 SEED = 0
 MEASURED_STEP = 1  # the second: whatever happens only once has happened
 TIMEOUT = timedelta(seconds=60)
