@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from torch import nn
 from torch._decomp import get_decompositions
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -60,7 +60,8 @@ class Trace:
 
     ``same`` are the results that are no new tensors, by position; an input among them is named by its own position.
     ``guards`` are the conditions on Python state under which the model does what the graph does, if they were asked
-    for; ``names`` are those of functions and attributes that the model's own code uses.
+    for; ``names`` are those of functions and attributes that the model's own code uses, ``reads`` those of attributes
+    that the forward has read. Where it ``has_custom_backward``, a ``torch.autograd.Function`` is in it.
     """
 
     graph: torch.fx.Graph
@@ -70,6 +71,8 @@ class Trace:
     out_spec: TreeSpec
     guards: Guards | None
     names: frozenset[str]
+    reads: frozenset[str]
+    has_custom_backward: bool
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guarded: bool) -> Trace:
@@ -98,7 +101,57 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guard
     outputs = tuple(_output(desc, kinds) for desc in tree_flatten(graph.output_node().meta["desc"])[0])
     found = forward.found
     guards = found.guards() if guarded else None
-    return Trace(graph, placeholders, outputs, forward.same, forward.out_spec, guards, found.names)
+    return Trace(
+        graph=graph,
+        placeholders=placeholders,
+        outputs=outputs,
+        same=forward.same,
+        out_spec=forward.out_spec,
+        guards=guards,
+        names=found.names,
+        reads=found.reads(),
+        has_custom_backward=forward.has_custom_backward,
+    )
+
+
+def guards_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guards:
+    """The conditions on Python state under which a model does what it does now.
+
+    Raises:
+        CaptureError: the forward does something that no graph can hold.
+    """
+    faker = _Faker(FakeTensorMode())
+    with faker.fake_module(model), marking(), _same_modes():
+        fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
+        return forward_of(model, fake_args, fake_kwargs).found.guards()
+
+
+See = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any], Any], None]
+
+
+def run_on_fakes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], see: Callable[[Any], See]) -> None:
+    """Calls a model as its Python is, with tensors that have no memory.
+
+    Args:
+        see: is given the leaves of the arguments; what it returns is told every operator that runs, with its arguments
+            and results.
+    """
+    faker = _Faker(FakeTensorMode())
+    with faker.fake_module(model), marking(), _same_modes():
+        fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
+        with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0])):
+            model(*fake_args, **fake_kwargs)
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self, see: See) -> None:
+        super().__init__()
+        self._see = see
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._see(func, args, kwargs or {}, result)
+        return result
 
 
 def mark_of(node: torch.fx.Node) -> Mark | None:
@@ -174,7 +227,7 @@ class _Faker:
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        self._mode = mode
+        self.mode = mode
         self._memo: dict[int, torch.Tensor] = {}
 
     def argument(self, value: Any) -> Any:
@@ -182,7 +235,7 @@ class _Faker:
         return self._fake(value) if isinstance(value, torch.Tensor) else value
 
     def _fake(self, value: torch.Tensor) -> torch.Tensor:
-        with self._mode:
+        with self.mode:
             return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
 
     def _held(self, value: torch.Tensor | None) -> torch.Tensor | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,11 +15,12 @@ from torch import nn
 from torch.fx import Node as FxNode
 
 from ..errors import CaptureError
-from .adapter import Trace, mark_of, trace
+from .adapter import Trace, guards_of, mark_of, trace
 from .arguments import CallSignature
 from .attention import attention, attention_backward
 from .autocast import check_autocast_around
 from .dynamo import model_stack
+from .flat import Captured, captured_flat
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 from .lines import line_in, line_of
 from .models import check_example, check_model
@@ -54,17 +56,34 @@ def capture(
     kwargs = dict(kwargs or {})
     check_autocast_around()
     check_model(model)
-    try:
+    with _explained(model):
         signature = CallSignature(model)
         check_example(signature.bind(args, kwargs))
-        traced = trace(model, args, kwargs, guarded)
+    names = signature.names(args, kwargs)
+
+    def whole(guarded: bool = False) -> Captured:
+        with _explained(model):
+            traced = trace(model, args, kwargs, guarded)
+        refuse_writes(traced, model, names)
+        return _Builder(traced, model, names).build(), traced
+
+    graph = captured_flat(model, args, kwargs, whole)
+    if graph is None:
+        return whole(guarded)[0]
+    if not guarded:
+        return graph
+    with _explained(model):
+        return replace(graph, guards=guards_of(model, args, kwargs))
+
+
+@contextmanager
+def _explained(model: nn.Module) -> Iterator[None]:
+    try:
+        yield
     except CaptureError:
         raise
     except Exception as error:
         raise CaptureError(_why(model, error)) from error
-    names = signature.names(args, kwargs)
-    refuse_writes(traced, model, names)
-    return _Builder(traced, model, names).build()
 
 
 class _Builder:

@@ -24,6 +24,7 @@ from torch._dynamo.convert_frame import get_traced_fn
 from torch._dynamo.guards import CheckFunctionManager
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+from torch._functorch.autograd_function import autograd_function_apply as autograd_function_apply
 from torch._guards import Guard, GuardsSet
 from torch.export._trace import _restore_state_dict
 from torch.utils._ordered_set import OrderedSet
@@ -36,6 +37,7 @@ from .observed import Observed
 
 _MODEL = "L['self']._modules['_export_root']._modules['model']"
 _BUFFERS = re.compile(re.escape(_MODEL) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
+_WORD = re.compile(r"\w+")
 # Guards on modes of torch, and on tensors.
 _OF_A_CALL = frozenset(
     {
@@ -123,6 +125,12 @@ class Dynamo:
         assert self.answer is not None, "dynamo has given an answer"
         module, output = self.answer
         return _guards(output.output_graph, module)
+
+    def reads(self) -> frozenset[str]:
+        """The names of all attributes that the forward has read."""
+        assert self.answer is not None, "dynamo has given an answer"
+        names = (guard.name for guard in self.answer[1].output_graph.guards)
+        return frozenset(word for name in names for word in _WORD.findall(name))
 
 
 def forward_graph(

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.utils._pytree import TreeSpec
 
-from .dynamo import Dynamo, forward_graph, return_only
+from .dynamo import Dynamo, autograd_function_apply, forward_graph, return_only
 from .effects import (
     Leaves,
     refuse_other_arguments,
@@ -29,7 +29,8 @@ from .results import separate_results
 class Forward:
     """The graph of a forward. ``module`` gives the ``results`` leaves of the model's result, then the tensors that take
     the place of the buffers ``replaced`` (FQNs). ``same`` are the results that are no new tensors, by position; an
-    input among them is named by its own position. ``found`` is what dynamo noticed besides.
+    input among them is named by its own position. ``found`` is what dynamo noticed besides; ``has_custom_backward``
+    says that a ``torch.autograd.Function`` is in it.
     """
 
     module: GraphModule
@@ -38,6 +39,7 @@ class Forward:
     replaced: tuple[str, ...]
     same: dict[int, SameTensor]
     found: Dynamo
+    has_custom_backward: bool
 
 
 def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
@@ -61,7 +63,8 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     values = {node: node.meta.get("example_value") for node in module.graph.nodes}
     seen = {node: value for node, value in values.items() if isinstance(value, torch.Tensor)}
     same = separate_results(module, known, seen)
-    return Forward(module, len(leaves.result), result_spec, tuple(replaced.values()), same, found)
+    custom = any(node.target is autograd_function_apply for node in module.graph.nodes)
+    return Forward(module, len(leaves.result), result_spec, tuple(replaced.values()), same, found, custom)
 
 
 def _tensors_of(model: nn.Module, module: GraphModule) -> dict[FxNode, SameTensor]:

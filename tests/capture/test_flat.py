@@ -1,0 +1,313 @@
+"""Stacks of alike blocks are captured short and repeated: the graph is that of a whole capture, or one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from autoshard.capture import CapturedGraph, Node, capture, flat
+from examples.gpt2 import GPT2, GPT2Config
+from examples.llama import Llama, LlamaConfig
+
+DEPTH, WIDTH = 9, 4
+CAPTURE = import_module("autoshard.capture.capture")  # the package has a function of that name
+
+Captured = Callable[[], tuple[CapturedGraph, Any]]
+
+
+class Block(nn.Module):
+    """A block that a test changes."""
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__()
+        self.index = index
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inner = nn.Linear(WIDTH, 2 * WIDTH)
+        self.outer = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+        self.rate, self.scale = 0.0, 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        x = nn.functional.dropout(x + self.outer(self.inner(self.norm(x)).relu()) * self.scale, self.rate)
+        return x
+
+
+class Deep(nn.Module):
+    """Blocks in a row."""
+
+    def __init__(self, block: Callable[[int], nn.Module] = Block, depth: int = DEPTH) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(block(index) for index in range(depth))
+        self.special: tuple[int, ...] = ()
+        self.depth = depth
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to ()."""
+        x = self.first(x)
+        for index, block in enumerate(self.blocks):
+            x = block(x) if index not in self.special else block(x).tanh()
+        return x.square().sum()
+
+
+class Normed(Block):
+    """Has buffers that it writes."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.batch = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return super().forward(self.batch(x))
+
+
+class Marked(Block):
+    """Its backward computes it again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        result: Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return result
+
+
+class Reading(Block):
+    """Reads another tensor too."""
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:  # type: ignore[override]
+        """(B, C) and (B, C) to (B, C)."""
+        return super().forward(x + memory)
+
+
+class TwoStacks(nn.Module):
+    """The second stack reads what the first one gives, in every block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(*(Block() for _ in range(DEPTH)))
+        self.decoder = nn.ModuleList(Reading() for _ in range(DEPTH - 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to ()."""
+        memory = self.encoder(x)
+        for block in self.decoder:
+            x = block(x, memory)
+        return x.sum()
+
+
+class Nested(nn.Module):
+    """A stack within blocks that are too few to be one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(nn.Sequential(*(Block() for _ in range(size))) for size in (2, DEPTH, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to ()."""
+        for stage in self.stages:
+            x = stage(x)
+        return x.sum()
+
+
+class Indexed(Block):
+    """What it does depends on which block it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return super().forward(x) * (2.0 if self.index == DEPTH - 2 else 1.0)
+
+
+class Reversed(torch.autograd.Function):
+    """Turns a gradient around; its forward says nothing of that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """The same numbers."""
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Its gradient, turned around."""
+        return -gradients[0]
+
+
+class Passed(Reversed):
+    """Passes a gradient on."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Its gradient."""
+        return gradients[0]
+
+
+class TurnedAround(Deep):
+    """Behind one block gradients are turned around."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to ()."""
+        for index, block in enumerate(self.blocks):
+            x = block(x)
+            x = Reversed.apply(x) if index == DEPTH - 3 else Passed.apply(x)
+        return x.sum()
+
+
+class Collected(Deep):
+    """Gives what every block makes."""
+
+    def forward(self, x: Tensor) -> Any:
+        """(B, C) to the same of each block."""
+        made = [x]
+        for block in self.blocks:
+            made.append(block(made[-1]))
+        return tuple(made[1:])
+
+
+class LastByNumber(Deep):
+    """Knows the number of its blocks by heart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to ()."""
+        for index in range(self.depth):
+            x = self.blocks[index](x)
+        return x.sum()
+
+
+def deep(change: Callable[[Deep], object] = lambda model: None, block: Callable[[int], nn.Module] = Block) -> Deep:
+    """Blocks in a row, changed in some way."""
+    model = Deep(block)
+    change(model)
+    return model
+
+
+def frozen(model: Deep) -> None:
+    """Two blocks, one of them in the middle, are not trained."""
+    for index in (0, 5):
+        model.blocks[index].requires_grad_(False)
+
+
+def tied(model: Deep) -> None:
+    """Two blocks share a weight."""
+    model.blocks[6].outer.weight = model.blocks[3].outer.weight  # type: ignore[union-attr]
+
+
+def hooked(model: Deep) -> None:
+    """One block has a hook."""
+    model.blocks[5].register_forward_hook(lambda module, args, result: 2 * result)
+
+
+def attribute(name: str, value: Any) -> Callable[[Deep], None]:
+    """One block has another value of an attribute."""
+    return lambda model: setattr(model.blocks[6], name, value)
+
+
+def specials(*indices: int) -> Callable[[Deep], None]:
+    """The model does something else after some blocks."""
+    return lambda model: setattr(model, "special", indices)
+
+
+def llama() -> Llama:
+    """A small one with a stack."""
+    return Llama(LlamaConfig(8, DEPTH, 8, 2, 1, 16, 8))
+
+
+def gpt2() -> GPT2:
+    """A small one with a stack, and embeddings tied to its head."""
+    return GPT2(GPT2Config(8, DEPTH, 8, 2, 8))
+
+
+FLAT: dict[str, Callable[[], nn.Module]] = {
+    "blocks": deep,
+    "buffers that are written": lambda: deep(block=Normed),
+    "dropout": lambda: deep(lambda model: [setattr(block, "rate", 0.1) for block in model.blocks]),
+    "parts computed again": lambda: deep(block=Marked),
+    "two stacks": TwoStacks,
+    "a stack within": Nested,
+    "the model is the stack": lambda: nn.Sequential(*(Block() for _ in range(DEPTH))),
+    "all blocks frozen": lambda: deep(lambda model: model.blocks.requires_grad_(False)),
+}
+WHOLE: dict[str, Callable[[], nn.Module]] = {
+    "two blocks frozen": lambda: deep(frozen),
+    "one block scales otherwise": lambda: deep(attribute("scale", 0.25)),
+    "one block drops otherwise": lambda: deep(attribute("rate", 0.25)),
+    "one block is in evaluation": lambda: deep(lambda model: model.blocks[6].eval()),
+    "one block has a hook": lambda: deep(hooked),
+    "a block in between is special": lambda: deep(specials(5)),
+    "the last block is special": lambda: deep(specials(DEPTH - 1)),
+    "an index is read": lambda: deep(block=Indexed),
+    "blocks of two kinds in turn": lambda: deep(block=lambda k: Normed(k) if k % 2 else Block(k)),
+    "a weight of two blocks": lambda: deep(tied),
+    "a backward of its own": TurnedAround,
+    "what every block makes is a result": Collected,
+    "the number of blocks is known by heart": LastByNumber,
+    "few blocks": lambda: Deep(depth=flat.FEWEST - 1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo's own
+@pytest.mark.parametrize(("name", "is_flat"), [*((name, True) for name in FLAT), *((name, False) for name in WHOLE)])
+def test_the_graph_is_that_of_a_whole_capture(name: str, is_flat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = (FLAT | WHOLE)[name]()
+    assert equal_to_whole(model, (torch.randn(8, WIDTH),), monkeypatch) == is_flat
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_the_graph_of_a_language_model_is_that_of_a_whole_capture(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    assert equal_to_whole(make(), (tokens, tokens), monkeypatch)
+
+
+def test_a_flat_capture_has_the_guards_of_all_blocks() -> None:
+    model = deep()
+    guards = capture(model, (torch.randn(8, WIDTH),), guarded=True).guards
+    assert guards is not None and guards.broken() is None
+    model.blocks[6].scale = 0.25
+    broken = guards.broken()
+    assert broken is not None and "blocks.6" in broken[0]
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = deep()
+    tensors, names = [*model.parameters()], [name for name, _ in model.named_modules()]
+    capture(model, (torch.randn(8, WIDTH),))
+    assert [id(p) for p in model.parameters()] == [id(p) for p in tensors]
+    assert [name for name, _ in model.named_modules()] == names
+    assert not any(block._forward_hooks or block._forward_pre_hooks for block in model.blocks)
+
+
+def equal_to_whole(model: nn.Module, args: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Captures a model in both ways, which must give the same; whether the first one was flat."""
+    found: list[CapturedGraph | None] = []
+
+    def watched(model: nn.Module, args: Any, kwargs: Any, whole: Captured) -> CapturedGraph | None:
+        found.append(flat.captured_flat(model, args, kwargs, whole))
+        return found[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CAPTURE, "captured_flat", watched)
+        one = capture(model, args)
+        patched.setattr(CAPTURE, "captured_flat", lambda *_: None)
+        other = capture(model, args)
+    assert one.fingerprint == other.fingerprint
+    for mine, its in zip(one.nodes, other.nodes, strict=True):
+        assert all(getattr(mine, f.name) == getattr(its, f.name) for f in fields(Node) if f.name != "mark"), mine.name
+        assert (mine.mark is None) == (its.mark is None)
+    assert _regions(one) == _regions(other)
+    compared = ("outputs", "constants", "gradients", "mutations", "aliases", "unused", "out_spec", "replaced", "names")
+    assert all(getattr(one, name) == getattr(other, name) for name in compared)
+    return found != [None]
+
+
+def _regions(graph: CapturedGraph) -> list[tuple[int, bool] | None]:
+    """What is marked, with regions numbered from 0."""
+    first = min((node.mark.region for node in graph.nodes if node.mark), default=0)
+    return [node.mark and (node.mark.region - first, node.mark.saved) for node in graph.nodes]
