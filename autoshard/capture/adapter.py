@@ -114,18 +114,6 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guard
     )
 
 
-def guards_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guards:
-    """The conditions on Python state under which a model does what it does now.
-
-    Raises:
-        CaptureError: the forward does something that no graph can hold.
-    """
-    faker = _Faker(FakeTensorMode())
-    with faker.fake_module(model), marking(), _same_modes():
-        fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
-        return forward_of(model, fake_args, fake_kwargs).found.guards()
-
-
 See = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any], Any], None]
 
 

@@ -13,6 +13,12 @@ from torch import nn
 
 from .arguments import same_constant
 
+SHORT = 5
+"""The blocks of a short model: a first one, two in the middle, and two last ones."""
+
+MIDDLE = 1, 2
+"""Those in the middle of a short model."""
+
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 
 
@@ -26,6 +32,18 @@ class Stack:
     container: nn.Module
     size: int
     differing: frozenset[str]
+
+    @property
+    def windows(self) -> int:
+        """How many windows it takes to see every block."""
+        return (self.size - SHORT + len(MIDDLE) + 1) // len(MIDDLE)
+
+    def window(self, number: int) -> tuple[int, ...]:
+        """Blocks that stand where those of a short model do: the first one, two in the middle, and the last two. The
+        windows have all blocks in turn.
+        """
+        middle = min(1 + len(MIDDLE) * number, self.size - 4)
+        return 0, middle, middle + 1, self.size - 2, self.size - 1
 
 
 def stacks_of(model: nn.Module, fewest: int) -> Iterator[Stack]:
@@ -47,14 +65,14 @@ def stacks_of(model: nn.Module, fewest: int) -> Iterator[Stack]:
 
 
 @contextmanager
-def shortened(stacks: Sequence[Stack], size: int) -> Iterator[None]:
-    """Leaves only the first blocks of each stack, and puts the others back."""
+def shortened(stacks: Sequence[Stack], number: int = 0) -> Iterator[None]:
+    """Leaves ``SHORT`` blocks of each stack, its :meth:`~Stack.window` of that number, and puts the others back."""
     tables = [stack.container._modules for stack in stacks]
     kept = [dict(table) for table in tables]
     try:
-        for table in tables:
-            for name in list(table)[size:]:
-                del table[name]
+        for stack, table, blocks in zip(stacks, tables, kept):
+            table.clear()
+            table.update({str(k): blocks[str(index)] for k, index in enumerate(stack.window(number))})
         yield
     finally:
         for table, modules in zip(tables, kept):

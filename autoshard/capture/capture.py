@@ -15,7 +15,7 @@ from torch import nn
 from torch.fx import Node as FxNode
 
 from ..errors import CaptureError
-from .adapter import Trace, guards_of, mark_of, trace
+from .adapter import Trace, mark_of, trace
 from .arguments import CallSignature
 from .attention import attention, attention_backward
 from .autocast import check_autocast_around
@@ -61,19 +61,13 @@ def capture(
         check_example(signature.bind(args, kwargs))
     names = signature.names(args, kwargs)
 
-    def whole(guarded: bool = False) -> Captured:
+    def as_it_is() -> Captured:
         with _explained(model):
             traced = trace(model, args, kwargs, guarded)
         refuse_writes(traced, model, names)
         return _Builder(traced, model, names).build(), traced
 
-    graph = captured_flat(model, args, kwargs, whole)
-    if graph is None:
-        return whole(guarded)[0]
-    if not guarded:
-        return graph
-    with _explained(model):
-        return replace(graph, guards=guards_of(model, args, kwargs))
+    return captured_flat(model, args, kwargs, as_it_is) or as_it_is()[0]
 
 
 @contextmanager

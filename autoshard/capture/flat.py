@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -17,9 +18,10 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from .adapter import Trace, run_on_fakes
+from .block_guards import BlockGuards
 from .blocks import Stack, shortened, stacks_of
 from .graph import CapturedGraph, Node, Ref, TensorMeta
-from .repeat import SHORT, NotPeriodicError, Repeated, repeated
+from .repeat import NotPeriodicError, Repeated, repeated
 
 FEWEST = 8
 """Blocks from which on a short capture, and the two runs that check it, take less time than a whole one."""
@@ -39,7 +41,7 @@ def captured_flat(
     if not stacks:
         return None
     try:
-        with shortened(stacks, SHORT):
+        with shortened(stacks):
             graph, traced = capture()
             short = _run(model, args, kwargs, stacks)
         if traced.has_custom_backward or any(stack.differing & traced.reads for stack in stacks):
@@ -50,7 +52,9 @@ def captured_flat(
             short = Repeated(short, stack.path, stack.size).nodes
     except Exception:  # whatever it is: a capture of the whole model says it in its own words, or does without it
         return None
-    return graph if list(map(_seen, short)) == list(map(_seen, deep)) else None
+    if list(map(_seen, short)) != list(map(_seen, deep)):
+        return None
+    return replace(graph, guards=traced.guards and BlockGuards(traced.guards, model, stacks))
 
 
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stacks: Sequence[Stack]) -> tuple[Node, ...]:

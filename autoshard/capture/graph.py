@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch.utils._pytree import TreeSpec
 
+from .block_guards import BlockGuards
 from .dynamo import Guards
 
 Phase = Literal["forward", "backward"]
@@ -118,7 +119,7 @@ class CapturedGraph:
     unused: tuple[tuple[str, TensorMeta], ...]
     out_spec: TreeSpec
     replaced: frozenset[str] = frozenset()
-    guards: Guards | None = None
+    guards: Guards | BlockGuards | None = None
     names: frozenset[str] = frozenset()
     again: tuple[str, ...] = ()
     original: CapturedGraph | None = None

@@ -16,10 +16,8 @@ from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, TypeVar
 
+from .blocks import MIDDLE, SHORT
 from .graph import CapturedGraph, Node, Ref, SameTensor, map_refs
-
-SHORT = 5
-_MIDDLE = 1, 2
 
 T = TypeVar("T")
 
@@ -97,10 +95,10 @@ class Repeated:
                 yield from ((item, copy) for item in blocks[self._template(copy)])
 
     def _template(self, copy: int) -> int:
-        return max(min(copy, _MIDDLE[1]), copy - self._size + SHORT)
+        return max(min(copy, MIDDLE[1]), copy - self._size + SHORT)
 
     def _check_middle(self, nodes: Sequence[Node]) -> None:
-        first, second = ([self._alike(n, p) for n, p in zip(nodes, self._places) if p.block == k] for k in _MIDDLE)
+        first, second = ([self._alike(n, p) for n, p in zip(nodes, self._places) if p.block == k] for k in MIDDLE)
         if not first or first != second:
             raise NotPeriodicError(f"the blocks in the middle of {self._stack} differ")
 
@@ -131,7 +129,7 @@ class Repeated:
             key: object = target.local
         elif copy is not None and reader.block is not None:
             key = copy + target.block - reader.block, target.local
-        elif target.block not in _MIDDLE:
+        elif target.block not in MIDDLE:
             key = target.block + (self._size - SHORT if target.block else 0), target.local
         else:
             raise NotPeriodicError(f"what belongs to no block of {self._stack} reads {target.local} of one in between")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import fields
 from importlib import import_module
 from typing import Any
@@ -266,13 +267,46 @@ def test_the_graph_of_a_language_model_is_that_of_a_whole_capture(
     assert equal_to_whole(make(), (tokens, tokens), monkeypatch)
 
 
-def test_a_flat_capture_has_the_guards_of_all_blocks() -> None:
-    model = deep()
-    guards = capture(model, (torch.randn(8, WIDTH),), guarded=True).guards
-    assert guards is not None and guards.broken() is None
-    model.blocks[6].scale = 0.25
-    broken = guards.broken()
-    assert broken is not None and "blocks.6" in broken[0]
+@pytest.mark.parametrize("index", range(DEPTH))
+def test_a_change_of_any_block_is_seen(index: int, guarded: CapturedGraph, changing: Deep) -> None:
+    assert broken(guarded) is None
+    block = changing.blocks[index]
+    block.scale = 0.25
+    assert broken(guarded) == f"model.blocks.{index}.scale == 0.5"
+    block.scale = 0.5
+    changing.blocks.append(Block())
+    assert broken(guarded) == f"len(model.blocks) == {DEPTH}"
+    del changing.blocks._modules[str(DEPTH)]
+    assert broken(guarded) is None
+
+
+def test_a_copy_of_the_guards_looks_at_the_copy_of_the_model(guarded: CapturedGraph, changing: Deep) -> None:
+    memo: dict[int, Any] = {}
+    copied = deepcopy(guarded.guards, memo)
+    assert copied is not None
+    memo[id(changing)].blocks[6].scale = 0.25
+    found = copied.broken()
+    assert found is not None and found[0] == "model.blocks.6.scale == 0.5"
+    assert broken(guarded) is None
+
+
+@pytest.fixture(scope="module")
+def changing() -> Deep:
+    """A model whose attributes tests change and set back."""
+    return deep()
+
+
+@pytest.fixture(scope="module")
+def guarded(changing: Deep) -> CapturedGraph:
+    """Its graph, with guards."""
+    return capture(changing, (torch.randn(8, WIDTH),), guarded=True)
+
+
+def broken(graph: CapturedGraph) -> str | None:
+    """The condition that no longer holds."""
+    assert graph.guards is not None
+    found = graph.guards.broken()
+    return found and found[0]
 
 
 def test_the_model_is_left_as_it_was() -> None:
