@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..errors import JobError
 from .adapter import broadcast, device_of, group_names, maximum
 from .board import Board, open_board, within
-from .failure import STORE_S, failure_text
+from .failure import STORE_S, failure_text, is_repeated, print_in_one_line
 from .local_program import LocalProgram
 from .rank import Rank
 
@@ -40,18 +40,14 @@ def agreed(board: Board, stage: str) -> Iterator[None]:
         yield
     except BaseException as error:
         said = f"rank {board.rank} failed while {stage}: {failure_text(error)}"
-        within(STORE_S, lambda: _judge(board, stage, said), None)
+        first = within(STORE_S, lambda: board.put_first(_verdict(stage), said), said)
+        if is_repeated(said, first):
+            print_in_one_line(error, said)
         raise
     board.put(f"{stage}/done/{board.rank}", "")
     if board.count(f"{stage}/done") == len(board.ranks):
         board.put(_verdict(stage), "")
     _wait(board, stage)
-
-
-def _judge(board: Board, stage: str, said: str) -> None:
-    """Says that a stage has failed, where no rank has said so yet."""
-    if board.get(_verdict(stage)) is None:
-        board.put(_verdict(stage), said)
 
 
 def _wait(board: Board, stage: str, key: str | None = None) -> str:
@@ -65,7 +61,9 @@ def _wait(board: Board, stage: str, key: str | None = None) -> str:
     if found is None:
         raise JobError(_missing(board, stage))
     if found[0] == verdict and found[1]:
-        raise JobError(found[1])
+        failed = JobError(found[1])
+        print_in_one_line(failed, f"rank {board.rank} ends: {found[1]}")
+        raise failed
     return found[1]
 
 
