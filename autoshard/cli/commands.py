@@ -34,13 +34,14 @@ from ..plans.views.show_contest import show_contest
 from ..plans.views.trace import trace_json
 from .model_factory import load_factory
 from .review_commands import check, explain, replan
-from .terminal import EXIT_DIFFERENT, EXIT_DISAGREES, EXIT_MISTAKE
+from .terminal import EXIT_DIFFERENT, EXIT_DISAGREES, EXIT_MISTAKE, Commands
 from .terminal import fail as _fail
 from .terminal import mistakes_explained as _mistakes_explained
 from .terminal import progress_shown as _progress
 from .terminal import warnings_explained as _warnings_explained
 
 app = typer.Typer(
+    cls=Commands,
     help="Automatic sharding of PyTorch models.",
     add_completion=False,
     no_args_is_help=True,

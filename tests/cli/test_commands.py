@@ -387,3 +387,41 @@ def test_a_reader_that_leaves_early_gets_no_traceback(folder: Path) -> None:
         command, shell=True, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["show plan.yaml", "diff plan.yaml plan.yaml", "show plan.yaml --format json", "--help"]
+)
+def test_output_that_takes_no_more_is_no_difference_and_no_traceback(folder: Path, command: str) -> None:
+    """Exit code 1 would say that two plans differ."""
+    autoshard = [sys.executable, "-m", "autoshard", *command.split()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(autoshard, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "error: cannot write to standard output: No space left on device\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(autoshard, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("loading", ["pydantic", "rich", "typer", "autoshard.plans", "autoshard.cli.commands"])
+def test_an_interruption_while_libraries_load_ends_in_silence(folder: Path, loading: str) -> None:
+    program = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *rest):\n"
+        f"        if name == {loading!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from autoshard.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -5,6 +5,8 @@ Not exported by :mod:`autoshard.plans`: reading a plan in a training job does no
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable
 from typing import TextIO
 
@@ -32,11 +34,17 @@ PIPE_COLUMNS = 4000
 MOST_EXPENSIVE = 10
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves it to the caller what a reader that has gone means; rich would end with exit code 1."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def console_for(stream: TextIO) -> Console:
     """A console that colours and folds on a terminal, and writes whole plain lines anywhere else."""
     if stream.isatty():
-        return Console(file=stream)
-    return Console(file=stream, width=PIPE_COLUMNS, force_terminal=False, color_system=None, legacy_windows=False)
+        return _Console(file=stream)
+    return _Console(file=stream, width=PIPE_COLUMNS, force_terminal=False, color_system=None, legacy_windows=False)
 
 
 def show_text(plan: ShardingPlan, console: Console) -> None:
