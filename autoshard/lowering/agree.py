@@ -16,7 +16,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import JobError
-from .adapter import broadcast, device_of, group_names, maximum
+from .adapter import broadcast, device_of, group_names, maximum, no_advice_on_flat_axes
 from .board import Board, open_board, within
 from .failure import STORE_S, failure_text, is_repeated, print_in_one_line
 from .local_program import LocalProgram
@@ -164,4 +164,5 @@ def bind(mesh: DeviceMesh, links: Sequence[str]) -> Rank:
     """Where this process stands in a mesh: its coordinate, its device, and the process group of each link, an axis or
     several (``dp+tp``). All ranks must call it, as groups of several axes may have to be made.
     """
+    no_advice_on_flat_axes(mesh)
     return Rank(tuple(mesh.get_coordinate() or ()), device_of(mesh), group_names(mesh, links))
