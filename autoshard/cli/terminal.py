@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from ..errors import AutoshardError, InfeasibleError
+from ..progress import CLEAR, progress_line
 
 # Exit codes; 0 is done.
 EXIT_DIFFERENT = 1
@@ -84,7 +84,8 @@ def warnings_explained() -> Iterator[None]:
     """Prints a warning as one line on stderr, without the place in our source that raised it."""
 
     def show(message: Warning | str, category: object, file: object, line: object, *rest: object) -> None:
-        typer.echo(f"warning: {message}", err=True)
+        above = CLEAR if sys.stderr.isatty() else ""  # the line of progress is drawn again below
+        typer.echo(f"{above}warning: {message}", err=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # type: ignore[assignment]
@@ -93,10 +94,6 @@ def warnings_explained() -> Iterator[None]:
 
 @contextmanager
 def progress_shown() -> Iterator[Callable[[str], None]]:
-    """Says on stderr which stage runs, where a person watches."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda stage: None
-        return
-    with console.status("planning") as status:
-        yield lambda stage: status.update(stage)
+    """Says on stderr what is going on, see :mod:`autoshard.progress`."""
+    with progress_line("starting") as say:
+        yield say

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
+import shlex
 import subprocess
 import sys
 import types
@@ -12,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
+from autoshard.cli.command_help import EXAMPLES
 from autoshard.cli.commands import Objective, app
+from autoshard.constraints.baselines import baselines
 from autoshard.errors import BudgetError, CaptureError, InfeasibleError
 from autoshard.mesh import Mesh
 from autoshard.plans import Contender, Contest, contest_json, read_plan, summary_json, write_plan
+from cost_models import OPTIMIZERS, PRESETS
+from solver import BACKENDS
 
 from ..plans.synthetic import sharded_plan, transformer_plan
 
@@ -425,3 +432,20 @@ def test_an_interruption_while_libraries_load_ends_in_silence(folder: Path, load
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_every_command_has_examples_that_it_takes() -> None:
+    group = typer.main.get_command(app)
+    assert EXAMPLES.keys() == group.commands.keys()
+    for name, lines in EXAMPLES.items():
+        for line in lines:
+            _, _, given = line.partition(f"autoshard {name} ")
+            group.commands[name].make_context(name, shlex.split(given))  # refuses options that it has not
+            assert line in invoke(name, "--help").stdout
+
+
+def test_help_lists_every_name_that_an_option_takes() -> None:
+    shown = " ".join(invoke("plan", "--help").stdout.split())
+    known = {base.name for mesh in ("a=2", "a=2,b=2") for base in baselines(Mesh.parse(mesh))}
+    for name in (*known, *PRESETS, *OPTIMIZERS, *BACKENDS):
+        assert re.search(rf"[ ,]{re.escape(name)}(,|$| )", shown), name
