@@ -81,7 +81,7 @@ def no_advice_on_flat_axes(mesh: DeviceMesh) -> None:
     """
     dims = range(mesh.ndim)
     several = (subset for count in range(2, mesh.ndim + 1) for subset in itertools.combinations(dims, count))
-    given = getattr(_redistribute, "_warned_flatten_issues", set())  # what it has said; torch 2.11 says nothing
+    given: set[Any] = getattr(_redistribute, "_warned_flatten_issues", set())  # not all versions
     given.update((hash(mesh), subset, "no_flattened_mesh") for subset in several)
 
 

@@ -202,12 +202,10 @@ def test_by_default_the_model_is_the_one_that_the_plan_names_and_the_edited_file
 
 
 @pytest.mark.parametrize("named", ["absolute", "relative"])
-def test_check_finds_the_model_where_the_plan_names_it(
-    folder: Path, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_finds_the_model_that_the_plan_names(folder: Path, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a folder above, by a path of the whole system or by one that was relative to the plan's folder."""
     text = Path("plan.yaml").read_text()
-    made = re.search(r"\S+model\.py:small", text)
+    made = re.search(r"[^\s'\"]*model\.py:small", text)
     assert made
     name = f"{folder}/model.py:small" if named == "absolute" else "model.py:small"
     Path("plan.yaml").write_text(text.replace(made[0], name))
