@@ -63,7 +63,7 @@ def _names(options: set[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     known = {
         "--hardware": (*PRESETS, "or a file"),
         "--optimizer": OPTIMIZERS,
-        "--backend": ("auto", *BACKENDS),
+        "--backend": tuple(BACKENDS),
         "--baseline": (*schemes, *(f"each also with /{each}" for each in GRANULARITIES)),
     }
     return ((option, names) for option, names in known.items() if option in options)

@@ -120,10 +120,10 @@ def test_plan_writes_the_file_and_says_what_it_is_worth(calls: list[tuple[Any, .
         "memory per rank 4.508 MiB (budget 5 MiB), fullest in the backward at layers.1.attention.wo/mm.1; "
         "parameters, gradients and adamw state 4.008 MiB\n"
         "predicted throughput of all ranks: 3,691 samples/s, 472,391 tokens/s (4 samples and 512 tokens in 1.084 ms)\n"
-        "along dp, 2 ranks: 67% replicated, 33% data parallel; it cuts the batch; of the parameters 67% whole on each, 33% "
-        "whole on each (gradients all-reduced)\n"
-        "along tp, 2 ranks: 67% tensor parallel, 33% replicated; every rank reads the whole batch; of the parameters 67% "
-        "cut over it and used so, 33% whole on each\n"
+        "along dp, 2 ranks: 67% replicated, 33% data parallel; it cuts the batch; of the parameters 67% whole on each, "
+        "33% whole on each (gradients all-reduced)\n"
+        "along tp, 2 ranks: 67% tensor parallel, 33% replicated; every rank reads the whole batch; of the parameters "
+        "67% cut over it and used so, 33% whole on each\n"
     )
     assert result.stderr == ""
 
