@@ -4,7 +4,7 @@
 >>> model = autoshard.auto_parallelize(model, mesh, (tokens, targets))       # on every rank of a job  # doctest: +SKIP
 
 or in two halves: :func:`plan` on a laptop, :func:`parallelize` in the job. Reading and showing plans needs no torch;
-names that need it are loaded when first used.
+every name is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -13,30 +13,40 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .errors import AutoshardError
-from .layout import Layout, format_layout, parse_layout
-from .mesh import HybridMesh, Mesh
-from .plans import ShardingPlan, dump_plan, parse_plan, read_plan, write_plan
 
 if TYPE_CHECKING:
     from .api import auto_parallelize, plan
     from .apply import parallelize
     from .capture import constrain
+    from .layout import Layout, format_layout, parse_layout
     from .lowering import measure_collectives, measure_memory, shard_inputs
+    from .mesh import HybridMesh, Mesh
     from .ops import register_operator
     from .planning.comparison import compare
+    from .plans import ShardingPlan, dump_plan, parse_plan, read_plan, write_plan
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "HybridMesh": "autoshard.mesh",
+    "Layout": "autoshard.layout",
+    "Mesh": "autoshard.mesh",
+    "ShardingPlan": "autoshard.plans",
     "auto_parallelize": "autoshard.api",
     "compare": "autoshard.planning.comparison",
     "constrain": "autoshard.capture",
+    "dump_plan": "autoshard.plans",
+    "format_layout": "autoshard.layout",
     "plan": "autoshard.api",
     "measure_collectives": "autoshard.lowering",
     "measure_memory": "autoshard.lowering",
     "parallelize": "autoshard.apply",
+    "parse_layout": "autoshard.layout",
+    "parse_plan": "autoshard.plans",
+    "read_plan": "autoshard.plans",
     "register_operator": "autoshard.ops",
     "shard_inputs": "autoshard.lowering",
+    "write_plan": "autoshard.plans",
 }
 
 __all__ = [

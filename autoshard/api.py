@@ -94,7 +94,8 @@ def plan(
         memory_soft: makes the limit soft: one GiB in use above what it allows costs as much as this many milliseconds
             of step time.
         name: what the plan calls the model; its class by default.
-        progress: called with the name of each stage as it starts.
+        progress: called with the name of each stage as it starts, and with cost, bound and gap while it solves, from
+            any thread.
 
     Returns:
         The plan, with its status, bound and gap.
@@ -176,8 +177,9 @@ def auto_parallelize(
     axes = _with_order(mesh)
     example_inputs = as_arguments(example_inputs)
 
-    def make() -> str:
-        return dump_plan(plan(model, example_inputs, example_kwargs, mesh=axes, hardware=hardware, **options))
+    def make(say: Callable[[str], None]) -> str:
+        told = {"progress": say, **options}
+        return dump_plan(plan(model, example_inputs, example_kwargs, mesh=axes, hardware=hardware, **told))
 
     text = from_first_rank(mesh, make, "planning")
     return parallelize(model, parse_plan(text, "the plan of the first rank"), mesh, example_inputs, example_kwargs)

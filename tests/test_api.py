@@ -163,10 +163,11 @@ def test_a_meta_model_is_planned_for_512_ranks_without_a_process_group() -> None
     assert all(p.device.type == "meta" for p in model.parameters())
 
 
-def test_progress_names_the_stages_in_order() -> None:
+def test_progress_names_the_stages_in_order_then_what_is_known_of_cost_and_bound() -> None:
     stages: list[str] = []
     _plan(progress=stages.append)
-    assert [stage.split()[0] for stage in stages] == ["capturing", "enumerating", "solving"]
+    assert [stage.split()[0] for stage in stages[:3]] == ["capturing", "enumerating", "solving"]
+    assert stages[-1].startswith("solving: ") and stages[-1].endswith("gap 0.00%")
 
 
 def test_objectives_rank_plans_as_they_say() -> None:

@@ -33,6 +33,7 @@ VOCABULARY = (
             "autoshard.layout",
             "autoshard.mesh",
             "autoshard.micro_batches",
+            "autoshard.progress",
             "autoshard.recomputation",
         }
     )
@@ -67,6 +68,7 @@ TABLE = {
     "autoshard.layout": Row(VOCABULARY),
     "autoshard.atomic_write": Row(frozenset()),
     "autoshard.micro_batches": Row(frozenset()),
+    "autoshard.progress": Row(frozenset()),
     "autoshard.recomputation": Row(frozenset()),
     "autoshard.plans": Row(VOCABULARY | PLANS),
     "autoshard.plans.text": Row(
@@ -182,6 +184,7 @@ DEFERRED = {
     "autoshard": "the public names are loaded when asked for: reading a plan loads no torch",
     "cost_models": "the public names are loaded when asked for: reading a plan loads no numpy",
     "autoshard.__main__": "the command line needs libraries of an extra: where they are missing, it says which",
+    "autoshard.cli.command_help": "only --help needs the tables of names",
     "autoshard.cli.commands": "only the commands that need torch load it",
     "autoshard.cli.review_commands": "as for the other commands",
     "autoshard.measure.calibrate_command": "only a report needs jinja2",

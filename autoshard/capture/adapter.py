@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch._functorch.config as functorch_config
 from torch import nn
 from torch._decomp import get_decompositions
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
@@ -84,7 +86,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guard
         CaptureError: the forward does something that no graph can hold.
     """
     faker = _Faker(FakeTensorMode())
-    with faker.fake_module(model), marking(), _same_modes(), ExitStack() as stack:
+    with faker.fake_module(model), marking(), _same_modes(), _said_once(), ExitStack() as stack:
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         forward = forward_of(model, fake_args, fake_kwargs)
         fake_args, fake_kwargs = tree_map(_known_to_aot, (fake_args, fake_kwargs))
@@ -170,6 +172,20 @@ def _same_modes() -> Iterator[None]:
     if torch.get_default_dtype() != dtype:
         torch.set_default_dtype(dtype)
         raise CaptureError("the forward sets torch's default dtype; set it outside, or give each tensor its dtype")
+
+
+@contextmanager
+def _said_once() -> Iterator[None]:
+    """Leaves out of torch's log the traceback of an operator that refuses its arguments: it is raised, too."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("failed while attempting to run meta")
+
+    fake_tensor.log.addFilter(is_news)
+    try:
+        yield
+    finally:
+        fake_tensor.log.removeFilter(is_news)
 
 
 def global_hooks() -> list[Any]:

@@ -135,11 +135,12 @@ def same_constant(a: Any, b: Any) -> bool:
 def _other_structure(planned: Call, call: Call) -> str:
     missing = [name for name in planned.names if name not in call.names]
     extra = [name for name in call.names if name not in planned.names]
+    captured_for = f"the model was captured for {', '.join(planned.names) or 'no arguments'}"
     if missing or extra:
         parts = [f"without {', '.join(missing)}"] * bool(missing) + [f"with {', '.join(extra)}"] * bool(extra)
-        return f"the model was captured for {', '.join(planned.names)}; this call is {' and '.join(parts)}"
+        return f"{captured_for}; this call is {' and '.join(parts)}"
     if planned.names != call.names:
-        return f"the model was captured for {', '.join(planned.names)} in this order; this call has another"
+        return f"{captured_for} in this order; this call has another order"
     return "the arguments come in other containers (list, tuple, dict) than when the model was captured"
 
 

@@ -19,7 +19,7 @@ from .adapter import Trace, mark_of, trace
 from .arguments import CallSignature
 from .attention import attention, attention_backward
 from .autocast import check_autocast_around
-from .dynamo import model_stack
+from .dynamo import is_explained, model_stack, own_error
 from .flat import Captured, captured_flat
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 from .lines import line_in, line_of
@@ -56,9 +56,15 @@ def capture(
     kwargs = dict(kwargs or {})
     check_autocast_around()
     check_model(model)
+    signature = CallSignature(model)
+    try:
+        call = signature.bind(args, kwargs)
+    except TypeError as error:
+        raise CaptureError(
+            f"{type(model).__name__} cannot be captured: its forward takes other arguments than the example's: {error}"
+        ) from None
     with _explained(model):
-        signature = CallSignature(model)
-        check_example(signature.bind(args, kwargs))
+        check_example(call)
     names = signature.names(args, kwargs)
 
     def as_it_is() -> Captured:
@@ -77,7 +83,7 @@ def _explained(model: nn.Module) -> Iterator[None]:
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(_why(model, error)) from error
+        raise CaptureError(_why(model, error)) from (None if is_explained(error) else error)
 
 
 class _Builder:
@@ -311,10 +317,15 @@ def _dotted(match: re.Match[str]) -> str:
 def _why(model: nn.Module, error: Exception) -> str:
     text = str(error)
     where = line_in(text) or line_in(model_stack(error))
+    at = f" at {where}" if where else ""
+    if own := own_error(error):
+        return (
+            f"the forward of {type(model).__name__} fails{at}: {own.rstrip('.')}. That is the model's own error, "
+            "and none of capture: call the model with the same arguments to see it alone"
+        )
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if explanation := _EXPLANATION.search(text):
         first += f" ({explanation[1].rstrip('.')})"
-    at = f" at {where}" if where else ""
     return (
         f"{type(model).__name__} cannot be captured as one graph{at}: {first}. The forward must be free of graph "
         "breaks (print, .item(), Python branches on data) and of operators whose result shape depends on data (nonzero)"

@@ -7,6 +7,7 @@ effect would never happen, and a value that changes later would be ignored.
 
 from __future__ import annotations
 
+import ast
 import re
 import traceback
 from collections.abc import Iterator, Sequence
@@ -21,11 +22,13 @@ import torch
 from torch import nn
 from torch._dynamo import functional_export, guards
 from torch._dynamo.convert_frame import get_traced_fn
+from torch._dynamo.exc import ObservedException, TorchRuntimeError, Unsupported
 from torch._dynamo.guards import CheckFunctionManager
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch._functorch.autograd_function import autograd_function_apply as autograd_function_apply
 from torch._guards import Guard, GuardsSet
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.export._trace import _restore_state_dict
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import TreeSpec, tree_structure
@@ -38,6 +41,9 @@ from .observed import Observed
 _MODEL = "L['self']._modules['_export_root']._modules['model']"
 _BUFFERS = re.compile(re.escape(_MODEL) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
 _WORD = re.compile(r"\w+")
+# How dynamo prints the argument of an exception, and a name that Python would not find either.
+_CONSTANT = re.compile(r"ConstantVariable\(str: (.*)\)", re.DOTALL)
+_NO_NAME = re.compile(r"Failed to find name `(\w+)` in frame's builtins")
 # Guards on modes of torch, and on tensors.
 _OF_A_CALL = frozenset(
     {
@@ -173,6 +179,35 @@ def return_only(graph: torch.fx.GraphModule, out_spec: TreeSpec, result: Sequenc
 def model_stack(error: Exception) -> str:
     """The frames of the model in which dynamo met an error, as a traceback prints them; empty for other errors."""
     return "".join(traceback.format_list(getattr(error, "real_stack", None) or []))
+
+
+def is_explained(error: Exception) -> bool:
+    """Whether torch's message says what is wrong with the model; the traceback of its own frames adds nothing then."""
+    known = (Unsupported, TorchRuntimeError, DataDependentOutputException, DynamicOutputShapeException)
+    return isinstance(error, known)
+
+
+def own_error(error: Exception) -> str | None:
+    """The exception that the model itself would raise without dynamo, ``ValueError: 3 heads``; None where dynamo alone
+    cannot follow the model.
+    """
+    if isinstance(error, TorchRuntimeError):  # an operator refused its arguments
+        origin: BaseException | None = error
+        while isinstance(origin, TorchRuntimeError | Unsupported):
+            origin = origin.__cause__ or origin.__context__
+        return None if origin is None else f"{type(origin).__name__}: {origin}"
+    if isinstance(error.__cause__, ObservedException):  # a raise in Python that nothing catches
+        kind = type(error.__cause__).__name__.removeprefix("Observed").removesuffix("Error") + "Error"
+        said = str(error.__cause__).removeprefix("raised exception ")
+        if constant := _CONSTANT.fullmatch(said):
+            return f"{kind.replace('ErrorError', 'Error')}: {ast.literal_eval(constant[1])}"
+        return said
+    text = str(error)
+    if isinstance(error, Unsupported) and (name := _NO_NAME.search(text)):
+        return f"NameError: name '{name[1]}' is not defined"
+    if isinstance(error, Unsupported) and "assertion failed" in text.partition("\n")[0] and "ConstantVariable" in text:
+        return "AssertionError"
+    return None
 
 
 def readable(source: str) -> str:

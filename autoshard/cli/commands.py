@@ -26,23 +26,25 @@ from ..mesh import Mesh
 from ..plans import Contest, check_writable, contest_json, read_plan, summarize, summary_json, write_plan
 from ..plans.schedule import BUCKET
 from ..plans.text.plan_file import write_text
+from ..plans.views.axis_use import axis_lines, throughput_line
 from ..plans.views.diff import diff_json, diff_plans
 from ..plans.views.diff_text import diff_markdown, print_diff
 from ..plans.views.exports import parallelize_module_source, partition_spec_source
 from ..plans.views.show import console_for, headline, show_text
 from ..plans.views.show_contest import show_contest
 from ..plans.views.trace import trace_json
+from .command_help import Command
 from .model_factory import load_factory
 from .review_commands import check, explain, replan
-from .terminal import EXIT_DIFFERENT, EXIT_DISAGREES, EXIT_MISTAKE
+from .terminal import EXIT_DIFFERENT, EXIT_DISAGREES, EXIT_MISTAKE, Commands
 from .terminal import fail as _fail
 from .terminal import mistakes_explained as _mistakes_explained
 from .terminal import progress_shown as _progress
 from .terminal import warnings_explained as _warnings_explained
 
 app = typer.Typer(
+    cls=Commands,
     help="Automatic sharding of PyTorch models.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -90,11 +92,11 @@ class Target(StrEnum):
 # options share those lines.
 _MODEL = typer.Argument(metavar="FILE.py:FACTORY", help="A function giving (module, args[, kwargs]).")
 _MESH = typer.Option(help="Axes and sizes, slowest first, for example dp=2,tp=2.")
-_HARDWARE = typer.Option(help="A preset or a profile file.", metavar="NAME|FILE")
+_HARDWARE = typer.Option(help="A preset, see below, or a profile file.", metavar="NAME|FILE")
 _CONSTRAINT = typer.Option(
     metavar="TEXT", help="What is decided, for example 'forbid all_gather over tp of activations'. Repeatable."
 )
-_BACKEND = typer.Option(metavar="NAME", help="The solver: auto, highs, scip, cp-sat, cbc, pulp-highs.")
+_BACKEND = typer.Option(metavar="NAME", help="The solver, see below.")
 _TIME_LIMIT = typer.Option(metavar="SECONDS", help="Stop the solver after this long.")
 _MEMORY = typer.Option(
     metavar="SIZE", help="What a rank may hold, for example 80GiB; or profile: what the profile says."
@@ -105,9 +107,7 @@ _MICRO_BATCHES = typer.Option(
 _BUCKET = typer.Option(
     metavar="SIZE", help="How much is gathered or reduced together at most for parameters; 0: each tensor by itself."
 )
-_OPTIMIZER = typer.Option(
-    metavar="POLICY", help="Whose state and step count: adamw, sgd, sgd-momentum, adamw-8bit, ..."
-)
+_OPTIMIZER = typer.Option(metavar="POLICY", help="Whose state and step count, see below.")
 
 
 def main() -> None:
@@ -142,7 +142,7 @@ def _options(
     """Options of every command."""
 
 
-@app.command()
+@app.command(cls=Command)
 def plan(
     model: Annotated[str, _MODEL],
     mesh: Annotated[str, _MESH],
@@ -161,7 +161,7 @@ def plan(
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A scheme people use by hand: ddp, hsdp, fsdp+tp, fsdp+tp/full, ..."),
+        typer.Option(metavar="NAME", help="A scheme people use by hand, see below: fsdp+tp, fsdp+tp/full, ..."),
     ] = None,
     memory: Annotated[str | None, _MEMORY] = None,
     memory_soft: Annotated[
@@ -170,7 +170,7 @@ def plan(
     ] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(metavar="POLICY", help="Whose state and step count: adamw (the default), sgd, ..."),
+        typer.Option(metavar="POLICY", help="Whose state and step count, see below; adamw by default."),
     ] = None,
     backend: Annotated[str, _BACKEND] = "auto",
     time_limit: Annotated[float | None, _TIME_LIMIT] = None,
@@ -220,11 +220,13 @@ def plan(
                 progress=progress,
             )
         write_plan(made, output)
-        for line in (f"wrote {output}", *headline(summarize(made))):
+        throughput = throughput_line(made)
+        lines = *headline(summarize(made)), *([] if throughput is None else [throughput]), *axis_lines(made)
+        for line in (f"wrote {output}", *lines):
             typer.echo(line)
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
     path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
     format: Annotated[Format, typer.Option("--format", help="Tables for people, or JSON for scripts.")] = Format.text,
@@ -238,7 +240,7 @@ def show(
             show_text(shown, console_for(sys.stdout))
 
 
-@app.command()
+@app.command(cls=Command)
 def calibrate(
     mesh: Annotated[str | None, typer.Option(help="Axes and sizes, slowest first, for example dp=2,tp=2.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The profile file to write.")] = None,
@@ -268,10 +270,7 @@ def calibrate(
     ] = 0.5,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long a rank waits for the others.")] = 120.0,
 ) -> None:
-    """Measure this machine and write its hardware profile. Run it under torchrun, with one rank for each of the mesh.
-
-    torchrun --nproc-per-node 4 -m autoshard calibrate --mesh dp=2,tp=2 -o profile.yaml
-    """
+    """Measure this machine and write its hardware profile. Run it under torchrun, one rank for each of the mesh."""
     with _ends_job(), _mistakes_explained():
         if report is not None and find_spec("jinja2") is None:
             _fail("a report needs jinja2, which is not installed; pip install 'autoshard[report]'", EXIT_MISTAKE)
@@ -302,7 +301,7 @@ def _ends_job() -> Iterator[None]:
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(cls=Command)
 def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="A plan file.")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The plan file to compare with it.")],
@@ -323,7 +322,7 @@ def diff(
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-@app.command()
+@app.command(cls=Command)
 def report(
     path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write; it opens offline.")],
@@ -351,7 +350,7 @@ def report(
             typer.echo(f"wrote {target}")
 
 
-@app.command()
+@app.command(cls=Command)
 def export(
     path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
     to: Annotated[Target, typer.Option(help="DTensor's parallelize_module, or XLA's partition specs.")],
@@ -371,10 +370,10 @@ def export(
 
 
 for _command in (check, explain, replan):
-    app.command()(_command)
+    app.command(cls=Command)(_command)
 
 
-@app.command()
+@app.command(cls=Command)
 def compare(
     model: Annotated[str, _MODEL],
     mesh: Annotated[str, _MESH],

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -37,9 +37,10 @@ _Model = Annotated[
     typer.Argument(metavar="FILE.py:FACTORY", help="The model, as for plan; by default as the plan names it."),
 ]
 _Hardware = Annotated[
-    str | None, typer.Option(metavar="NAME|FILE", help="The profile to price with; by default the one in the plan.")
+    str | None,
+    typer.Option(metavar="NAME|FILE", help="The profile to price with, see below; by default the plan's."),
 ]
-_Backend = Annotated[str, typer.Option(metavar="NAME", help="The solver: auto, highs, scip, cp-sat, cbc, pulp-highs.")]
+_Backend = Annotated[str, typer.Option(metavar="NAME", help="The solver, see below.")]
 _TimeLimit = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop each solve after this long.")]
 _Format = Annotated[Format, typer.Option("--format", help="Text for people, or JSON for scripts.")]
 
@@ -66,7 +67,7 @@ def check(
     with mistakes_explained(), _profiles_explained(), warnings_explained(), progress_shown() as progress:
         share, budget = _share(within), None if memory is None else _bytes(memory)
         plan = read_plan(path, edited=True)
-        loaded = _loaded(plan, model, progress)
+        loaded = _loaded(plan, path, model, progress)
         from ..review.check import check as review  # needs torch and a solver
         from ..review.review_text import review_json, review_text
 
@@ -111,7 +112,7 @@ def explain(
         if output is not None:
             check_writable(output)
         plan = read_plan(path)
-        loaded = _loaded(plan, model, progress)
+        loaded = _loaded(plan, path, model, progress)
         from ..review.explain import explain as ask  # as above
         from ..review.explain_text import explanation_json, explanation_text
 
@@ -149,7 +150,7 @@ def replan(
         with warnings_explained(), progress_shown() as progress:
             text = read_bytes(path)
             plan, before = parse_plan(text, str(path), edited=True), None if original is None else read_plan(original)
-            loaded = _loaded(plan, model, progress)
+            loaded = _loaded(plan, path, model, progress)
             from ..review.replan import replan as make  # as above
             from ..review.review_text import replanned_json, replanned_text
 
@@ -171,18 +172,23 @@ def replan(
 
 
 def _loaded(
-    plan: ShardingPlan, model: str | None, progress: Callable[[str], None]
+    plan: ShardingPlan, source: Path, model: str | None, progress: Callable[[str], None]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     progress("loading the model")
-    return load_factory(_named_by(plan) if model is None else model)
+    return load_factory(_named_by(plan, source) if model is None else model)
 
 
-def _named_by(plan: ShardingPlan) -> str:
-    """The model that a plan names. What it runs is code, so a plan may only name what lies in the current folder."""
-    path = PurePath(plan.model.rpartition(":")[0])
-    if path.suffix != ".py" or path.is_absolute() or ".." in path.parts:
-        fail(f"the plan names its model {plan.model!r}, no file below this folder; give FILE.py:FACTORY", EXIT_MISTAKE)
-    return plan.model
+def _named_by(plan: ShardingPlan, source: Path) -> str:
+    """The model that a plan names, as seen from the current folder or from the plan's. What it runs is code, so a plan
+    may only name what lies below the current folder.
+    """
+    name, _, factory = plan.model.rpartition(":")
+    here = Path.cwd().resolve()
+    for folder in (here, source.resolve().parent):
+        path = (folder / name).resolve()
+        if path.suffix == ".py" and path.is_relative_to(here) and path.is_file():
+            return f"{path.relative_to(here)}:{factory}"
+    fail(f"the plan names its model {plan.model!r}, no file below this folder; give FILE.py:FACTORY", EXIT_MISTAKE)
 
 
 def _options(

@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
-from rich.console import Console
+from typer.core import TyperGroup
 
 from ..errors import AutoshardError, InfeasibleError
+from ..progress import CLEAR, progress_line
 
 # Exit codes; 0 is done.
 EXIT_DIFFERENT = 1
 EXIT_MISTAKE = 2
 EXIT_INFEASIBLE = 3
 EXIT_DISAGREES = 4
+EXIT_NO_READER = 141  # as shells say it of a command that SIGPIPE ended: 128 and the number of the signal
+
+
+class Commands(TyperGroup):
+    """The commands. Standard output that takes no more is an end of its own: 1 would say that two plans differ."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """As in typer; ``--help`` is printed here."""
+        with output_explained():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """As in typer: runs the command."""
+        with output_explained():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def output_explained() -> Iterator[None]:
+    """Ends the command where standard output takes no more: silently where its reader has gone (``| head -1``), with a
+    line where the disk is full.
+    """
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes as it ends
+        if error.errno == errno.EPIPE:
+            raise typer.Exit(EXIT_NO_READER) from None
+        fail(f"cannot write to standard output: {error.strerror or error}", EXIT_MISTAKE)
 
 
 @contextmanager
@@ -49,7 +84,8 @@ def warnings_explained() -> Iterator[None]:
     """Prints a warning as one line on stderr, without the place in our source that raised it."""
 
     def show(message: Warning | str, category: object, file: object, line: object, *rest: object) -> None:
-        typer.echo(f"warning: {message}", err=True)
+        above = CLEAR if sys.stderr.isatty() else ""  # the line of progress is drawn again below
+        typer.echo(f"{above}warning: {message}", err=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # type: ignore[assignment]
@@ -58,10 +94,6 @@ def warnings_explained() -> Iterator[None]:
 
 @contextmanager
 def progress_shown() -> Iterator[Callable[[str], None]]:
-    """Says on stderr which stage runs, where a person watches."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda stage: None
-        return
-    with console.status("planning") as status:
-        yield lambda stage: status.update(stage)
+    """Says on stderr what is going on, see :mod:`autoshard.progress`."""
+    with progress_line("starting") as say:
+        yield say

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 import weakref
@@ -17,7 +18,7 @@ import torch.utils.checkpoint
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor, Placement, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -72,6 +73,16 @@ def _group_along(mesh: DeviceMesh, link: str) -> dist.ProcessGroup:
         # a DTensor would take it for its own redistributions, and put blocks in wrong places where ranks do not rise
         mesh._get_root_mesh()._flatten_mapping.pop(name)
     return made[link]
+
+
+def no_advice_on_flat_axes(mesh: DeviceMesh) -> None:
+    """Keeps DTensor from advising, once a mesh and on every rank, to flatten axes, as it does where ``clip_grad_norm_``
+    reduces over several of them. Users cannot follow it: a flat axis puts blocks in wrong places, see ``_group_along``.
+    """
+    dims = range(mesh.ndim)
+    several = (subset for count in range(2, mesh.ndim + 1) for subset in itertools.combinations(dims, count))
+    given: set[Any] = getattr(_redistribute, "_warned_flatten_issues", set())  # not all versions
+    given.update((hash(mesh), subset, "no_flattened_mesh") for subset in several)
 
 
 def links_of(mesh: DeviceMesh) -> dict[str, str]:

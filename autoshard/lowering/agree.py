@@ -10,22 +10,24 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import JobError
-from .adapter import broadcast, device_of, group_names, maximum
+from ..progress import progress_line
+from .adapter import broadcast, device_of, group_names, maximum, no_advice_on_flat_axes
 from .board import Board, open_board, within
-from .failure import STORE_S, failure_text
+from .failure import STORE_S, failure_text, is_repeated, print_in_one_line
 from .local_program import LocalProgram
 from .rank import Rank
 
 
 @contextmanager
-def agreed(board: Board, stage: str) -> Iterator[None]:
-    """Ends a stage on all ranks alike.
+def agreed(board: Board, stage: str) -> Iterator[Callable[[str], None]]:
+    """Ends a stage on all ranks alike. The first rank says on stderr what is going on, which the function given changes
+    (:mod:`autoshard.progress`).
 
     Args:
         stage: what the ranks do inside, as errors say it (``capturing the model``). No two stages of one board have the
@@ -37,21 +39,18 @@ def agreed(board: Board, stage: str) -> Iterator[None]:
     """
     board.put(f"{stage}/came/{board.rank}", "")
     try:
-        yield
+        with progress_line(stage) if board.is_first else nullcontext(lambda said: None) as say:
+            yield say
     except BaseException as error:
         said = f"rank {board.rank} failed while {stage}: {failure_text(error)}"
-        within(STORE_S, lambda: _judge(board, stage, said), None)
+        first = within(STORE_S, lambda: board.put_first(_verdict(stage), said), said)
+        if is_repeated(said, first):
+            print_in_one_line(error, said)
         raise
     board.put(f"{stage}/done/{board.rank}", "")
     if board.count(f"{stage}/done") == len(board.ranks):
         board.put(_verdict(stage), "")
     _wait(board, stage)
-
-
-def _judge(board: Board, stage: str, said: str) -> None:
-    """Says that a stage has failed, where no rank has said so yet."""
-    if board.get(_verdict(stage)) is None:
-        board.put(_verdict(stage), said)
 
 
 def _wait(board: Board, stage: str, key: str | None = None) -> str:
@@ -65,7 +64,9 @@ def _wait(board: Board, stage: str, key: str | None = None) -> str:
     if found is None:
         raise JobError(_missing(board, stage))
     if found[0] == verdict and found[1]:
-        raise JobError(found[1])
+        failed = JobError(found[1])
+        print_in_one_line(failed, f"rank {board.rank} ends: {found[1]}")
+        raise failed
     return found[1]
 
 
@@ -134,17 +135,20 @@ def _unpacked(text: str) -> str:
     return zlib.decompress(base64.b85decode(text)).decode()
 
 
-def from_first_rank(mesh: DeviceMesh, make: Callable[[], str], stage: str) -> str:
+def from_first_rank(mesh: DeviceMesh, make: Callable[[Callable[[str], None]], str], stage: str) -> str:
     """The text that the first rank of a mesh makes, on every rank.
+
+    Args:
+        make: takes a function to be called with what is going on.
 
     Raises:
         Exception: on the first rank, what ``make`` raised.
         JobError: on the others, that it failed, and why.
     """
     board = open_board(mesh)
-    with agreed(board, stage):
+    with agreed(board, stage) as say:
         if board.is_first:
-            board.put("text", _packed(make()))
+            board.put("text", _packed(make(say)))
     return _unpacked(board.get("text") or "")
 
 
@@ -166,4 +170,5 @@ def bind(mesh: DeviceMesh, links: Sequence[str]) -> Rank:
     """Where this process stands in a mesh: its coordinate, its device, and the process group of each link, an axis or
     several (``dp+tp``). All ranks must call it, as groups of several axes may have to be made.
     """
+    no_advice_on_flat_axes(mesh)
     return Rank(tuple(mesh.get_coordinate() or ()), device_of(mesh), group_names(mesh, links))

@@ -46,6 +46,11 @@ class Board:
         with _reached():
             self._store.set(self._prefix + key, text or " ")  # some stores take an empty note for none
 
+    def put_first(self, key: str, text: str) -> str:
+        """Leaves a note where none is; the note that is there then, which may be another rank's."""
+        with _reached():
+            return str(self._store.compare_set(self._prefix + key, "", text).decode())
+
     def get(self, key: str) -> str | None:
         """A note; None where there is none."""
         with _reached():

@@ -6,8 +6,9 @@ Without it every rank but the one that failed ends with gloo's ``Connection clos
 from __future__ import annotations
 
 import linecache
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
@@ -53,9 +54,14 @@ class Failures:
         except BaseException as error:
             stood = standing(error)
             if stood is None:
-                self._tell(f"rank {self._board.rank} failed in {doing}: {failure_text(error)}")
+                said = f"rank {self._board.rank} failed in {doing}: {failure_text(error)}"
+                self._tell(said)
+                if any(is_repeated(said, first) for first in self._before()):
+                    print_in_one_line(error, said)
                 raise
-            raise JobError(self._explained(doing, stood, error)) from error
+            broken = JobError(self._explained(doing, stood, error))
+            print_in_one_line(broken, f"rank {self._board.rank} ends: {broken}")
+            raise broken from error
 
     def _tell(self, text: str) -> None:
         self._told = within(STORE_S, lambda: self._leave(text), None)
@@ -64,6 +70,16 @@ class Failures:
         key = f"{_FAILURES}/{self._board.count(_FAILURES)}"
         self._board.put(key, text)
         return key
+
+    def _before(self) -> list[str]:
+        """What other ranks told of before this one did."""
+        if self._told is None:
+            return []
+        mine = int(self._told.rpartition("/")[2])
+        return within(STORE_S, lambda: self._told_by(range(1, mine)), [])
+
+    def _told_by(self, numbers: range) -> list[str]:
+        return [text for k in numbers if (text := self._board.get(f"{_FAILURES}/{k}"))]
 
     def _take_back(self) -> None:
         """This rank runs on, so what it told of before is not why anything breaks off later."""
@@ -83,11 +99,44 @@ class Failures:
         """What ranks said, the first to fail first."""
         deadline_s = time.monotonic() + ASKED_S
         while True:
-            told = range(1, self._board.count(_FAILURES, 0) + 1)
-            texts = [text for k in told if (text := self._board.get(f"{_FAILURES}/{k}"))]
+            texts = self._told_by(range(1, self._board.count(_FAILURES, 0) + 1))
             if texts or time.monotonic() > deadline_s:
                 return texts
             time.sleep(0.05)
+
+
+def is_repeated(said: str, first: str) -> bool:
+    """Whether ``rank 3 failed in the forward: InputError: ...`` is of the kind that another rank met in the same place;
+    its numbers may be those of other shards.
+    """
+    kinds = [text.partition(" failed ")[2].split(": ")[:2] for text in (said, first)]
+    return said != first and kinds[0] == kinds[1]
+
+
+_IN_ONE_LINE = "_autoshard_in_one_line"
+
+
+def print_in_one_line(error: BaseException, line: str) -> None:
+    """Makes an exception that nothing catches end the process with a line in place of its traceback: another rank of
+    the job prints that.
+    """
+    setattr(error, _IN_ONE_LINE, line)
+    if not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook(sys.excepthook)
+
+
+class _Hook:
+    """What Python calls for an exception that nothing caught; all but those in one line are left to what was there."""
+
+    def __init__(self, before: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
+        self._before = before
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        line = getattr(error, _IN_ONE_LINE, None)
+        if line is None:
+            self._before(kind, error, trace)
+        else:
+            print(f"autoshard: {_cut(line)}", file=sys.stderr)
 
 
 def standing(error: BaseException) -> str | None:
@@ -116,5 +165,9 @@ def failure_text(error: BaseException) -> str:
 
 
 def _short(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= MOST_CHARS else text[:MOST_CHARS] + "..."
+    return _cut(str(error))
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MOST_CHARS else line[:MOST_CHARS] + "..."

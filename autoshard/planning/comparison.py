@@ -110,13 +110,21 @@ class _Race:
     """Plans of one model under different constraints, beside those for all contenders."""
 
     def __init__(self, planner: Planner, constraints: tuple[str, ...], report: Callable[[str], None]) -> None:
-        self._planner, self._constraints, self._report = planner, constraints, report
-        self._told = replace(planner, chooses_again=False)  # by constraints alone what is computed again
+        self._report, self._stage = report, ""
+        self._planner, self._constraints = replace(planner, report=self._solving), constraints
+        self._told = replace(self._planner, chooses_again=False)  # by constraints alone what is computed again
         self._best: tuple[_Entry, Baseline] | None = None
+
+    def _start(self, stage: str) -> None:
+        self._stage = stage
+        self._report(stage)
+
+    def _solving(self, said: str) -> None:
+        self._report(f"{self._stage}, {said}")
 
     def run(self, baseline: Baseline) -> Iterator[Contender]:
         """The plan of a baseline, or why there is none; where memory is short, its plans with recomputation too."""
-        self._report(f"planning {baseline.name}")
+        self._start(f"planning {baseline.name}")
         try:
             found = self._fitted(self._told, baseline.constraints(self._planner.mesh))
         except (ConstraintError, InfeasibleError, BudgetError) as error:
@@ -133,7 +141,7 @@ class _Race:
 
     def free(self) -> Contender:
         """The optimum, from the best baseline on."""
-        self._report("planning the optimum")
+        self._start("planning the optimum")
         if self._best is None:
             return Contender(OPTIMUM, "least predicted time", self._fitted(self._planner, ()).plan)
         best, baseline = self._best

@@ -19,7 +19,7 @@ from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
 from ..plans.schedule import BUCKET_BYTES
-from .budget import LAST_S, SolverOptions, gap_of, plan_within_budget
+from .budget import LAST_S, SolverOptions, gap_of, plan_within_budget, said_by
 from .decided import decided
 from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
@@ -57,7 +57,8 @@ class Planner:
     """What stays the same from one plan of a model to the next.
 
     ``model`` is the name that plans give it, ``call`` how it is called (:mod:`autoshard.capture.calls`); where it
-    ``chooses_again``, a budget that binds lets the program decide what is computed again. The other options are those
+    ``chooses_again``, a budget that binds lets the program decide what is computed again. ``report`` is told of better
+    costs and bounds while it solves, from any thread. The other options are those
     of :func:`autoshard.plan`.
     """
 
@@ -73,6 +74,7 @@ class Planner:
     chooses_again: bool = False
     limit: MemoryLimit = field(default_factory=MemoryLimit)
     bucket_bytes: int = BUCKET_BYTES
+    report: Callable[[str], None] = lambda said: None
 
     @classmethod
     def of_model(
@@ -109,7 +111,12 @@ class Planner:
         graph = micro_batched(captured, micro_batches)
         if checkpointing != "none":
             graph = recomputed(graph, marked(graph))
-        options |= {"model": name or type(model).__name__, "call": call, "chooses_again": checkpointing == "free"}
+        options |= {
+            "report": report,
+            "model": name or type(model).__name__,
+            "call": call,
+            "chooses_again": checkpointing == "free",
+        }
         if micro_batches > 1:
             options["bucket_bytes"] = 0  # whose schedule there is none of yet
         return cls(graph, Mesh.of(mesh), profile, **options)
@@ -159,7 +166,7 @@ class Planner:
         return other if found is None else _cheaper(found, other)
 
     def _planned(self, formulation: Formulation) -> ShardingPlan:
-        options = SolverOptions(self.backend, self.time_limit_s, explains=not self.bucket_bytes)
+        options = SolverOptions(self.backend, self.time_limit_s, explains=not self.bucket_bytes, report=self.report)
         try:
             return plan_within_budget(
                 formulation,
@@ -200,7 +207,7 @@ class Planner:
             return self.write(program, solution)
 
         def search(planner: Planner, program: Formulation) -> ShardingPlan:
-            options = SolverOptions(planner.backend, planner.time_limit_s, start, explains=False)
+            options = SolverOptions(planner.backend, planner.time_limit_s, start, explains=False, report=self.report)
             wider = planner._wider(program.constraints)
             return plan_within_budget(program, planner.limit, options, write, wider=wider)
 
@@ -246,7 +253,13 @@ class Planner:
             InfeasibleError: there is none, or none was found in the time given; the message names the constraints that
                 contradict each other.
         """
-        solution = solve(formulation.problem, backend=self.backend, time_limit_s=self.time_limit_s, start=start)
+        solution = solve(
+            formulation.problem,
+            backend=self.backend,
+            time_limit_s=self.time_limit_s,
+            start=start,
+            progress=said_by(self.report),
+        )
         if solution.choices is None:
             said = f"{solution.status.value} {solution.report.explanation}".rstrip()
             raise InfeasibleError(self._no_plan(formulation, said))

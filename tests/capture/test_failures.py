@@ -72,9 +72,48 @@ def test_the_error_names_the_line_and_the_next_capture_works(culprit: type) -> N
     assert len(capture(model, args).nodes) > 10
 
 
-def test_an_error_of_the_model_itself_is_quoted() -> None:
-    with pytest.raises(CaptureError, match=r"must have same reduction dim, but got \[3, 2\] X \[7, 7\]"):
-        capture(Raises(), (torch.randn(3, 2),))
+class Refuses(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] != 7:
+            raise ValueError("7 features, please")
+        return x
+
+
+class Lacks(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.nothing
+
+
+class Asserts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == 7, "7 features, please"
+        return x
+
+
+class Unnamed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + nothing  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize("own", [Raises, Refuses, Lacks, Asserts, Unnamed])
+def test_an_error_of_the_model_itself_is_quoted_alone(own: type, caplog: pytest.LogCaptureFixture) -> None:
+    """As the model raises it by itself, without advice on capture, dynamo's traceback or torch's log of it."""
+    with pytest.raises(Exception) as alone:
+        with torch.device("meta"):
+            Inside(own()).to("meta")(torch.randn(3, 2))
+    with pytest.raises(CaptureError) as caught:
+        capture(Inside(own()), (torch.randn(3, 2),))
+    said = str(caught.value)
+    assert type(alone.value).__name__ in said
+    assert str(alone.value).splitlines()[0].rstrip(".") in said
+    assert "graph break" not in said
+    assert caught.value.__suppress_context__ and not caplog.records
+
+
+def test_a_breaking_model_is_not_called_wrong() -> None:
+    for culprit in (Prints, Item, Branch, Nonzero):
+        with pytest.raises(CaptureError, match="cannot be captured as one graph"):
+            capture(Inside(culprit()), (torch.randn(3, 2),))
 
 
 def test_a_failed_capture_leaves_the_model_as_it_was() -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
+import shlex
 import subprocess
 import sys
 import types
@@ -12,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
+from autoshard.cli.command_help import EXAMPLES
 from autoshard.cli.commands import Objective, app
+from autoshard.constraints.baselines import baselines
 from autoshard.errors import BudgetError, CaptureError, InfeasibleError
 from autoshard.mesh import Mesh
 from autoshard.plans import Contender, Contest, contest_json, read_plan, summary_json, write_plan
+from cost_models import OPTIMIZERS, PRESETS
+from solver import BACKENDS
 
 from ..plans.synthetic import sharded_plan, transformer_plan
 
@@ -112,6 +119,11 @@ def test_plan_writes_the_file_and_says_what_it_is_worth(calls: list[tuple[Any, .
         "parameters 1.502 MiB, 1.002 MiB on the rank with the largest shards\n"
         "memory per rank 4.508 MiB (budget 5 MiB), fullest in the backward at layers.1.attention.wo/mm.1; "
         "parameters, gradients and adamw state 4.008 MiB\n"
+        "predicted throughput of all ranks: 3,691 samples/s, 472,391 tokens/s (4 samples and 512 tokens in 1.084 ms)\n"
+        "along dp, 2 ranks: 67% replicated, 33% data parallel; it cuts the batch; of the parameters 67% whole on each, "
+        "33% whole on each (gradients all-reduced)\n"
+        "along tp, 2 ranks: 67% tensor parallel, 33% replicated; every rank reads the whole batch; of the parameters "
+        "67% cut over it and used so, 33% whole on each\n"
     )
     assert result.stderr == ""
 
@@ -387,3 +399,58 @@ def test_a_reader_that_leaves_early_gets_no_traceback(folder: Path) -> None:
         command, shell=True, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["show plan.yaml", "diff plan.yaml plan.yaml", "show plan.yaml --format json", "--help"]
+)
+def test_output_that_takes_no_more_is_no_difference_and_no_traceback(folder: Path, command: str) -> None:
+    """Exit code 1 would say that two plans differ."""
+    autoshard = [sys.executable, "-m", "autoshard", *command.split()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(autoshard, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "error: cannot write to standard output: No space left on device\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(autoshard, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("loading", ["pydantic", "rich", "typer", "autoshard.plans", "autoshard.cli.commands"])
+def test_an_interruption_while_libraries_load_ends_in_silence(folder: Path, loading: str) -> None:
+    program = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *rest):\n"
+        f"        if name == {loading!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from autoshard.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_every_command_has_examples_that_it_takes() -> None:
+    group = typer.main.get_command(app)
+    assert EXAMPLES.keys() == group.commands.keys()
+    for name, lines in EXAMPLES.items():
+        for line in lines:
+            _, _, given = line.partition(f"autoshard {name} ")
+            group.commands[name].make_context(name, shlex.split(given))  # refuses options that it has not
+            assert line in invoke(name, "--help").stdout
+
+
+def test_help_lists_every_name_that_an_option_takes() -> None:
+    shown = " ".join(invoke("plan", "--help").stdout.split())
+    known = {base.name for mesh in ("a=2", "a=2,b=2") for base in baselines(Mesh.parse(mesh))}
+    for name in (*known, *PRESETS, *OPTIMIZERS, *BACKENDS):
+        assert re.search(rf"[ ,]{re.escape(name)}(,|$| )", shown), name

@@ -201,6 +201,19 @@ def test_by_default_the_model_is_the_one_that_the_plan_names_and_the_edited_file
     assert Path("plan.yaml").read_bytes() == Path("new.yaml").read_bytes()
 
 
+@pytest.mark.parametrize("named", ["absolute", "relative"])
+def test_check_finds_the_model_that_the_plan_names(folder: Path, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a folder above, by a path of the whole system or by one that was relative to the plan's folder."""
+    text = Path("plan.yaml").read_text()
+    made = re.search(r"[^\s'\"]*model\.py:small", text)
+    assert made
+    name = f"{folder}/model.py:small" if named == "absolute" else "model.py:small"
+    Path("plan.yaml").write_text(text.replace(made[0], name))
+    monkeypatch.chdir(folder.parent)
+    result = invoke("check", f"{folder.name}/plan.yaml", "--hardware", f"{folder.name}/slow.yaml")
+    assert result.exit_code == 0, result.stderr
+
+
 MISTAKES = {
     "no model": (["check", "plan.yaml", *HARDWARE], "no file below this folder; give FILE.py:FACTORY"),
     "no such plan": (["check", "none.yaml", "model.py:small"], "cannot read the plan none.yaml"),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import socket
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -85,6 +89,47 @@ def test_the_others_say_which_rank_failed_and_why(plan_text: str, how: str, vict
     for kind, text in results:
         assert kind == JobError.__name__, text
         assert said in text and "this rank (" in text and ") stood in the " in text, text
+
+
+def _printed(text: str) -> list[str]:
+    """What each rank prints that ends with an error: one that all have in capture, one that all have in a step, and one
+    that rank 2 alone has, in capture.
+    """
+    plan = autoshard.parse_plan(text)
+    mesh = device_mesh_of(plan)
+    model, batch = cases.make(CASE)
+    parallel = autoshard.parallelize(cases.make(CASE)[0], plan, mesh)
+    shards = autoshard.shard_inputs(plan, mesh, *batch)
+    odd = dist.get_rank() == 2
+    ends = [
+        lambda: autoshard.parallelize(model, plan, mesh, (batch[0][:, :3], batch[1])),
+        lambda: parallel(shards[0][:, :3], shards[1]),
+        lambda: autoshard.parallelize(model, plan, mesh, (batch[0][:, :3], batch[1]) if odd else batch),
+    ]
+    return [_end(call) for call in ends]
+
+
+def _end(call: Callable[[], Any]) -> str:
+    """What Python prints of an error that nothing catches."""
+    printed = io.StringIO()
+    try:
+        call()
+    except Exception as error:
+        with contextlib.redirect_stderr(printed):
+            sys.excepthook(type(error), error, error.__traceback__)
+    dist.barrier()
+    return printed.getvalue()
+
+
+def test_one_rank_prints_a_traceback_and_the_others_a_line(plan_text: str) -> None:
+    printed = run_ranks(4, _printed, plan_text)
+    for texts in zip(*printed):
+        full = [rank for rank, text in enumerate(texts) if "Traceback" in text]
+        assert len(full) == 1, texts
+        for rank, text in enumerate(texts):
+            assert rank in full or (text.count("\n") == 1 and text.startswith(f"autoshard: rank {rank} ")), text
+    assert all("reduction dim" in text for text in [*next(zip(*printed)), printed[0][2]])  # each has the words
+    assert "Traceback" in printed[2][2]
 
 
 def _without_a_store(port: int) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from rich.console import Console
 
+from autoshard.layout import Layout, R
 from autoshard.plans import CollectiveTotal, OperatorEntry, PlanSummary, ShardingPlan, summarize, summary_json
 from autoshard.plans.dtypes import DTYPE_BYTES
 from autoshard.plans.text.notation import parse_strategy
 from autoshard.plans.units import format_bytes, format_seconds
+from autoshard.plans.views.axis_use import axis_lines, samples, throughput_line, tokens, unused_axes
 from autoshard.plans.views.show import MOST_EXPENSIVE, console_for, show_text
 
 from .synthetic import MESH, plans, transformer_plan
@@ -177,3 +179,47 @@ def test_element_sizes_are_those_of_torch() -> None:
     for name, size in DTYPE_BYTES.items():
         if hasattr(torch, name):  # the newest are missing in older versions
             assert getattr(torch, name).itemsize == size
+
+
+def _whole(plan: ShardingPlan) -> ShardingPlan:
+    """The plan with every operator on whole tensors."""
+    whole = Layout((R,) * plan.mesh.ndim)
+    operators = tuple(
+        replace(e, inputs=(whole,) * len(e.inputs), outputs=tuple(o and whole for o in e.outputs))
+        for e in plan.operators
+    )
+    tensors = {
+        field: tuple(replace(e, layout=whole) for e in getattr(plan, field))
+        for field in ("parameters", "buffers", "inputs", "outputs")
+    }
+    return replace(plan, operators=operators, redistributions=(), **tensors)  # type: ignore[arg-type]
+
+
+def test_an_axis_that_divides_nothing_is_said_loudly_and_one_that_does_is_not() -> None:
+    plan = transformer_plan(2)
+    assert unused_axes(plan) == () and "WARNING" not in "".join(axis_lines(plan))
+    *lines, warning = axis_lines(_whole(plan))
+    assert len(lines) == plan.mesh.ndim and all("every rank reads the whole batch" in line for line in lines)
+    assert warning.startswith("WARNING: nothing is divided along dp and tp: 4 ranks do the same work.")
+    assert "or without its constraints" in warning  # it has a pin
+    dp_only = replace(plan, operators=tuple(_whole_along(e, 1) for e in plan.operators))
+    assert unused_axes(dp_only) == ("tp",)
+
+
+def _whole_along(entry: OperatorEntry, index: int) -> OperatorEntry:
+    def changed(layout: Layout) -> Layout:
+        return Layout(tuple(R if i == index else p for i, p in enumerate(layout)))
+
+    outputs = tuple(o and changed(o) for o in entry.outputs)
+    return replace(entry, inputs=tuple(map(changed, entry.inputs)), outputs=outputs)
+
+
+def test_a_step_takes_the_samples_and_tokens_of_all_its_micro_batches() -> None:
+    plan = transformer_plan(2)
+    batch, length = plan.inputs[0].shape
+    assert (samples(plan), tokens(plan)) == (batch, batch * length)
+    thrice = replace(plan, micro_batches=3)
+    assert (samples(thrice), tokens(thrice)) == (3 * batch, 3 * batch * length)
+    odd = replace(plan.inputs[0], name="odd", shape=(batch + 1,))
+    uneven = replace(plan, inputs=(*plan.inputs, odd))
+    assert samples(uneven) is None and tokens(uneven) is None and throughput_line(uneven) is None

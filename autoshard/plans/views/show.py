@@ -5,6 +5,8 @@ Not exported by :mod:`autoshard.plans`: reading a plan in a training job does no
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable
 from typing import TextIO
 
@@ -23,7 +25,7 @@ from ..text.layout_preserving import preserves_layout
 from ..text.name_patterns import Line, Repeats, format_pattern
 from ..text.notation import format_path, format_strategy
 from ..units import format_bytes, format_seconds
-from .parallelism import Parallelism
+from .axis_use import axis_lines, throughput_line
 from .redistribution_reasons import RedistributionReasons, what_runs
 from .summary import AgainTotal, PlanSummary, ScheduleTotal, summarize
 
@@ -32,11 +34,17 @@ PIPE_COLUMNS = 4000
 MOST_EXPENSIVE = 10
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves it to the caller what a reader that has gone means; rich would end with exit code 1."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def console_for(stream: TextIO) -> Console:
     """A console that colours and folds on a terminal, and writes whole plain lines anywhere else."""
     if stream.isatty():
-        return Console(file=stream)
-    return Console(file=stream, width=PIPE_COLUMNS, force_terminal=False, color_system=None, legacy_windows=False)
+        return _Console(file=stream)
+    return _Console(file=stream, width=PIPE_COLUMNS, force_terminal=False, color_system=None, legacy_windows=False)
 
 
 def show_text(plan: ShardingPlan, console: Console) -> None:
@@ -127,11 +135,12 @@ def _memory_line(memory: MemoryOutcome) -> str:
 
 
 def _header(summary: PlanSummary, plan: ShardingPlan) -> Panel:
-    parallelism = Parallelism(plan)
+    throughput = throughput_line(plan)
     lines = [
         f"mesh {summary.mesh} ({summary.ranks} ranks), hardware {summary.hardware}, objective {summary.objective}",
         *headline(summary),
-        *(f"along {axis}: {parallelism.words(axis)}" for axis in plan.mesh.axes),
+        *([] if throughput is None else [throughput]),
+        *axis_lines(plan),
         *(f"pin {pin}" for pin in plan.pins),
     ]
     return Panel.fit(Text("\n".join(lines)), title=Text(summary.model), title_align="left")

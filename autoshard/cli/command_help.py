@@ -1,0 +1,69 @@
+"""What ``--help`` says of a command below its options: examples, and the names that options take, from their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from typer.core import TyperCommand
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "plan": (
+        "autoshard plan examples/llama.py:demo --mesh dp=2,tp=2 -o plan.yaml",
+        "autoshard plan examples/llama.py:llama3_8b --mesh dp=8,tp=8 --memory 80GiB -o plan.yaml",
+        "autoshard plan examples/llama.py:demo --mesh dp=2,tp=2 --baseline fsdp+tp -o megatron.yaml",
+    ),
+    "show": ("autoshard show plan.yaml", "autoshard show plan.yaml --format json"),
+    "diff": ("autoshard diff old.yaml plan.yaml", "autoshard diff old.yaml plan.yaml --format markdown"),
+    "report": ("autoshard report plan.yaml -o plan.html --baseline megatron.yaml --trace plan.trace.json",),
+    "export": ("autoshard export plan.yaml --to parallelize-module -o sharding.py",),
+    "check": ("autoshard check plan.yaml", "autoshard check plan.yaml model.py:factory --memory 60GiB --within 2%"),
+    "explain": (
+        "autoshard explain plan.yaml --why layers.0.attention.wq.weight",
+        "autoshard explain plan.yaml --why 'layers.*.wq.weight' --not 'dp:R tp:R' -o other.yaml",
+    ),
+    "replan": ("autoshard replan plan.yaml", "autoshard replan edited.yaml model.py:factory -o plan.yaml"),
+    "compare": ("autoshard compare examples/llama.py:demo --mesh dp=2,tp=2 --plans plans",),
+    "calibrate": (
+        "torchrun --nproc-per-node 4 -m autoshard calibrate --mesh dp=2,tp=2 -o profile.yaml",
+        "torchrun --nproc-per-node 4 -m autoshard calibrate --check profile.yaml",
+    ),
+}
+"""Command lines, by command."""
+
+
+class Command(TyperCommand):
+    """A command whose help ends with examples and names."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Writes them; the tables are loaded here, as only ``--help`` needs them."""
+        super().format_epilog(ctx, formatter)
+        with formatter.section("Examples"):
+            for line in EXAMPLES[str(self.name)]:
+                formatter.write(f"  {line}\n")
+        names = [
+            (option, ", ".join(known)) for option, known in _names({option for p in self.params for option in p.opts})
+        ]
+        if names:
+            with formatter.section("Names"):
+                formatter.write_dl(names)
+
+
+def _names(options: set[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """For options of a command that take one of some names, these names."""
+    from cost_models import OPTIMIZERS, PRESETS
+    from solver.backends import BACKENDS
+
+    from ..constraints.baselines import baselines
+    from ..constraints.values import GRANULARITIES
+    from ..mesh import Mesh
+
+    one, several = ([base.name for base in baselines(Mesh.parse(mesh))] for mesh in ("a=2", "a=2,b=2"))
+    schemes = tuple(dict.fromkeys([*one, *several]))
+    known = {
+        "--hardware": (*PRESETS, "or a file"),
+        "--optimizer": OPTIMIZERS,
+        "--backend": tuple(BACKENDS),
+        "--baseline": (*schemes, *(f"each also with /{each}" for each in GRANULARITIES)),
+    }
+    return ((option, names) for option, names in known.items() if option in options)

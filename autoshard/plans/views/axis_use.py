@@ -1,0 +1,124 @@
+"""What each mesh axis is used for, in sentences, and what a plan leaves unused; how much a step gets through."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from math import prod
+
+from ...layout import Layout
+from ..plan import OperatorEntry, ShardingPlan
+from ..units import format_seconds
+from .parallelism import SUMMED, Parallelism, ParameterParallelism, size_bytes
+
+UNUSED = 0.99
+"""The share of the computation, by predicted time, from which on an axis counts as unused where all its ranks do it."""
+WORTH_SAYING = 0.1
+"""The share from which on it is said."""
+
+
+def axis_lines(plan: ShardingPlan) -> tuple[str, ...]:
+    """For each axis, what it cuts and where the parameters lie: ``along dp, 8 ranks: fully sharded; it cuts the batch;
+    parameters are cut over it and gathered for use``; then what every rank does alike, and what would have to change.
+    """
+    parallelism = Parallelism(plan)
+    lines = [_line(plan, parallelism, axis) for axis in plan.mesh.axes]
+    unused = unused_axes(plan)
+    return (*lines, *([_warning(plan, unused)] if unused else []))
+
+
+def unused_axes(plan: ShardingPlan) -> tuple[str, ...]:
+    """The axes of more than one rank along which all ranks do the same work."""
+    axes = plan.mesh.axes
+    return tuple(axis for axis, size in zip(axes, plan.mesh.shape) if size > 1 and _repeated(plan, axis) >= UNUSED)
+
+
+def samples(plan: ShardingPlan) -> int | None:
+    """How many samples a step takes: the first dimension of its inputs, of all micro-batches. None where the inputs do
+    not have one in common.
+    """
+    firsts = {entry.shape[0] for entry in plan.inputs if entry.shape}
+    return firsts.pop() * plan.micro_batches if len(firsts) == 1 else None
+
+
+def tokens(plan: ShardingPlan) -> int | None:
+    """How many tokens a step takes: inputs of integers, samples by positions. None where they have no one shape."""
+    shapes = {entry.shape for entry in plan.inputs if len(entry.shape) == 2 and entry.dtype.startswith("int")}
+    return prod(shapes.pop()) * plan.micro_batches if len(shapes) == 1 and samples(plan) is not None else None
+
+
+def throughput_line(plan: ShardingPlan) -> str | None:
+    """``16 samples and 131072 tokens a step: 12.3 samples/s, 100800 tokens/s``; None where samples are not known."""
+    taken, read = samples(plan), tokens(plan)
+    if taken is None or not plan.step_s > 0:
+        return None
+    amounts = [(taken, "samples")] + ([] if read is None else [(read, "tokens")])
+    a_step = " and ".join(f"{amount} {what}" for amount, what in amounts)
+    a_second = ", ".join(f"{amount / plan.step_s:,.0f} {what}/s" for amount, what in amounts)
+    return f"predicted throughput of all ranks: {a_second} ({a_step} in {format_seconds(plan.step_s)})"
+
+
+def _line(plan: ShardingPlan, parallelism: Parallelism, axis: str) -> str:
+    size = plan.mesh.shape[plan.mesh.index(axis)]
+    said = [parallelism.words(axis), _inputs(plan, axis), *_parameters(plan, parallelism, axis)]
+    share = _repeated(plan, axis)
+    if WORTH_SAYING <= share < UNUSED:
+        said.append(f"{share:.0%} of the computation is the same on all of its ranks")
+    return f"along {axis}, {size} rank{'s' * (size > 1)}: {'; '.join(said)}"
+
+
+def _inputs(plan: ShardingPlan, axis: str) -> str:
+    index = plan.mesh.index(axis)
+    cuts = [(entry.name, entry.layout[index].dim) for entry in plan.inputs if entry.layout[index].kind == "S"]
+    if cuts and {dim for _, dim in cuts} == {0}:
+        return "it cuts the batch"
+    if cuts:
+        return "it cuts " + " and ".join(f"dim {dim} of {name}" for name, dim in cuts)
+    return "every rank reads the whole batch"
+
+
+def _parameters(plan: ShardingPlan, parallelism: Parallelism, axis: str) -> Iterable[str]:
+    weights: Counter[str] = Counter()
+    for entry in plan.parameters:
+        weights[_of_parameters(parallelism.of(entry, axis))] += size_bytes(entry)
+    total = sum(weights.values())
+    for text, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
+        if weight >= UNUSED * total:
+            return (f"parameters are {text}",)
+    shown = [f"{weight / total:.0%} {text}" for text, weight in weights.most_common() if weight >= total / 200]
+    return (f"of the parameters {', '.join(shown)}",) if shown else ()
+
+
+def _of_parameters(use: ParameterParallelism) -> str:
+    summed = f" (gradients {SUMMED[use.summed]})" if use.summed else ""
+    where = {"whole": "whole on each", "gathered": "cut over it and gathered for use", "cut": "cut over it and used so"}
+    return where[use.use] + summed
+
+
+def _repeated(plan: ShardingPlan, axis: str) -> float:
+    """The share of the computation that every rank along an axis does alike, by predicted time; by number of operators
+    where times are not known.
+    """
+    index = plan.mesh.index(axis)
+    alike = {(entry.phase, entry.name): _is_alike(entry, index) for entry in plan.operators}
+    times = {(entry.phase, entry.name): entry.predicted_ns for entry in plan.execution}
+    weights = times if sum(times.values()) else dict.fromkeys(alike, 1)
+    total = sum(weights.get(key, 0) for key in alike)
+    return sum(weights.get(key, 0) for key, is_alike in alike.items() if is_alike) / total if total else 0.0
+
+
+def _is_alike(entry: OperatorEntry, index: int) -> bool:
+    layouts: list[Layout] = [*entry.inputs, *(layout for layout in entry.outputs if layout is not None)]
+    return all(layout[index].kind == "R" for layout in layouts)
+
+
+def _warning(plan: ShardingPlan, unused: tuple[str, ...]) -> str:
+    ranks = prod(plan.mesh.shape[plan.mesh.index(axis)] for axis in unused)
+    axes, name = " and ".join(unused), plan.inputs[0].name if plan.inputs else "output.0"
+    held = ", or without its constraints" if plan.pins else ""
+    return (
+        f"WARNING: nothing is divided along {axes}: {ranks} ranks do the same work. Under this profile any division "
+        f"costs more time than it saves, or cannot be; a larger batch or model would change that{held}, and "
+        f"fewer ranks take as long. The price of a division: autoshard explain PLAN --why {name} "
+        f"--not '{' '.join(f'{axis}:S(0)' if axis in unused else f'{axis}:R' for axis in plan.mesh.axes)}'"
+    )
