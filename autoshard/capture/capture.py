@@ -18,6 +18,7 @@ from .adapter import Trace, mark_of, trace
 from .arguments import CallSignature
 from .attention import attention, attention_backward
 from .autocast import check_autocast_around
+from .constant import LARGEST, constant, constant_arguments
 from .dynamo import model_stack
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 from .lines import line_in, line_of
@@ -87,7 +88,7 @@ class _Builder:
             if fx.op == "placeholder":
                 self._add_placeholder(fx, *next(placeholders))
             elif fx.op == "get_attr" and fx in needed:
-                self._add_constant(fx)
+                self._add_constant(fx, "forward" if fx in forward else "backward")
             elif fx.op == "call_function" and fx in needed:
                 self._add_operator(fx, "forward" if fx in forward else "backward")
         return self._finish()
@@ -109,10 +110,22 @@ class _Builder:
         phase: Phase = "backward" if kind == "tangent" else "forward"
         self._append(fx, Node(name, kind, phase, (_meta(value, name),)), path="")
 
-    def _add_constant(self, fx: FxNode) -> None:
-        raise CaptureError(
-            f"the model makes a constant tensor in its forward ({line_of(next(iter(fx.users)))}); "
-            "register it as a buffer in __init__ instead"
+    def _add_constant(self, fx: FxNode, phase: Phase) -> None:
+        """A tensor whose numbers stand in the forward: an operator makes it, as the model does, at every step."""
+        value = getattr(self._traced.graph.owning_module, str(fx.target))
+        if not isinstance(value, torch.Tensor):
+            return  # the body of an operator that calls others; that one is refused
+        user = next(iter(fx.users))
+        if value.numel() > LARGEST:
+            raise CaptureError(
+                f"the forward writes down a tensor of {value.numel()} numbers ({line_of(user)}); register it as a "
+                "buffer in __init__ instead"
+            )
+        args, kwargs = constant_arguments(value)
+        path = self._path(user)
+        name = self._name(path, "constant")
+        self._append(
+            fx, Node(name, "operator", phase, (_meta(value, name),), constant, args, kwargs, line_of(user)), path
         )
 
     def _add_operator(self, fx: FxNode, phase: Phase) -> None:
@@ -145,11 +158,14 @@ class _Builder:
         outputs = tuple(None if v is None else _meta(v, role) for v in values)[: len(op._schema.returns) or None]
         if len(op._schema.returns) == 1 and str(op._schema.returns[0].type) == "List[Tensor]":
             outputs = tuple(None if v is None else _meta(v, role) for v in values)
-        count = self._counts[path, role]
-        self._counts[path, role] += 1
-        name = f"{path}/{role}" + (f".{count}" if count else "")
+        name = self._name(path, role)
         mark = mark_of(fx) if phase == "forward" else None
         self._append(fx, Node(name, "operator", phase, outputs, op, args, kwargs, line_of(fx), mark), path)
+
+    def _name(self, path: str, role: str) -> str:
+        count = self._counts[path, role]
+        self._counts[path, role] += 1
+        return f"{path}/{role}" + (f".{count}" if count else "")
 
     def _append(self, fx: FxNode, node: Node, path: str) -> None:
         self._refs[fx] = Ref(len(self._nodes))

@@ -133,7 +133,8 @@ def forward_graph(
     """
     found = Dynamo()
     answers: list[tuple[nn.Module, Any]] = []
-    with _side_effects_into(found), _answers_into(answers):
+    # recurrent modules are taken apart, step by step
+    with _side_effects_into(found), _answers_into(answers), torch._dynamo.config.patch(allow_rnn=True):
         graph = functional_export._dynamo_graph_capture_for_export(observed)(*args, **kwargs)
     (found.answer,) = answers
     found.names = frozenset().union(*(_names(code) for code in found.answer[1].traced_code))
