@@ -228,7 +228,7 @@ def _flat_weights(module: nn.RNNBase) -> Iterator[None]:
     """A recurrent module keeps a list of its weights, which its forward makes anew where they are others."""
     flat, refs = module._flat_weights, module._flat_weight_refs
     module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
-    module._flat_weight_refs = [weakref.ref(weight) for weight in module._flat_weights]
+    module._flat_weight_refs = [weakref.ref(weight) for weight in module._flat_weights if weight is not None]
     try:
         yield
     finally:

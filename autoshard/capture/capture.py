@@ -32,6 +32,21 @@ _IDENTITY = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.defau
 _STRIDED = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+# What an error of torch is about, and what to do.
+_ADVICE = {
+    "torch.autograd.grad": (
+        "it takes a gradient within the forward (torch.autograd.grad, backward), and a captured step has one backward, "
+        "that of its results. Return what the gradient is taken of, or write the derivative out"
+    ),
+    "pack_padded_sequence": (
+        "it packs sequences, and how many rows each step has depends on data. Run the module on the padded sequences and "
+        "mask the result"
+    ),
+    "_ctc_loss": (
+        "ctc_loss keeps a table whose shape depends on the numbers in target_lengths. Return the log-probabilities and "
+        "compute the loss of them outside"
+    ),
+}
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
 
@@ -318,6 +333,9 @@ def _why(model: nn.Module, error: Exception) -> str:
     if explanation := _EXPLANATION.search(text):
         first += f" ({explanation[1].rstrip('.')})"
     at = f" at {where}" if where else ""
+    for word, advice in _ADVICE.items():
+        if word in text:
+            return f"{type(model).__name__} cannot be captured as one graph{at}: {advice}"
     return (
         f"{type(model).__name__} cannot be captured as one graph{at}: {first}. The forward must be free of graph "
         "breaks (print, .item(), Python branches on data) and of operators whose result shape depends on data (nonzero)"
