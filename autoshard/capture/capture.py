@@ -34,13 +34,13 @@ _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 # What an error of torch is about, and what to do.
 _ADVICE = {
-    "torch.autograd.grad": (
-        "it takes a gradient within the forward (torch.autograd.grad, backward), and a captured step has one backward, "
+    "`torch.autograd.grad`": (
+        "it takes a gradient within the forward (torch.autograd.grad), and a captured step has one backward, "
         "that of its results. Return what the gradient is taken of, or write the derivative out"
     ),
     "pack_padded_sequence": (
-        "it packs sequences, and how many rows each step has depends on data. Run the module on the padded sequences and "
-        "mask the result"
+        "it packs sequences, and how many rows each step has depends on data. Run the module on the padded sequences "
+        "and mask the result"
     ),
     "_ctc_loss": (
         "ctc_loss keeps a table whose shape depends on the numbers in target_lengths. Return the log-probabilities and "

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from autoshard.capture import capture
 from autoshard.errors import CaptureError
@@ -122,9 +123,10 @@ def _ctc(weight: Tensor, x: Tensor) -> Tensor:
         (lambda weight, x: (x * weight, Cache(x)), r"an object of class Cache; .* use_cache=False"),
         (lambda weight, x: torch.autograd.grad((x * weight).sum(), weight)[0], r"takes a gradient within the forward"),
         (_ctc, r"ctc_loss keeps a table .* compute the loss of them outside"),
+        (lambda weight, x: pack_padded_sequence(x * weight, [2, 1, 1]).data, r"packs sequences.* mask the result"),
         (lambda weight, x: F.relu(x, inplace=True) * weight, r"writes into its argument x .* write x = x.clone\(\)"),
     ],
-    ids=["cache", "gradient", "ctc", "argument"],
+    ids=["cache", "gradient", "ctc", "packed", "argument"],
 )
 def test_what_is_not_supported_is_said_with_what_to_do(body: Callable[..., Any], message: str) -> None:
     with pytest.raises(CaptureError, match=message):
