@@ -115,7 +115,8 @@ TABLE = {
         | GRAPH
         | {"autoshard.constraints", "autoshard.constraints.compile", "autoshard.constraints.layers"}
         | {"autoshard.constraints.computed_again"}
-        | {"autoshard.constraints.limits", "autoshard.constraints.names", "autoshard.lowering", "autoshard.plans"}
+        | {"autoshard.constraints.limits", "autoshard.constraints.names", "autoshard.constraints.roles"}
+        | {"autoshard.lowering", "autoshard.plans"}
         | {"autoshard.redistribution", "autoshard.redistribution.paths", "autoshard.strategies"}
         | {"cost_models", "solver"},
         frozenset({"numpy", "torch"}),

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guard
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         forward = forward_of(model, fake_args, fake_kwargs)
         fake_args, fake_kwargs = tree_map(_known_to_aot, (fake_args, fake_kwargs))
-        decompositions: Any = get_decompositions(_DECOMPOSED)
+        decompositions: Any = {**get_decompositions(_DECOMPOSED), aten.index_put.default: _put_where}
         # the backward is called outside of autocast
         stack.enter_context(functorch_config.patch({"backward_pass_autocast": "off"}))
         joint = aot_export_joint_with_descriptors(
@@ -142,6 +143,15 @@ class _Watch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self._see(func, args, kwargs or {}, result)
         return result
+
+
+def _put_where(x: torch.Tensor, indices: list[Any], values: torch.Tensor, accumulate: bool = False) -> Any:
+    """``x[mask] = 0.0`` as a choice between two tensors, which can be cut as they are; other writes stay."""
+    mask = indices[0]
+    if len(indices) > 1 or accumulate or values.numel() != 1 or mask is None or mask.dtype is not torch.bool:
+        return NotImplemented
+    mask = mask.reshape(*mask.shape, *(1 for _ in range(x.dim() - mask.dim())))
+    return torch.where(mask, values.reshape(()), x)
 
 
 def mark_of(node: torch.fx.Node) -> Mark | None:
@@ -260,10 +270,26 @@ class _Faker:
             for table in tables:
                 for key, tensor in list(table.items()):
                     table[key] = self._held(tensor)
-            yield
+            with ExitStack() as stack:
+                for module in model.modules():
+                    if isinstance(module, nn.RNNBase):
+                        stack.enter_context(_flat_weights(module))
+                yield
         finally:
             for table, real in zip(tables, kept):
                 table.update(real)
+
+
+@contextmanager
+def _flat_weights(module: nn.RNNBase) -> Iterator[None]:
+    """A recurrent module keeps a list of its weights, which its forward makes anew where they are others."""
+    flat, refs = module._flat_weights, module._flat_weight_refs
+    module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+    module._flat_weight_refs = [weakref.ref(weight) for weight in module._flat_weights if weight is not None]
+    try:
+        yield
+    finally:
+        module._flat_weights, module._flat_weight_refs = flat, refs
 
 
 def _placeholder(desc: Any) -> tuple[str, Any]:

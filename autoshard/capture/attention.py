@@ -10,11 +10,10 @@ Shapes: B batch, H heads, T query length, S key length, D head size. Results of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F
+
+from .library import define
 
 aten = torch.ops.aten
 
@@ -97,20 +96,5 @@ def _attention_backward_shapes(
     return _empty(q, q.shape), _empty(k, k.shape), _empty(v, v.shape)
 
 
-_LIBRARY = torch.library.Library("autoshard", "FRAGMENT")
-
-
-def _define(name: str, function: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
-    """An operator that runs a function; torch reads its schema off the signature, which that for its shapes shares.
-
-    ``torch.library.custom_op`` does the same and more (it prepares for derivatives and looks for writes), and its calls
-    take ten times as long.
-    """
-    _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
-    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"autoshard::{name}", shapes, lib=_LIBRARY)
-    return getattr(torch.ops.autoshard, name).default
-
-
-attention = _define("attention", _attention, _attention_shapes)
-attention_backward = _define("attention_backward", _attention_backward, _attention_backward_shapes)
+attention = define("attention", _attention, _attention_shapes)
+attention_backward = define("attention_backward", _attention_backward, _attention_backward_shapes)

@@ -19,6 +19,7 @@ from .adapter import Trace, mark_of, trace
 from .arguments import CallSignature
 from .attention import attention, attention_backward
 from .autocast import check_autocast_around
+from .constant import LARGEST, constant, constant_arguments
 from .dynamo import is_explained, model_stack, own_error
 from .flat import Captured, captured_flat
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
@@ -33,6 +34,21 @@ _IDENTITY = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.defau
 _STRIDED = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+# What an error of torch is about, and what to do.
+_ADVICE = {
+    "`torch.autograd.grad`": (
+        "it takes a gradient within the forward (torch.autograd.grad), and a captured step has one backward, "
+        "that of its results. Return what the gradient is taken of, or write the derivative out"
+    ),
+    "pack_padded_sequence": (
+        "it packs sequences, and how many rows each step has depends on data. Run the module on the padded sequences "
+        "and mask the result"
+    ),
+    "_ctc_loss": (
+        "ctc_loss keeps a table whose shape depends on the numbers in target_lengths. Return the log-probabilities and "
+        "compute the loss of them outside"
+    ),
+}
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
 
@@ -106,7 +122,7 @@ class _Builder:
             if fx.op == "placeholder":
                 self._add_placeholder(fx, *next(placeholders))
             elif fx.op == "get_attr" and fx in needed:
-                self._add_constant(fx)
+                self._add_constant(fx, "forward" if fx in forward else "backward")
             elif fx.op == "call_function" and fx in needed:
                 self._add_operator(fx, "forward" if fx in forward else "backward")
         return self._finish()
@@ -128,10 +144,22 @@ class _Builder:
         phase: Phase = "backward" if kind == "tangent" else "forward"
         self._append(fx, Node(name, kind, phase, (_meta(value, name),)), path="")
 
-    def _add_constant(self, fx: FxNode) -> None:
-        raise CaptureError(
-            f"the model makes a constant tensor in its forward ({line_of(next(iter(fx.users)))}); "
-            "register it as a buffer in __init__ instead"
+    def _add_constant(self, fx: FxNode, phase: Phase) -> None:
+        """A tensor whose numbers stand in the forward: an operator makes it, as the model does, at every step."""
+        value = getattr(self._traced.graph.owning_module, str(fx.target))
+        if not isinstance(value, torch.Tensor):
+            return  # the body of an operator that calls others; that one is refused
+        user = next(iter(fx.users))
+        if value.numel() > LARGEST:
+            raise CaptureError(
+                f"the forward writes down a tensor of {value.numel()} numbers ({line_of(user)}); register it as a "
+                "buffer in __init__ instead"
+            )
+        args, kwargs = constant_arguments(value)
+        path = self._path(user)
+        name = self._name(path, "constant")
+        self._append(
+            fx, Node(name, "operator", phase, (_meta(value, name),), constant, args, kwargs, line_of(user)), path
         )
 
     def _add_operator(self, fx: FxNode, phase: Phase) -> None:
@@ -164,11 +192,14 @@ class _Builder:
         outputs = tuple(None if v is None else _meta(v, role) for v in values)[: len(op._schema.returns) or None]
         if len(op._schema.returns) == 1 and str(op._schema.returns[0].type) == "List[Tensor]":
             outputs = tuple(None if v is None else _meta(v, role) for v in values)
-        count = self._counts[path, role]
-        self._counts[path, role] += 1
-        name = f"{path}/{role}" + (f".{count}" if count else "")
+        name = self._name(path, role)
         mark = mark_of(fx) if phase == "forward" else None
         self._append(fx, Node(name, "operator", phase, outputs, op, args, kwargs, line_of(fx), mark), path)
+
+    def _name(self, path: str, role: str) -> str:
+        count = self._counts[path, role]
+        self._counts[path, role] += 1
+        return f"{path}/{role}" + (f".{count}" if count else "")
 
     def _append(self, fx: FxNode, node: Node, path: str) -> None:
         self._refs[fx] = Ref(len(self._nodes))
@@ -318,6 +349,9 @@ def _why(model: nn.Module, error: Exception) -> str:
     text = str(error)
     where = line_in(text) or line_in(model_stack(error))
     at = f" at {where}" if where else ""
+    for word, advice in _ADVICE.items():
+        if word in text:
+            return f"{type(model).__name__} cannot be captured as one graph{at}: {advice}"
     if own := own_error(error):
         return (
             f"the forward of {type(model).__name__} fails{at}: {own.rstrip('.')}. That is the model's own error, "

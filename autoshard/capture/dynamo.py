@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from types import CodeType
 from typing import Any
 from unittest.mock import patch
@@ -31,8 +31,9 @@ from torch._guards import Guard, GuardsSet
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.export._trace import _restore_state_dict
 from torch.utils._ordered_set import OrderedSet
-from torch.utils._pytree import TreeSpec, tree_structure
+from torch.utils._pytree import SUPPORTED_NODES, TreeSpec, tree_structure
 
+from ..errors import CaptureError
 from .arguments import same_constant
 from .autocast import check_autocast_within
 from .lines import is_models_file, line_in, line_of
@@ -147,14 +148,46 @@ def forward_graph(
     """
     found = Dynamo()
     answers: list[tuple[nn.Module, Any]] = []
-    with _side_effects_into(found), _answers_into(answers):
-        graph = functional_export._dynamo_graph_capture_for_export(observed)(*args, **kwargs)
+    # recurrent modules are taken apart, step by step
+    with _side_effects_into(found), _answers_into(answers), torch._dynamo.config.patch(allow_rnn=True):
+        graph = _traced(observed, args, kwargs)
     (found.answer,) = answers
     found.names = frozenset().union(*(_names(code) for code in found.answer[1].traced_code))
     _check_autocast(graph.graph)
     _restore_state_dict(observed, graph)
     codegen: Any = graph.graph._codegen
     return graph, found, codegen.pytree_info.out_spec
+
+
+def _traced(observed: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
+    """Traces a module; dataclasses in its result become containers that torch takes apart and puts together again.
+
+    Raises:
+        CaptureError: other objects are in the result.
+    """
+    while True:
+        try:
+            return functional_export._dynamo_graph_capture_for_export(observed)(*args, **kwargs)
+        except AssertionError as error:
+            returned = _returned(error)
+            if returned is None:
+                raise
+            if not is_dataclass(returned) or returned in SUPPORTED_NODES:
+                raise CaptureError(
+                    f"the forward returns an object of class {returned.__name__}; return tensors and numbers, in "
+                    "tuples, lists, dicts and dataclasses (a cache of keys and values belongs to generation: call the "
+                    "model with use_cache=False)"
+                ) from None
+            torch.export.register_dataclass(returned)
+
+
+def _returned(error: AssertionError) -> type | None:
+    """The class of a result that dynamo cannot take apart, where that is what it complains about."""
+    if "Encountered unrecognized type" not in str(error):
+        return None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    variable = frames[-1].f_locals.get("vt")
+    return variable.python_type() if variable is not None else None
 
 
 def _check_autocast(graph: torch.fx.Graph) -> None:

@@ -23,6 +23,7 @@ from .effects import (
 from .graph import SameTensor
 from .observed import MODEL, Observed
 from .results import separate_results
+from .taken_apart import take_apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +65,7 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     seen = {node: value for node, value in values.items() if isinstance(value, torch.Tensor)}
     same = separate_results(module, known, seen)
     custom = any(node.target is autograd_function_apply for node in module.graph.nodes)
+    take_apart(module)
     return Forward(module, len(leaves.result), result_spec, tuple(replaced.values()), same, found, custom)
 
 

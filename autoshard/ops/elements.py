@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..capture import Node
-from ..layout import P_SUM, S, local_range
+from ..layout import P_SUM, R, S, local_range
 from .operator import LocalCall, Metas, Operator, enter
 from .rule import Rule
 
@@ -23,6 +23,17 @@ def _triangle_of_block(call: LocalCall) -> Any:
     return call.run(node.op, call.args[0], diagonal + row - column)
 
 
+def _prelu_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Element by element; the slopes, and what else is of length 1 along a dim, are whole there."""
+    shape = inputs[0].shape
+    return [
+        Rule(tuple(S(d) if meta.shape[d] > 1 else R for meta in inputs), (S(d),) * len(node.outputs))
+        for d, size in enumerate(shape)
+        if size > 1
+    ]
+
+
+enter("_prelu_kernel _prelu_kernel_backward", Operator(rules=_prelu_rules))
 enter("add.Tensor", Operator(traits=("sum",)))
 enter("_to_copy", Operator(kernel="copy", traits=("cast",)))
 enter("tril triu", Operator(more_rules=_triangle_rules, local=_triangle_of_block))

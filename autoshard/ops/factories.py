@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 
 from ..capture import Node
 from ..layout import S, local_range
+from .lengths import small_lengths
 from .local import with_local_size
-from .operator import LocalCall, Metas, Operator, enter
+from .operator import Form, LocalCall, Metas, Operator, enter
 from .rule import Rule
 
 aten = torch.ops.aten
@@ -22,12 +24,16 @@ def _any_block(node: Node, inputs: Metas) -> list[Rule]:
     return [Rule((), (S(d),)) for d in range(len(meta.shape))]
 
 
-def _range_of_block(call: LocalCall) -> Any:
+def _block_of_whole(call: LocalCall) -> Any:
+    """Makes the whole tensor, which is small or cheap, and takes the block of the rank."""
     meta, layout = call.node.outputs[0], call.outputs[0]
     assert meta is not None and layout is not None
-    start, stop = local_range(meta.shape[0], layout, 0, call.mesh, call.coordinate)
-    whole = call.run(call.node.op, *call.args, **call.kwargs)
-    return whole if stop - start == meta.shape[0] else call.run(aten.slice.Tensor, whole, 0, start, stop)
+    block = call.run(call.node.op, *call.args, **call.kwargs)
+    for dim, size in enumerate(meta.shape):
+        start, stop = local_range(size, layout, dim, call.mesh, call.coordinate)
+        if stop - start < size:
+            block = call.run(aten.slice.Tensor, block, dim, start, stop)
+    return block
 
 
 def _small_arange(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
@@ -39,6 +45,14 @@ def _small_arange(node: Node, inputs: Metas, shapes: list[list[int]], length: di
     return (node.args[0], node.args[0] + step * length[meta.shape[0]], *node.args[2:])
 
 
+def _small_constant(node: Node, inputs: Metas, parts: int, ranks: int) -> Form:
+    """Numbers in order, in a shape that is cut like the real one."""
+    shape = node.args[1]
+    length = small_lengths(set(shape), set(), parts, ranks)
+    small_shape = tuple(length[size] for size in shape)
+    return replace(node, args=(tuple(range(math.prod(small_shape))), small_shape)), ()
+
+
 def _without_strides(call: LocalCall) -> Any:
     """Makes a contiguous tensor of the local size: strides are no part of a captured graph."""
     return with_local_size(1, aten.new_empty.default)(replace(call, args=call.args[:2]))
@@ -46,7 +60,14 @@ def _without_strides(call: LocalCall) -> Any:
 
 enter("zeros ones full", Operator(rules=_any_block, local=with_local_size(0), kernel="copy"))
 enter("empty", Operator(rules=_any_block, local=with_local_size(0), traits=("uninitialised",)))
-enter("arange", Operator(rules=_any_block, local=_range_of_block, small=_small_arange))
+enter("arange", Operator(rules=_any_block, local=_block_of_whole, small=_small_arange))
+enter("linspace logspace eye tril_indices triu_indices", Operator(rules=_any_block, local=_block_of_whole))
+enter("hann_window hamming_window bartlett_window", Operator(rules=_any_block, local=_block_of_whole))
+enter(
+    "constant",
+    Operator(rules=_any_block, local=_block_of_whole, small_form=_small_constant, kernel="copy"),
+    namespace="autoshard",
+)
 enter("new_zeros new_ones new_full", Operator(local=with_local_size(1), kernel="copy"))
 enter("new_empty", Operator(local=with_local_size(1), traits=("uninitialised",)))
 enter("new_empty_strided", Operator(local=_without_strides, traits=("uninitialised",)))

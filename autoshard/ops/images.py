@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..capture import Node
+from ..layout import S
 from .operator import Flops, Metas, Operator, Shape, Trait, enter, enter_pattern
+from .rule import Rule
 
 aten = torch.ops.aten
 
@@ -89,6 +91,22 @@ def _operator(known: _Convolution, flops: Flops, *traits: Trait) -> Operator:
     return Operator(small=small, keeps=keeps, kernel="convolution", flops=flops, traits=traits)
 
 
+def _patch_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Patches of images, and images of patches: the batch, and channels, whose patches lie together."""
+    channels = len(inputs[0].shape) - (3 if node.op is aten.im2col.default else 2)
+    return [Rule((S(d),), (S(d),)) for d in range(channels + 1)]
+
+
+def _small_as_it_is(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
+    return node.args
+
+
+def _keeps_patches(node: Node, position: int, dim: int, rank: int) -> bool:
+    """Images and patches stay, the channels that patches stand for, too."""
+    return dim >= rank - 2
+
+
+enter("im2col col2im", Operator(rules=_patch_rules, small=_small_as_it_is, keeps=_keeps_patches, kernel="copy"))
 enter("convolution", _operator(_FORWARD, _flops, "contraction"))
 enter("convolution_backward", _operator(_BACKWARD, _backward_flops))
 # max_pool2d_with_indices_backward, upsample_nearest_exact1d: the number is that of the dims of an image

@@ -40,6 +40,19 @@ def _product_and_bias(call: LocalCall) -> Any:
     return call.run(call.node.op, *call.args, **call.kwargs)
 
 
+def _vector_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """A matrix times a vector, cut by rows or along the sum; what is added to it is cut by rows alone."""
+    if len(inputs) == 3:
+        added = S(0) if inputs[0].shape == inputs[1].shape[:1] else R
+        return [Rule((added, S(0), R), (S(0),))]
+    return [
+        Rule((S(0), R), (S(0),)),
+        Rule((S(1), S(0)), (P_SUM,)),
+        Rule((P_SUM, R), (P_SUM,)),
+        Rule((R, P_SUM), (P_SUM,)),
+    ]
+
+
 def _attention_rules(node: Node, inputs: Metas) -> list[Rule]:
     """Dims 0 (batch) and 1 (heads) of every tensor; a bias that broadcasts along the dim is whole on each rank."""
     bias = inputs[-1].shape if isinstance(node.args[-3], Ref) else None
@@ -83,6 +96,7 @@ enter(
         more_rules=_bias_added_once, local=_product_and_bias, kernel="matmul", flops=_flops, traits=("contraction",)
     ),
 )
+enter("mv addmv", Operator(rules=_vector_rules, kernel="matmul", flops=_flops))
 enter("bmm baddbmm", Operator(kernel="matmul", flops=_flops, traits=("contraction", "batched")))
 enter(
     "attention",

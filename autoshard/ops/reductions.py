@@ -23,6 +23,15 @@ def _truths(combined: Placement, node: Node, inputs: Metas) -> list[Rule]:
     return [Rule((S(d),), (combined,)) for d in range(len(inputs[0].shape))]
 
 
+def _norm_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Cut along a dim that stays; norms of parts do not add up."""
+    meta, rank = node.outputs[0], len(inputs[0].shape)
+    assert meta is not None
+    reduced = {d % rank for d in node.args[2]} if rank and len(node.args) > 2 and node.args[2] else set(range(rank))
+    kept = [d for d in range(rank) if d not in reduced]
+    return [Rule((S(d),), (S(d if len(meta.shape) == rank else k),)) for k, d in enumerate(kept)]
+
+
 def _mean(call: LocalCall) -> Any:
     """A mean over a cut dim adds up the shard and divides by the whole length, so that the ranks' results add up."""
     length = _mean_length(call.node, call.metas[0], call.inputs[0])
@@ -45,8 +54,9 @@ def _mean_length(node: Node, meta: TensorMeta, layout: Layout) -> int | None:
 enter("any", Operator(more_rules=partial(_truths, P("max")), kernel="reduction"))
 enter("all", Operator(more_rules=partial(_truths, P("min")), kernel="reduction"))
 enter("mean", Operator(local=_mean, kernel="reduction", traits=("mean",)))
+enter("norm", Operator(more_rules=_norm_rules, kernel="reduction"))
 enter(
-    "sum prod amax amin aminmax max min argmax argmin var var_mean std std_mean norm linalg_vector_norm cumsum cumprod "
+    "sum prod amax amin aminmax max min argmax argmin var var_mean std std_mean linalg_vector_norm cumsum cumprod "
     "nll_loss_forward nll_loss_backward mse_loss mse_loss_backward",
     Operator(kernel="reduction"),
 )

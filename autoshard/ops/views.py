@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from ..capture import Node, Ref, TensorMeta
-from ..layout import P_SUM, Layout, S, is_even, local_range
+from ..layout import P_SUM, Layout, R, S, is_even, local_range
 from ..mesh import Mesh
 from .lengths import small_lengths, wide
 from .local import with_local_size
@@ -122,6 +123,58 @@ def _keeps_pieces(node: Node, position: int, dim: int, rank: int) -> bool:
     return bool(dim == (node.args[1] if len(node.args) > 1 else 0) % rank)
 
 
+def _expand_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """A dim along which numbers are repeated: every rank repeats them as often as its block wants."""
+    meta, before = node.outputs[0], inputs[0].shape
+    assert meta is not None
+    new = len(meta.shape) - len(before)
+    repeated = [d for d, size in enumerate(meta.shape) if size > 1 and (d < new or before[d - new] == 1)]
+    return [Rule((R,), (S(d),)) for d in repeated]
+
+
+def _window_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Windows, and the gradient of a tensor of which they are: any dim but those of the windows."""
+    windowed, rank = _window_dim(node, len(inputs[0].shape)), len(inputs[0].shape)
+    dims = range(rank - 1 if _is_gradient(node) else rank)
+    return [Rule((P_SUM,), (P_SUM,)), *(Rule((S(d),), (S(d),)) for d in dims if d != windowed)]
+
+
+def _is_gradient(node: Node) -> bool:
+    return node.op is aten.unfold_backward.default
+
+
+def _window_dim(node: Node, rank: int) -> int:
+    """The dim that is cut into windows; of those the length is the last dim, behind the others."""
+    dims = rank - 1 if _is_gradient(node) else rank
+    return int(node.args[2 if _is_gradient(node) else 1]) % max(dims, 1)
+
+
+def _keeps_windows(node: Node, position: int, dim: int, rank: int) -> bool:
+    return dim == _window_dim(node, rank) or (_is_gradient(node) and dim == rank - 1)
+
+
+def _small_windows(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
+    if not _is_gradient(node):
+        return node.args
+    windowed, sizes = _window_dim(node, len(shapes[0])), node.args[1]
+    return (node.args[0], tuple(sizes[d] if d == windowed else shapes[0][d] for d in range(len(sizes))), *node.args[2:])
+
+
+def _diagonal_rules(embeds: bool, node: Node, inputs: Metas) -> list[Rule]:
+    """A diagonal, and a tensor with one: any dim but those of the diagonal."""
+    meta = node.outputs[0]
+    assert meta is not None
+    flat, square = (inputs[0].shape, meta.shape) if embeds else (meta.shape, inputs[0].shape)
+    default, first = ((-2, -1), 1) if node.op is aten.diag_embed.default else ((0, 1), 1)
+    first += node.op is aten.diagonal_backward.default  # behind the sizes
+    given = (*node.args, *(0, *default)[len(node.args) - first :]) if len(node.args) < first + 3 else node.args
+    diagonal = {dim % len(square) for dim in given[first + 1 : first + 3]}
+    others = [d for d in range(len(square)) if d not in diagonal]
+    pairs = zip(range(len(flat) - 1), others)
+    rules = [Rule((S(a),), (S(b),)) if embeds else Rule((S(b),), (S(a),)) for a, b in pairs]
+    return [Rule((P_SUM,), (P_SUM,)), *rules]
+
+
 def _small_split(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
     dim = (node.args[2] if len(node.args) > 2 else 0) % len(shapes[0])
     size = node.args[1]
@@ -183,9 +236,17 @@ _RESHAPE = Operator(
 enter("view reshape", _RESHAPE)
 enter("_unsafe_view", replace(_RESHAPE, traits=("reshape", "view")))
 enter("constrain", Operator(rules=_constrain_rules, local=_same, traits=("view",)), namespace="autoshard")
-enter("expand", Operator(local=with_local_size(1)))
+enter("expand", Operator(more_rules=_expand_rules, local=with_local_size(1)))
 enter("squeeze squeeze_copy", Operator(local=_squeezed))
 enter("view_as_complex view.dtype", Operator(local=_on_rows))
+enter("unfold", Operator(rules=_window_rules, small=_small_windows, keeps=_keeps_windows))
+enter(
+    "unfold_backward",
+    Operator(rules=_window_rules, local=with_local_size(1), small=_small_windows, keeps=_keeps_windows, kernel="copy"),
+)
+enter("diagonal", Operator(rules=partial(_diagonal_rules, False)))
+enter("diag_embed", Operator(rules=partial(_diagonal_rules, True), kernel="copy"))
+enter("diagonal_backward", Operator(rules=partial(_diagonal_rules, True), local=with_local_size(1), kernel="copy"))
 enter("unbind", Operator(keeps=_keeps_pieces))
 enter("split split_with_sizes", Operator(small=_small_split, traits=("split",)))
 enter("split_with_sizes_copy unsafe_split", Operator(small=_small_split))

@@ -14,11 +14,12 @@ from cost_models import Profile, load_profile
 from solver import Solution, Status, solve
 
 from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, micro_batched, recomputed
-from ..constraints import Constraint, Constraints
+from ..constraints import AxisScheme, Constraint, Constraints
 from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
 from ..plans.schedule import BUCKET_BYTES
+from .batch_mixing import why_not_cut
 from .budget import LAST_S, SolverOptions, gap_of, plan_within_budget, said_by
 from .decided import decided
 from .formulation import Formulation, Objective, formulate
@@ -278,6 +279,8 @@ class Planner:
         if reason.startswith(infeasible) and texts:
             blamed = self.contradiction(formulation.constraints)
             if len(blamed) == 1:
+                if why := self._mixing(blamed[0]):
+                    return f"no plan{under}: {why}"
                 return f"{said} The constraint {blamed[0].text!r} leaves none, whatever the others say."
             if blamed:
                 named = " and ".join(repr(constraint.text) for constraint in blamed)
@@ -285,6 +288,13 @@ class Planner:
         marks = [f"{text!r} at {node.source}" for _, node, text in annotated(self.graph)]
         also = f" The annotations in the model count too: {'; '.join(marks)}." if marks else ""
         return f"no plan{under}: {reason}{also}"
+
+    def _mixing(self, constraint: Constraint) -> str:
+        """Of a scheme that cuts the batch the operator that stands in its way; empty where none is found."""
+        if not (isinstance(constraint, AxisScheme) and constraint.scheme in ("ddp", "fsdp", "ep")):
+            return ""
+        why = why_not_cut(self.graph, self.mesh.shape[constraint.axis])
+        return why and f"{constraint.text!r} cuts the batch, but {why}"
 
     def contradiction(self, constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
         """Of constraints under which there is no plan a minimal part under which there is none.

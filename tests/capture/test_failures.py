@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from autoshard.capture import capture
 from autoshard.errors import CaptureError
@@ -40,7 +44,7 @@ class Nonzero(nn.Module):
 
 class Constant(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tensor([1.0, 2.0])  # culprit
+        return x + torch.tensor([1.0] * 20_000).sum()  # culprit
 
 
 class Raises(nn.Module):
@@ -131,3 +135,38 @@ def test_arguments_that_the_model_does_not_take_are_a_capture_error() -> None:
     model, (x,) = mlp()
     with pytest.raises(CaptureError, match="MLP cannot be captured"):
         capture(model, (x, x, x))
+
+
+class Cache:
+    def __init__(self, keys: Tensor) -> None:
+        self.keys = keys
+
+
+class Returning(nn.Module):
+    def __init__(self, body: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.weight, self.body = nn.Parameter(torch.ones(2)), body
+
+    def forward(self, x: Tensor) -> Any:
+        return self.body(self.weight, x)
+
+
+def _ctc(weight: Tensor, x: Tensor) -> Tensor:
+    lengths = torch.full((3,), 1)
+    return F.ctc_loss((x * weight).log_softmax(-1).unsqueeze(0), torch.ones(3, 1, dtype=torch.int64), lengths, lengths)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (lambda weight, x: (x * weight, Cache(x)), r"an object of class Cache; .* use_cache=False"),
+        (lambda weight, x: torch.autograd.grad((x * weight).sum(), weight)[0], r"takes a gradient within the forward"),
+        (_ctc, r"ctc_loss keeps a table .* compute the loss of them outside"),
+        (lambda weight, x: pack_padded_sequence(x * weight, [2, 1, 1]).data, r"packs sequences.* mask the result"),
+        (lambda weight, x: F.relu(x, inplace=True) * weight, r"writes into its argument x .* write x = x.clone\(\)"),
+    ],
+    ids=["cache", "gradient", "ctc", "packed", "argument"],
+)
+def test_what_is_not_supported_is_said_with_what_to_do(body: Callable[..., Any], message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        capture(Returning(body), (torch.randn(3, 2),))

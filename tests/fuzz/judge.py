@@ -125,7 +125,7 @@ def sharded(names: Any) -> list[Seen]:
             parallel = autoshard.parallelize(given, plan, device_mesh, args, kwargs)
         return _run(names, ShardedSession(names, parallel, original, plan, device_mesh))
 
-    with _capturing_once(None if names.SEED % 4 == 0 else graph):
+    with capturing_once(None if names.SEED % 4 == 0 else graph):
         results = run_ranks(mesh.size, one)
     return [Seen([], result) if isinstance(result, BaseException) else result for result in results]
 
@@ -144,7 +144,7 @@ def _run(names: Any, session: Session) -> Seen:
 
 
 @contextmanager
-def _capturing_once(graph: CapturedGraph | None) -> Iterator[None]:
+def capturing_once(graph: CapturedGraph | None) -> Iterator[None]:
     """One rank checks the plan's strategies for all and, where there is no graph yet, captures: both are slow, and
     dynamo knows no threads. A model with parametrizations every rank captures itself, one after another: torch makes a
     class for each such module, which the model of another rank does not have.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,6 +20,14 @@ from ..one_process import one_rank
 from .sessions import Model, both, differences, example, full, loss_of, state_of
 
 Body = Callable[[Any, Tensor], Any]
+
+
+@dataclass
+class Output:
+    loss: Tensor
+    logits: Tensor | None = None
+    hidden: tuple[Tensor, ...] | None = None
+
 
 BODIES: dict[str, Body] = {
     "a view of another": lambda m, x: ((y := x @ m.w), y[0]),
@@ -46,6 +55,7 @@ BODIES: dict[str, Body] = {
     "scalars": lambda m, x: ((y := (x @ m.w).sum(0)), y[0], y.sum(), (x > 0).sum(), (x > 0).any(), y.sum().half()),
     "a loss that is a view": lambda m, x: (x @ m.w).square().mean().view(1)[0],
     "no tensors": lambda m, x: {"y": x @ m.w, "none": None, "three": 3, "text": ["a", (True, 1.5)]},
+    "a dataclass": lambda m, x: Output((y := x @ m.w).mean(), hidden=(y, x @ m.v)),
     "integers and booleans": lambda m, x: ((y := x @ m.w), y.argmax(1), y > 0, y.max(dim=0)),
     "lower precision": lambda m, x: ((x @ m.w).half(), (x.bfloat16() @ m.v.bfloat16()).sum()),
     "statistics in lower precision": lambda m, x: F.batch_norm(

@@ -81,6 +81,23 @@ OTHERS = {
     "part of another": lambda n: operator(aten.slice_scatter.default, f(6, n), f(6, n - 2), 1, 1, n - 1),
     "gradient of a part": lambda n: operator(aten.slice_backward.default, f(6, n), [6, n + 3], 1, 2, n + 2, 1),
     "rows one by one": lambda n: operator(aten.unbind.int, f(3, 6, n)),
+    "gradient of windows": lambda n: operator(aten.unfold_backward.default, f(6, (n - 1) // 3, 4), [6, n], 1, 4, 3),
+    "gradient of a diagonal": lambda n: operator(aten.diagonal_backward.default, f(6, n), [n, 6, n], 0, 0, 2),
+    "patches": lambda n: operator(aten.im2col.default, f(n, 4, 5, 5), [3, 3], [1, 1], [1, 1], [2, 2]),
+    "image of patches": lambda n: operator(aten.col2im.default, f(n, 36, 9), [5, 5], [3, 3], [1, 1], [1, 1], [2, 2]),
+    "leaky": lambda n: operator(aten._prelu_kernel.default, f(6, n, 4), f(1, n, 1)),
+    "gradient of leaky": lambda n: operator(aten._prelu_kernel_backward.default, f(6, n), f(1, 1), f(6, n)),
+    "norm of rows": lambda n: operator(aten.norm.ScalarOpt_dim, f(6, n, 4), 2, [2]),
+    "matrix and vector": lambda n: operator(aten.mv.default, f(6, n), f(n)),
+    "matrix, vector and bias": lambda n: operator(aten.addmv.default, f(6), f(6, n), f(n)),
+    "numbers between": lambda n: operator(aten.linspace.default, 0, 1, n),
+    "places of a triangle": lambda n: operator(aten.tril_indices.default, n, n, -1),
+    "numbers written down": lambda n: operator(
+        torch.ops.autoshard.constant.default,
+        *(tuple(range(6 * n)), (6, n)),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    ),
     "gated": lambda n: operator(aten.glu.default, f(6, 2 * n), 1),
     "windows": lambda n: operator(aten.unfold.default, f(6, n), 1, 4, 3),
     "expanded": lambda n: operator(aten.expand.default, f(6, 1, n), [4, 6, n, -1]),
@@ -148,6 +165,21 @@ def test_every_strategy_of_an_operator_that_changes_a_length_is_right(name: str,
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_strategy_of_an_operator_is_right(name: str, length: int, mesh: str) -> None:
     assert not _wrong(OTHERS[name](length), Mesh.parse(mesh))
+
+
+@pytest.mark.parametrize(
+    ("name", "cuts"),
+    [("windows", {0}), ("gradient of windows", {0}), ("diagonal", {0}), ("placed on the diagonal", {0})]
+    + [("gradient of a diagonal", {1}), ("patches", {0, 1}), ("image of patches", {0, 1}), ("leaky", {0, 1, 2})]
+    + [("gradient of leaky", {0, 1}), ("norm of rows", {0, 1}), ("matrix and vector", {0}), ("expanded", {0, 1, 2, 3})]
+    + [("matrix, vector and bias", {0}), ("numbers between", {0}), ("places of a triangle", {0, 1})]
+    + [("numbers written down", {0, 1}), ("group norm", {0}), ("gradient of a group norm", {0}), ("hidden", {0, 1})],
+)
+def test_the_dims_of_a_result_that_a_rule_cuts(name: str, cuts: set[int]) -> None:
+    graph = OTHERS[name](12)
+    offered = Enumerator(graph, Mesh(("a",), (2,))).strategies(graph.nodes[-1])
+    found = {s.outputs[0][0].dim for s in offered if s.outputs[0] and s.outputs[0][0].kind == "S"}
+    assert found >= cuts
 
 
 def test_what_doubles_a_length_may_cut_it_where_the_ranks_divide_it() -> None:

@@ -1,0 +1,58 @@
+"""What capture runs in the place of recurrent modules and bags of embeddings gives what torch gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autoshard.capture.bags import embedding_bag
+from autoshard.capture.recurrent import STEP_BY_STEP
+
+KINDS = {
+    torch.lstm: lambda **options: nn.LSTM(4, 6, **options),
+    torch.gru: lambda **options: nn.GRU(4, 6, **options),
+    torch.rnn_tanh: lambda **options: nn.RNN(4, 6, **options),
+    torch.rnn_relu: lambda **options: nn.RNN(4, 6, nonlinearity="relu", **options),
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_first": True}, {"bias": False}, {"num_layers": 2, "bidirectional": True}, {"proj_size": 3}],
+    ids=str,
+)
+@pytest.mark.parametrize("function", KINDS, ids=lambda function: function.__name__)
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_a_recurrent_module_step_by_step(function: Any, options: dict[str, Any]) -> None:
+    if "proj_size" in options and function is not torch.lstm:
+        pytest.skip("LSTMs alone have projections")
+    torch.manual_seed(0)
+    module = KINDS[function](**options).double()
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    rows = 2 if module.batch_first else 5
+    count = module.num_layers * (2 if module.bidirectional else 1)
+    start: Any = torch.randn(count, rows, options.get("proj_size", 6), dtype=torch.float64)
+    if function is torch.lstm:
+        start = (start, torch.randn(count, rows, 6, dtype=torch.float64))
+    output, last = module(x, start)
+    expected = (output, *(last if isinstance(last, tuple) else (last,)))
+    shape = (module.bias, module.num_layers, 0.0, True, module.bidirectional, module.batch_first)
+    torch.testing.assert_close(STEP_BY_STEP[function](x, start, module._flat_weights, *shape), expected)
+
+
+@pytest.mark.parametrize("padding_idx", [None, 5, -1])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_one_length(mode: str, padding_idx: int | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(12, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    bags = torch.randint(0, 12, (6, 4), generator=generator)
+    bags[0], bags[1], bags[2, 1] = 5, 11, 5
+    weights = torch.rand(6, 4, generator=generator, dtype=torch.float64) if mode == "sum" else None
+    options: dict[str, Any] = {"mode": mode, "padding_idx": padding_idx, "per_sample_weights": weights}
+    results = [function(bags, table, **options) for function in (embedding_bag, F.embedding_bag)]
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*(torch.autograd.grad(result.square().sum(), table)[0] for result in results))

@@ -1,0 +1,124 @@
+"""Models of which capture takes parts apart, on simulated ranks: any plan computes what one process computes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import autoshard
+from autoshard.capture import capture
+from autoshard.mesh import Mesh
+from autoshard.plans import ShardingPlan
+
+from ..fuzz.judge import capturing_once
+from ..fuzz.random_plans import random_plan
+from ..fuzz.ranks import run_ranks
+from .sessions import full
+
+MESH = Mesh.parse("a=2,b=2")
+ROWS, STEPS, WIDTH = 4, 3, 8
+
+
+class Shifted(nn.Module):
+    """Writes into fresh tensors: through ranges, single indices, strides, transposes, masks and other views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.first = nn.Embedding(12, WIDTH), nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        shifted = tokens.new_zeros(tokens.shape)
+        shifted[..., 1:] = tokens[..., :-1].clone()
+        shifted[..., 0] = 3
+        shifted.masked_fill_(shifted == 7, 1)
+        h = self.table(shifted)
+        y = h.new_zeros(h.shape)
+        y[:, 1:] = h[:, :-1]
+        y[:, 0] = self.first
+        y.transpose(1, 2)[:, ::2] *= torch.tensor([1.0, 2.0, 0.5])
+        y.view(len(y), -1)[:, WIDTH:].add_(1.0)
+        y[y > 2.0] = 0.0
+        return F.cross_entropy((y @ self.table.weight.t()).flatten(0, 1), tokens.flatten())
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.enter = nn.Linear(WIDTH, WIDTH)
+        self.cells = kind(WIDTH, 6, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, last = self.cells(self.enter(x))
+        return y.square().mean() + sum(part.mean() for part in (last if isinstance(last, tuple) else (last,)))
+
+
+class Bags(nn.Module):
+    def __init__(self, mode: str, padding_idx: int | None) -> None:
+        super().__init__()
+        self.bags, self.leave = nn.EmbeddingBag(12, WIDTH, mode=mode, padding_idx=padding_idx), nn.Linear(WIDTH, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.leave(self.bags(tokens)).square().mean()
+
+
+def _tokens() -> Tensor:
+    tokens = torch.randint(0, 12, (ROWS, STEPS), generator=torch.Generator().manual_seed(0))
+    tokens[0], tokens[1, 0], tokens[2, 1] = 5, 5, 7
+    return tokens
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "writes": lambda: (Shifted(), _tokens()),
+    "recurrent": lambda: (Recurrent(nn.LSTM, batch_first=True), torch.randn(ROWS, STEPS, WIDTH)),
+    "bags": lambda: (Bags("mean", 5), _tokens()),
+}
+
+
+def _step(module: nn.Module, x: Tensor) -> list[Tensor]:
+    loss = module(x)
+    loss.backward()
+    return [full(loss).detach(), *(full(p.grad) for p in module.parameters())]  # type: ignore[arg-type]
+
+
+def _on_ranks(model: nn.Module, x: Tensor, plan: ShardingPlan) -> list[Tensor]:
+    """What rank 0 sees in one step."""
+    models = [deepcopy(model) for _ in range(MESH.size)]
+
+    def one(rank: int) -> list[Tensor]:
+        mesh = init_device_mesh("cpu", MESH.shape, mesh_dim_names=MESH.axes)
+        parallel = autoshard.parallelize(models[rank], plan, mesh, (x,))
+        return _step(parallel, *autoshard.shard_inputs(plan, mesh, x))
+
+    results = run_ranks(MESH.size, one)
+    failed = [result for result in results if isinstance(result, BaseException)]
+    assert not failed, failed
+    return results[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_random_plan_computes_what_one_process_computes(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = MODELS[name]()
+    expected = _step(deepcopy(model), x)
+    graph = capture(model, (x,), guarded=True)
+    plan = random_plan(graph, MESH, 0, model, (x,), {})
+    with capturing_once(graph), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(_on_ranks(model, x, plan), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_batch_can_be_cut_with_nothing_sent_but_gradients(name: str) -> None:
+    model, x = MODELS[name]()
+    plan = autoshard.plan(model, (x,), mesh="dp=2", hardware="cpu-gloo", constraints=["baseline ddp"])
+    sent = {c.kind for r in plan.redistributions for c in r.collectives if c.size_bytes > 8}
+    assert sent == {"all_reduce"}
