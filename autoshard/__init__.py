@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .api import auto_parallelize, plan
     from .apply import parallelize
     from .capture import constrain
-    from .lowering import measure_collectives, measure_memory, shard_inputs
+    from .lowering import measure_collectives, measure_memory, plan_of, shard_inputs
     from .ops import register_operator
     from .planning.comparison import compare
 
@@ -35,6 +35,7 @@ _LAZY = {
     "measure_collectives": "autoshard.lowering",
     "measure_memory": "autoshard.lowering",
     "parallelize": "autoshard.apply",
+    "plan_of": "autoshard.lowering",
     "register_operator": "autoshard.ops",
     "shard_inputs": "autoshard.lowering",
 }
@@ -56,6 +57,7 @@ __all__ = [
     "parse_layout",
     "parse_plan",
     "plan",
+    "plan_of",
     "read_plan",
     "register_operator",
     "shard_inputs",

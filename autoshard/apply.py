@@ -15,15 +15,17 @@ from .layout import format_strategy
 from .lowering import (
     Failures,
     Inputs,
-    ParallelModule,
+    ServedPlan,
     agreed,
     bind,
+    check_class,
     check_graph,
     check_mesh,
     check_order,
     check_redistributions,
     check_same_start,
     check_same_tensors,
+    converted,
     lower,
     open_board,
     shard_parameters,
@@ -75,6 +77,7 @@ def parallelize(
         check_order(plan, mesh)
         check_same_start(board, STAGES[0], plan, mesh)
     with agreed(board, STAGES[1]):
+        check_class(model)
         rank = bind(mesh, plan.links)
         if args is None:
             args, kwargs = _example(plan)
@@ -89,7 +92,7 @@ def parallelize(
     with agreed(board, STAGES[2]), failures.telling(STAGES[2]):
         shard_parameters(model, plan, mesh)
         seed = shared_seed(program, mesh)
-        return ParallelModule(model, plan, mesh, program, inputs, graph, seed, failures)
+        return converted(model, ServedPlan(model, plan, mesh, program, inputs, graph, seed, failures), mesh, failures)
 
 
 def check_plan(plan: ShardingPlan, graph: CapturedGraph) -> None:
