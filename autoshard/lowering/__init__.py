@@ -8,7 +8,7 @@ from .identity import check_same_start, check_same_tensors
 from .inputs import Inputs
 from .local_program import LocalProgram, lower
 from .local_values import Storage
-from .match import check_graph, check_mesh, check_order, mesh_of
+from .match import check_graph, check_held_alike, check_mesh, check_order, mesh_of
 from .module import ParallelModule, check_class, converted, plan_of
 from .needs import check_redistributions
 from .observe import CollectiveLog, MemoryLog, measure_collectives, measure_memory
@@ -31,6 +31,7 @@ __all__ = [
     "bind",
     "check_class",
     "check_graph",
+    "check_held_alike",
     "check_mesh",
     "check_order",
     "check_redistributions",

@@ -437,9 +437,10 @@ def _is_effect(node: fx.Node) -> bool:
     if node.op != "call_function":
         return True
     op = node.target
-    is_operator = isinstance(op, torch._ops.OpOverload)
-    draws = is_operator and torch.Tag.nondeterministic_seeded in op.tags
-    return draws or (is_operator and op._schema.is_mutable) or collective_name(node) is not None
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    draws = torch.Tag.nondeterministic_seeded in op.tags
+    return draws or op._schema.is_mutable or collective_name(node) is not None
 
 
 def _gradient(name: str) -> str:

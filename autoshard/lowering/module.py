@@ -6,7 +6,7 @@ and copying are others. What autoshard keeps stands in one attribute, ``_autosha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache, partial, update_wrapper
@@ -17,12 +17,12 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import InputError
+from ..errors import AutoshardError, InputError, PlanMismatchError
 from ..plans import ShardingPlan
-from .adapter import CALL_HOOKS, call_through
+from .adapter import CALL_HOOKS, call_through, rank_in_job
+from .agree import is_same_everywhere
 from .failure import Failures
 from .served_plan import ServedPlan
-from .settings import Settings
 from .shards import agree_on_replicas
 
 _SLOT = "_autoshard"
@@ -32,7 +32,8 @@ class ParallelModule(nn.Module):
     """What :func:`autoshard.parallelize` adds to the class of a model; never made by itself.
 
     Submodules, parameters and buffers are where they were; parameters are DTensors placed as planned, and so are their
-    gradients. ``plan`` is the plan that runs, unless the model has an attribute of that name (:func:`plan_of`).
+    gradients. ``plan`` is the plan that runs, the first of several; where the model has an attribute of that name, see
+    :func:`plan_of`.
 
     Call it with plain tensors, which are this rank's shards (:func:`autoshard.shard_inputs` cuts a full batch), or with
     DTensors. A scalar result comes back as a plain tensor, equal on all ranks; any other as a DTensor.
@@ -73,10 +74,10 @@ class ParallelModule(nn.Module):
 
 
 class Served:
-    """All that a parallel module has beside what the user's model had: the plan it serves, and how its model was."""
+    """All that a parallel module has beside what the user's model had: the plans it serves, and how its model was."""
 
-    def __init__(self, model: nn.Module, plan: ServedPlan, mesh: DeviceMesh, failures: Failures) -> None:
-        self.plan = plan
+    def __init__(self, model: nn.Module, plans: Sequence[ServedPlan], mesh: DeviceMesh, failures: Failures) -> None:
+        self.plans = tuple(plans)
         self._mesh, self._failures = mesh, failures
         self._was_meta = any(parameter.is_meta for parameter in model.parameters())
         self._model_class = type(model)
@@ -86,7 +87,7 @@ class Served:
     @property
     def shared(self) -> tuple[Any, ...]:
         """What copies of a module have in common."""
-        return *self.plan.shared, self._mesh, self._failures
+        return *(value for plan in self.plans for value in plan.shared), self._mesh, self._failures
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One step's forward on this rank.
@@ -98,15 +99,42 @@ class Served:
             JobError: another rank failed or ended.
         """
         with self._failures.telling("the forward"):
-            self.plan.step.check_caller()
-            with self._as_captured(module):
-                self.plan.state.check()
-            self.plan.settings.check(Settings.now(self._mesh.device_type))
-            held = self.plan.held()
+            plan, given = self._chosen(module, args, kwargs)
+            held = plan.held()
             if self._was_meta:
                 agree_on_replicas(module, self._mesh)
                 self._was_meta = False
-            return self.plan.run(self.plan.inputs.of(args, kwargs), held)
+            return plan.run(given, held)
+
+    def _chosen(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ServedPlan, dict[str, torch.Tensor]]:
+        """The plan that a call runs, and the tensors of the call by name: of the plans that were made for it the first;
+        one without a backward before the others where none can follow.
+        """
+        goes_back = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        found: tuple[ServedPlan, dict[str, torch.Tensor]] | None = None
+        objections: list[AutoshardError] = []
+        for plan in sorted(self.plans, key=lambda plan: plan.has_backward != goes_back):
+            try:
+                with self._as_captured(module):
+                    plan.check_surroundings()
+                found = plan, plan.inputs.of(args, kwargs)
+                break
+            except (InputError, PlanMismatchError) as error:
+                objections.append(error)
+        if len(self.plans) == 1 and objections:
+            raise objections[0]
+        if found is None:
+            said = "".join(f"\n  {error}" for error in objections)
+            raise InputError(f"none of the {len(self.plans)} plans of this module was made for this call:{said}")
+        number = self.plans.index(found[0])
+        if len(self.plans) > 1 and not is_same_everywhere([number], self._mesh):
+            raise InputError(
+                f"rank {rank_in_job()} is called with what plan {number + 1} of {len(self.plans)} was made for, other "
+                "ranks with what another one was: give all ranks batches of one shape, in one mode"
+            )
+        return found
 
     @contextmanager
     def _as_captured(self, module: nn.Module) -> Iterator[None]:
@@ -124,14 +152,14 @@ class Served:
             module.__class__ = made
 
 
-def converted(model: nn.Module, plan: ServedPlan, mesh: DeviceMesh, failures: Failures) -> nn.Module:
-    """Makes the model itself the parallel module of a plan.
+def converted(model: nn.Module, plans: Sequence[ServedPlan], mesh: DeviceMesh, failures: Failures) -> nn.Module:
+    """Makes the model itself the parallel module of one plan or several.
 
     Raises:
         InputError: its class cannot have a subclass.
     """
     made = _class_of(model)
-    served = Served(model, plan, mesh, failures)
+    served = Served(model, plans, mesh, failures)
     try:
         model.__class__ = made
     except TypeError as error:
@@ -143,14 +171,14 @@ def converted(model: nn.Module, plan: ServedPlan, mesh: DeviceMesh, failures: Fa
 
 
 def plan_of(module: nn.Module) -> ShardingPlan:
-    """The plan that a module runs.
+    """The plan that a module runs; of several, the first.
 
     Raises:
         InputError: it is not one that :func:`autoshard.parallelize` made.
     """
     if not isinstance(module, ParallelModule):
         raise InputError(f"{type(module).__name__} runs no plan: autoshard.parallelize has not made it")
-    return _served(module).plan.plan
+    return _served(module).plans[0].plan
 
 
 class _PlanAttribute:
@@ -173,7 +201,7 @@ def check_class(model: nn.Module) -> None:
 
 def _class_of(model: nn.Module) -> type:
     try:
-        return _made(type(model), not hasattr(model, "plan"))
+        return _made(type(model), not hasattr(model, "plan"))  # type: ignore[arg-type]  # classes are hashable
     except TypeError as error:
         raise _unfit(model, error) from error
 
@@ -186,7 +214,7 @@ def _made(owner: type, has_plan: bool) -> type:
         return _served(self).call(self, args, kwargs)
 
     hidden = torch.compiler.disable(forward, reason="a parallel module runs the graphs of its plan")
-    body = {
+    body: dict[str, Any] = {
         "__module__": owner.__module__,
         "__qualname__": owner.__qualname__,
         "__doc__": owner.__doc__,

@@ -45,7 +45,7 @@ class ServedPlan:
     ) -> None:
         self.plan, self.program, self.inputs = plan, program, inputs
         self.state = ModelState(model, graph)
-        self.settings = Settings.of_capture(mesh.device_type)
+        self._settings = Settings.of_capture(mesh.device_type)
         self.step = Step(graph, plan, mesh, program, failures)
         self._mesh, self._graph = mesh, graph
         self._held = HeldTensors(model, plan, mesh)
@@ -54,9 +54,25 @@ class ServedPlan:
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
     @property
+    def has_backward(self) -> bool:
+        """Whether the program has one."""
+        return self.program.backward is not None
+
+    @property
     def shared(self) -> tuple[Any, ...]:
         """What copies of a module have in common: all that is not theirs."""
         return self.plan, self._mesh, self.program, self.inputs, self._graph, self.step
+
+    def check_surroundings(self) -> None:
+        """Checks that a call at this moment would do what was captured.
+
+        Raises:
+            InputError: it is called from where, or under settings, that a plan is not made for.
+            PlanMismatchError: the Python values, modes and hooks that the forward depends on have changed.
+        """
+        self.step.check_caller()
+        self.state.check()
+        self._settings.check(Settings.now(self._mesh.device_type))
 
     def held(self) -> dict[str, torch.Tensor]:
         """The parameters and buffers that the program takes.
