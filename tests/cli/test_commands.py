@@ -91,7 +91,9 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
 
 def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
     options = "--hardware cpu-gloo --objective communication-time --backend highs --time-limit 2.5".split()
-    options += "--held-as plan.yaml --memory 80GiB --memory-soft 2.5 --optimizer sgd --micro-batches 4 --bucket 1MiB".split()
+    options += (
+        "--held-as plan.yaml --memory 80GiB --memory-soft 2.5 --optimizer sgd --micro-batches 4 --bucket 1MiB".split()
+    )
     pins = ["--pin", "tokens=dp:S(0) tp:R", "--pin", "*.wq.weight=tp:S(0)"]
     result = invoke("plan", "model.py:model", "--mesh", "a=3", "--output", "new.yaml", *options, *pins)
     assert result.exit_code == 0
