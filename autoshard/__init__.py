@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .apply import parallelize
     from .capture import constrain
     from .layout import Layout, format_layout, parse_layout
-    from .lowering import measure_collectives, measure_memory, shard_inputs
+    from .lowering import measure_collectives, measure_memory, plan_of, shard_inputs
     from .mesh import HybridMesh, Mesh
     from .ops import register_operator
     from .planning.comparison import compare
@@ -44,6 +44,7 @@ _LAZY = {
     "parse_layout": "autoshard.layout",
     "parse_plan": "autoshard.plans",
     "read_plan": "autoshard.plans",
+    "plan_of": "autoshard.lowering",
     "register_operator": "autoshard.ops",
     "shard_inputs": "autoshard.lowering",
     "write_plan": "autoshard.plans",
@@ -66,6 +67,7 @@ __all__ = [
     "parse_layout",
     "parse_plan",
     "plan",
+    "plan_of",
     "read_plan",
     "register_operator",
     "shard_inputs",

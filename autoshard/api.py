@@ -22,6 +22,7 @@ from .planning import (
     Checkpointing,
     Objective,
     Planner,
+    held_pins,
     memory_limit,
     profile_of,
     warn_if_unproven,
@@ -42,6 +43,7 @@ def plan(
     objective: Objective = "step-time",
     constraints: Given | Sequence[Given] = (),
     pins: str | Sequence[str] = (),
+    held_as: ShardingPlan | None = None,
     backend: str = "auto",
     time_limit_s: float | None = None,
     tie_layers: bool = True,
@@ -70,6 +72,8 @@ def plan(
             alike, schemes of axes.
         pins: further constraints, for those that are pins: ``NAME=LAYOUT`` with a glob pattern for the name of a
             parameter, input, operator or ``output.0``.
+        held_as: a plan of the same model on the same mesh whose parameters are to be held alike, so that one module
+            serves both plans (:func:`parallelize`): one for evaluation, or for batches of another shape.
         backend: a name of ``solver.BACKENDS``, or ``auto``.
         time_limit_s: wall-clock seconds for the solver; the best plan found is returned.
         tie_layers: decide identical layers alike, as far as no constraint tells them apart. The optimum is then one
@@ -140,6 +144,10 @@ def plan(
         tie_layers=tie_layers,
         limit=limit,
     )
+    if held_as is not None:
+        names = {node.name for _, node in planner.graph.of_kind("parameter")}
+        held = held_pins(held_as, names, mesh)
+        gathered = gather_constraints((*held, *_listed(pins), *_listed(constraints)), mesh)
     made = planner.plan(gathered, report)
     warn_if_unproven(made)
     return made
@@ -163,8 +171,8 @@ def auto_parallelize(
         mesh: the DeviceMesh of the job, with axis names.
         example_inputs, example_kwargs: example arguments with the *global* shapes of a step.
         hardware: as for :func:`plan`; by default ``cpu-gloo`` on CPU and ``dgx-h100`` on CUDA.
-        options: objective, constraints, pins, backend, time_limit_s, tie_layers, checkpointing, micro_batches, bucket,
-            optimizer, memory, memory_soft, name, progress: as for :func:`plan`.
+        options: objective, constraints, pins, held_as, backend, time_limit_s, tie_layers, checkpointing, micro_batches,
+            bucket, optimizer, memory, memory_soft, name, progress: as for :func:`plan`.
 
     Returns:
         The module to train; ``module.plan`` is its plan.

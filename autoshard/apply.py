@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,20 +13,24 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .capture import CapturedGraph, as_arguments, capture, micro_batched, rebuild_call, recomputed
-from .errors import PlanMismatchError, StrategyWarning, VerificationError
+from .errors import InputError, PlanMismatchError, StrategyWarning, VerificationError
 from .layout import format_strategy
 from .lowering import (
     Failures,
     Inputs,
-    ParallelModule,
+    LocalProgram,
+    ServedPlan,
     agreed,
     bind,
+    check_class,
     check_graph,
+    check_held_alike,
     check_mesh,
     check_order,
     check_redistributions,
     check_same_start,
     check_same_tensors,
+    converted,
     lower,
     open_board,
     shard_parameters,
@@ -40,56 +47,121 @@ STAGES = ("comparing plans", "capturing the model", "sharding the parameters")
 
 def parallelize(
     model: nn.Module,
-    plan: ShardingPlan,
+    plan: ShardingPlan | Sequence[ShardingPlan],
     mesh: DeviceMesh,
     args: Any = None,
     kwargs: dict[str, Any] | None = None,
 ) -> nn.Module:
-    """Makes the module that runs a plan on this rank. Every rank calls it with the same plan.
+    """Makes a model the module that runs a plan on this rank. Every rank calls it with the same plan.
 
     Args:
-        model: the model the plan was made for. It is taken apart: its parameters become the DTensors of the result.
-            Values are those of the mesh's first rank; parameters on the meta device stay there, as DTensors to be
-            filled with ``to_empty`` and the model's own initialisation.
-        plan: a plan for this model, these shapes and this mesh.
+        model: the model the plan was made for. Its parameters become DTensors, and itself the result: an object of a
+            subclass of its class, under the same name, with a forward that is the plan's. Values are those of the
+            mesh's first rank; parameters on the meta device stay there, as DTensors to be filled with ``to_empty`` and
+            the model's own initialisation.
+        plan: a plan for this model, these shapes and this mesh; or several, among which every call chooses by its
+            shapes, by the modes of the model (``train()``, ``eval()``) and by whether a backward can follow. All hold
+            the parameters as the first one does (``held_as`` of :func:`autoshard.plan`).
         mesh: the DeviceMesh of the job, with axis names.
         args, kwargs: example arguments of global shapes; only needed where the plan cannot describe the call (arguments
-            nested in containers of the user's own).
+            nested in containers of the user's own), and then one plan is served.
 
     Returns:
-        A module that trains: parameters are DTensors under their original FQNs, gradients arrive in their placements,
-        and the collectives that run are exactly those of the plan.
+        The model, which trains now: parameters are DTensors under their original FQNs, gradients arrive in their
+        placements, and the collectives that run are exactly those of the plan.
 
     Raises:
         PlanMismatchError: the plan was made for another model, other shapes or another mesh; says which part differs.
         VerificationError: a plan that contradicts itself, a layout that no rule allows, or a lowered graph that would
             not communicate as planned.
         CaptureError: the model is not one static graph.
+        InputError: it is a parallel module already, or its class cannot have a subclass.
         JobError: the ranks have different plans, meshes, models, versions of torch or autoshard, or another rank failed
             here or did not come; says which, and in what.
     """
+    plans = [plan] if isinstance(plan, ShardingPlan) else list(plan)
+    if not plans:
+        raise InputError("parallelize was given an empty list of plans; give it one plan, or several")
     board = open_board(mesh)
     failures = Failures(board)
-    with agreed(board, STAGES[0]):
-        check_mesh(plan, mesh)
-        check_order(plan, mesh)
-        check_same_start(board, STAGES[0], plan, mesh)
+    for k, each in enumerate(plans):
+        stage = STAGES[0] if k == 0 else f"{STAGES[0]}, the one at {k} in the list"
+        with agreed(board, stage):
+            check_mesh(each, mesh)
+            check_order(each, mesh)
+            check_same_start(board, stage, each, mesh, len(plans))
     with agreed(board, STAGES[1]):
-        rank = bind(mesh, plan.links)
-        if args is None:
-            args, kwargs = _example(plan)
-        args = as_arguments(args)
-        captured = capture(model, args, kwargs, guarded=True)
-        graph = recomputed(micro_batched(captured, plan.micro_batches), plan.recomputed)
-        check_plan(plan, graph)
-        program = lower(graph, plan, rank)
-        verify(program, plan, rank.groups)
-        inputs = Inputs(model, plan, mesh, args, kwargs or {})
+        check_class(model)
+        lowered = [_lowered(model, each, mesh, args, kwargs) for each in plans]
+        check_held_alike(plans, [each.program for each in lowered])
         check_same_tensors(board, STAGES[1], model)
     with agreed(board, STAGES[2]), failures.telling(STAGES[2]):
-        shard_parameters(model, plan, mesh)
-        seed = shared_seed(program, mesh)
-        return ParallelModule(model, plan, mesh, program, inputs, graph, seed, failures)
+        shard_parameters(model, plans[0], mesh)
+        return converted(model, [each.served(model, mesh, failures) for each in lowered], mesh, failures)
+
+
+@dataclass(frozen=True, eq=False)
+class _Lowered:
+    """A plan, and the graph and the program of it; ``grad`` says whether the model was captured with gradients."""
+
+    plan: ShardingPlan
+    graph: CapturedGraph
+    program: LocalProgram
+    inputs: Inputs
+    grad: bool
+
+    def served(self, model: nn.Module, mesh: DeviceMesh, failures: Failures) -> ServedPlan:
+        seed = shared_seed(self.program, mesh)
+        with torch.set_grad_enabled(self.grad):
+            return ServedPlan(model, self.plan, mesh, self.program, self.inputs, self.graph, seed, failures)
+
+
+def _lowered(
+    model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, args: Any, kwargs: dict[str, Any] | None
+) -> _Lowered:
+    rank = bind(mesh, plan.links)
+    if args is None:
+        args, kwargs = _example(plan)
+    args = as_arguments(args)
+    grad = torch.is_grad_enabled() and any(entry.phase == "backward" for entry in plan.operators)
+    with torch.set_grad_enabled(grad):
+        graph = _captured(model, plan, args, kwargs)
+    program = lower(graph, plan, rank)
+    verify(program, plan, rank.groups)
+    return _Lowered(plan, graph, program, Inputs(model, plan, mesh, args, kwargs or {}), grad)
+
+
+def _captured(
+    model: nn.Module, plan: ShardingPlan, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> CapturedGraph:
+    """The graph of a plan, captured in the mode that it was made for: as the model is, or in the other one (training or
+    evaluation), in which the model is not left.
+
+    Raises:
+        PlanMismatchError: it was made for neither; says what differs from the model as it is.
+    """
+    modes = {module: module.training for module in model.modules()}
+    try:
+        return _as_planned(model, plan, args, kwargs)
+    except PlanMismatchError:
+        other = not model.training
+        for module in modes:
+            module.training = other
+        with suppress(PlanMismatchError):
+            return _as_planned(model, plan, args, kwargs)
+        raise
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _as_planned(
+    model: nn.Module, plan: ShardingPlan, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> CapturedGraph:
+    captured = capture(model, args, kwargs, guarded=True)
+    graph = recomputed(micro_batched(captured, plan.micro_batches), plan.recomputed)
+    check_plan(plan, graph)
+    return graph
 
 
 def check_plan(plan: ShardingPlan, graph: CapturedGraph) -> None:

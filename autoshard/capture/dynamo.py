@@ -375,7 +375,9 @@ def _is_state(guard: Guard) -> bool:
     is_tensor = value_type is not None and issubclass(value_type, torch.Tensor)
     is_of_capture = "L['self']" in guard.name and _MODEL not in guard.name
     is_of_capture |= any(name in guard.name for name in _OF_CAPTURE)
-    return not (guard.create_fn_name() in _OF_A_CALL or is_tensor or is_of_capture)
+    # how a module that is compiled in place is called: the graph has what it computes
+    is_of_compile = getattr(guard.create_fn, "keywords", {}).get("attr") == "_compiled_call_impl"
+    return not (guard.create_fn_name() in _OF_A_CALL or is_tensor or is_of_capture or is_of_compile)
 
 
 def _names(code: CodeType) -> frozenset[str]:

@@ -163,6 +163,10 @@ def plan(
         str | None,
         typer.Option(metavar="NAME", help="A scheme people use by hand, see below: fsdp+tp, fsdp+tp/full, ..."),
     ] = None,
+    held_as: Annotated[
+        Path | None,
+        typer.Option(metavar="PLAN", help="Hold parameters as this plan does, so that one module serves both plans."),
+    ] = None,
     memory: Annotated[str | None, _MEMORY] = None,
     memory_soft: Annotated[
         float | None,
@@ -193,6 +197,7 @@ def plan(
         if baseline is not None:
             given.extend(baseline_of(baseline, parsed_mesh).constraints(parsed_mesh))
         _check_time_limit(time_limit)
+        other = None if held_as is None else read_plan(held_as)
         check_writable(output)  # now, not after an hour of solving
         _check_names(parsed_mesh, hardware, backend, optimizer or "none")
         with _loaded(model) as (module, args, kwargs, progress):
@@ -207,6 +212,7 @@ def plan(
                 objective=objective.value,
                 constraints=tuple(given),
                 pins=tuple(pin or ()),
+                held_as=other,
                 backend=backend,
                 time_limit_s=time_limit,
                 tie_layers=not no_tie,

@@ -8,11 +8,12 @@ from .identity import check_same_start, check_same_tensors
 from .inputs import Inputs
 from .local_program import LocalProgram, lower
 from .local_values import Storage
-from .match import check_graph, check_mesh, check_order, mesh_of
-from .module import ParallelModule
+from .match import check_graph, check_held_alike, check_mesh, check_order, mesh_of
+from .module import ParallelModule, check_class, converted, plan_of
 from .needs import check_redistributions
 from .observe import CollectiveLog, MemoryLog, measure_collectives, measure_memory
 from .rank import Rank
+from .served_plan import ServedPlan
 from .shards import shard_inputs, shard_parameters
 from .verify import verify
 
@@ -24,15 +25,19 @@ __all__ = [
     "MemoryLog",
     "ParallelModule",
     "Rank",
+    "ServedPlan",
     "Storage",
     "agreed",
     "bind",
+    "check_class",
     "check_graph",
+    "check_held_alike",
     "check_mesh",
     "check_order",
     "check_redistributions",
     "check_same_start",
     "check_same_tensors",
+    "converted",
     "from_first_rank",
     "in_use",
     "lower",
@@ -40,6 +45,7 @@ __all__ = [
     "measure_memory",
     "mesh_of",
     "open_board",
+    "plan_of",
     "shard_inputs",
     "shard_parameters",
     "shared_seed",

@@ -233,6 +233,25 @@ class BoxedCodeGen(fx.graph.CodeGen):
         return "\n".join((f"def forward(self, values){maybe_return_annotation}:", *unpack, "    values.clear()"))
 
 
+CALL_HOOKS = (
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+"""Where a module keeps the hooks that a call of it runs."""
+
+
+def call_through(module: torch.nn.Module, function: Callable[..., Any]) -> None:
+    """From here on, calling a module calls a function instead: where torch would call a module that ``compile()`` has
+    compiled in place. Hooks, class and methods stay; a copy of the module is without it.
+    """
+    module.__dict__["_compiled_call_impl"] = function
+
+
 def keeps_graph() -> bool:
     """Whether the backward that runs now was called with ``retain_graph=True``, so that another may follow."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())

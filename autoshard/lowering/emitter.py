@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,6 +56,22 @@ class LocalGraph:
     def __call__(self, values: list[Any]) -> Any:
         """Runs the graph."""
         return self._module(values)
+
+
+def first_results(graph: LocalGraph, count: int, name: str, is_effect: Callable[[fx.Node], bool]) -> LocalGraph:
+    """The graph that makes the first ``count`` results of another one alone, and lets go of everything else after its
+    last use.
+
+    Args:
+        is_effect: whether a node has to run whoever reads what it gives.
+    """
+    part = fx.Graph()
+    part.set_codegen(BoxedCodeGen())
+    results: Any = part.graph_copy(graph.graph, {})
+    part.output(tuple(results[:count]))
+    part.eliminate_dead_code(is_impure_node=is_effect)
+    part.lint()
+    return LocalGraph(part, name)
 
 
 class GraphEmitter:

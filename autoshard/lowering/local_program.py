@@ -18,6 +18,7 @@ import keyword
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,8 +31,8 @@ from ..ops import has, run_local
 from ..plans import PHASES, OperatorEntry, Phase, Redistribution, ShardingPlan
 from ..plans.schedule import END, Schedule, Turn, schedule
 from ..redistribution.execution import Shard, run_step
-from .adapter import without_values
-from .emitter import GraphEmitter, LocalGraph, storages
+from .adapter import collective_name, without_values
+from .emitter import GraphEmitter, LocalGraph, first_results, storages
 from .flow import gradient_flow
 from .local_values import Results, Storage
 from .once_a_step import OnceAStep, once_a_step
@@ -76,6 +77,13 @@ class LocalProgram:
     once: OnceAStep
     summed: tuple[str, ...]
     schedule: Schedule
+
+    @cached_property
+    def forward_alone(self) -> LocalGraph:
+        """``forward`` where no backward can follow: it returns nothing that is saved, and keeps nothing for it. Its
+        collectives and draws are the same.
+        """
+        return first_results(self.forward, self.results + len(self.mutated), "ForwardAlone", _is_effect)
 
 
 def lower(
@@ -422,6 +430,17 @@ def _takers(plan: ShardingPlan) -> dict[tuple[str, str, tuple[Layout, ...]], Red
         for way in entry.taken:
             takers.setdefault((entry.tensor, entry.phase, way), entry)
     return takers
+
+
+def _is_effect(node: fx.Node) -> bool:
+    """Whether a node does more than give its result: it communicates, draws random numbers, or writes in place."""
+    if node.op != "call_function":
+        return True
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    draws = torch.Tag.nondeterministic_seeded in op.tags
+    return draws or op._schema.is_mutable or collective_name(node) is not None
 
 
 def _gradient(name: str) -> str:

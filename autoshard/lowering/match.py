@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import zip_longest
 
 import torch
@@ -9,8 +10,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..capture import CapturedGraph, TensorMeta
 from ..errors import MeshError, PlanMismatchError
+from ..layout import format_layout
 from ..mesh import Mesh
 from ..plans import ShardingPlan, TensorEntry
+from .local_program import LocalProgram
 
 
 def mesh_of(mesh: DeviceMesh) -> Mesh:
@@ -93,6 +96,32 @@ def check_graph(plan: ShardingPlan, graph: CapturedGraph) -> None:
     if run and run != order:
         name, other = next((a, b) for a, b in zip_longest(run, order, fillvalue="nothing") if a != b)
         raise PlanMismatchError(_again(f"the plan runs {name} where the model runs {other}"))
+
+
+def check_held_alike(plans: Sequence[ShardingPlan], programs: Sequence[LocalProgram]) -> None:
+    """Checks that one set of parameters and buffers serves several plans.
+
+    Args:
+        programs: those of the plans. A tensor that one does not take, it may list in any layout.
+
+    Raises:
+        PlanMismatchError: a plan holds one otherwise than the first; names the first three.
+    """
+    first = {entry.name: entry for entry in (*plans[0].parameters, *plans[0].buffers)}
+    for number, (plan, program) in enumerate(zip(plans, programs), 1):
+        held = {e.name: e for e in (*plan.parameters, *plan.buffers) if e.name in program.arguments}
+        differing = [name for name, entry in held.items() if name in first and first[name].layout != entry.layout]
+        said = [
+            f"{name} is {format_layout(held[name].layout, plan.mesh)} in it and "
+            f"{format_layout(first[name].layout, plan.mesh)} in the first"
+            for name in differing[:3]
+        ]
+        if said:
+            raise PlanMismatchError(
+                f"plan {number} of {len(plans)} holds {len(differing)} tensors otherwise than the first, and a module "
+                f"holds each once: {'; '.join(said)}. Make it again with autoshard.plan(..., held_as=first), or "
+                "autoshard plan ... --held-as FIRST.yaml"
+            )
 
 
 def _tensors(graph: CapturedGraph, kind: str) -> dict[str, TensorMeta]:

@@ -1,50 +1,39 @@
-"""The module a job trains: DTensor parameters under their FQNs around a local program."""
+"""The user's model as the module that a job trains: the same object, of a class made from its own.
+
+As ``fully_shard`` of torch does, :func:`converted` gives the model a subclass of its class, in which only ``forward``
+and copying are others. What autoshard keeps stands in one attribute, ``_autoshard``; everything else is the user's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any
+from functools import cache, partial, update_wrapper
+from types import new_class
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_unflatten
 
-from ..capture import CapturedGraph, SameTensor
-from ..errors import InputError
+from ..errors import AutoshardError, InputError, PlanMismatchError
 from ..plans import ShardingPlan
-from .accumulation import Accumulation
-from .adapter import device_of
+from .adapter import CALL_HOOKS, call_through, rank_in_job
+from .agree import is_same_everywhere
 from .failure import Failures
-from .held import HeldTensors
-from .inputs import Inputs
-from .local_program import LocalProgram
-from .settings import Settings
+from .served_plan import ServedPlan
 from .shards import agree_on_replicas
-from .state import ModelState
-from .step import Step
 
-# What the module has in common with the model it was made from: its tensors and submodules, and how they are saved.
-_SHARED = (
-    "_parameters",
-    "_buffers",
-    "_modules",
-    "_non_persistent_buffers_set",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-    "_version",
-)
+_SLOT = "_autoshard"
 
 
 class ParallelModule(nn.Module):
-    """Runs the local program of one rank; made by :func:`autoshard.parallelize`.
+    """What :func:`autoshard.parallelize` adds to the class of a model; never made by itself.
 
-    Its submodules, parameters and buffers are those of the model it was made from, under the same FQNs; parameters are
-    DTensors placed as planned, and so are their gradients. ``plan`` is the plan it runs.
+    Submodules, parameters and buffers are where they were; parameters are DTensors placed as planned, and so are their
+    gradients. ``plan`` is the plan that runs, the first of several; where the model has an attribute of that name, see
+    :func:`plan_of`.
 
     Call it with plain tensors, which are this rank's shards (:func:`autoshard.shard_inputs` cuts a full batch), or with
     DTensors. A scalar result comes back as a plain tensor, equal on all ranks; any other as a DTensor.
@@ -56,64 +45,51 @@ class ParallelModule(nn.Module):
     the values of the first copy, as random initialisation may have filled them differently.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        plan: ShardingPlan,
-        mesh: DeviceMesh,
-        program: LocalProgram,
-        inputs: Inputs,
-        graph: CapturedGraph,
-        seed: int | None,
-        failures: Failures,
-    ) -> None:
-        super().__init__()
-        for table in _SHARED:
-            setattr(self, table, getattr(model, table))
-        self.training = model.training
-        self.plan = plan
-        self._mesh = mesh
-        self._program = program
-        self._failures = failures
-        self._inputs = inputs
-        self._graph = graph
-        self._held = HeldTensors(model, plan, mesh)
-        self._step = Step(graph, plan, mesh, program, failures)
-        self._accumulation = Accumulation(plan, mesh, program)
-        self._state = ModelState(model, graph)
-        self._written = [name for name in program.mutated if name not in graph.replaced]
-        self._settings = Settings.of_capture(mesh.device_type)
-        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
-        self._was_meta = any(p.is_meta for p in model.parameters())
-        self._own = frozenset({*self.__dict__, "_own", "_model"})
-        self._model = [model]  # in a list, so that it is not registered as a submodule; from here on, see __setattr__
+    # A call of a class of the user's own is part of what was captured, and must not run again around it.
+    __call__ = nn.Module.__call__
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Sets an attribute of the module, and of the model it was made from: ``module.k = 2`` is meant for both."""
-        super().__setattr__(name, value)
-        if self._is_of_model(name):
-            setattr(self._model[0], name, value)
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Nothing: what a class of the user's does with its subclasses (registers them, say) is not for ours."""
 
-    def __delattr__(self, name: str) -> None:
-        """Deletes an attribute of the module, and of the model it was made from."""
-        of_model = self._is_of_model(name)
-        super().__delattr__(name)
-        if of_model and name in self._model[0].__dict__:
-            delattr(self._model[0], name)
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
+        """A module with tensors of its own that runs the same program on the same mesh.
 
-    def _is_of_model(self, name: str) -> bool:
-        if "_model" not in self.__dict__:
-            return False
-        return name == "training" or (name not in self._own and not hasattr(type(self), name))
+        Gradients are not copied, as with any module: torch's own copy of a parameter that is a DTensor would have one.
+        """
+        memo |= {id(value): value for value in _served(self).shared}
+        memo |= {
+            id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in self.parameters() if id(p) not in memo
+        }
+        copied = self.__class__.__new__(self.__class__)
+        memo[id(self)] = copied
+        copied.__dict__.update({key: deepcopy(value, memo) for key, value in self.__dict__.items()})
+        _refuse_parts(copied)
+        return copied
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        self._model[0]._save_to_state_dict(destination, prefix, keep_vars)
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InputError(
+            "a parallel module cannot be pickled: it belongs to the processes of this job. Save its state_dict() with "
+            "torch.distributed.checkpoint, and the plan with autoshard.write_plan"
+        )
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        self._model[0]._load_from_state_dict(*args)
 
-    @torch.compiler.disable(reason="a parallel module runs the graphs of its plan")  # type: ignore[untyped-decorator]
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+class Served:
+    """All that a parallel module has beside what the user's model had: the plans it serves, and how its model was."""
+
+    def __init__(self, model: nn.Module, plans: Sequence[ServedPlan], mesh: DeviceMesh, failures: Failures) -> None:
+        self.plans = tuple(plans)
+        self._mesh, self._failures = mesh, failures
+        self._was_meta = any(parameter.is_meta for parameter in model.parameters())
+        self._model_class = type(model)
+        # what the captured step has in it already: hooks of the model itself, a forward that was set on the object
+        self._captured = {name: model.__dict__.get(name) for name in (*CALL_HOOKS, "forward")}
+
+    @property
+    def shared(self) -> tuple[Any, ...]:
+        """What copies of a module have in common."""
+        return *(value for plan in self.plans for value in plan.shared), self._mesh, self._failures
+
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One step's forward on this rank.
 
         Raises:
@@ -123,59 +99,167 @@ class ParallelModule(nn.Module):
             JobError: another rank failed or ended.
         """
         with self._failures.telling("the forward"):
-            return self._forward(args, kwargs)
+            plan, given = self._chosen(module, args, kwargs)
+            held = plan.held()
+            if self._was_meta:
+                agree_on_replicas(module, self._mesh)
+                self._was_meta = False
+            return plan.run(given, held)
 
-    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._step.check_caller()
-        self._state.check()
-        self._settings.check(Settings.now(self._mesh.device_type))
-        held = {name: self._held[name] for name in self._program.arguments if name not in self._inputs.names}
-        if self._was_meta:
-            agree_on_replicas(self, self._mesh)
-            self._was_meta = False
-        given = self._inputs.of(args, kwargs)
-        self._inputs.refuse_aliases(given, {name: held[name] for name in self._written})
-        arguments = {name: held[name] if name in held else given[name] for name in self._program.arguments}
-        with self._same_draws():
-            made, kept = self._step(list(arguments.values()), self._held.replace, self._accumulation)
-        leaves: list[Any] = []
-        for result, constant in zip(made, self._graph.constants):
-            if result is not None or not isinstance(constant, SameTensor):
-                leaves.append(constant if result is None else result)
-            elif constant.kind == "output":
-                leaves.append(leaves[int(constant.name)])
-            else:
-                leaves.append(self._step.given_back(constant.name, arguments[constant.name], kept))
-        return tree_unflatten(leaves, self._graph.out_spec)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
-        """A module with tensors of its own that runs the same program on the same mesh.
-
-        Gradients are not copied, as with any module: torch's own copy of a parameter that is a DTensor would have one.
+    def _chosen(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ServedPlan, dict[str, torch.Tensor]]:
+        """The plan that a call runs, and the tensors of the call by name: of the plans that were made for it the first;
+        one without a backward before the others where none can follow.
         """
-        shared = (self.plan, self._mesh, self._program, self._failures, self._inputs, self._graph, self._step)
-        memo |= {id(value): value for value in shared}
-        memo |= {
-            id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in self.parameters() if id(p) not in memo
-        }
-        copied = self.__class__.__new__(self.__class__)
-        memo[id(self)] = copied
-        copied.__dict__.update({key: deepcopy(value, memo) for key, value in self.__dict__.items()})
-        return copied
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise InputError(
-            "a parallel module cannot be pickled: it belongs to the processes of this job. Save its state_dict() with "
-            "torch.distributed.checkpoint, and the plan with autoshard.write_plan"
-        )
+        goes_back = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        found: tuple[ServedPlan, dict[str, torch.Tensor]] | None = None
+        objections: list[AutoshardError] = []
+        for plan in sorted(self.plans, key=lambda plan: plan.has_backward != goes_back):
+            try:
+                with self._as_captured(module):
+                    plan.check_surroundings()
+                found = plan, plan.inputs.of(args, kwargs)
+                break
+            except (InputError, PlanMismatchError) as error:
+                objections.append(error)
+        if len(self.plans) == 1 and objections:
+            raise objections[0]
+        if found is None:
+            said = "".join(f"\n  {error}" for error in objections)
+            raise InputError(f"none of the {len(self.plans)} plans of this module was made for this call:{said}")
+        number = self.plans.index(found[0])
+        if len(self.plans) > 1 and not is_same_everywhere([number], self._mesh):
+            raise InputError(
+                f"rank {rank_in_job()} is called with what plan {number + 1} of {len(self.plans)} was made for, other "
+                "ranks with what another one was: give all ranks batches of one shape, in one mode"
+            )
+        return found
 
     @contextmanager
-    def _same_draws(self) -> Iterator[None]:
-        """Makes all ranks draw the same random numbers in this step, and leaves the job's own generators alone."""
-        if self._generator is None:
+    def _as_captured(self, module: nn.Module) -> Iterator[None]:
+        """Inside, the module has the class, the hooks and the forward that it was captured with: the conditions of the
+        capture are about these.
+        """
+        made, now = type(module), module.__dict__
+        others = {name: value for name, value in self._captured.items() if value or now.get(name)}
+        module.__class__ = self._model_class
+        before = _put(now, others)
+        try:
             yield
-            return
-        devices = [] if self._mesh.device_type == "cpu" else [device_of(self._mesh)]
-        with torch.random.fork_rng(devices, device_type=self._mesh.device_type):
-            torch.manual_seed(int(torch.randint(1 << 62, (), generator=self._generator)))
-            yield
+        finally:
+            _put(now, before)
+            module.__class__ = made
+
+
+def converted(model: nn.Module, plans: Sequence[ServedPlan], mesh: DeviceMesh, failures: Failures) -> nn.Module:
+    """Makes the model itself the parallel module of one plan or several.
+
+    Raises:
+        InputError: its class cannot have a subclass.
+    """
+    made = _class_of(model)
+    served = Served(model, plans, mesh, failures)
+    try:
+        model.__class__ = made
+    except TypeError as error:
+        raise _unfit(model, error) from error
+    fresh = nn.Module().__dict__
+    _put(model.__dict__, {**{name: fresh[name] for name in CALL_HOOKS}, "forward": None, _SLOT: served})
+    _refuse_parts(model)
+    return model
+
+
+def plan_of(module: nn.Module) -> ShardingPlan:
+    """The plan that a module runs; of several, the first.
+
+    Raises:
+        InputError: it is not one that :func:`autoshard.parallelize` made.
+    """
+    if not isinstance(module, ParallelModule):
+        raise InputError(f"{type(module).__name__} runs no plan: autoshard.parallelize has not made it")
+    return _served(module).plans[0].plan
+
+
+class _PlanAttribute:
+    """``module.plan``; an attribute that the user sets goes before it."""
+
+    def __get__(self, module: nn.Module | None, owner: type) -> Any:
+        return self if module is None else plan_of(module)
+
+
+def check_class(model: nn.Module) -> None:
+    """Checks that a model can be made a parallel module.
+
+    Raises:
+        InputError: its class cannot have a subclass, or it is a parallel module already.
+    """
+    if isinstance(model, ParallelModule):
+        raise InputError("the model is a parallel module already: build it again to parallelize it under another plan")
+    _class_of(model)
+
+
+def _class_of(model: nn.Module) -> type:
+    try:
+        return _made(type(model), not hasattr(model, "plan"))  # type: ignore[arg-type]  # classes are hashable
+    except TypeError as error:
+        raise _unfit(model, error) from error
+
+
+@cache
+def _made(owner: type, has_plan: bool) -> type:
+    """The class of parallel modules for a class of models, under the same name."""
+
+    def forward(self: ParallelModule, *args: Any, **kwargs: Any) -> Any:
+        return _served(self).call(self, args, kwargs)
+
+    hidden = torch.compiler.disable(forward, reason="a parallel module runs the graphs of its plan")
+    body: dict[str, Any] = {
+        "__module__": owner.__module__,
+        "__qualname__": owner.__qualname__,
+        "__doc__": owner.__doc__,
+        # with the signature of the user's, and without the marks that decorators set on it
+        "forward": update_wrapper(hidden, owner.forward, updated=()),  # type: ignore[attr-defined]
+    }
+    if has_plan:
+        body["plan"] = _PlanAttribute()
+    return new_class(owner.__name__, (ParallelModule, owner), exec_body=lambda namespace: namespace.update(body))
+
+
+def _unfit(model: nn.Module, error: TypeError) -> InputError:
+    name = f"{type(model).__module__}.{type(model).__qualname__}"
+    return InputError(
+        f"autoshard runs a model as an object of a subclass of its class, and {name} cannot have one ({error}); put "
+        "the model into a module of your own that calls it, and plan that"
+    )
+
+
+def _served(module: nn.Module) -> Served:
+    found: Served = module.__dict__[_SLOT]
+    return found
+
+
+def _put(attributes: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Sets attributes, and takes away those that are to be None; returns what they were."""
+    before = {name: attributes.get(name) for name in values}
+    for name, value in values.items():
+        if value is None:
+            attributes.pop(name, None)
+        else:
+            attributes[name] = value
+    return before
+
+
+def _refuse_parts(module: nn.Module) -> None:
+    """From here on, a call of a submodule that has parameters is refused: the plan is one for the whole model."""
+    for path, part in module.named_modules():
+        if part is not module and next(part.parameters(), None) is not None:
+            call_through(part, partial(_refuse, path))
+
+
+def _refuse(path: str, *args: Any, **kwargs: Any) -> NoReturn:
+    raise InputError(
+        f"the submodule {path} of a parallel module was called by itself, but its parameters are shards, and the plan "
+        "is one for the whole model: call the module that autoshard.parallelize returned, or let the model return what "
+        "is wanted of its parts"
+    )

@@ -81,7 +81,7 @@ def _sentence(condition: str, line: str) -> str:
     if ".training ==" in condition:
         return (
             f"the model was captured when `{condition}`{at}, and is in the other mode (training or evaluation) now; "
-            "make another plan for that mode"
+            "make another plan for that mode, and give parallelize both"
         )
     return f"the model was captured when `{condition}`{at}, which no longer holds; {_AGAIN}"
 

@@ -219,7 +219,8 @@ class _Operation(torch.autograd.Function):
         named = zip(program.arguments, arguments, shards)
         with torch.autocast(step.mesh.device_type, enabled=False):
             taken = (accumulation.held(name, a, shard, kept is not None) for name, a, shard in named)
-            made = program.forward([readable(value) for value in taken])
+            graph = program.forward_alone if kept is None else program.forward
+            made = graph([readable(value) for value in taken])
         count = program.results
         results = tuple(step.result(k, value) for k, value in enumerate(made[:count]))
         updates, saved = made[count : count + len(program.mutated)], made[count + len(program.mutated) :]

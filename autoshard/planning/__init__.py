@@ -1,6 +1,7 @@
 """From a captured graph to a plan: prices, the integer program, the search within a memory budget, the plan itself."""
 
 from .formulation import OBJECTIVES, Formulation, Objective, formulate
+from .held_as import held_pins
 from .interpretation import interpret
 from .limit import MemoryLimit, memory_limit
 from .pairs import demand_edges, pair_problem
@@ -21,6 +22,7 @@ __all__ = [
     "Prices",
     "demand_edges",
     "formulate",
+    "held_pins",
     "interpret",
     "memory_limit",
     "outcome",

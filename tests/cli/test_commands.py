@@ -80,6 +80,7 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
                 "objective": "step-time",
                 "constraints": (),
                 "pins": (),
+                "held_as": None,
                 "backend": "auto",
                 "time_limit_s": None,
                 "tie_layers": True,
@@ -97,7 +98,9 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
 
 def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
     options = "--hardware cpu-gloo --objective communication-time --backend highs --time-limit 2.5".split()
-    options += "--memory 80GiB --memory-soft 2.5 --optimizer sgd --micro-batches 4 --bucket 1MiB".split()
+    options += (
+        "--held-as plan.yaml --memory 80GiB --memory-soft 2.5 --optimizer sgd --micro-batches 4 --bucket 1MiB".split()
+    )
     pins = ["--pin", "tokens=dp:S(0) tp:R", "--pin", "*.wq.weight=tp:S(0)"]
     result = invoke("plan", "model.py:model", "--mesh", "a=3", "--output", "new.yaml", *options, *pins)
     assert result.exit_code == 0
@@ -106,7 +109,7 @@ def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
     assert (given["hardware"], given["objective"]) == ("cpu-gloo", "communication-time")
     assert (given["backend"], given["time_limit_s"]) == ("highs", 2.5)
     assert (given["memory"], given["memory_soft"], given["optimizer"]) == ("80GiB", 2.5, "sgd")
-    assert (given["micro_batches"], given["bucket"]) == (4, "1MiB")
+    assert (given["micro_batches"], given["bucket"], given["held_as"]) == (4, "1MiB", PLAN)
 
 
 def test_plan_writes_the_file_and_says_what_it_is_worth(calls: list[tuple[Any, ...]]) -> None:

@@ -26,7 +26,7 @@ def _step(text: str, layout: str) -> tuple[float, bool, list[str]]:
     expected.backward()
     pairs = [(full(loss), expected)]
     pairs += [(full(p.grad), q.grad) for p, q in zip(parallel.parameters(), reference.parameters())]
-    ran = [str(node.target) for node in parallel._program.forward.graph.nodes]
+    ran = [str(node.target) for node in parallel._autoshard.plans[0].program.forward.graph.nodes]
     return max(relative(*pair) for pair in pairs), Counter(log.records) == planned_collectives(plan), ran
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import time
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -21,7 +23,7 @@ from autoshard.lowering.placements import placements_of
 from autoshard.plans.schedule import sent
 
 from . import cases
-from .harness import run_ranks
+from .harness import caught, run_ranks
 from .parity import both, device_mesh_of, full, relative, worst_parameter
 
 LIMIT = 1e-4
@@ -128,9 +130,27 @@ def _call_in_other_ways(plan_text: str) -> None:
     assert torch.equal(parallel(*dtensors), loss)
     assert torch.equal(parallel(targets=shards[1], tokens=shards[0]), loss)
     assert torch.equal(parallel(shards[0], targets=dtensors[1]), loss)
+    _check_memory_without_a_backward(parallel, shards, loss)
+    _check_users_model(parallel, reference)
 
 
-def test_no_grad_keyword_and_dtensor_inputs(plan_text: str):
+def _check_memory_without_a_backward(parallel: nn.Module, shards: tuple[torch.Tensor, ...], loss: torch.Tensor) -> None:
+    peaks = []
+    for around in (nullcontext, torch.no_grad, torch.inference_mode):
+        with around(), autoshard.measure_memory(*parallel.parameters(), *shards) as log:
+            assert torch.equal(parallel(*shards).detach(), loss)
+        peaks.append(log.peak_bytes - log.held_bytes)
+    assert peaks[1] == peaks[2] < 0.5 * peaks[0], peaks
+
+
+def _check_users_model(parallel: nn.Module, reference: nn.Module) -> None:
+    assert isinstance(parallel, type(reference)) and repr(parallel) == repr(reference)
+    assert inspect.signature(parallel.forward) == inspect.signature(reference.forward)
+    kind, text = caught(lambda: parallel.ln_f(torch.ones(1, 12)))
+    assert kind == "InputError" and "the submodule ln_f of a parallel module was called by itself" in text
+
+
+def test_no_grad_keyword_dtensor_inputs_and_the_users_class(plan_text: str):
     run_ranks(4, _call_in_other_ways, plan_text)
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from autoshard import dump_plan, parse_plan, shard_inputs
 from examples.llama import Llama, LlamaConfig
 
 from .harness import run_ranks
+from .parity import device_mesh_of
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 SMALLER = {'"cuda", (8, 8)': '"cpu", (2, 2)', '"cuda"': '"cpu"', "dp=8,tp=8": "dp=2,tp=2", "16, 8192": "8, 32"}
@@ -70,6 +72,22 @@ def two_halves(offline: str, job: str, folder: str) -> tuple[float, float]:
     return float(names["loss"]), float(alone(tokens, targets))
 
 
+def several_plans(job: str, texts: dict[str, str]) -> tuple[list[float], list[float]]:
+    """The losses of the fourth snippet's module under each of its plans, and those of one process."""
+    names: dict[str, Any] = {**_public(), "model": llama(), "mesh": device_mesh_of(parse_plan(texts["train"]))}
+    names |= {name: parse_plan(text) for name, text in texts.items()}
+    exec(job, names)
+    alone, ours, theirs = llama(), [], []
+    for name in texts:
+        batch = tuple(tensor[: names[name].inputs[0].shape[0]] for tensor in batches()[0])
+        for module in (alone, names["model"]):
+            module.train(name != "evaluate")
+        with torch.set_grad_enabled(name != "evaluate"):
+            ours.append(float(names["model"](*shard_inputs(names[name], names["mesh"], *batch))))
+            theirs.append(float(alone(*batch)))
+    return ours, theirs
+
+
 def _public() -> dict[str, Any]:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -85,6 +103,16 @@ def test_one_call_trains_as_one_process_does() -> None:
 
 
 def test_two_halves_give_the_loss_of_one_process(tmp_path: Path) -> None:
-    _, offline, job = snippets()
+    _, offline, job, _ = snippets()
     for ours, alone in run_ranks(4, two_halves, offline, job, str(tmp_path), timeout_s=240, group_timeout_s=200):
+        assert ours == pytest.approx(alone, rel=1e-5)
+
+
+def test_several_plans_give_the_losses_of_one_process() -> None:
+    offline, line, job = snippets()[3].partition("model = autoshard.parallelize")
+    tokens, targets = batches()[0]
+    names: dict[str, Any] = {**_public(), "torch": torch, "model": llama(), "tokens": tokens, "targets": targets}
+    exec(offline, names)
+    texts = {name: dump_plan(names[name]) for name in ("train", "evaluate", "last")}
+    for ours, alone in run_ranks(4, several_plans, line + job, texts, timeout_s=240, group_timeout_s=200):
         assert ours == pytest.approx(alone, rel=1e-5)

@@ -366,7 +366,7 @@ def test_infinities_in_a_head_that_is_not_used_stay_there(mesh: DeviceMesh, thro
 
 def test_a_backward_of_some_results_runs_a_part_of_the_operators(mesh: DeviceMesh) -> None:
     parallel, _ = both(body, mesh)
-    backwards = parallel._step.backwards
+    backwards = parallel._autoshard.plans[0].step.backwards
     whole, first, second = (backwards.of(frozenset(used)) for used in ((0, 1), (0,), (1,)))
     count = {k: len(part.graph.graph.nodes) for k, part in enumerate((whole, first, second))}
     assert max(count[1], count[2]) < count[0]

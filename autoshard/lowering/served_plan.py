@@ -1,0 +1,115 @@
+"""One plan that a parallel module serves: its local program, and what a call under it is checked against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_unflatten
+
+from ..capture import CapturedGraph, SameTensor
+from ..plans import ShardingPlan
+from .accumulation import Accumulation
+from .adapter import device_of
+from .failure import Failures
+from .held import HeldTensors
+from .inputs import Inputs
+from .local_program import LocalProgram
+from .settings import Settings
+from .state import ModelState
+from .step import Step
+
+
+class ServedPlan:
+    """Runs the local program of a plan on what a model holds.
+
+    Args:
+        model: its parameters are DTensors already; as far as its Python goes, it is still as it was captured.
+        seed: that of the random numbers that all ranks draw alike; None where the program draws none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: ShardingPlan,
+        mesh: DeviceMesh,
+        program: LocalProgram,
+        inputs: Inputs,
+        graph: CapturedGraph,
+        seed: int | None,
+        failures: Failures,
+    ) -> None:
+        self.plan, self.program, self.inputs = plan, program, inputs
+        self.state = ModelState(model, graph)
+        self._settings = Settings.of_capture(mesh.device_type)
+        self.step = Step(graph, plan, mesh, program, failures)
+        self._mesh, self._graph = mesh, graph
+        self._held = HeldTensors(model, plan, mesh)
+        self._accumulation = Accumulation(plan, mesh, program)
+        self._written = [name for name in program.mutated if name not in graph.replaced]
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether the program has one."""
+        return self.program.backward is not None
+
+    @property
+    def shared(self) -> tuple[Any, ...]:
+        """What copies of a module have in common: all that is not theirs."""
+        return self.plan, self._mesh, self.program, self.inputs, self._graph, self.step
+
+    def check_surroundings(self) -> None:
+        """Checks that a call at this moment would do what was captured.
+
+        Raises:
+            InputError: it is called from where, or under settings, that a plan is not made for.
+            PlanMismatchError: the Python values, modes and hooks that the forward depends on have changed.
+        """
+        self.step.check_caller()
+        self.state.check()
+        self._settings.check(Settings.now(self._mesh.device_type))
+
+    def held(self) -> dict[str, torch.Tensor]:
+        """The parameters and buffers that the program takes.
+
+        Raises:
+            PlanMismatchError: one is no longer what the plan was made for.
+        """
+        return {name: self._held[name] for name in self.program.arguments if name not in self.inputs.names}
+
+    def run(self, given: dict[str, torch.Tensor], held: dict[str, torch.Tensor]) -> Any:
+        """The forward: what the model's own would return.
+
+        Args:
+            given: the tensors of the call.
+            held: what :meth:`held` gave.
+        """
+        self.inputs.refuse_aliases(given, {name: held[name] for name in self._written})
+        arguments = {name: held[name] if name in held else given[name] for name in self.program.arguments}
+        with self._same_draws():
+            made, kept = self.step(list(arguments.values()), self._held.replace, self._accumulation)
+        leaves: list[Any] = []
+        for result, constant in zip(made, self._graph.constants):
+            if result is not None or not isinstance(constant, SameTensor):
+                leaves.append(constant if result is None else result)
+            elif constant.kind == "output":
+                leaves.append(leaves[int(constant.name)])
+            else:
+                leaves.append(self.step.given_back(constant.name, arguments[constant.name], kept))
+        return tree_unflatten(leaves, self._graph.out_spec)
+
+    @contextmanager
+    def _same_draws(self) -> Iterator[None]:
+        """Makes all ranks draw the same random numbers in this step, and leaves the job's own generators alone."""
+        if self._generator is None:
+            yield
+            return
+        devices = [] if self._mesh.device_type == "cpu" else [device_of(self._mesh)]
+        with torch.random.fork_rng(devices, device_type=self._mesh.device_type):
+            torch.manual_seed(int(torch.randint(1 << 62, (), generator=self._generator)))
+            yield

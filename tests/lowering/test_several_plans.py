@@ -1,0 +1,131 @@
+"""One set of parameters under several plans: a call runs the plan of its shapes and its mode, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+import autoshard
+from autoshard.errors import InputError, MeshError
+from autoshard.lowering import module
+from autoshard.planning import held_pins
+from autoshard.plans import ShardingPlan
+
+from ..one_process import one_rank
+from .sessions import is_parity, refusal
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[DeviceMesh]:
+    with one_rank() as mesh:
+        yield mesh
+
+
+def numbers(rows: int) -> Tensor:
+    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(rows))
+
+
+class Net(nn.Module):
+    """Does something else in evaluation, and has a head that only training takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        x = self.norm(x)
+        return self.head(x).square().mean() if self.training else x
+
+
+def plan(model: nn.Module, rows: int, mesh: str = "dp=1", **options: Any) -> ShardingPlan:
+    return autoshard.plan(model, (numbers(rows),), mesh=mesh, hardware="cpu-gloo", **options)
+
+
+@pytest.fixture(scope="module")
+def plans() -> list[ShardingPlan]:
+    """For training, for evaluation, and for a last batch of training."""
+    training = plan(Net(), 6)
+    with torch.no_grad():
+        evaluation = plan(Net().eval(), 6, held_as=training)
+    return [training, evaluation, plan(Net(), 3, held_as=training)]
+
+
+@pytest.fixture
+def pair(mesh: DeviceMesh, plans: list[ShardingPlan]) -> tuple[nn.Module, nn.Module]:
+    model = Net()
+    return autoshard.parallelize(deepcopy(model), plans, mesh), model
+
+
+def steps(model: nn.Module) -> list[Tensor]:
+    """Two batches, an evaluation of each kind, and the last, shorter batch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for rows in (6, 3, 6):
+        optimizer.zero_grad()
+        loss = model(numbers(rows))
+        loss.backward()
+        optimizer.step()
+        model.eval()
+        with torch.no_grad() if rows == 3 else torch.inference_mode():
+            found += [loss.detach(), model(numbers(6)).clone()]
+        model.train()
+    return found
+
+
+def test_one_set_of_parameters_trains_and_evaluates_under_the_plan_of_each_call(
+    pair: tuple[nn.Module, nn.Module],
+) -> None:
+    parallel, reference = pair
+    assert parallel.training
+    copies = deepcopy(parallel), deepcopy(reference)
+    assert is_parity(steps, pair) and is_parity(steps, copies)
+
+
+def test_a_call_that_no_plan_was_made_for_says_what_each_was_made_for_and_how_to_make_one(
+    pair: tuple[nn.Module, nn.Module],
+) -> None:
+    parallel = pair[0]
+    error = refusal(lambda m: m(numbers(5)), parallel)
+    assert isinstance(error, InputError) and "none of the 3 plans" in str(error)
+    assert "[6, 4] in all" in str(error) and "[3, 4] in all" in str(error) and "the other mode" in str(error)
+    assert "autoshard plan FILE.py:FACTORY --mesh dp=1 --hardware cpu-gloo --held-as PLAN.yaml" in str(error)
+    parallel.eval()
+    assert "captured under torch.no_grad" in str(refusal(lambda m: m(numbers(6)), parallel))
+
+
+def test_a_plan_for_evaluation_alone_is_captured_in_that_mode(mesh: DeviceMesh, plans: list[ShardingPlan]) -> None:
+    reference = Net()
+    parallel = autoshard.parallelize(deepcopy(reference), plans[1], mesh)
+    assert parallel.training and "in the other mode" in str(refusal(lambda m: m(numbers(6)), parallel))
+    with torch.no_grad():
+        assert is_parity(lambda m: m.eval()(numbers(6)), (parallel, reference))
+
+
+def test_another_plan_holds_parameters_as_the_first_by_few_pins() -> None:
+    first = plan(Net(), 6, mesh="dp=2", pins=["layers.1.weight=dp:S(0)", "*.bias=dp:S(0)"])
+    pins = list(held_pins(first, {e.name for e in first.parameters} - {"head.weight"}, first.mesh))
+    assert "layers.1.weight=dp:S(0)" in pins and "layers.*.bias=dp:S(0)" in pins and len(set(pins)) == len(pins)
+    assert not any(pin.startswith(("head.weight", "layers.0.bias", "layers.*.weight")) for pin in pins)
+    with torch.no_grad():
+        other = plan(Net().eval(), 4, mesh="dp=2", held_as=first)
+    layouts = {e.name: e.layout for e in first.parameters}
+    assert all(e.layout == layouts[e.name] for e in other.parameters if "head" not in e.name)
+    with pytest.raises(MeshError, match="held as in a plan for dp=2 on a mesh dp=4"):
+        plan(Net(), 4, mesh="dp=4", held_as=first)
+
+
+def test_ranks_that_would_run_different_plans_say_so(pair: tuple[nn.Module, nn.Module], monkeypatch) -> None:
+    monkeypatch.setattr(module, "is_same_everywhere", lambda numbers, mesh: False)
+    error = refusal(lambda m: m(numbers(3)), pair[0])
+    assert "rank 0 is called with what plan 3 of 3 was made for" in str(error)
