@@ -106,7 +106,7 @@ def test_the_optimum_is_concave_in_the_number_of_micro_batches(share: float) -> 
 def test_the_cost_never_falls_as_the_budget_shrinks() -> None:
     free = planned(planner_of("mlp", "dp=2,tp=2", 4))
     assert free.memory is not None
-    budgets = [int(share * free.memory.peak.size_bytes) for share in (1.0, 0.95, 0.9, 0.85)]
+    budgets = [int(share * free.memory.peak.size_bytes) for share in (1.0, 0.97, 0.94, 0.9)]
     plans = [planned(planner_of("mlp", "dp=2,tp=2", 4, memory=budget)) for budget in budgets]
     costs = [plan.solver.cost_ns for plan in plans]
     assert costs == sorted(costs) and costs[0] < costs[-1]
