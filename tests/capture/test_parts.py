@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,16 +21,17 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"batch_first": True}, {"bias": False}, {"num_layers": 2, "bidirectional": True}, {"proj_size": 3}],
-    ids=str,
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"batch_first": True},
+    {"bias": False},
+    {"num_layers": 2, "bidirectional": True},
 )
-@pytest.mark.parametrize("function", KINDS, ids=lambda function: function.__name__)
+CASES = [*product(KINDS, OPTIONS), (torch.lstm, {"proj_size": 3})]
+
+
+@pytest.mark.parametrize(("function", "options"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_a_recurrent_module_step_by_step(function: Any, options: dict[str, Any]) -> None:
-    if "proj_size" in options and function is not torch.lstm:
-        pytest.skip("LSTMs alone have projections")
     torch.manual_seed(0)
     module = KINDS[function](**options).double()
     x = torch.randn(2, 5, 4, dtype=torch.float64)
