@@ -5,6 +5,7 @@ torch's own operator finds out where bags start by numbers in a tensor, of which
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch.nn.functional as F
@@ -12,8 +13,8 @@ from torch import Tensor
 
 
 def embedding_bag(
-    bags: Tensor,
-    table: Tensor,
+    input: Tensor,
+    weight: Tensor,
     offsets: None = None,
     max_norm: None = None,
     norm_type: float = 2.0,
@@ -24,11 +25,11 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """What ``F.embedding_bag`` gives for bags of shape (bags, length)."""
-    rows = F.embedding(bags, table, padding_idx)
+    """What ``F.embedding_bag``, whose arguments these are, gives for an input of shape (bags, length)."""
+    rows = F.embedding(input, weight, padding_idx)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
-    is_left_out = None if padding_idx is None else (bags == padding_idx % len(table)).unsqueeze(-1)
+    is_left_out = None if padding_idx is None else (input == padding_idx % len(weight)).unsqueeze(-1)
     if mode == "max":
         if is_left_out is None:
             return rows.max(1).values
@@ -39,17 +40,10 @@ def embedding_bag(
     return total if mode == "sum" else total / (~is_left_out).sum(1).clamp(min=1)
 
 
-def has_one_length(
-    bags: Any,
-    table: Any,
-    offsets: Any = None,
-    max_norm: Any = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    mode: str = "mean",
-    sparse: bool = False,
-    *others: Any,
-    **named: Any,
-) -> bool:
+_OTHERS = ("offsets", "max_norm", "scale_grad_by_freq", "sparse")
+
+
+def has_one_length(*args: Any, **kwargs: Any) -> bool:
     """Whether a call of ``F.embedding_bag`` is one that :func:`embedding_bag` can stand for."""
-    return offsets is None and max_norm is None and not scale_grad_by_freq and not sparse
+    given = inspect.signature(embedding_bag).bind(*args, **kwargs).arguments
+    return all(given.get(name) is None or given[name] is False for name in _OTHERS)

@@ -55,6 +55,6 @@ def test_bags_of_one_length(mode: str, padding_idx: int | None) -> None:
     bags[0], bags[1], bags[2, 1] = 5, 11, 5
     weights = torch.rand(6, 4, generator=generator, dtype=torch.float64) if mode == "sum" else None
     options: dict[str, Any] = {"mode": mode, "padding_idx": padding_idx, "per_sample_weights": weights}
-    results = [function(bags, table, **options) for function in (embedding_bag, F.embedding_bag)]
+    results = [function(input=bags, weight=table, **options) for function in (embedding_bag, F.embedding_bag)]
     torch.testing.assert_close(*results)
     torch.testing.assert_close(*(torch.autograd.grad(result.square().sum(), table)[0] for result in results))
