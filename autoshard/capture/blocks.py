@@ -49,18 +49,18 @@ class Stack:
 def stacks_of(model: nn.Module, fewest: int) -> Iterator[Stack]:
     """The outermost stacks of at least so many blocks, whose tensors nobody else has."""
     holders = _holders(model)
-    inside = False
-    found = ""
+    inside: str | None = None
     for path, module in model.named_modules():
-        inside = bool(found) and path.startswith(found)
-        if inside or len(module._modules) < fewest:
+        if inside is not None and path.startswith(inside):
+            continue
+        if len(module._modules) < fewest:
             continue
         if list(module._modules) != [str(k) for k in range(len(module._modules))]:
             continue
         blocks = [block for block in module._modules.values() if block is not None]
         differing = _differing(blocks, holders) if len(blocks) == len(module._modules) else None
         if differing is not None:
-            found = f"{path}." if path else "\0"  # of a model that is a stack itself, nothing else is left
+            inside = f"{path}." if path else ""
             yield Stack(path, module, len(blocks), differing)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
+from ..errors import CaptureError
 from .adapter import Trace, run_on_fakes
 from .block_guards import BlockGuards
 from .blocks import Stack, shortened, stacks_of
@@ -50,7 +51,7 @@ def captured_flat(
         for stack in stacks:
             graph = repeated(graph, stack.path, stack.size)
             short = Repeated(short, stack.path, stack.size).nodes
-    except Exception:  # whatever it is: a capture of the whole model says it in its own words, or does without it
+    except (CaptureError, NotPeriodicError):  # a capture of the whole model says what is wrong, or does without it
         return None
     if list(map(_seen, short)) != list(map(_seen, deep)):
         return None
@@ -58,7 +59,11 @@ def captured_flat(
 
 
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stacks: Sequence[Stack]) -> tuple[Node, ...]:
-    """What a call of the model runs: a node for each operator, named by the block that it runs in."""
+    """What a call of the model runs: a node for each operator, named by the block that it runs in.
+
+    Raises:
+        NotPeriodicError: the forward cannot be run so.
+    """
     run = _Run()
     with ExitStack() as hooks:
         for stack in stacks:
@@ -66,7 +71,10 @@ def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stacks
                 name = f"{stack.path}.{index}".removeprefix(".")
                 hooks.callback(block.register_forward_pre_hook(run.entering(name)).remove)
                 hooks.callback(block.register_forward_hook(run.leaving).remove)
-        run_on_fakes(model, args, kwargs, lambda leaves: run.start(model, leaves))
+        try:
+            run_on_fakes(model, args, kwargs, lambda leaves: run.start(model, leaves))
+        except Exception as error:  # it is the user's code that runs: on fakes it may do whatever it likes
+            raise NotPeriodicError(f"the forward cannot be run on fake tensors: {error}") from error
     return tuple(run.nodes)
 
 

@@ -26,7 +26,7 @@ from ..mesh import Mesh
 from ..plans import Contest, check_writable, contest_json, read_plan, summarize, summary_json, write_plan
 from ..plans.schedule import BUCKET
 from ..plans.text.plan_file import write_text
-from ..plans.views.axis_use import axis_lines, throughput_line
+from ..plans.views.axis_use import use_lines
 from ..plans.views.diff import diff_json, diff_plans
 from ..plans.views.diff_text import diff_markdown, print_diff
 from ..plans.views.exports import parallelize_module_source, partition_spec_source
@@ -226,9 +226,7 @@ def plan(
                 progress=progress,
             )
         write_plan(made, output)
-        throughput = throughput_line(made)
-        lines = *headline(summarize(made)), *([] if throughput is None else [throughput]), *axis_lines(made)
-        for line in (f"wrote {output}", *lines):
+        for line in (f"wrote {output}", *headline(summarize(made)), *use_lines(made)):
             typer.echo(line)
 
 

@@ -112,10 +112,9 @@ class Served:
         """The plan that a call runs, and the tensors of the call by name: of the plans that were made for it the first;
         one without a backward before the others where none can follow.
         """
-        goes_back = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         found: tuple[ServedPlan, dict[str, torch.Tensor]] | None = None
         objections: list[AutoshardError] = []
-        for plan in sorted(self.plans, key=lambda plan: plan.has_backward != goes_back):
+        for plan in self._in_turn(module):
             try:
                 with self._as_captured(module):
                     plan.check_surroundings()
@@ -135,6 +134,13 @@ class Served:
                 "ranks with what another one was: give all ranks batches of one shape, in one mode"
             )
         return found
+
+    def _in_turn(self, module: nn.Module) -> Sequence[ServedPlan]:
+        """The plans as they are to be tried; of one nothing has to be asked, as every call comes by here."""
+        if len(self.plans) == 1:
+            return self.plans
+        goes_back = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        return sorted(self.plans, key=lambda plan: plan.has_backward != goes_back)
 
     @contextmanager
     def _as_captured(self, module: nn.Module) -> Iterator[None]:

@@ -165,10 +165,9 @@ def _diagonal_rules(embeds: bool, node: Node, inputs: Metas) -> list[Rule]:
     meta = node.outputs[0]
     assert meta is not None
     flat, square = (inputs[0].shape, meta.shape) if embeds else (meta.shape, inputs[0].shape)
-    default, first = ((-2, -1), 1) if node.op is aten.diag_embed.default else ((0, 1), 1)
-    first += node.op is aten.diagonal_backward.default  # behind the sizes
-    given = (*node.args, *(0, *default)[len(node.args) - first :]) if len(node.args) < first + 3 else node.args
-    diagonal = {dim % len(square) for dim in given[first + 1 : first + 3]}
+    default = (0, -2, -1) if node.op is aten.diag_embed.default else (0, 0, 1)
+    given = node.args[2 if node.op is aten.diagonal_backward.default else 1 :]  # behind the sizes
+    diagonal = {dim % len(square) for dim in (*given, *default[len(given) :])[1:]}
     others = [d for d in range(len(square)) if d not in diagonal]
     pairs = zip(range(len(flat) - 1), others)
     rules = [Rule((S(a),), (S(b),)) if embeds else Rule((S(b),), (S(a),)) for a, b in pairs]

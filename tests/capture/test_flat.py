@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from autoshard.capture import CapturedGraph, Node, capture, flat
+from autoshard.capture.blocks import stacks_of
 from examples.gpt2 import GPT2, GPT2Config
 from examples.llama import Llama, LlamaConfig
 
@@ -307,6 +308,16 @@ def broken(graph: CapturedGraph) -> str | None:
     assert graph.guards is not None
     found = graph.guards.broken()
     return found and found[0]
+
+
+def test_stacks_within_stacks_are_part_of_them() -> None:
+    def rows(block: Callable[[], nn.Module]) -> nn.Module:
+        return nn.Sequential(*(block() for _ in range(flat.FEWEST)))
+
+    inner = rows(lambda: rows(lambda: nn.Linear(2, 2)))
+    outer = nn.ModuleDict({"a": rows(lambda: nn.Linear(2, 2)), "b": inner})
+    assert [stack.path for stack in stacks_of(inner, flat.FEWEST)] == [""]
+    assert [stack.path for stack in stacks_of(outer, flat.FEWEST)] == ["a", "b"]
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -17,6 +17,12 @@ WORTH_SAYING = 0.1
 """The share from which on it is said."""
 
 
+def use_lines(plan: ShardingPlan) -> tuple[str, ...]:
+    """How much a step gets through, where that is known, and what each axis is for."""
+    throughput = throughput_line(plan)
+    return (*([] if throughput is None else [throughput]), *axis_lines(plan))
+
+
 def axis_lines(plan: ShardingPlan) -> tuple[str, ...]:
     """For each axis, what it cuts and where the parameters lie: ``along dp, 8 ranks: fully sharded; it cuts the batch;
     parameters are cut over it and gathered for use``; then what every rank does alike, and what would have to change.

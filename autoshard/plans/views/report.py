@@ -20,7 +20,7 @@ from ..text.layout_preserving import preserves_layout
 from ..text.name_patterns import format_pattern
 from ..text.notation import format_strategy
 from ..units import format_bytes, format_seconds
-from .axis_use import axis_lines, throughput_line
+from .axis_use import use_lines
 from .diff import diff_plans
 from .module_tree import module_tree
 from .report_values import Part, cost_split, layer_maps, memory_chart, palette
@@ -44,7 +44,7 @@ def report_html(plan: ShardingPlan, baselines: Sequence[tuple[str, ShardingPlan]
     maps = layer_maps(plan, folded)
     style, script = _file("report.css"), _file("report.js")
     splits = [(label, cost_split(one)) for label, one in ((name, plan), *baselines)]
-    tree, throughput = module_tree(plan, folded), throughput_line(plan)
+    tree = module_tree(plan, folded)
     whole_s = max(tree.compute_s + tree.communication_s, 1e-12)
     communication_s = max(sum(total.predicted_s for total in summary.collectives), 1e-12)
 
@@ -64,7 +64,7 @@ def report_html(plan: ShardingPlan, baselines: Sequence[tuple[str, ShardingPlan]
         style_hash=_digest(style),
         script=script,
         script_hash=_digest(script),
-        uses=[*([] if throughput is None else [throughput]), *axis_lines(plan)],
+        uses=use_lines(plan),
         bars=_bars(splits),
         parts=_parts(splits),
         differences=[(label, diff_plans(one, plan).words) for label, one in baselines],

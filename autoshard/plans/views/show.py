@@ -25,7 +25,7 @@ from ..text.layout_preserving import preserves_layout
 from ..text.name_patterns import Line, Repeats, format_pattern
 from ..text.notation import format_path, format_strategy
 from ..units import format_bytes, format_seconds
-from .axis_use import axis_lines, throughput_line
+from .axis_use import use_lines
 from .redistribution_reasons import RedistributionReasons, what_runs
 from .summary import AgainTotal, PlanSummary, ScheduleTotal, summarize
 
@@ -135,12 +135,10 @@ def _memory_line(memory: MemoryOutcome) -> str:
 
 
 def _header(summary: PlanSummary, plan: ShardingPlan) -> Panel:
-    throughput = throughput_line(plan)
     lines = [
         f"mesh {summary.mesh} ({summary.ranks} ranks), hardware {summary.hardware}, objective {summary.objective}",
         *headline(summary),
-        *([] if throughput is None else [throughput]),
-        *axis_lines(plan),
+        *use_lines(plan),
         *(f"pin {pin}" for pin in plan.pins),
     ]
     return Panel.fit(Text("\n".join(lines)), title=Text(summary.model), title_align="left")
