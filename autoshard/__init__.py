@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .apply import parallelize
     from .capture import constrain
     from .layout import Layout, format_layout, parse_layout
-    from .lowering import measure_collectives, measure_memory, plan_of, shard_inputs
+    from .lowering import manual_seed, measure_collectives, measure_memory, plan_of, shard_inputs
     from .mesh import HybridMesh, Mesh
     from .ops import register_operator
     from .planning.comparison import compare
@@ -37,6 +37,7 @@ _LAZY = {
     "constrain": "autoshard.capture",
     "dump_plan": "autoshard.plans",
     "format_layout": "autoshard.layout",
+    "manual_seed": "autoshard.lowering",
     "plan": "autoshard.api",
     "measure_collectives": "autoshard.lowering",
     "measure_memory": "autoshard.lowering",
@@ -61,6 +62,7 @@ __all__ = [
     "constrain",
     "dump_plan",
     "format_layout",
+    "manual_seed",
     "measure_collectives",
     "measure_memory",
     "parallelize",

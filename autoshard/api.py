@@ -15,7 +15,7 @@ from solver.backends import load_backend
 from .apply import parallelize
 from .capture import as_arguments
 from .constraints import Given, gather_constraints
-from .lowering import from_first_rank, mesh_of
+from .lowering import Random, check_random, from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
 from .planning import (
     OBJECTIVES,
@@ -160,6 +160,7 @@ def auto_parallelize(
     example_kwargs: dict[str, Any] | None = None,
     *,
     hardware: str | cost_models.Profile | None = None,
+    random: Random = "per-shard",
     **options: Any,
 ) -> nn.Module:
     """Plans a model for a mesh and applies the plan: one call on every rank of a job.
@@ -171,6 +172,7 @@ def auto_parallelize(
         mesh: the DeviceMesh of the job, with axis names.
         example_inputs, example_kwargs: example arguments with the *global* shapes of a step.
         hardware: as for :func:`plan`; by default ``cpu-gloo`` on CPU and ``dgx-h100`` on CUDA.
+        random: as for :func:`parallelize`.
         options: objective, constraints, pins, held_as, backend, time_limit_s, tie_layers, checkpointing, micro_batches,
             bucket, optimizer, memory, memory_soft, name, progress: as for :func:`plan`.
 
@@ -180,6 +182,7 @@ def auto_parallelize(
     Raises:
         What :func:`plan` and :func:`parallelize` raise. If planning fails, every rank raises.
     """
+    check_random(random)
     if hardware is None:
         hardware = "cpu-gloo" if mesh.device_type == "cpu" else "dgx-h100"
     axes = _with_order(mesh)
@@ -190,7 +193,8 @@ def auto_parallelize(
         return dump_plan(plan(model, example_inputs, example_kwargs, mesh=axes, hardware=hardware, **told))
 
     text = from_first_rank(mesh, make, "planning")
-    return parallelize(model, parse_plan(text, "the plan of the first rank"), mesh, example_inputs, example_kwargs)
+    made = parse_plan(text, "the plan of the first rank")
+    return parallelize(model, made, mesh, example_inputs, example_kwargs, random=random)
 
 
 def _listed(given: Given | Sequence[Given]) -> tuple[Given, ...]:

@@ -16,9 +16,11 @@ from .capture import CapturedGraph, as_arguments, capture, micro_batched, rebuil
 from .errors import InputError, PlanMismatchError, StrategyWarning, VerificationError
 from .layout import format_strategy
 from .lowering import (
+    Draws,
     Failures,
     Inputs,
     LocalProgram,
+    Random,
     ServedPlan,
     agreed,
     bind,
@@ -27,6 +29,7 @@ from .lowering import (
     check_held_alike,
     check_mesh,
     check_order,
+    check_random,
     check_redistributions,
     check_same_start,
     check_same_tensors,
@@ -34,7 +37,6 @@ from .lowering import (
     lower,
     open_board,
     shard_parameters,
-    shared_seed,
     verify,
 )
 from .plans import ShardingPlan
@@ -51,6 +53,8 @@ def parallelize(
     mesh: DeviceMesh,
     args: Any = None,
     kwargs: dict[str, Any] | None = None,
+    *,
+    random: Random = "per-shard",
 ) -> nn.Module:
     """Makes a model the module that runs a plan on this rank. Every rank calls it with the same plan.
 
@@ -65,6 +69,9 @@ def parallelize(
         mesh: the DeviceMesh of the job, with axis names.
         args, kwargs: example arguments of global shapes; only needed where the plan cannot describe the call (arguments
             nested in containers of the user's own), and then one plan is served.
+        random: how numbers are drawn (dropout): ``per-shard``, each shard its own and replicas alike; or
+            ``as-one-process``, the numbers of one process whatever the plan, for which every rank draws whole tensors.
+            See ``docs/random.md``.
 
     Returns:
         The model, which trains now: parameters are DTensors under their original FQNs, gradients arrive in their
@@ -75,13 +82,14 @@ def parallelize(
         VerificationError: a plan that contradicts itself, a layout that no rule allows, or a lowered graph that would
             not communicate as planned.
         CaptureError: the model is not one static graph.
-        InputError: it is a parallel module already, or its class cannot have a subclass.
+        InputError: it is a parallel module already, its class cannot have a subclass, or ``random`` is no way to draw.
         JobError: the ranks have different plans, meshes, models, versions of torch or autoshard, or another rank failed
             here or did not come; says which, and in what.
     """
     plans = [plan] if isinstance(plan, ShardingPlan) else list(plan)
     if not plans:
         raise InputError("parallelize was given an empty list of plans; give it one plan, or several")
+    check_random(random)
     board = open_board(mesh)
     failures = Failures(board)
     for k, each in enumerate(plans):
@@ -89,15 +97,17 @@ def parallelize(
         with agreed(board, stage):
             check_mesh(each, mesh)
             check_order(each, mesh)
-            check_same_start(board, stage, each, mesh, len(plans))
+            check_same_start(board, stage, each, mesh, len(plans), random)
     with agreed(board, STAGES[1]):
         check_class(model)
-        lowered = [_lowered(model, each, mesh, args, kwargs) for each in plans]
+        lowered = [_lowered(model, each, mesh, args, kwargs, random) for each in plans]
         check_held_alike(plans, [each.program for each in lowered])
         check_same_tensors(board, STAGES[1], model)
     with agreed(board, STAGES[2]), failures.telling(STAGES[2]):
         shard_parameters(model, plans[0], mesh)
-        return converted(model, [each.served(model, mesh, failures) for each in lowered], mesh, failures)
+        draws = Draws(mesh) if any(each.program.is_random for each in lowered) else None
+        served = [each.served(model, mesh, failures, draws) for each in lowered]
+        return converted(model, served, mesh, failures, draws)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,14 +120,14 @@ class _Lowered:
     inputs: Inputs
     grad: bool
 
-    def served(self, model: nn.Module, mesh: DeviceMesh, failures: Failures) -> ServedPlan:
-        seed = shared_seed(self.program, mesh)
+    def served(self, model: nn.Module, mesh: DeviceMesh, failures: Failures, draws: Draws | None) -> ServedPlan:
+        drawn = draws if self.program.is_random else None
         with torch.set_grad_enabled(self.grad):
-            return ServedPlan(model, self.plan, mesh, self.program, self.inputs, self.graph, seed, failures)
+            return ServedPlan(model, self.plan, mesh, self.program, self.inputs, self.graph, drawn, failures)
 
 
 def _lowered(
-    model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, args: Any, kwargs: dict[str, Any] | None
+    model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, args: Any, kwargs: dict[str, Any] | None, random: Random
 ) -> _Lowered:
     rank = bind(mesh, plan.links)
     if args is None:
@@ -126,7 +136,7 @@ def _lowered(
     grad = torch.is_grad_enabled() and any(entry.phase == "backward" for entry in plan.operators)
     with torch.set_grad_enabled(grad):
         graph = _captured(model, plan, args, kwargs)
-    program = lower(graph, plan, rank)
+    program = lower(graph, plan, rank, random=random)
     verify(program, plan, rank.groups)
     return _Lowered(plan, graph, program, Inputs(model, plan, mesh, args, kwargs or {}), grad)
 

@@ -2,7 +2,7 @@
 
     autoshard plan examples/gpt2.py:gpt2 --mesh dp=4,tp=2 --hardware dgx-a100 -o plan.yaml
 
-Shapes: B batch, T sequence, V vocabulary, C ``d_model``, H heads, D = C / H. There is no dropout.
+Shapes: B batch, T sequence, V vocabulary, C ``d_model``, H heads, D = C / H. Without a ``dropout`` there is none.
 """
 
 import math
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class GPT2Config:
-    """The sizes of a model.
+    """The sizes of a model, and the rate at which it drops embeddings, attention weights and what a layer adds: GPT-2
+    was trained with a ``dropout`` of 0.1.
 
     Raises:
         ValueError: the heads do not divide ``d_model``.
@@ -27,6 +28,7 @@ class GPT2Config:
     n_heads: int = 4
     max_sequence: int = 32
     norm_eps: float = 1e-5
+    dropout: float = 0.0
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
@@ -39,7 +41,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        self.n_heads = config.n_heads
+        self.n_heads, self.dropout = config.n_heads, config.dropout
         self.c_attn = nn.Linear(config.d_model, 3 * config.d_model, dtype=config.dtype)
         self.c_proj = nn.Linear(config.d_model, config.d_model, dtype=config.dtype)
 
@@ -48,7 +50,8 @@ class Attention(nn.Module):
         batch, sequence, width = x.shape
         heads = (batch, sequence, self.n_heads, width // self.n_heads)
         q, k, v = (part.view(heads).transpose(1, 2) for part in self.c_attn(x).split(width, dim=-1))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        rate = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
         return self.c_proj(mixed.transpose(1, 2).reshape(batch, sequence, width))
 
 
@@ -65,8 +68,12 @@ class MLP(nn.Module):
         return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
 
 
+def _dropout(config: GPT2Config) -> nn.Module:
+    return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+
+
 class Block(nn.Module):
-    """Attention and MLP, each after a layer norm and added to what came in."""
+    """Attention and MLP, each after a layer norm, and added to what came in, less what is dropped."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -74,11 +81,12 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.ln_2 = nn.LayerNorm(config.d_model, eps=config.norm_eps, dtype=config.dtype)
         self.mlp = MLP(config)
+        self.drop = _dropout(config)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C)."""
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        x = x + self.drop(self.attn(self.ln_1(x)))
+        return x + self.drop(self.mlp(self.ln_2(x)))
 
 
 class GPT2(nn.Module):
@@ -93,6 +101,7 @@ class GPT2(nn.Module):
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.d_model, dtype=config.dtype)
         self.wpe = nn.Embedding(config.max_sequence, config.d_model, dtype=config.dtype)
+        self.drop = _dropout(config)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.ln_f = nn.LayerNorm(config.d_model, eps=config.norm_eps, dtype=config.dtype)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False, dtype=config.dtype)
@@ -120,7 +129,7 @@ class GPT2(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """The mean cross-entropy (scalar, float32) of ``targets`` (B, T) after ``tokens`` (B, T)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.wte(tokens) + self.wpe(positions)
+        x = self.drop(self.wte(tokens) + self.wpe(positions))
         for block in self.h:
             x = block(x)
         logits = self.lm_head(self.ln_f(x))

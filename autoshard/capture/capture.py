@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.fx import Node as FxNode
+from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 from .adapter import Trace, mark_of, trace
@@ -194,7 +195,8 @@ class _Builder:
             outputs = tuple(None if v is None else _meta(v, role) for v in values)
         name = self._name(path, role)
         mark = mark_of(fx) if phase == "forward" else None
-        self._append(fx, Node(name, "operator", phase, outputs, op, args, kwargs, line_of(fx), mark), path)
+        orders = _orders(fx) if torch.Tag.nondeterministic_seeded in op.tags else ()
+        self._append(fx, Node(name, "operator", phase, outputs, op, args, kwargs, line_of(fx), mark, orders), path)
 
     def _name(self, path: str, role: str) -> str:
         count = self._counts[path, role]
@@ -313,6 +315,16 @@ def _canonical(op: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ..
         mask, scale = named.get("attn_mask"), named.get("scale")
         return attention_backward, (grad, q, k, v, out, lse, mask, causal, scale), ()
     return op, args, kwargs
+
+
+def _orders(fx: FxNode) -> tuple[tuple[int, ...], ...]:
+    """For each tensor that an operator takes, its dims as they lie in memory, the outermost first."""
+    taken = [leaf for leaf in tree_leaves((fx.args, sorted(fx.kwargs.items()))) if isinstance(leaf, FxNode)]
+    return tuple(_order(torch.empty_like(leaf.meta["val"]).stride()) for leaf in taken)
+
+
+def _order(strides: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(strides)), key=lambda dim: -strides[dim]))
 
 
 def _aliases(model: nn.Module) -> tuple[tuple[str, str], ...]:

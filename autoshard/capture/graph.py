@@ -57,7 +57,8 @@ class Node:
     of an input, ``module path/role`` of a forward operator and ``module path/bwd.role`` of a backward one. ``args`` and
     ``kwargs`` hold :class:`Ref` where the operator takes a tensor. ``outputs`` has one entry per result, None for one
     that is absent. ``source`` is the line of the model that called the operator. ``mark`` is what the model marks it
-    with, None for nothing.
+    with, None for nothing. ``orders``, of an operator that draws random numbers, has for each tensor that it takes the
+    order in which its dims lie in memory in one process, the outermost first: numbers are drawn in that order.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Node:
     kwargs: tuple[tuple[str, Any], ...] = ()
     source: str = ""
     mark: Mark | None = None
+    orders: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def inputs(self) -> tuple[Ref, ...]:

@@ -1,7 +1,8 @@
 """Lowering: a plan and a captured graph become the module that one rank runs. Needs no solver."""
 
-from .agree import agreed, bind, from_first_rank, shared_seed
+from .agree import agreed, bind, from_first_rank
 from .board import open_board
+from .draws import Draws, Random, check_random
 from .emitter import in_use, storages
 from .failure import Failures
 from .identity import check_same_start, check_same_tensors
@@ -9,7 +10,7 @@ from .inputs import Inputs
 from .local_program import LocalProgram, lower
 from .local_values import Storage
 from .match import check_graph, check_held_alike, check_mesh, check_order, mesh_of
-from .module import ParallelModule, check_class, converted, plan_of
+from .module import ParallelModule, check_class, converted, manual_seed, plan_of
 from .needs import check_redistributions
 from .observe import CollectiveLog, MemoryLog, measure_collectives, measure_memory
 from .rank import Rank
@@ -19,11 +20,13 @@ from .verify import verify
 
 __all__ = [
     "CollectiveLog",
+    "Draws",
     "Failures",
     "Inputs",
     "LocalProgram",
     "MemoryLog",
     "ParallelModule",
+    "Random",
     "Rank",
     "ServedPlan",
     "Storage",
@@ -34,6 +37,7 @@ __all__ = [
     "check_held_alike",
     "check_mesh",
     "check_order",
+    "check_random",
     "check_redistributions",
     "check_same_start",
     "check_same_tensors",
@@ -41,6 +45,7 @@ __all__ = [
     "from_first_rank",
     "in_use",
     "lower",
+    "manual_seed",
     "measure_collectives",
     "measure_memory",
     "mesh_of",
@@ -48,7 +53,6 @@ __all__ = [
     "plan_of",
     "shard_inputs",
     "shard_parameters",
-    "shared_seed",
     "storages",
     "verify",
 ]

@@ -163,6 +163,14 @@ def device_of(mesh: DeviceMesh) -> torch.device:
     return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """What operators on a device draw from where they are given no generator."""
+    if device.type == "cpu":
+        return torch.default_generator
+    generators: tuple[torch.Generator, ...] = torch.get_device_module(device.type).default_generators
+    return generators[device.index]
+
+
 Store = dist.Store
 
 

@@ -20,7 +20,6 @@ from ..progress import progress_line
 from .adapter import broadcast, device_of, group_names, maximum, no_advice_on_flat_axes
 from .board import Board, open_board, within
 from .failure import STORE_S, failure_text, is_repeated, print_in_one_line
-from .local_program import LocalProgram
 from .rank import Rank
 
 
@@ -159,11 +158,10 @@ def is_same_everywhere(numbers: Sequence[int], mesh: DeviceMesh) -> bool:
     return bool((largest == -smallest).all())
 
 
-def shared_seed(program: LocalProgram, mesh: DeviceMesh) -> int | None:
-    """For a program that draws random numbers, a seed drawn by the first rank; None for any other."""
-    if not program.is_random:
-        return None
-    return int(broadcast(torch.randint(1 << 62, (1,)).to(device_of(mesh)), mesh).item())
+def seed_of_first_rank(mesh: DeviceMesh) -> int:
+    """The seed of the job on the first rank of a mesh, on every rank; below 2 to the 63rd."""
+    seed = torch.tensor([torch.initial_seed() % (1 << 63)], dtype=torch.int64, device=device_of(mesh))
+    return int(broadcast(seed, mesh).item())
 
 
 def bind(mesh: DeviceMesh, links: Sequence[str]) -> Rank:

@@ -71,7 +71,7 @@ class Backwards:
 
     def _part(self, used: frozenset[int], adds: bool, is_whole: bool) -> LocalProgram:
         rank = bind(self._mesh, self._plan.links)
-        part = lower(self._graph, self._plan, rank, used, adds=adds)
+        part = lower(self._graph, self._plan, rank, used, adds=adds, random=self._program.random)
         verify(part, self._plan, rank.groups, whole=is_whole)
         return part
 

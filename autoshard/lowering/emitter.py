@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -120,6 +120,16 @@ class GraphEmitter:
     def call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Adds an operator."""
         return self._append(op, args, kwargs, self._results.of(op, args, kwargs))
+
+    def beside(self, function: Callable[..., None], *args: Any) -> None:
+        """Adds a call of a function that gives nothing: it does something beside the graph."""
+        self._append(function, args, {}, Value(None, None, None))
+
+    def results(self, node: fx.Node, outputs: Sequence[object | None]) -> list[fx.Node | None]:
+        """The results of an operator, one for each of ``outputs``, which is None for one that is absent."""
+        if len(outputs) == 1 and not isinstance(node.meta["val"], (tuple, list)):
+            return [node]
+        return [None if output is None else self.item(node, k) for k, output in enumerate(outputs)]
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
         """Adds ``node[index]``: one of the results of an operator that has several."""

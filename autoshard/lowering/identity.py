@@ -22,16 +22,18 @@ _ADVICE = {
     "torch version": "install the same version of torch on all ranks",
     "mesh": "make the same DeviceMesh on all ranks",
     "number of plans": "give all ranks the same plans",
+    "random numbers": "give all ranks the same random=... of parallelize",
     "plan": "give all ranks the same plan file",
     "tensors": "build the model alike on all ranks, on the meta device or with values",
 }
 
 
-def check_same_start(board: Board, stage: str, plan: ShardingPlan, mesh: DeviceMesh, plans: int) -> None:
+def check_same_start(board: Board, stage: str, plan: ShardingPlan, mesh: DeviceMesh, plans: int, random: str) -> None:
     """Checks that all ranks run one plan, on one mesh, with the same code.
 
     Args:
         plans: how many plans this rank is to run.
+        random: how it is to draw random numbers.
 
     Raises:
         JobError: on a rank that differs from the first one; says in what.
@@ -41,6 +43,7 @@ def check_same_start(board: Board, stage: str, plan: ShardingPlan, mesh: DeviceM
         "torch version": torch.__version__,
         "mesh": f"{_axes(mesh)} of the ranks {', '.join(map(str, mesh.mesh.flatten().tolist()))}",
         "number of plans": str(plans),
+        "random numbers": random,
         "plan": f"sha256:{hashlib.sha256(repr(plan).encode()).hexdigest()[:16]}",
     }
     check_same(board, stage, mine, _ADVICE, lambda: _text(plan), lambda what, text: _plans_differ(plan, text, board))

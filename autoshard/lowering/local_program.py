@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture import CapturedGraph, Node, Ref, is_random
+from ..capture import CapturedGraph, Node, Ref, TensorMeta, is_random
 from ..errors import VerificationError
 from ..layout import Layout, format_layout
 from ..ops import has, run_local
@@ -32,6 +32,7 @@ from ..plans import PHASES, OperatorEntry, Phase, Redistribution, ShardingPlan
 from ..plans.schedule import END, Schedule, Turn, schedule
 from ..redistribution.execution import Shard, run_step
 from .adapter import collective_name, without_values
+from .draws import Random, draw_whole, start_drawing, stream_of
 from .emitter import GraphEmitter, LocalGraph, first_results, storages
 from .flow import gradient_flow
 from .local_values import Results, Storage
@@ -60,8 +61,8 @@ class LocalProgram:
     step of several micro-batches. There the backward takes behind the tangents the sums so far of the parameters
     ``summed``, adds to these, and returns them.
 
-    ``is_random`` says that some operator draws random numbers; as such operators run replicated, every rank must draw
-    the same. ``schedule`` is that of the plan, without what a backward of fewer results leaves out.
+    ``is_random`` says that some operator draws random numbers, ``random`` how they are drawn. ``schedule`` is that of
+    the plan, without what a backward of fewer results leaves out.
     """
 
     arguments: tuple[str, ...]
@@ -74,6 +75,7 @@ class LocalProgram:
     exposed_results: frozenset[int]
     exposed_arguments: frozenset[str]
     is_random: bool
+    random: Random
     once: OnceAStep
     summed: tuple[str, ...]
     schedule: Schedule
@@ -93,6 +95,7 @@ def lower(
     used: Collection[int] | None = None,
     *,
     adds: bool = False,
+    random: Random = "per-shard",
 ) -> LocalProgram:
     """Writes the local program of one rank.
 
@@ -102,18 +105,25 @@ def lower(
         used: the results that receive a gradient, by number; all that can, by default. The backward of fewer takes the
             tangents of these alone, and runs what they need alone.
         adds: whether the backward adds the gradients to sums that it takes.
+        random: how random numbers are drawn (:mod:`autoshard.lowering.draws`).
 
     Raises:
         VerificationError: the plan lacks a redistribution that its layouts need, or an operator on shards gives
             another shape than the plan says.
     """
     with without_values(rank.device):
-        return _Lowering(graph, plan, rank, used, adds).run()
+        return _Lowering(graph, plan, rank, used, adds, random).run()
 
 
 class _Lowering:
     def __init__(
-        self, graph: CapturedGraph, plan: ShardingPlan, rank: Rank, used: Collection[int] | None, adds: bool
+        self,
+        graph: CapturedGraph,
+        plan: ShardingPlan,
+        rank: Rank,
+        used: Collection[int] | None,
+        adds: bool,
+        random: Random,
     ) -> None:
         self._graph, self._mesh, self._coordinate, self._device = graph, plan.mesh, rank.coordinate, rank.device
         self._operators = {entry.name: entry for entry in plan.operators}
@@ -133,6 +143,8 @@ class _Lowering:
         tangents = tuple(int(n.name.removeprefix("grad.")) for _, n in graph.of_kind("tangent"))
         self._tangents = tuple(k for k in tangents if used is None or k in used)
         self._flow = gradient_flow(graph, self._tangents)
+        drawing = (i for i, node in graph.of_kind("operator") if is_random(node))
+        self._random, self._drawing = random, {i: number for number, i in enumerate(drawing)}
         self._adds, self._once = adds, once_a_step(graph, plan, rank)
         held = (i for i in self._once.operators if graph.nodes[i].phase == "forward")
         self._copies = {graph.nodes[i].inputs[0].node: i for i in held}
@@ -181,7 +193,8 @@ class _Lowering:
                 k for k, value in enumerate(results) if value and storages(value).keys() & exposed
             ),
             exposed_arguments=frozenset(name for name, value in held if storages(value).keys() & exposed),
-            is_random=any(is_random(node) for _, node in self._graph.of_kind("operator")),
+            is_random=bool(self._drawing),
+            random=self._random,
             once=self._once,
             summed=tuple(name for name in trained if _gradient(name) in self._sums),
             schedule=self._schedule,
@@ -351,15 +364,26 @@ class _Lowering:
             return
         values = tuple(self._moved_to(ref, node.phase, layout) for ref, layout in zip(node.inputs, entry.inputs))
         metas = tuple(self._graph.meta(ref) for ref in node.inputs)
-        result = run_local(
-            emitter, node, values, metas, entry.inputs, entry.outputs, self._mesh, self._coordinate, self._device
-        )
-        several = len(node.outputs) > 1 or isinstance(result.meta["val"], (tuple, list))
-        for k, meta in enumerate(node.outputs):
-            if meta is not None:
-                value = emitter.item(result, k) if several else result
+        results = self._run(index, node, values, metas)
+        for k, value in enumerate(results):
+            if value is not None:
                 self._values[Ref(index, k), node.phase, self._layout(Ref(index, k))] = value
                 self._check_shape(Ref(index, k), value, entry)
+
+    def _run(
+        self, index: int, node: Node, values: tuple[fx.Node, ...], metas: tuple[TensorMeta, ...]
+    ) -> list[fx.Node | None]:
+        """The results of an operator on this rank's shards."""
+        entry, emitter = self._operators[node.name], self._emitters[node.phase]
+        if index in self._drawing:
+            shard, layout = self._shard(Ref(index)), self._layout(Ref(index))
+            if self._random == "as-one-process":
+                return draw_whole(emitter, node, values, metas, entry, shard, self._device)
+            emitter.beside(start_drawing, stream_of(self._drawing[index], shard, layout))
+        made = run_local(
+            emitter, node, values, metas, entry.inputs, entry.outputs, self._mesh, self._coordinate, self._device
+        )
+        return emitter.results(made, node.outputs)
 
     def _only_addend(self, node: Node) -> fx.Node | None:
         """The other addend, where a sum of two gradients has one that is absent."""
@@ -433,8 +457,10 @@ def _takers(plan: ShardingPlan) -> dict[tuple[str, str, tuple[Layout, ...]], Red
 
 
 def _is_effect(node: fx.Node) -> bool:
-    """Whether a node does more than give its result: it communicates, draws random numbers, or writes in place."""
-    if node.op != "call_function":
+    """Whether a node does more than give its result: it communicates, draws random numbers or seeds them, or writes in
+    place.
+    """
+    if node.op != "call_function" or node.target is start_drawing:
         return True
     op = node.target
     if not isinstance(op, torch._ops.OpOverload):

@@ -21,6 +21,7 @@ from ..errors import AutoshardError, InputError, PlanMismatchError
 from ..plans import ShardingPlan
 from .adapter import CALL_HOOKS, call_through, rank_in_job
 from .agree import is_same_everywhere
+from .draws import Draws
 from .failure import Failures
 from .served_plan import ServedPlan
 from .shards import agree_on_replicas
@@ -76,8 +77,15 @@ class ParallelModule(nn.Module):
 class Served:
     """All that a parallel module has beside what the user's model had: the plans it serves, and how its model was."""
 
-    def __init__(self, model: nn.Module, plans: Sequence[ServedPlan], mesh: DeviceMesh, failures: Failures) -> None:
-        self.plans = tuple(plans)
+    def __init__(
+        self,
+        model: nn.Module,
+        plans: Sequence[ServedPlan],
+        mesh: DeviceMesh,
+        failures: Failures,
+        draws: Draws | None,
+    ) -> None:
+        self.plans, self.draws = tuple(plans), draws
         self._mesh, self._failures = mesh, failures
         self._was_meta = any(parameter.is_meta for parameter in model.parameters())
         self._model_class = type(model)
@@ -158,14 +166,16 @@ class Served:
             module.__class__ = made
 
 
-def converted(model: nn.Module, plans: Sequence[ServedPlan], mesh: DeviceMesh, failures: Failures) -> nn.Module:
-    """Makes the model itself the parallel module of one plan or several.
+def converted(
+    model: nn.Module, plans: Sequence[ServedPlan], mesh: DeviceMesh, failures: Failures, draws: Draws | None
+) -> nn.Module:
+    """Makes the model itself the parallel module of one plan or several, which draw random numbers by ``draws``.
 
     Raises:
         InputError: its class cannot have a subclass.
     """
     made = _class_of(model)
-    served = Served(model, plans, mesh, failures)
+    served = Served(model, plans, mesh, failures, draws)
     try:
         model.__class__ = made
     except TypeError as error:
@@ -182,9 +192,33 @@ def plan_of(module: nn.Module) -> ShardingPlan:
     Raises:
         InputError: it is not one that :func:`autoshard.parallelize` made.
     """
+    return _asked(module).plans[0].plan
+
+
+def manual_seed(module: nn.Module, seed: int, step: int = 0) -> None:
+    """Seeds the random numbers (dropout) that a parallel module draws; all ranks call it alike.
+
+    A module is seeded when it is made, with what ``torch.manual_seed`` was given on the first rank of the mesh. To go
+    on after a resume, give that seed and the number of forwards that have drawn before: on the same mesh, under the
+    same plan, what is drawn is the same as without the interruption.
+
+    Args:
+        module: what :func:`autoshard.parallelize` made. One that draws nothing stays as it is.
+        seed: any integer.
+        step: forwards that have drawn numbers since the seed was set; each micro-batch has one.
+
+    Raises:
+        InputError: no plan runs in the module, or the ranks give different numbers.
+    """
+    draws = _asked(module).draws
+    if draws is not None:
+        draws.seed(seed, step)
+
+
+def _asked(module: nn.Module) -> Served:
     if not isinstance(module, ParallelModule):
         raise InputError(f"{type(module).__name__} runs no plan: autoshard.parallelize has not made it")
-    return _served(module).plans[0].plan
+    return _served(module)
 
 
 class _PlanAttribute:

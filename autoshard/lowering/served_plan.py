@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.utils._pytree import tree_unflatten
 from ..capture import CapturedGraph, SameTensor
 from ..plans import ShardingPlan
 from .accumulation import Accumulation
-from .adapter import device_of
+from .draws import Draws
 from .failure import Failures
 from .held import HeldTensors
 from .inputs import Inputs
@@ -29,7 +28,7 @@ class ServedPlan:
 
     Args:
         model: its parameters are DTensors already; as far as its Python goes, it is still as it was captured.
-        seed: that of the random numbers that all ranks draw alike; None where the program draws none.
+        draws: under which seed each forward draws; None where the program draws nothing.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class ServedPlan:
         program: LocalProgram,
         inputs: Inputs,
         graph: CapturedGraph,
-        seed: int | None,
+        draws: Draws | None,
         failures: Failures,
     ) -> None:
         self.plan, self.program, self.inputs = plan, program, inputs
@@ -51,7 +50,7 @@ class ServedPlan:
         self._held = HeldTensors(model, plan, mesh)
         self._accumulation = Accumulation(plan, mesh, program)
         self._written = [name for name in program.mutated if name not in graph.replaced]
-        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self._draws = draws
 
     @property
     def has_backward(self) -> bool:
@@ -91,7 +90,7 @@ class ServedPlan:
         """
         self.inputs.refuse_aliases(given, {name: held[name] for name in self._written})
         arguments = {name: held[name] if name in held else given[name] for name in self.program.arguments}
-        with self._same_draws():
+        with self._draws.forward() if self._draws else nullcontext():
             made, kept = self.step(list(arguments.values()), self._held.replace, self._accumulation)
         leaves: list[Any] = []
         for result, constant in zip(made, self._graph.constants):
@@ -102,14 +101,3 @@ class ServedPlan:
             else:
                 leaves.append(self.step.given_back(constant.name, arguments[constant.name], kept))
         return tree_unflatten(leaves, self._graph.out_spec)
-
-    @contextmanager
-    def _same_draws(self) -> Iterator[None]:
-        """Makes all ranks draw the same random numbers in this step, and leaves the job's own generators alone."""
-        if self._generator is None:
-            yield
-            return
-        devices = [] if self._mesh.device_type == "cpu" else [device_of(self._mesh)]
-        with torch.random.fork_rng(devices, device_type=self._mesh.device_type):
-            torch.manual_seed(int(torch.randint(1 << 62, (), generator=self._generator)))
-            yield

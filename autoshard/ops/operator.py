@@ -26,7 +26,18 @@ Shape = tuple[int, ...]
 Form = tuple[Node, Metas]
 
 Trait = Literal[
-    "attention", "batched", "cast", "contraction", "mean", "reshape", "rows", "split", "sum", "uninitialised", "view"
+    "attention",
+    "batched",
+    "cast",
+    "contraction",
+    "drawn",
+    "mean",
+    "reshape",
+    "rows",
+    "split",
+    "sum",
+    "uninitialised",
+    "view",
 ]
 """What an operator is, where somebody asks:
 
@@ -34,6 +45,7 @@ Trait = Literal[
 * ``batched``: a product of one matrix per index of dim 0;
 * ``cast``: the same numbers in another dtype;
 * ``contraction``: a matrix product or a convolution of the forward;
+* ``drawn``: it draws a random number for each element, by itself, in shapes that all its tensors share;
 * ``mean``: it averages, so that DTensor's averages of shards stand for sums here;
 * ``reshape``: the same elements in row-major order;
 * ``rows``: it reads some rows of its first argument, not all of it;

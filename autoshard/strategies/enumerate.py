@@ -15,7 +15,7 @@ from ..errors import StrategyWarning
 from ..layout import Layout, P, Placement, R, S, has_empty_shard, is_even
 from ..mesh import Mesh
 from ..micro_batches import is_held, is_summed
-from ..ops import Rule, known, replicate_rule
+from ..ops import Rule, has, known, replicate_rule
 from .dtensor import dtensor_rules
 from .guesses import guessed_rules
 from .rule_check import Check
@@ -156,7 +156,7 @@ class _Found:
 
 def _rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
     if is_random(node):
-        return _Found((), "it draws random numbers, which all ranks must draw alike")
+        return _drawn_rules(node, metas, parts)
     whole = replicate_rule(len(metas), node.outputs)
     found = [rule for rule in dict.fromkeys(_written_rules(node, metas, parts)) if rule != whole]
     usable = [rule for rule in found if _gives_every_rank_a_part(rule, node, metas, parts)]
@@ -167,6 +167,14 @@ def _rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
     if not held and node.op.namespace == "aten":  # type: ignore[union-attr]
         held = guessed_rules(node, metas, check)
     return _Found(tuple(held), "" if held else _lack(usable, check))
+
+
+def _drawn_rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
+    """Rules that no numbers can check, as other numbers are drawn on shards than on the whole."""
+    found = _written_rules(node, metas, parts) if has(node, "drawn") else []
+    if not found:
+        return _Found((), "it draws random numbers, which all ranks must draw alike")
+    return _Found(tuple(rule for rule in found if _gives_every_rank_a_part(rule, node, metas, parts)))
 
 
 def _written_rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> list[Rule]:

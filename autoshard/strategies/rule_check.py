@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..capture import Node, TensorMeta, is_random
+from ..capture import Node, TensorMeta
 from ..layout import Layout, Placement, block
 from ..mesh import Mesh
 from ..ops import Form, Rule, carries_lengths, has, run_local, small, widened
@@ -65,8 +65,6 @@ class Check:
 
     @cached_property
     def _trials(self) -> tuple[Trial, ...]:
-        if is_random(self._node):
-            return ()
         if carries_lengths(self._node) and self._is_affordable:
             return self._real
         found: list[Trial] = []

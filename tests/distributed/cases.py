@@ -76,6 +76,7 @@ CASES: dict[str, Callable[[], Example]] = {
     "gpt2": lambda: models.gpt2(**SIZES_EVEN),
     "gpt2 odd": lambda: models.gpt2(**SIZES_ODD, max_sequence=13),
     "gpt2 small": lambda: models.gpt2(batch=5, n_layers=1),
+    "gpt2 dropout": lambda: models.gpt2(batch=8, dropout=0.1),
     "moe": models.moe,
     "assorted": models.assorted,
     "assorted odd": lambda: models.assorted(batch=5, length=7),

@@ -68,6 +68,7 @@ def _differences(text: str, other_text: str) -> dict[str, tuple[str, str]]:
         "arguments": lambda: autoshard.parallelize(model, plan, mesh, tuple(x[:6] if odd else x for x in args)),
         "capture": lambda: autoshard.parallelize(_Branch() if odd else model, plan, mesh),
         "meta device": lambda: autoshard.parallelize(empty if odd else model, plan, mesh),
+        "random": lambda: autoshard.parallelize(model, plan, mesh, random="as-one-process" if odd else "per-shard"),
     }
     errors = {what: caught(attempt) for what, attempt in attempts.items()}
     with mock.patch.object(identity, "code_digest", lambda: "sha256:0" if odd else "sha256:1"):
@@ -95,6 +96,7 @@ def test_a_rank_that_differs_is_named_by_every_rank_with_what_differs() -> None:
         ("arguments", PlanMismatchError, "the input x is float32[7, 9] in the plan and float32[6, 9] in the model"),
         ("capture", CaptureError, ""),
         ("meta device", JobError, "4 of 4 on the meta device"),
+        ("random", JobError, "differ in the random numbers: as-one-process on rank 2, per-shard on rank 0"),
         ("code", JobError, "differ in the autoshard code: sha256:0 on rank 2, sha256:1 on rank 0"),
         ("torch", JobError, "differ in the torch version: 9.9.9 on rank 2"),
     ]:

@@ -1,0 +1,33 @@
+"""Operators that draw a random number for each element: a rank can draw any block of the result.
+
+No rule of theirs can be checked by numbers: on shards they draw others than on the whole. Each element is drawn by
+itself, whatever the other elements are, so every dim can be cut that all tensors have alike; the verified law is the
+distribution (``tests/lowering/test_draws.py``). Left out are operators that draw how often they need to
+(``poisson``, ``binomial``), which one process draws in a row.
+"""
+
+from __future__ import annotations
+
+from ..capture import Node
+from ..layout import S
+from .local import with_local_size
+from .operator import Metas, Operator, enter
+from .rule import Rule
+
+
+def _any_block(node: Node, inputs: Metas) -> list[Rule]:
+    shapes = {meta.shape for meta in (*inputs, *node.outputs) if meta is not None}
+    if len(shapes) > 1:
+        return []
+    (shape,) = shapes
+    return [Rule((S(d),) * len(inputs), (S(d),) * len(node.outputs)) for d in range(len(shape))]
+
+
+enter(
+    "native_dropout bernoulli rand_like randn_like randint_like normal normal_functional uniform exponential "
+    "log_normal cauchy geometric random",
+    Operator(rules=_any_block, traits=("drawn",)),
+)
+enter("rand randn", Operator(rules=_any_block, local=with_local_size(0), traits=("drawn",)))
+enter("randint", Operator(rules=_any_block, local=with_local_size(1), traits=("drawn",)))
+enter("randint.low normal.float_float", Operator(rules=_any_block, local=with_local_size(2), traits=("drawn",)))
