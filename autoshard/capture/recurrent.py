@@ -49,7 +49,7 @@ def _recurrent(
             last.append(after)
         x = torch.cat(outputs, -1) if is_bidirectional else outputs[0]
         if dropout and is_training and layer < layers - 1:
-            x = F.dropout(x, dropout)
+            x = F.dropout(x.transpose(0, 1).contiguous(), dropout).transpose(0, 1)  # drawn step by step, as torch does
     return (x if is_batch_first else x.transpose(0, 1), *(torch.stack(parts) for parts in zip(*last)))
 
 

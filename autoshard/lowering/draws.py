@@ -132,7 +132,11 @@ def draw_whole(
         for value, order, meta, layout in zip(values, node.orders, metas, entry.inputs, strict=True)
     )
     wholes = (whole,) * len(taken), tuple(None if layout is None else whole for layout in entry.outputs)
-    made = run_local(emitter, node, taken, metas, *wholes, mesh, coordinate, device)
+    if node.op is aten.bernoulli.p:
+        # captured of a ``bernoulli_``, which draws in the order of its memory; this form does in that of its dims
+        made = emitter.call(aten.bernoulli_.float, emitter.call(aten.clone.default, taken[0]), *node.args[1:])
+    else:
+        made = run_local(emitter, node, taken, metas, *wholes, mesh, coordinate, device)
     results: list[fx.Node | None] = []
     for result, meta, layout in zip(emitter.results(made, node.outputs), node.outputs, entry.outputs):
         if result is not None and meta is not None and layout is not None:

@@ -2,7 +2,7 @@
 
 No rule of theirs can be checked by numbers: on shards they draw others than on the whole. Each element is drawn by
 itself, whatever the other elements are, so every dim can be cut that all tensors have alike; the verified law is the
-distribution (``tests/lowering/test_draws.py``). Left out are operators that draw how often they need to
+distribution (``tests/distributed/test_draws.py``). Left out are operators that draw how often they need to
 (``poisson``, ``binomial``), which one process draws in a row.
 """
 
