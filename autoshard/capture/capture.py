@@ -15,6 +15,7 @@ from torch import nn
 from torch.fx import Node as FxNode
 
 from ..errors import CaptureError
+from ..precision import AS_IT_IS, Precision
 from .adapter import Trace, mark_of, trace
 from .arguments import CallSignature
 from .attention import attention, attention_backward
@@ -25,6 +26,7 @@ from .flat import Captured, captured_flat
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 from .lines import line_in, line_of
 from .models import check_example, check_model
+from .precise import dtype_of, precise
 from .writes import refuse_writes
 
 aten = torch.ops.aten
@@ -53,7 +55,12 @@ _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
 
 def capture(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, guarded: bool = False
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    guarded: bool = False,
+    precision: Precision = AS_IT_IS,
 ) -> CapturedGraph:
     """Captures one step of a model: forward, and backward where something is trained.
 
@@ -62,6 +69,8 @@ def capture(
         args: example positional arguments; only shapes, dtypes and Python values are read.
         kwargs: example keyword arguments.
         guarded: gives the graph ``guards``, which cost some time: for those who run the graph later.
+        precision: the dtypes in which the step computes and reduces. With a ``param_dtype`` floating parameters and
+            floating arguments are cast before the forward, and buffers stay as they are.
 
     Returns:
         The joint graph. A scalar floating-point result is the loss; other results get one tangent each.
@@ -83,13 +92,19 @@ def capture(
         check_example(call)
     names = signature.names(args, kwargs)
 
+    dtype = dtype_of(precision.param_dtype) if precision.param_dtype else None
+
     def as_it_is() -> Captured:
         with _explained(model):
-            traced = trace(model, args, kwargs, guarded)
+            traced = trace(model, args, kwargs, guarded, dtype)
         refuse_writes(traced, model, names)
         return _Builder(traced, model, names).build(), traced
 
-    return captured_flat(model, args, kwargs, as_it_is) or as_it_is()[0]
+    graph = captured_flat(model, args, kwargs, as_it_is, dtype) or as_it_is()[0]
+    if precision == AS_IT_IS:
+        return graph
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return precise(graph, precision, {name: t.dtype for name, t in (parameters | call.tensors()).items()})
 
 
 @contextmanager

@@ -107,6 +107,10 @@ _MICRO_BATCHES = typer.Option(
 _BUCKET = typer.Option(
     metavar="SIZE", help="How much is gathered or reduced together at most for parameters; 0: each tensor by itself."
 )
+_PARAM_DTYPE = typer.Option(
+    metavar="DTYPE", help="What parameters are cast to for the step, before they are gathered, for example bfloat16."
+)
+_REDUCE_DTYPE = typer.Option(metavar="DTYPE", help="What gradients are reduced in; by default as --param-dtype.")
 _OPTIMIZER = typer.Option(metavar="POLICY", help="Whose state and step count, see below.")
 
 
@@ -183,6 +187,8 @@ def plan(
     ] = False,
     micro_batches: Annotated[int, _MICRO_BATCHES] = 1,
     bucket: Annotated[str, _BUCKET] = BUCKET,
+    param_dtype: Annotated[str | None, _PARAM_DTYPE] = None,
+    reduce_dtype: Annotated[str | None, _REDUCE_DTYPE] = None,
     checkpointing: Annotated[
         Checkpointing,
         typer.Option(
@@ -219,6 +225,8 @@ def plan(
                 checkpointing=checkpointing.value,
                 micro_batches=micro_batches,
                 bucket=bucket,
+                param_dtype=param_dtype,
+                reduce_dtype=reduce_dtype,
                 memory=memory,
                 memory_soft=memory_soft,
                 optimizer=optimizer,
@@ -389,6 +397,8 @@ def compare(
     optimizer: Annotated[str, _OPTIMIZER] = "adamw",
     micro_batches: Annotated[int, _MICRO_BATCHES] = 1,
     bucket: Annotated[str, _BUCKET] = BUCKET,
+    param_dtype: Annotated[str | None, _PARAM_DTYPE] = None,
+    reduce_dtype: Annotated[str | None, _REDUCE_DTYPE] = None,
     checkpointing: Annotated[
         Checkpointing,
         typer.Option(help="For the optimum, as for plan; baselines compute again what their names say."),
@@ -421,6 +431,8 @@ def compare(
                 checkpointing=checkpointing.value,
                 micro_batches=micro_batches,
                 bucket=bucket,
+                param_dtype=param_dtype,
+                reduce_dtype=reduce_dtype,
                 name=model,
                 progress=progress,
             )
