@@ -88,14 +88,14 @@ def capture(
         raise CaptureError(
             f"{type(model).__name__} cannot be captured: its forward takes other arguments than the example's: {error}"
         ) from None
-    with _explained(model):
+    with _explained(model, precision):
         check_example(call)
     names = signature.names(args, kwargs)
 
     dtype = dtype_of(precision.param_dtype) if precision.param_dtype else None
 
     def as_it_is() -> Captured:
-        with _explained(model):
+        with _explained(model, precision):
             traced = trace(model, args, kwargs, guarded, dtype)
         refuse_writes(traced, model, names)
         return _Builder(traced, model, names).build(), traced
@@ -108,13 +108,13 @@ def capture(
 
 
 @contextmanager
-def _explained(model: nn.Module) -> Iterator[None]:
+def _explained(model: nn.Module, precision: Precision) -> Iterator[None]:
     try:
         yield
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(_why(model, error)) from (None if is_explained(error) else error)
+        raise CaptureError(_why(model, error, precision)) from (None if is_explained(error) else error)
 
 
 class _Builder:
@@ -360,14 +360,20 @@ def _dotted(match: re.Match[str]) -> str:
     return "." + (match[1] or match[2])
 
 
-def _why(model: nn.Module, error: Exception) -> str:
+def _why(model: nn.Module, error: Exception, precision: Precision) -> str:
     text = str(error)
     where = line_in(text) or line_in(model_stack(error))
     at = f" at {where}" if where else ""
     for word, advice in _ADVICE.items():
         if word in text:
             return f"{type(model).__name__} cannot be captured as one graph{at}: {advice}"
-    if own := own_error(error):
+    if (own := own_error(error)) and precision.param_dtype:
+        return (
+            f"the forward of {type(model).__name__} fails{at} with its parameters and floating arguments cast to "
+            f"{precision.param_dtype}: {own.rstrip('.')}. Buffers are not cast: where they meet what is, the forward "
+            "has to cast the result (x.to(y.dtype))"
+        )
+    if own:
         return (
             f"the forward of {type(model).__name__} fails{at}: {own.rstrip('.')}. That is the model's own error, "
             "and none of capture: call the model with the same arguments to see it alone"

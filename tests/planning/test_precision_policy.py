@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import autoshard
 import cost_models
-from autoshard.capture import CapturedGraph, capture, micro_batched
+from autoshard.capture import CapturedGraph, Ref, capture, micro_batched
 from autoshard.constraints import gather_constraints
 from autoshard.errors import CaptureError, PlanMismatchError
 from autoshard.lowering import check_graph
@@ -70,8 +70,8 @@ class Fused(nn.Module):
 
 def reductions_in(graph: CapturedGraph, plan: ShardingPlan, dtype: torch.dtype) -> list[Redistribution]:
     """The redistributions that reduce what is no scalar in a dtype."""
-    metas = {graph.tensor_name(ref): graph.meta(ref) for node in graph.nodes for ref in node.inputs}
-    metas |= {graph.tensor_name(ref): graph.meta(ref) for _, ref in graph.gradients}
+    refs = [Ref(i, k) for i, node in enumerate(graph.nodes) for k, meta in enumerate(node.outputs) if meta]
+    metas = {graph.tensor_name(ref): graph.meta(ref) for ref in refs}
     kinds = {"all_reduce", "reduce_scatter"}
     return [
         entry

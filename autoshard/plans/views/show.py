@@ -113,7 +113,7 @@ def _again_line(summary: PlanSummary) -> str:
 
 def _precision_line(summary: PlanSummary) -> str:
     return (
-        f"precision: parameters computed with as {summary.param_dtype or 'they are'}, gradients reduced as "
+        f"precision: a step computes with parameters as {summary.param_dtype or 'they are'}, and reduces gradients as "
         f"{summary.reduce_dtype or 'they are'}"
     )
 
