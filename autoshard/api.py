@@ -29,6 +29,7 @@ from .planning import (
 )
 from .plans import ShardingPlan, dump_plan, parse_plan
 from .plans.schedule import BUCKET_BYTES, bucket_size
+from .precision import Precision
 
 __all__ = ["auto_parallelize", "plan"]
 
@@ -50,6 +51,8 @@ def plan(
     checkpointing: Checkpointing = "free",
     micro_batches: int = 1,
     bucket: str | int = BUCKET_BYTES,
+    param_dtype: object = None,
+    reduce_dtype: object = None,
     optimizer: str | None = None,
     memory: str | int | None = None,
     memory_soft: float | None = None,
@@ -89,6 +92,10 @@ def plan(
             gradients reduced in buckets (:mod:`autoshard.plans.schedule`). 0 for collectives that are waited for where
             they stand, each by itself; so are those of plans that do not fit the budget otherwise, and of several
             micro-batches.
+        param_dtype: what the step computes in, ``"bfloat16"`` or ``torch.bfloat16``: parameters stay as they are, and
+            are cast once at the start of a step, before they are gathered; so are floating arguments. None for what the
+            model computes in. As FSDP2's ``MixedPrecisionPolicy``, for the model as one (``docs/precision.md``).
+        reduce_dtype: in which gradients are reduced, whatever they are computed in; by default ``param_dtype``.
         optimizer: whose state counts in memory, and whose step in the predicted time: a name of
             ``cost_models.OPTIMIZERS``; ``adamw`` by default. What is given here of the optimizer and of memory comes
             before what constraints files say.
@@ -112,7 +119,7 @@ def plan(
         ConstraintError: a constraint names nothing or cannot hold.
         InfeasibleError: no assignment satisfies the pins, or none was found in the time given.
         BudgetError: the budget cannot be read, or no plan fits it; the message says which budget would work.
-        ValueError: an unknown objective, checkpointing or optimizer policy; a bucket that is no size.
+        ValueError: an unknown objective, checkpointing, optimizer policy or dtype; a bucket that is no size.
         InputError: a number of micro-batches below 1, or above it for a model without gradients.
         MeshError, LayoutError, ProfileError, BackendUnavailable: the argument of that name.
     """
@@ -136,6 +143,7 @@ def plan(
         name=name,
         checkpointing=checkpointing,
         micro_batches=micro_batches,
+        precision=Precision.of(param_dtype, reduce_dtype),
         bucket_bytes=bucket_size(bucket),
         report=report,
         objective=objective,
@@ -174,7 +182,7 @@ def auto_parallelize(
         hardware: as for :func:`plan`; by default ``cpu-gloo`` on CPU and ``dgx-h100`` on CUDA.
         random: as for :func:`parallelize`.
         options: objective, constraints, pins, held_as, backend, time_limit_s, tie_layers, checkpointing, micro_batches,
-            bucket, optimizer, memory, memory_soft, name, progress: as for :func:`plan`.
+            bucket, param_dtype, reduce_dtype, optimizer, memory, memory_soft, name, progress: as for :func:`plan`.
 
     Returns:
         The module to train; ``module.plan`` is its plan.

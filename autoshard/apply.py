@@ -168,7 +168,7 @@ def _captured(
 def _as_planned(
     model: nn.Module, plan: ShardingPlan, args: tuple[Any, ...], kwargs: dict[str, Any] | None
 ) -> CapturedGraph:
-    captured = capture(model, args, kwargs, guarded=True)
+    captured = capture(model, args, kwargs, guarded=True, precision=plan.precision)
     graph = recomputed(micro_batched(captured, plan.micro_batches), plan.recomputed)
     check_plan(plan, graph)
     return graph

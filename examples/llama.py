@@ -59,12 +59,13 @@ def rope_tables(config: LlamaConfig, device: torch.device | str) -> tuple[Tensor
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns channel pairs (i, i + D // 2) of ``x`` (B, T, heads, D) by the angles in ``cos``, ``sin`` (T, 1, D // 2).
+    """Turns channel pairs (i, i + D // 2) of ``x`` (B, T, heads, D) by the angles in ``cos``, ``sin`` (T, 1, D // 2),
+    in the wider dtype of both.
 
     With odd D the last channel stays as it is.
     """
     a, b, *odd = x.split(x.shape[-1] // 2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, *odd), dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, *odd), dim=-1).to(x.dtype)
 
 
 class RMSNorm(nn.Module):

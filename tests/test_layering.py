@@ -33,6 +33,7 @@ VOCABULARY = (
             "autoshard.layout",
             "autoshard.mesh",
             "autoshard.micro_batches",
+            "autoshard.precision",
             "autoshard.progress",
             "autoshard.recomputation",
         }
@@ -68,6 +69,7 @@ TABLE = {
     "autoshard.layout": Row(VOCABULARY),
     "autoshard.atomic_write": Row(frozenset()),
     "autoshard.micro_batches": Row(frozenset()),
+    "autoshard.precision": Row(frozenset()),
     "autoshard.progress": Row(frozenset()),
     "autoshard.recomputation": Row(frozenset()),
     "autoshard.plans": Row(VOCABULARY | PLANS),
@@ -95,10 +97,13 @@ TABLE = {
         | {"autoshard.capture", "autoshard.constraints", "autoshard.constraints.limits", "autoshard.redistribution"}
     ),
     "autoshard.constraints.names": Row(GRAPH),
+    "autoshard.constraints.gradient_dtype": Row(
+        VOCABULARY | GRAPH | {"autoshard.constraints.limits", "autoshard.plans", "autoshard.redistribution"}
+    ),
     "autoshard.constraints.compile": Row(
         VOCABULARY
         | {"autoshard.capture", "autoshard.constraints", "autoshard.constraints.limits", "autoshard.constraints.names"}
-        | {"autoshard.constraints.schemes"}
+        | {"autoshard.constraints.gradient_dtype", "autoshard.constraints.schemes"}
     ),
     "autoshard.constraints.recomputations": Row(
         VOCABULARY | GRAPH | {"autoshard.constraints", "autoshard.constraints.roles"}

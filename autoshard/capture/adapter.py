@@ -78,15 +78,20 @@ class Trace:
     has_custom_backward: bool
 
 
-def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guarded: bool) -> Trace:
+def trace(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guarded: bool, dtype: torch.dtype | None = None
+) -> Trace:
     """Captures one joint graph of a model. Its parameters, and the tensors in args and kwargs, may be on any device.
 
     The model is left as it was; no memory is allocated for its tensors.
 
+    Args:
+        dtype: what floating parameters and arguments are cast to before the model is called; None for as they are.
+
     Raises:
         CaptureError: the forward does something that no graph can hold.
     """
-    faker = _Faker(FakeTensorMode())
+    faker = _Faker(FakeTensorMode(), dtype)
     with faker.fake_module(model), marking(), _same_modes(), _said_once(), ExitStack() as stack:
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         forward = forward_of(model, fake_args, fake_kwargs)
@@ -120,14 +125,21 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guard
 See = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any], Any], None]
 
 
-def run_on_fakes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], see: Callable[[Any], See]) -> None:
+def run_on_fakes(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    see: Callable[[Any], See],
+    dtype: torch.dtype | None = None,
+) -> None:
     """Calls a model as its Python is, with tensors that have no memory.
 
     Args:
         see: is given the leaves of the arguments; what it returns is told every operator that runs, with its arguments
             and results.
+        dtype: as for :func:`trace`.
     """
-    faker = _Faker(FakeTensorMode())
+    faker = _Faker(FakeTensorMode(), dtype)
     with faker.fake_module(model), marking(), _same_modes():
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0])):
@@ -238,26 +250,31 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 class _Faker:
     """Turns tensors into fake CPU tensors of the same shape: one for each distinct parameter or buffer, so that ties
     stay ties, and one for each argument, even where two arguments are one tensor: they need not be in another call.
+    Parameters and arguments that are floating are of ``dtype``, where there is one.
     """
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, dtype: torch.dtype | None) -> None:
         self.mode = mode
+        self._dtype = dtype
         self._memo: dict[int, torch.Tensor] = {}
 
     def argument(self, value: Any) -> Any:
         """A fake for a tensor; any other leaf as it is."""
-        return self._fake(value) if isinstance(value, torch.Tensor) else value
+        return self._fake(value, self._cast(value)) if isinstance(value, torch.Tensor) else value
 
-    def _fake(self, value: torch.Tensor) -> torch.Tensor:
+    def _fake(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         with self.mode:
-            return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
+            return torch.empty_strided(value.size(), value.stride(), dtype=dtype, device="cpu")
+
+    def _cast(self, value: torch.Tensor) -> torch.dtype:
+        return self._dtype if self._dtype is not None and value.is_floating_point() else value.dtype
 
     def _held(self, value: torch.Tensor | None) -> torch.Tensor | None:
         if value is None:
             return None
         if id(value) not in self._memo:
-            fake = self._fake(value)
             is_parameter = isinstance(value, nn.Parameter)
+            fake = self._fake(value, self._cast(value) if is_parameter else value.dtype)
             self._memo[id(value)] = nn.Parameter(fake, requires_grad=value.requires_grad) if is_parameter else fake
         return self._memo[id(value)]
 

@@ -16,6 +16,7 @@ from torch.fx import Node as FxNode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
+from ..precision import AS_IT_IS, Precision
 from .adapter import Trace, mark_of, trace
 from .arguments import CallSignature
 from .attention import attention, attention_backward
@@ -26,6 +27,7 @@ from .flat import Captured, captured_flat
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 from .lines import line_in, line_of
 from .models import check_example, check_model
+from .precise import dtype_of, precise
 from .writes import refuse_writes
 
 aten = torch.ops.aten
@@ -54,7 +56,12 @@ _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
 
 def capture(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, guarded: bool = False
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    guarded: bool = False,
+    precision: Precision = AS_IT_IS,
 ) -> CapturedGraph:
     """Captures one step of a model: forward, and backward where something is trained.
 
@@ -63,6 +70,8 @@ def capture(
         args: example positional arguments; only shapes, dtypes and Python values are read.
         kwargs: example keyword arguments.
         guarded: gives the graph ``guards``, which cost some time: for those who run the graph later.
+        precision: the dtypes in which the step computes and reduces. With a ``param_dtype`` floating parameters and
+            floating arguments are cast before the forward, and buffers stay as they are.
 
     Returns:
         The joint graph. A scalar floating-point result is the loss; other results get one tangent each.
@@ -80,27 +89,33 @@ def capture(
         raise CaptureError(
             f"{type(model).__name__} cannot be captured: its forward takes other arguments than the example's: {error}"
         ) from None
-    with _explained(model):
+    with _explained(model, precision):
         check_example(call)
     names = signature.names(args, kwargs)
 
+    dtype = dtype_of(precision.param_dtype) if precision.param_dtype else None
+
     def as_it_is() -> Captured:
-        with _explained(model):
-            traced = trace(model, args, kwargs, guarded)
+        with _explained(model, precision):
+            traced = trace(model, args, kwargs, guarded, dtype)
         refuse_writes(traced, model, names)
         return _Builder(traced, model, names).build(), traced
 
-    return captured_flat(model, args, kwargs, as_it_is) or as_it_is()[0]
+    graph = captured_flat(model, args, kwargs, as_it_is, dtype) or as_it_is()[0]
+    if precision == AS_IT_IS:
+        return graph
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return precise(graph, precision, {name: t.dtype for name, t in (parameters | call.tensors()).items()})
 
 
 @contextmanager
-def _explained(model: nn.Module) -> Iterator[None]:
+def _explained(model: nn.Module, precision: Precision) -> Iterator[None]:
     try:
         yield
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(_why(model, error)) from (None if is_explained(error) else error)
+        raise CaptureError(_why(model, error, precision)) from (None if is_explained(error) else error)
 
 
 class _Builder:
@@ -357,14 +372,20 @@ def _dotted(match: re.Match[str]) -> str:
     return "." + (match[1] or match[2])
 
 
-def _why(model: nn.Module, error: Exception) -> str:
+def _why(model: nn.Module, error: Exception, precision: Precision) -> str:
     text = str(error)
     where = line_in(text) or line_in(model_stack(error))
     at = f" at {where}" if where else ""
     for word, advice in _ADVICE.items():
         if word in text:
             return f"{type(model).__name__} cannot be captured as one graph{at}: {advice}"
-    if own := own_error(error):
+    if (own := own_error(error)) and precision.param_dtype:
+        return (
+            f"the forward of {type(model).__name__} fails{at} with its parameters and floating arguments cast to "
+            f"{precision.param_dtype}: {own.rstrip('.')}. Buffers are not cast: where they meet what is, the forward "
+            "has to cast the result (x.to(y.dtype))"
+        )
+    if own:
         return (
             f"the forward of {type(model).__name__} fails{at}: {own.rstrip('.')}. That is the model's own error, "
             "and none of capture: call the model with the same arguments to see it alone"

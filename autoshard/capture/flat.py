@@ -31,12 +31,17 @@ Captured: TypeAlias = tuple[CapturedGraph, Trace]
 
 
 def captured_flat(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], capture: Callable[[], Captured]
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    capture: Callable[[], Captured],
+    dtype: torch.dtype | None = None,
 ) -> CapturedGraph | None:
     """The graph of a model that has stacks; None where it has none, or is to be captured whole.
 
     Args:
         capture: captures the model as it is when called.
+        dtype: what it casts floating parameters and arguments to.
     """
     stacks = tuple(stacks_of(model, FEWEST))
     if not stacks:
@@ -44,10 +49,10 @@ def captured_flat(
     try:
         with shortened(stacks):
             graph, traced = capture()
-            short = _run(model, args, kwargs, stacks)
+            short = _run(model, args, kwargs, stacks, dtype)
         if traced.has_custom_backward or any(stack.differing & traced.reads for stack in stacks):
             return None
-        deep = _run(model, args, kwargs, stacks)
+        deep = _run(model, args, kwargs, stacks, dtype)
         for stack in stacks:
             graph = repeated(graph, stack.path, stack.size)
             short = Repeated(short, stack.path, stack.size).nodes
@@ -58,7 +63,13 @@ def captured_flat(
     return replace(graph, guards=traced.guards and BlockGuards(traced.guards, model, stacks))
 
 
-def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stacks: Sequence[Stack]) -> tuple[Node, ...]:
+def _run(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    stacks: Sequence[Stack],
+    dtype: torch.dtype | None,
+) -> tuple[Node, ...]:
     """What a call of the model runs: a node for each operator, named by the block that it runs in.
 
     Raises:
@@ -72,7 +83,7 @@ def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stacks
                 hooks.callback(block.register_forward_pre_hook(run.entering(name)).remove)
                 hooks.callback(block.register_forward_hook(run.leaving).remove)
         try:
-            run_on_fakes(model, args, kwargs, lambda leaves: run.start(model, leaves))
+            run_on_fakes(model, args, kwargs, lambda leaves: run.start(model, leaves), dtype)
         except Exception as error:  # it is the user's code that runs: on fakes it may do whatever it likes
             raise NotPeriodicError(f"the forward cannot be run on fake tensors: {error}") from error
     return tuple(run.nodes)

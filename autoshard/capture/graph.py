@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch.utils._pytree import TreeSpec
 
+from ..precision import AS_IT_IS, Precision
 from .block_guards import BlockGuards
 from .dynamo import Guards
 
@@ -109,7 +110,8 @@ class CapturedGraph:
     ``original`` is then the graph in which none is.
 
     The graph is that of one of the ``micro_batches`` of a step. Where they are several, ``one_batch`` is the graph as
-    it was captured (:mod:`autoshard.capture.micro_batched`).
+    it was captured (:mod:`autoshard.capture.micro_batched`). ``precision`` is the policy whose casts stand in it
+    (:mod:`autoshard.capture.precise`).
     """
 
     nodes: tuple[Node, ...]
@@ -127,6 +129,7 @@ class CapturedGraph:
     original: CapturedGraph | None = None
     micro_batches: int = 1
     one_batch: CapturedGraph | None = None
+    precision: Precision = AS_IT_IS
 
     def meta(self, ref: Ref) -> TensorMeta:
         """Shape and dtype of a tensor of the graph."""

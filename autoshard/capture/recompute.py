@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import replace
 
 from ..micro_batches import is_held
+from ..precision import is_cast
 from ..recomputation import again_name
 from .graph import CapturedGraph, Node, Ref, is_random, map_refs
 
@@ -31,9 +32,10 @@ FEWEST_WEIGHTS = 2
 
 def can_be_again(node: Node) -> bool:
     """Whether a node can be computed again: operators of the forward that draw no random numbers. What is drawn is
-    kept, so that the backward sees the same numbers; so is what is held over the step.
+    kept, so that the backward sees the same numbers; so is what is held over the step, and what is cast once for it.
     """
-    return node.kind == "operator" and node.phase == "forward" and not is_random(node) and not is_held(node.name)
+    is_once = is_held(node.name) or is_cast(node.name)
+    return node.kind == "operator" and node.phase == "forward" and not is_random(node) and not is_once
 
 
 def recomputable(graph: CapturedGraph) -> frozenset[str]:

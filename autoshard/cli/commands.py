@@ -66,6 +66,15 @@ class Checkpointing(StrEnum):
     none = "none"
 
 
+class Dtype(StrEnum):
+    """What parameters are cast to, and what gradients are reduced in."""
+
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float32 = "float32"
+    float64 = "float64"
+
+
 class Format(StrEnum):
     """How ``show`` prints."""
 
@@ -107,6 +116,10 @@ _MICRO_BATCHES = typer.Option(
 _BUCKET = typer.Option(
     metavar="SIZE", help="How much is gathered or reduced together at most for parameters; 0: each tensor by itself."
 )
+_PARAM_DTYPE = typer.Option(
+    help="What parameters are cast to for the step, before they are gathered; by default they stay as they are."
+)
+_REDUCE_DTYPE = typer.Option(help="What gradients are reduced in; by default as --param-dtype.")
 _OPTIMIZER = typer.Option(metavar="POLICY", help="Whose state and step count, see below.")
 
 
@@ -183,6 +196,8 @@ def plan(
     ] = False,
     micro_batches: Annotated[int, _MICRO_BATCHES] = 1,
     bucket: Annotated[str, _BUCKET] = BUCKET,
+    param_dtype: Annotated[Dtype | None, _PARAM_DTYPE] = None,
+    reduce_dtype: Annotated[Dtype | None, _REDUCE_DTYPE] = None,
     checkpointing: Annotated[
         Checkpointing,
         typer.Option(
@@ -219,6 +234,8 @@ def plan(
                 checkpointing=checkpointing.value,
                 micro_batches=micro_batches,
                 bucket=bucket,
+                param_dtype=param_dtype,
+                reduce_dtype=reduce_dtype,
                 memory=memory,
                 memory_soft=memory_soft,
                 optimizer=optimizer,
@@ -389,6 +406,8 @@ def compare(
     optimizer: Annotated[str, _OPTIMIZER] = "adamw",
     micro_batches: Annotated[int, _MICRO_BATCHES] = 1,
     bucket: Annotated[str, _BUCKET] = BUCKET,
+    param_dtype: Annotated[Dtype | None, _PARAM_DTYPE] = None,
+    reduce_dtype: Annotated[Dtype | None, _REDUCE_DTYPE] = None,
     checkpointing: Annotated[
         Checkpointing,
         typer.Option(help="For the optimum, as for plan; baselines compute again what their names say."),
@@ -421,6 +440,8 @@ def compare(
                 checkpointing=checkpointing.value,
                 micro_batches=micro_batches,
                 bucket=bucket,
+                param_dtype=param_dtype,
+                reduce_dtype=reduce_dtype,
                 name=model,
                 progress=progress,
             )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..capture import CapturedGraph, Node, Ref, annotated
 from ..errors import ConstraintError, LayoutError
 from ..mesh import Mesh
+from .gradient_dtype import limit_to_dtype
 from .limits import Exactly, Limit, Limits
 from .names import names_of, results_of
 from .schemes import limit_to_schemes
@@ -23,7 +24,7 @@ from .values import (
 
 
 def compile_constraints(constraints: Sequence[Constraint], graph: CapturedGraph, mesh: Mesh) -> Limits:
-    """What constraints, and the annotations in the model, leave.
+    """What constraints, the annotations in the model and its precision leave.
 
     ``Alike``, ``Recompute`` and ``Recomputation`` limit no layout: they relate tensors to each other, or say which
     graph it is (:mod:`autoshard.constraints.computed_again`).
@@ -43,6 +44,7 @@ def compile_constraints(constraints: Sequence[Constraint], graph: CapturedGraph,
     for i, node, text in annotated(graph):
         limits.limit(i, _annotation(node, text, mesh))
     limit_to_schemes(limits, [c for c in constraints if isinstance(c, AxisScheme)], graph, mesh)
+    limit_to_dtype(limits, graph, mesh)
     return limits
 
 

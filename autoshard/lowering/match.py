@@ -13,6 +13,7 @@ from ..errors import MeshError, PlanMismatchError
 from ..layout import format_layout
 from ..mesh import Mesh
 from ..plans import ShardingPlan, TensorEntry
+from ..precision import AS_IT_IS
 from .local_program import LocalProgram
 
 
@@ -68,6 +69,11 @@ def check_graph(plan: ShardingPlan, graph: CapturedGraph) -> None:
         PlanMismatchError: parameters, buffers, inputs, outputs or operators differ; the message names the first
             difference.
     """
+    if plan.precision != graph.precision:
+        raise PlanMismatchError(
+            f"the plan was made for {plan.precision}; the model was captured with {graph.precision}: capture it with "
+            "the plan's precision"
+        )
     for kind, entries in (
         ("parameter", plan.parameters),
         ("buffer", plan.buffers),
@@ -83,8 +89,9 @@ def check_graph(plan: ShardingPlan, graph: CapturedGraph) -> None:
     for name in sorted(planned.keys() - found.keys())[:1]:
         raise PlanMismatchError(_again(f"the plan has the operator {name}, which the model does not have"))
     if plan.fingerprint != graph.fingerprint:
+        under = "" if plan.precision == AS_IT_IS else f" (captured as the plan says: {plan.precision})"
         raise PlanMismatchError(
-            _again("operators have the same names as in the plan, but other arguments, dtypes or connections")
+            _again(f"operators have the same names as in the plan, but other arguments, dtypes or connections{under}")
         )
     for name, node in found.items():
         if planned[name] != node.phase:

@@ -37,7 +37,11 @@ enter("_prelu_kernel _prelu_kernel_backward", Operator(rules=_prelu_rules))
 enter("add.Tensor", Operator(traits=("sum",)))
 enter("_to_copy", Operator(kernel="copy", traits=("cast",)))
 enter("tril triu", Operator(more_rules=_triangle_rules, local=_triangle_of_block))
-enter("cat stack clone copy contiguous repeat flip roll constant_pad_nd select_scatter", Operator(kernel="copy"))
+enter(
+    "cat stack clone copy contiguous repeat flip roll constant_pad_nd select_scatter",
+    Operator(kernel="copy", traits=("linear",)),
+)
+enter("mul div neg", Operator(traits=("scaling",)))
 enter("embedding gather index_select", Operator(kernel="indexing", traits=("rows",)))
 enter(
     "embedding_dense_backward scatter scatter_add scatter_reduce index_add index_copy index index_put _unsafe_index "

@@ -31,9 +31,11 @@ Trait = Literal[
     "cast",
     "contraction",
     "drawn",
+    "linear",
     "mean",
     "reshape",
     "rows",
+    "scaling",
     "split",
     "sum",
     "uninitialised",
@@ -46,9 +48,11 @@ Trait = Literal[
 * ``cast``: the same numbers in another dtype;
 * ``contraction``: a matrix product or a convolution of the forward;
 * ``drawn``: it draws a random number for each element, by itself, in shapes that all its tensors share;
+* ``linear``: of all its tensors taken together: what it makes of sums is the sum of what it makes of the addends;
 * ``mean``: it averages, so that DTensor's averages of shards stand for sums here;
 * ``reshape``: the same elements in row-major order;
 * ``rows``: it reads some rows of its first argument, not all of it;
+* ``scaling``: linear where it takes one tensor;
 * ``split``: it cuts one dim into pieces;
 * ``sum``: it adds two tensors;
 * ``uninitialised``: its result is whatever the memory holds;
@@ -178,6 +182,15 @@ def has(node: Node, trait: Trait) -> bool:
 def is_contraction(node: Node) -> bool:
     """Whether a node is a matrix product or a convolution of the forward."""
     return node.phase == "forward" and has(node, "contraction")
+
+
+def is_linear(node: Node) -> bool:
+    """Whether what an operator makes of sums is the sum of what it makes of the addends; constants that it adds count
+    as one of these.
+    """
+    traits = known(node.op).traits
+    alone = len(node.inputs) == 1 and not {"cast", "scaling"}.isdisjoint(traits)
+    return alone or is_free(node) or not {"linear", "sum"}.isdisjoint(traits)
 
 
 def is_free(node: Node) -> bool:

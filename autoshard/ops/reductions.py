@@ -55,8 +55,9 @@ enter("any", Operator(more_rules=partial(_truths, P("max")), kernel="reduction")
 enter("all", Operator(more_rules=partial(_truths, P("min")), kernel="reduction"))
 enter("mean", Operator(local=_mean, kernel="reduction", traits=("mean",)))
 enter("norm", Operator(more_rules=_norm_rules, kernel="reduction"))
+enter("sum", Operator(kernel="reduction", traits=("linear",)))
 enter(
-    "sum prod amax amin aminmax max min argmax argmin var var_mean std std_mean linalg_vector_norm cumsum cumprod "
+    "prod amax amin aminmax max min argmax argmin var var_mean std std_mean linalg_vector_norm cumsum cumprod "
     "nll_loss_forward nll_loss_backward mse_loss mse_loss_backward",
     Operator(kernel="reduction"),
 )

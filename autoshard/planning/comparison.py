@@ -24,6 +24,7 @@ from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..mesh import Mesh
 from ..plans import Contender, Contest, ShardingPlan
 from ..plans.schedule import BUCKET_BYTES, bucket_size
+from ..precision import Precision
 from .formulation import Formulation
 from .limit import memory_limit
 from .planner import Checkpointing, Planner, profile_of
@@ -46,14 +47,16 @@ def compare(
     checkpointing: Checkpointing = "free",
     micro_batches: int = 1,
     bucket: str | int = BUCKET_BYTES,
+    param_dtype: object = None,
+    reduce_dtype: object = None,
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Contest:
     """Plans a model freely and under every baseline of the mesh.
 
     Args:
-        model, args, kwargs, mesh, hardware, backend, optimizer, memory, micro_batches, bucket, name, progress: as for
-            :func:`autoshard.plan`.
+        model, args, kwargs, mesh, hardware, backend, optimizer, memory, micro_batches, bucket, param_dtype,
+            reduce_dtype, name, progress: as for :func:`autoshard.plan`.
         constraints: further ones, for the optimum and the baselines alike.
         time_limit_s: for the solver, for each contender.
         checkpointing: as for :func:`autoshard.plan`, for the optimum; for baselines ``none`` means that marks in the
@@ -78,6 +81,7 @@ def compare(
         name=name,
         checkpointing=checkpointing,
         micro_batches=micro_batches,
+        precision=Precision.of(param_dtype, reduce_dtype),
         report=report,
         **options,
     )

@@ -52,6 +52,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         fingerprint=graph.fingerprint,
         call=call,
         micro_batches=graph.micro_batches,
+        precision=graph.precision,
         bucket_bytes=formulation.prices.bucket_bytes,
         mesh=formulation.mesh,
         hardware=profile.name,

@@ -19,6 +19,7 @@ from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
 from ..plans.schedule import BUCKET_BYTES
+from ..precision import AS_IT_IS, Precision
 from .batch_mixing import why_not_cut
 from .budget import LAST_S, SolverOptions, gap_of, plan_within_budget, said_by
 from .decided import decided
@@ -89,6 +90,7 @@ class Planner:
         name: str | None = None,
         checkpointing: Checkpointing = "free",
         micro_batches: int = 1,
+        precision: Precision = AS_IT_IS,
         report: Callable[[str], None] = lambda stage: None,
         **options: Any,
     ) -> Planner:
@@ -96,6 +98,7 @@ class Planner:
 
         Args:
             args, kwargs, mesh, name, checkpointing, micro_batches: as for :func:`autoshard.plan`.
+            precision: the dtypes in which the step computes and reduces.
             report: called with the name of the stage as it starts.
             options: the planner's own.
 
@@ -108,7 +111,8 @@ class Planner:
             raise ValueError(f"unknown checkpointing {checkpointing!r}; choose one of {', '.join(CHECKPOINTING)}")
         args = as_arguments(args)
         report("capturing the training step")
-        captured, call = capture(model, args, kwargs), call_text(model, args, kwargs or {})
+        captured = capture(model, args, kwargs, precision=precision)
+        call = call_text(model, args, kwargs or {})
         graph = micro_batched(captured, micro_batches)
         if checkpointing != "none":
             graph = recomputed(graph, marked(graph))

@@ -29,6 +29,7 @@ from ..mesh import Mesh
 from ..micro_batches import is_summed
 from ..ops import has, is_free, known
 from ..plans.schedule import GATHERS, REDUCTIONS, layer_of
+from ..precision import cast_name, reduced_name
 from ..redistribution import Banned, Step, size_bytes, steps_along
 from ..redistribution.paths import Paths, Steps, cheapest_paths, copied_bytes, layouts_of, single_steps
 from ..strategies import Strategy
@@ -145,15 +146,22 @@ class Prices:
 
     @cached_property
     def _together(self) -> dict[Ref, Together]:
-        """Parameters are gathered with all of their layer, gradients are reduced with all others."""
+        """Parameters, or what they are cast to, are gathered with all of their layer; gradients are reduced with all
+        others.
+        """
         parameters = {Ref(i): node.name for i, node in self._graph.of_kind("parameter")}
-        sizes = {ref: _size_bytes(self._graph.meta(ref)) for ref in parameters}
+        casts, reduced = ({rule(name): name for name in parameters.values()} for rule in (cast_name, reduced_name))
+        operators = list(self._graph.of_kind("operator"))
+        cast = {Ref(i): casts[node.name] for i, node in operators if node.name in casts}
+        copied = set(cast.values())
+        moved = cast | {ref: name for ref, name in parameters.items() if name not in copied}
         layers: dict[str, int] = defaultdict(int)
-        for ref, name in parameters.items():
-            layers[layer_of(name)] += sizes[ref]
-        trained = [ref for _, ref in self._graph.gradients]
+        for ref, name in moved.items():
+            layers[layer_of(name)] += _size_bytes(self._graph.meta(ref))
+        before_cast = {Ref(i): node.inputs[0] for i, node in operators if node.name in reduced}
+        trained = [before_cast.get(ref, ref) for _, ref in self._graph.gradients]
         whole = sum(_size_bytes(self._graph.meta(ref)) for ref in trained)
-        found = {ref: self._at_most(GATHERS, layers[layer_of(name)]) for ref, name in parameters.items()}
+        found = {ref: self._at_most(GATHERS, layers[layer_of(name)]) for ref, name in moved.items()}
         return found | {ref: self._at_most(REDUCTIONS, whole) for ref in trained if ref not in parameters}
 
     def _at_most(self, kinds: frozenset[str], size_bytes: int) -> Together:

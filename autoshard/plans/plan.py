@@ -16,6 +16,7 @@ from cost_models.collective_kinds import RedistributionKind as CollectiveKind
 from ..layout import Layout
 from ..mesh import TOGETHER, Mesh
 from ..micro_batches import redistribution_runs
+from ..precision import AS_IT_IS, Precision
 from ..recomputation import first_name
 from .memory_outcome import MemoryOutcome
 from .natural_order import natural_key
@@ -179,7 +180,7 @@ class ShardingPlan:
     given. A step has ``micro_batches``, of which the operators and redistributions are those of one; the names of
     those that stand for what is held over the step say so (:mod:`autoshard.micro_batches`). ``bucket_bytes`` is how
     much travels together at most, and decides the schedule (:mod:`autoshard.plans.schedule`); 0 where every collective
-    is waited for where it stands.
+    is waited for where it stands. ``precision`` says in which dtypes the step computes and reduces.
     ``compute_s``, ``communication_s`` and ``optimizer_s``, the step of the optimizer whose state is counted, add up to
     the predicted step time. ``optimizer_s`` is None for a plan from before the optimizer's step had a price, ``memory``
     for one that was written before plans knew of memory.
@@ -207,6 +208,7 @@ class ShardingPlan:
     execution: tuple[Execution, ...] = ()
     micro_batches: int = 1
     bucket_bytes: int = 0
+    precision: Precision = AS_IT_IS
 
     def __post_init__(self) -> None:
         canonical: dict[str, list[TensorEntry] | list[OperatorEntry] | list[Redistribution] | list[Execution]] = {

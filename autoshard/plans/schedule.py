@@ -3,12 +3,14 @@
 A plan says what is moved from which layout to which. This says how, for two kinds of redistributions that nobody reads
 in between:
 
-- Parameters are gathered a *window* ahead. A window is what one layer of a phase reads first, ``bucket_bytes`` at most;
-  its gathers set out as the window before it is first read, and are waited for at the first reader of their own. Of
-  gathers over several axes that is the last one; each before it sets out a window earlier.
+- Parameters, or what they are cast to for the step, are gathered a *window* ahead. A window is what one layer of a
+  phase reads first, ``bucket_bytes`` at most; its gathers set out as the window before it is first read (casts stand
+  before all, so that they are made by then), and are waited for at the first reader of their own. Of gathers over
+  several axes that is the last one; each before it sets out a window earlier.
 - Gradients are reduced in buckets of ``bucket_bytes`` at most, in the order in which they are made. A bucket sets out
-  once its last gradient is made, and is waited for when the next bucket sets out, or behind the last operator: one is
-  on its way at a time, so what is in flight is bounded.
+  once its last gradient is made, and is waited for when the next bucket sets out, or behind the last operator (before
+  the first one that casts what was reduced to the dtypes of parameters): one is on its way at a time, so what is in
+  flight is bounded.
 
 What travels together takes the same steps over the same axes in the same dtype: one collective for each of the steps.
 All of that follows from the plan, so every rank has the same order, which no rank leaves. Nothing here needs torch.
@@ -24,6 +26,7 @@ from typing import Literal
 
 from cost_models.collective_kinds import RedistributionKind as CollectiveKind
 
+from ..precision import cast_name, reduced_name
 from .plan import PHASES, Phase, Redistribution, ShardingPlan
 from .units import parse_bytes
 
@@ -164,13 +167,21 @@ class _Found:
 class _Reader:
     def __init__(self, plan: ShardingPlan, left_out: frozenset[str], unwanted: frozenset[str]) -> None:
         self._plan, self._unwanted = plan, unwanted
-        self._dtypes = {entry.name: entry.dtype for entry in plan.parameters}
+        own = {entry.name: entry.dtype for entry in plan.parameters}
+        to, reduced_in = plan.precision.param_dtype, plan.precision.reduce_dtype
+        casts = {cast_name(name): to for name in own} if to else {}
+        reduced = {reduced_name(name): name for name in own} if reduced_in else {}
+        self._gathered = own | casts
+        # who takes gradients: parameters, or the casts to their dtypes, with the parameter and the dtype that they take
+        self._takers = {name: (name, dtype) for name, dtype in own.items()}
+        self._takers |= {taker: (name, reduced_in) for taker, name in reduced.items() if reduced_in}
         self._names = {phase: [e.name for e in plan.execution if e.phase == phase] for phase in PHASES}
         self._places = {phase: {name: k for k, name in enumerate(self._names[phase])} for phase in PHASES}
         self._runs = {
             phase: {name for name in self._names[phase] if phase == "forward" or name not in left_out}
             for phase in PHASES
         }
+        self._over = next((name for name in self._names["backward"] if name in reduced), END)
         self._of_tensor: dict[str, list[Redistribution]] = defaultdict(list)
         for entry in plan.redistributions:
             self._of_tensor[entry.tensor].append(entry)
@@ -190,7 +201,7 @@ class _Reader:
 
     def _gathers(self, phase: Phase) -> Iterator[_Found]:
         for entry in self._plan.redistributions:
-            dtype = self._dtypes.get(entry.tensor)
+            dtype = self._gathered.get(entry.tensor)
             if entry.phase != phase or dtype is None or not self._travels(entry, dtype, GATHERS):
                 continue
             readers = [self._places[phase][name] for name in entry.consumers if name in self._runs[phase]]
@@ -218,7 +229,8 @@ class _Reader:
             starts: of the windows before; earlier than the first of them is the beginning of the phase.
         """
         steps = len(bucket[0].entry.collectives)
-        ahead = [*[0] * steps, *starts][-steps:]
+        made = {self._places[phase].get(each.entry.tensor, -1) + 1 for each in bucket}
+        ahead = [max(place, *made) for place in [*[0] * steps, *starts][-steps:]]
         places = [*ahead, min(each.place for each in bucket)]
         return _bucket(phase, bucket, [self._names[phase][place] for place in places])
 
@@ -238,15 +250,16 @@ class _Reader:
         starts = [names[bucket[-1].place + 1] for bucket in full]
         for k, bucket in enumerate(full):
             count = len(bucket[0].entry.collectives) + 1
-            yield _bucket("backward", bucket, [*starts[k : k + count], *[END] * count][:count])
+            yield _bucket("backward", bucket, [*starts[k : k + count], *[self._over] * count][:count])
 
     def _reductions(self) -> Iterator[_Found]:
         for entry in self._plan.redistributions:
             if entry.phase != "backward" or len(entry.consumers) != 1:
                 continue
             (name,) = entry.consumers
-            dtype, place = self._dtypes.get(name), self._places["backward"].get(_maker(entry.tensor))
-            if dtype is None or place is None or name in self._unwanted:
+            parameter, dtype = self._takers.get(name, ("", ""))
+            place = self._places["backward"].get(_maker(entry.tensor))
+            if not parameter or place is None or parameter in self._unwanted:
                 continue
             if self._travels(entry, dtype, REDUCTIONS):
                 yield _Found(entry, dtype, place)

@@ -47,9 +47,9 @@ class Conditions(TypedDict, total=False):
 def planner_of(
     plan: ShardingPlan, model: nn.Module, args: Any, kwargs: dict[str, Any] | None, **conditions: Unpack[Conditions]
 ) -> Planner:
-    """A planner for a model as it is now, with the objective, the micro-batches, the schedule and the memory limit
-    that a plan was made with (by the allocator's margin of the profile as it is now), and with what the plan computes
-    again in the backward: constraints add to that, or take from it (``keep``).
+    """A planner for a model as it is now, with the objective, the micro-batches, the dtypes, the schedule and the
+    memory limit that a plan was made with (by the allocator's margin of the profile as it is now), and with what the
+    plan computes again in the backward: constraints add to that, or take from it (``keep``).
 
     Raises:
         CaptureError, ProfileError: the model cannot be captured, the profile not be read.
@@ -73,6 +73,7 @@ def planner_of(
         limit=replace(limit_of(plan), allocator_margin=profile.allocator_margin),
         checkpointing="none",
         micro_batches=plan.micro_batches,
+        precision=plan.precision,
         bucket_bytes=plan.bucket_bytes,
     )
     return replace(planner, graph=recomputed(planner.graph, plan.recomputed))

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autoshard.capture import CapturedGraph, Node, capture, flat
 from autoshard.capture.blocks import stacks_of
+from autoshard.precision import AS_IT_IS, Precision
 from examples.gpt2 import GPT2, GPT2Config
 from examples.llama import Llama, LlamaConfig
 
@@ -260,12 +261,14 @@ def test_the_graph_is_that_of_a_whole_capture(name: str, is_flat: bool, monkeypa
     assert equal_to_whole(model, (torch.randn(8, WIDTH),), monkeypatch) == is_flat
 
 
-@pytest.mark.parametrize("make", [llama, gpt2])
+@pytest.mark.parametrize(
+    ("make", "precision"), [(llama, AS_IT_IS), (gpt2, AS_IT_IS), (llama, Precision.of("bfloat16", "float32"))]
+)
 def test_the_graph_of_a_language_model_is_that_of_a_whole_capture(
-    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], nn.Module], precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = torch.zeros(2, 8, dtype=torch.int64)
-    assert equal_to_whole(make(), (tokens, tokens), monkeypatch)
+    assert equal_to_whole(make(), (tokens, tokens), monkeypatch, precision)
 
 
 @pytest.mark.parametrize("index", range(DEPTH))
@@ -329,19 +332,21 @@ def test_the_model_is_left_as_it_was() -> None:
     assert not any(block._forward_hooks or block._forward_pre_hooks for block in model.blocks)
 
 
-def equal_to_whole(model: nn.Module, args: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> bool:
+def equal_to_whole(
+    model: nn.Module, args: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch, precision: Precision = AS_IT_IS
+) -> bool:
     """Captures a model in both ways, which must give the same; whether the first one was flat."""
     found: list[CapturedGraph | None] = []
 
-    def watched(model: nn.Module, args: Any, kwargs: Any, whole: Captured) -> CapturedGraph | None:
-        found.append(flat.captured_flat(model, args, kwargs, whole))
+    def watched(model: nn.Module, args: Any, kwargs: Any, whole: Captured, dtype: Any) -> CapturedGraph | None:
+        found.append(flat.captured_flat(model, args, kwargs, whole, dtype))
         return found[-1]
 
     with monkeypatch.context() as patched:
         patched.setattr(CAPTURE, "captured_flat", watched)
-        one = capture(model, args)
+        one = capture(model, args, precision=precision)
         patched.setattr(CAPTURE, "captured_flat", lambda *_: None)
-        other = capture(model, args)
+        other = capture(model, args, precision=precision)
     assert one.fingerprint == other.fingerprint
     for mine, its in zip(one.nodes, other.nodes, strict=True):
         assert all(getattr(mine, f.name) == getattr(its, f.name) for f in fields(Node) if f.name != "mark"), mine.name

@@ -18,11 +18,12 @@ import typer
 from typer.testing import CliRunner, Result
 
 from autoshard.cli.command_help import EXAMPLES
-from autoshard.cli.commands import Objective, app
+from autoshard.cli.commands import Dtype, Objective, app
 from autoshard.constraints.baselines import baselines
 from autoshard.errors import BudgetError, CaptureError, InfeasibleError
 from autoshard.mesh import Mesh
 from autoshard.plans import Contender, Contest, contest_json, read_plan, summary_json, write_plan
+from autoshard.precision import FLOATING_DTYPES
 from cost_models import OPTIMIZERS, PRESETS
 from solver import BACKENDS
 
@@ -87,6 +88,8 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
                 "checkpointing": "free",
                 "micro_batches": 1,
                 "bucket": "25MiB",
+                "param_dtype": None,
+                "reduce_dtype": None,
                 "memory": None,
                 "memory_soft": None,
                 "optimizer": None,
@@ -101,6 +104,7 @@ def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
     options += (
         "--held-as plan.yaml --memory 80GiB --memory-soft 2.5 --optimizer sgd --micro-batches 4 --bucket 1MiB".split()
     )
+    options += "--param-dtype bfloat16 --reduce-dtype float32".split()
     pins = ["--pin", "tokens=dp:S(0) tp:R", "--pin", "*.wq.weight=tp:S(0)"]
     result = invoke("plan", "model.py:model", "--mesh", "a=3", "--output", "new.yaml", *options, *pins)
     assert result.exit_code == 0
@@ -110,6 +114,7 @@ def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
     assert (given["backend"], given["time_limit_s"]) == ("highs", 2.5)
     assert (given["memory"], given["memory_soft"], given["optimizer"]) == ("80GiB", 2.5, "sgd")
     assert (given["micro_batches"], given["bucket"], given["held_as"]) == (4, "1MiB", PLAN)
+    assert (given["param_dtype"], given["reduce_dtype"]) == ("bfloat16", "float32")
 
 
 def test_plan_writes_the_file_and_says_what_it_is_worth(calls: list[tuple[Any, ...]]) -> None:
@@ -284,6 +289,10 @@ def test_the_objectives_are_those_of_the_formulation() -> None:
     from autoshard.planning import OBJECTIVES
 
     assert tuple(objective.value for objective in Objective) == OBJECTIVES
+
+
+def test_the_dtypes_are_those_of_a_precision() -> None:
+    assert tuple(dtype.value for dtype in Dtype) == FLOATING_DTYPES
 
 
 def test_show_prints_tables_or_json(folder: Path) -> None:

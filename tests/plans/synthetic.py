@@ -30,6 +30,7 @@ from autoshard.plans.memory_outcome import TENANT_KINDS, reserved_bytes
 from autoshard.plans.natural_order import starred
 from autoshard.plans.plan import PHASES
 from autoshard.plans.text.contradictions import COUNTED
+from autoshard.precision import AS_IT_IS, Precision
 from autoshard.redistribution import size_bytes, step_on
 
 MESH = Mesh.parse("dp=2,tp=2")
@@ -374,6 +375,7 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
         redistributions=moved,
         execution=execution,
         bucket_bytes=draw(st.sampled_from((0, 1, 1 << 20))),
+        precision=draw(st.sampled_from((AS_IT_IS, Precision("bfloat16", "float32"), Precision(None, "float16")))),
     )
     plan = costed(plan, draw(st.floats(0, 1)))
     return replace(plan, memory=draw(st.none() | memories(plan)))

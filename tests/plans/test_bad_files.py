@@ -18,8 +18,8 @@ GOOD = dump_plan(transformer_plan(4))
 
 # What is changed in a good file, and what the error says about it.
 EDITS = {
-    "version": ("autoshard_plan: 7", "autoshard_plan: 8", "reads formats 1 and 2 and 3 and 4 and 5 and 6 and 7"),
-    "no version": ("autoshard_plan: 7", "plan: 7", "is no autoshard plan"),
+    "version": ("autoshard_plan: 8", "autoshard_plan: 9", "reads formats 1 and 2 and 3 and 4 and 5 and 6 and 7 and 8"),
+    "no version": ("autoshard_plan: 8", "plan: 8", "is no autoshard plan"),
     "count": ("float32, count: 4", "float32, count: 5", "the pattern names 4, but the line counts 5"),
     "operator count": (' x4"', ' x3"', "the pattern names 4, but the line counts 3"),
     "layout": (
@@ -69,7 +69,7 @@ EDITS = {
     "kept": ("kept: true", "kept: yes", "kept: found 'yes'"),
     "tenant": ("kind: parameter", "kind: weight", "tenants, entry 2, kind: found 'weight'"),
     "memory of version 1": (
-        "autoshard_plan: 7",
+        "autoshard_plan: 8",
         "autoshard_plan: 1",
         "a plan of format 1 has no section 'memory'",
     ),

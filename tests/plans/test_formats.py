@@ -13,6 +13,7 @@ from autoshard.errors import PlanFileError
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan, read_plan
 from autoshard.plans.text.migrate import MIGRATIONS
 from autoshard.plans.text.schema import FORMAT_VERSION
+from autoshard.precision import AS_IT_IS
 
 from .synthetic import costed, plans, transformer_plan
 
@@ -23,7 +24,7 @@ OLD = FOLDER / "transformer.format-1.yaml"
 def without_the_news_of_format_5(plan: ShardingPlan) -> ShardingPlan:
     """No price of the optimizer's step, no margin of the allocator; no micro-batches, and nothing travels together."""
     memory = plan.memory and replace(plan.memory, allocator_margin=0.0)
-    return costed(replace(plan, optimizer_s=None, memory=memory, bucket_bytes=0))
+    return costed(replace(plan, optimizer_s=None, memory=memory, bucket_bytes=0, precision=AS_IT_IS))
 
 
 def without_the_news_of_format_4(plan: ShardingPlan) -> ShardingPlan:
@@ -174,6 +175,13 @@ def test_buckets_in_a_file_of_format_6_are_refused() -> None:
     assert parse_plan(text) == transformer_plan(4)
     with pytest.raises(PlanFileError, match="a plan of format 6 has no section 'bucket_bytes'"):
         parse_plan(text.replace("\nresult:\n", "\nbucket_bytes: 4\nresult:\n", 1))
+
+
+def test_a_precision_in_a_file_of_format_7_is_refused() -> None:
+    text = dump_plan(transformer_plan(4)).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 7", 1)
+    assert parse_plan(text) == transformer_plan(4)
+    with pytest.raises(PlanFileError, match="a plan of format 7 has no section 'param_dtype'"):
+        parse_plan(text.replace("\nresult:\n", "\nparam_dtype: bfloat16\nresult:\n", 1))
 
 
 def test_every_older_format_has_a_way_to_the_present_one() -> None:

@@ -63,7 +63,7 @@ def test_every_plan_that_is_written_fits(plan: ShardingPlan) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "place"),
     [
-        ("autoshard_plan: 7", "autoshard_plan: 8", "$.autoshard_plan"),
+        ("autoshard_plan: 8", "autoshard_plan: 9", "$.autoshard_plan"),
         ("shape: [256, 256]", "shape: [256, x]", "$.parameters['layers.*.attention.wo.weight'].shape[1]"),
         ("shape: [256, 256]", "size: [256, 256]", "$.parameters['layers.*.attention.wo.weight']"),
         ('layout: "dp:R tp:S(1)"', 'layout: "dp:R tp:S(x)"', "$.parameters['layers.*.attention.wo.weight'].layout"),

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from ...errors import PlanFileError
 from ...layout import format_layout
 from ...mesh import Mesh
+from ...precision import AS_IT_IS
 from ..memory_outcome import MemoryOutcome, MemoryPoint, MemorySaved, MemoryTenant
 from ..plan import PHASES, OperatorEntry, Redistribution, ShardingPlan, TensorEntry
 from .contradictions import Contradiction, check_decisions, check_record
@@ -49,6 +50,11 @@ _NOTATION_OF_BUCKETS = """\
 # bucket_bytes  so much at most travels together: parameters are gathered a layer ahead, gradients reduced in buckets
 """
 
+_NOTATION_OF_PRECISION = """\
+# param_dtype   the step computes with cast_W, the cast of W; gradients are reduced in reduce_dtype: to_reduce_W is the
+#               gradient cast before that, reduced_W behind it
+"""
+
 _NOTATION_OF_SEVERAL = """\
 # micro_batches   forwards and backwards of a step; shapes, times and redistributions are those of one of them
 #               held_W: the copy of W for the step, summed_W: the sum of its gradients; to held_W and from summed_W once
@@ -70,6 +76,7 @@ def dump_plan(plan: ShardingPlan) -> str:
     _check(plan)
     notation = _NOTATION
     notation += _NOTATION_OF_BUCKETS if plan.bucket_bytes else ""
+    notation += _NOTATION_OF_PRECISION if plan.precision != AS_IT_IS else ""
     notation += _NOTATION_OF_SEVERAL if plan.micro_batches > 1 else ""
     return notation + "\n" + "\n".join(_render(plan, fold_plan(plan))) + "\n"
 
@@ -177,6 +184,10 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
         yield f"micro_batches: {plan.micro_batches}"
     if plan.bucket_bytes:
         yield f"bucket_bytes: {plan.bucket_bytes}"
+    if plan.precision.param_dtype:
+        yield f"param_dtype: {plan.precision.param_dtype}"
+    if plan.precision.reduce_dtype:
+        yield f"reduce_dtype: {plan.precision.reduce_dtype}"
     yield "result:"
     yield f"  status: {quote(plan.solver.status)}"
     yield f"  identical_layers: {plan.solver.identical_layers}"

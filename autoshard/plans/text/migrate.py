@@ -75,8 +75,16 @@ def _from_6(document: Document) -> Document:
     return dict(document)
 
 
+def _from_7(document: Document) -> Document:
+    """In format 7 a step computed and reduced in the dtypes of the model."""
+    for section in ("param_dtype", "reduce_dtype"):
+        if section in document:
+            raise UnknownSection((section,), 7)
+    return dict(document)
+
+
 MIGRATIONS: Mapping[int, Callable[[Document], Document]] = MappingProxyType(
-    {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4, 5: _from_5, 6: _from_6}
+    {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4, 5: _from_5, 6: _from_6, 7: _from_7}
 )
 """From each older format to the one after it."""
 

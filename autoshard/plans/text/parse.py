@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from ...errors import PlanFileError
 from ...layout import Layout, parse_layout
 from ...mesh import Mesh
+from ...precision import Precision
 from ..memory_outcome import MAX_POINTS, MemoryOutcome, MemoryPoint, MemorySaved, MemoryTenant
 from ..plan import Execution, OperatorEntry, Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
 from .contradictions import Contradiction, check_decisions, check_record
@@ -168,6 +169,7 @@ class _Reader:
             ),
             micro_batches=document.micro_batches,
             bucket_bytes=document.bucket_bytes,
+            precision=Precision(document.param_dtype, document.reduce_dtype),
         )
         self._check_totals(plan)
         with self._at("execution"):

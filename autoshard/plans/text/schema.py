@@ -16,11 +16,12 @@ from pydantic.config import JsonDict
 
 from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 
+from ...precision import FloatingDtype
 from ..memory_outcome import MAX_POINTS, MAX_TENANTS, MemoryPhase, TenantKind
 from ..plan import IdenticalLayers
 from .notation import MAX_SECONDS
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 MAX_REPEATS = 1_000_000
 
 _LAYOUT = r"^\s*([A-Za-z_]\w*:(R|S\(\d{1,3}\)|P\((sum|max|min)\))(\s+|$))*$"
@@ -247,7 +248,7 @@ class TotalsSection(_Section):
 class PlanDocument(_Section):
     """A sharding plan of autoshard: which rank holds which part of each tensor, and what is communicated."""
 
-    autoshard_plan: Annotated[Literal["7"], Field(json_schema_extra=_VERSION, description="The format version.")]
+    autoshard_plan: Annotated[Literal["8"], Field(json_schema_extra=_VERSION, description="The format version.")]
     model: str
     fingerprint: str
     call: str
@@ -262,6 +263,10 @@ class PlanDocument(_Section):
         Size,
         Field(description="How much travels together at most of what is gathered and reduced for parameters; 0: each."),
     ] = 0
+    param_dtype: Annotated[
+        FloatingDtype | None, Field(description="What parameters and floating inputs are cast to for the step.")
+    ] = None
+    reduce_dtype: Annotated[FloatingDtype | None, Field(description="The dtype in which gradients are reduced.")] = None
     result: ResultSection
     repeats: Annotated[
         dict[str, Annotated[int, Field(ge=1, le=MAX_REPEATS)]],

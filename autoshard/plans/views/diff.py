@@ -142,6 +142,8 @@ def _facts(old: ShardingPlan, new: ShardingPlan) -> Iterator[Fact]:
         ("hardware profile", old.hardware_fingerprint, new.hardware_fingerprint),
         ("objective", old.objective, new.objective),
         ("micro-batches", str(old.micro_batches), str(new.micro_batches)),
+        ("parameters computed as", old.precision.param_dtype or ABSENT, new.precision.param_dtype or ABSENT),
+        ("gradients reduced as", old.precision.reduce_dtype or ABSENT, new.precision.reduce_dtype or ABSENT),
         ("bucket", format_bytes(old.bucket_bytes), format_bytes(new.bucket_bytes)),
         ("pins", "; ".join(old.pins) or ABSENT, "; ".join(new.pins) or ABSENT),
         ("status", old.solver.verdict, new.solver.verdict),

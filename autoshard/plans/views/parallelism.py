@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from typing import Literal
 
 from ...layout import Layout
 from ...micro_batches import summed_name
+from ...precision import cast_name, reduced_name
 from ..dtypes import DTYPE_BYTES
 from ..plan import CollectiveKind, Redistribution, ShardingPlan, TensorEntry
 
@@ -68,9 +69,11 @@ class Parallelism:
         index = self._plan.mesh.index(axis)
         placement = entry.layout[index]
         use: Use = "whole" if placement.kind != "S" else "gathered" if self._is_gathered(entry, index) else "cut"
+        takers = entry.name, summed_name(entry.name), reduced_name(entry.name)
         sums = [
             collective.kind
-            for gradient in (*self._gradients[entry.name], *self._gradients[summed_name(entry.name)])
+            for taker in takers
+            for gradient in self._gradients[taker]
             for collective in gradient.collectives
             if axis in collective.axes and collective.kind in SUMMED and gradient.path[0][index].kind == "P"
         ]
@@ -93,8 +96,8 @@ class Parallelism:
 
     def _is_gathered(self, entry: TensorEntry, index: int) -> bool:
         """Whether the forward all-gathers the parameter along an axis, as it is or after a transpose or cast."""
-        module = entry.name.rpartition(".")[0]
-        return any(self._gathers(moved, entry, index) for moved in (*self._moved[entry.name], *self._moved[module]))
+        names = entry.name, entry.name.rpartition(".")[0]
+        return any(self._gathers(moved, entry, index) for name in names for moved in self._moved[name])
 
     def _gathers(self, moved: Redistribution, entry: TensorEntry, index: int) -> bool:
         """Whether a step of a redistribution makes the parameter whole along an axis: a copy is told by its size."""
@@ -103,9 +106,10 @@ class Parallelism:
             after for before, after in pairwise(moved.path) if before[index].kind == "S" and after[index].kind == "R"
         ]
         sizes = {c.size_bytes for c in moved.collectives if c.kind == "all_gather" and axis in c.axes}
-        return any(
-            moved.tensor == entry.name or size_bytes(entry) // self._parts(layout) in sizes for layout in gathered
-        )
+        if gathered and moved.tensor in (entry.name, cast_name(entry.name)):
+            return True
+        copied = replace(entry, dtype=self._plan.precision.param_dtype or entry.dtype)
+        return any(size_bytes(copied) // self._parts(layout) in sizes for layout in gathered)
 
     def _parts(self, layout: Layout) -> int:
         shape = self._plan.mesh.shape

@@ -83,6 +83,7 @@ def headline(summary: PlanSummary) -> tuple[str, ...]:
         f"predicted step {format_seconds(summary.step_s)}: compute {format_seconds(summary.compute_s)}, "
         f"communication {format_seconds(summary.communication_s)}, {_optimizer_words(summary)}",
         f"parameters {format_bytes(summary.parameter_bytes)}, {per_rank} on the rank with the largest shards",
+        *([_precision_line(summary)] if (summary.param_dtype, summary.reduce_dtype) != (None, None) else []),
         *([_micro_batches_line(summary)] if summary.micro_batches > 1 else []),
         *([_schedule_line(summary.schedule)] if summary.schedule.planned else []),
         *([_again_line(summary)] if summary.recomputed else []),
@@ -108,6 +109,13 @@ def _again_line(summary: PlanSummary) -> str:
     time = format_seconds(total.predicted_s)
     saved = f", which need not keep {format_bytes(total.saved_bytes)}" if total.saved_bytes else ""
     return f"computed again in the backward: {total.count} operators of the forward, {time}{saved}"
+
+
+def _precision_line(summary: PlanSummary) -> str:
+    return (
+        f"precision: a step computes with parameters as {summary.param_dtype or 'they are'}, and reduces gradients as "
+        f"{summary.reduce_dtype or 'they are'}"
+    )
 
 
 def _micro_batches_line(summary: PlanSummary) -> str:

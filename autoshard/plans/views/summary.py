@@ -116,6 +116,8 @@ class PlanSummary:
     redistributions: int
     collectives: tuple[CollectiveTotal, ...]
     recomputed: tuple[AgainTotal, ...]
+    param_dtype: str | None
+    reduce_dtype: str | None
     micro_batches: int
     held: tuple[HeldTotal, ...]
     schedule: ScheduleTotal
@@ -149,6 +151,8 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         redistributions=len(plan.redistributions),
         collectives=_totals(plan),
         recomputed=_again(plan),
+        param_dtype=plan.precision.param_dtype,
+        reduce_dtype=plan.precision.reduce_dtype,
         micro_batches=plan.micro_batches,
         held=_held(plan),
         schedule=_schedule(plan),
