@@ -40,9 +40,10 @@ from solver import (
 )
 from solver import Node as SolverNode
 
-from ..capture import recomputable, recomputed
+from ..capture import CapturedGraph, recomputable, recomputed
 from ..errors import BudgetError, InfeasibleError
 from ..plans import ShardingPlan
+from ..plans.schedule import schedule
 from ..plans.units import format_bytes, format_seconds
 from .decided import as_choices
 from .formulation import Formulation
@@ -72,6 +73,12 @@ LAST_S = 1.0
 """Seconds for each attempt after the time is over."""
 SEARCHED = 0.6
 """The part of the time left that a search under a limit may take: what is lean is looked for in the rest."""
+NEAR = 0.05
+"""By how much of the budget an answer may exceed it for its schedule to be tried."""
+ADDED = 0.005
+"""Or how much its schedule may add to what it holds without one."""
+PART = 0.5
+"""The part of the time left that a search may take which is not thorough."""
 FINE = 100
 """The least nanoseconds that a unit of a soft limit costs: rounding its price changes it by a half of a percent."""
 
@@ -85,8 +92,9 @@ class SolverOptions:
     """How the program is solved; ``time_limit_s`` is for all attempts together.
 
     ``start`` is a known assignment of the program without memory. ``explains`` says whether an error of the budget
-    looks for what would free the most, which takes as long as a plan. ``report`` is told of better costs and bounds,
-    from any thread.
+    looks for what would free the most, which takes as long as a plan. A search that ``is_thorough`` does not give up
+    where what the timeline has more leaves the program no answer. ``report`` is told of better costs and bounds, from
+    any thread.
 
     Raises:
         ValueError: the time limit is no time.
@@ -96,11 +104,37 @@ class SolverOptions:
     time_limit_s: float | None = None
     start: tuple[int, ...] | None = None
     explains: bool = True
+    is_thorough: bool = True
     report: Callable[[str], None] = lambda said: None
 
     def __post_init__(self) -> None:
         if self.time_limit_s is not None and not self.time_limit_s > 0:
             raise ValueError(f"time_limit_s is {self.time_limit_s}: expected a positive number of seconds, or None")
+
+
+class NothingFitsError(BudgetError):
+    """No plan was found that fits.
+
+    Attributes:
+        bound_ns: what one takes at least.
+        is_proven: whether there is none for certain.
+        nearest: the program's answer, where it has one, which does not fit on its schedule.
+    """
+
+    def __init__(
+        self, message: str, bound_ns: int = 0, is_proven: bool = False, nearest: ShardingPlan | None = None
+    ) -> None:
+        super().__init__(message)
+        self.bound_ns, self.is_proven, self.nearest = bound_ns, is_proven, nearest
+
+
+def is_near(graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, budget: int) -> bool:
+    """Whether a plan's schedule is not what keeps it from fitting: it nearly fits, or would not fit without one."""
+    peak = timeline_of(graph, plan, policy).peak.size_bytes
+    if peak <= (1 + NEAR) * budget:
+        return True
+    alone = replace(plan, bucket_bytes=0, gathers_ahead=True)
+    return peak <= (1 + ADDED) * timeline_of(graph, alone, policy).peak.size_bytes
 
 
 def said_by(report: Callable[[str], None]) -> Callable[[Incumbent], None]:
@@ -134,8 +168,8 @@ def plan_within_budget(
 
     Raises:
         InfeasibleError: the constraints leave no plan, or none was found in the time given.
-        BudgetError: they do, but none that fits; the message says which budget would, who holds memory at the fullest
-            moment, and what would free the most.
+        NothingFitsError: they do, but none that fits; the message says which budget would, who holds memory at the
+            fullest moment, and what would free the most.
     """
     search = _Search(limit, options, write)
     free = search.solved(formulation, formulation.problem, start=options.start)
@@ -158,7 +192,8 @@ def plan_within_budget(
         return search.stated(least, free.solution.bound)
     found, bound = search.within(program, budget, free)
     if found is None:
-        raise BudgetError(search.explanation(relaxed()) + _remedy(options, formulation, wider))
+        said = search.explanation(relaxed()) + _remedy(options, formulation, wider)
+        raise NothingFitsError(said, bound or 0, search.is_proven, search.nearest)
     return search.stated(found, bound)
 
 
@@ -197,7 +232,8 @@ class _Search:
         self.last: Solution
         self.start: Assignment | Sequence[int] | None = None  # its fullest moments are the first rows
         self.leanest: _Found | None = None
-        self._proven = False
+        self.is_proven = False
+        self.nearest: ShardingPlan | None = None
         self._fullest: list[int] = []  # the steps of the program that leanest is lean at
         self._byte_ns = 0.0  # what a byte costs there
 
@@ -229,22 +265,38 @@ class _Search:
             return limit_s
         return max(LAST_S, part * (limit_s - (time.monotonic() - self._started_s)))
 
+    def _hurry(self) -> None:
+        """Leaves a part of the time to others, where others look on."""
+        left_s = self._left_s(PART)
+        if left_s is not None and not self._options.is_thorough:
+            passed_s = time.monotonic() - self._started_s
+            self._options = replace(self._options, time_limit_s=passed_s + left_s)
+
     def within(self, program: Formulation, budget: int, free: _Found) -> tuple[_Found | None, int | None]:
         """The cheapest answer found whose peak is within the budget, None where there is none or none was found in the
         time given; and a bound for all plans within the budget.
         """
+        self._hurry()
         charges: dict[int, int] = {}
         program, found = self._alike_or_in_groups(program, budget)
-        bound, self._proven = self.last.bound, self.last.status is Status.INFEASIBLE
+        bound, self.is_proven = self.last.bound, self.last.status is Status.INFEASIBLE
+        if found is not None and found.peak_bytes > budget and not self._options.is_thorough:
+            self.nearest = found.plan
+            if not is_near(program.graph, found.plan, self._limit.policy, budget):
+                return None, bound
         for _ in range(ROUNDS):
             if found is None:
                 break
             if found.peak_bytes <= budget:
                 return found, bound
             self.start = found.assignment
+            if found.plan.bucket_bytes:
+                program = with_lives(program, self._limit.policy, schedule(found.plan))
             for step, size in uncounted(program, found.assignment, found.timeline).items():
                 charges[step] = max(size, charges.get(step, 0))
             found = self._under(program, budget, charges)
+        if not self._options.is_thorough:
+            return None, bound
         self._look_for_leanest(program, free)
         leanest = self.leanest
         if leanest is None or leanest.peak_bytes > budget:
@@ -345,7 +397,7 @@ class _Search:
 
     def _said(self) -> str:
         """``no plan fits``, or what is known where that is not proven."""
-        if self._proven:
+        if self.is_proven:
             return "no plan fits"
         left_s = self._left_s()
         in_time = " in the time given" if left_s is not None and left_s <= LAST_S else ""

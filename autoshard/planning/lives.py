@@ -42,16 +42,21 @@ from ..layout import Layout, largest_local_shape
 from ..lowering.flow import gradient_flow
 from ..micro_batches import is_held, is_summed
 from ..ops import is_free
+from ..plans.schedule import Schedule
 from .formulation import Formulation
 from .tensor_networks import HELD, TensorNetwork, layout_of
 from .timeline import OPTIMIZER_STEP, Timeline
 
+UNSCHEDULED = Schedule()
 
-def with_lives(formulation: Formulation, policy: OptimizerPolicy) -> Formulation:
+
+def with_lives(formulation: Formulation, policy: OptimizerPolicy, schedule: Schedule = UNSCHEDULED) -> Formulation:
     """The same program, in which choices and copies hold memory; the limit itself is ``problem.usage_limit``.
 
     Args:
         policy: of the optimizer, whose state counts.
+        schedule: what sets out when in an answer: so do parameters and gradients here. A program with one is no bound
+            for plans with others.
     """
     sizes, course = _Sizes(formulation), _Course.of(formulation.graph)
     loads: dict[int, list[Load]] = defaultdict(list)
@@ -61,7 +66,7 @@ def with_lives(formulation: Formulation, policy: OptimizerPolicy) -> Formulation
         SolverNode(node.name, node.costs, further_loads=tuple(loads[i])) if loads[i] else node
         for i, node in enumerate(formulation.free.nodes)
     )
-    networks = tuple(_networks(formulation, sizes, course))
+    networks = tuple(_networks(formulation, sizes, course, _Setting.out(schedule, formulation.graph, course)))
     return replace(formulation, problem=replace(formulation.free, nodes=nodes, networks=networks))
 
 
@@ -136,6 +141,30 @@ class _Course:
             end=1 + len(operators) + len(sums) + max(1, len(graph.gradients)),
             unknown=frozenset(unknown),
         )
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """Steps before which tensors set out on their way: to operators, by name and phase; to parameters, by theirs."""
+
+    to_operators: Mapping[tuple[str, str], int]
+    to_parameters: Mapping[str, int]
+
+    @classmethod
+    def out(cls, schedule: Schedule, graph: CapturedGraph, course: _Course) -> _Setting:
+        steps = {graph.nodes[i].name: step for i, step in course.step.items()}
+        parameters = {node.name for _, node in graph.of_kind("parameter")}
+        to_operators: dict[tuple[str, str], int] = {}
+        to_parameters: dict[str, int] = {}
+        for bucket in schedule.buckets:
+            over = course.turn if bucket.phase == "forward" else course.over
+            first, last = (steps.get(travel.sets_out, over) for travel in (bucket.travels[0], bucket.travels[-1]))
+            for member in bucket.members:
+                if parameters.intersection(member.consumers):
+                    to_parameters[member.consumers[0]] = first  # until then it is whole
+                else:
+                    to_operators[member.tensor, bucket.phase] = last  # from then on it is
+        return cls(to_operators, to_parameters)
 
 
 class _Sizes:
@@ -226,7 +255,7 @@ def _gradients(
             yield numbers[name], Load((made, course.end), sizes.made(Ref(numbers[name])))
 
 
-def _networks(formulation: Formulation, sizes: _Sizes, course: _Course) -> Iterator[Network]:
+def _networks(formulation: Formulation, sizes: _Sizes, course: _Course, setting: _Setting) -> Iterator[Network]:
     """The networks with what their copies hold, and when."""
     graph = formulation.graph
     number = {found.ref: k for k, found in enumerate(formulation.networks)}
@@ -247,7 +276,7 @@ def _networks(formulation: Formulation, sizes: _Sizes, course: _Course) -> Itera
             else:
                 held = True
         bytes_of = sizes.of_layouts(graph.meta(found.ref), found.layouts)
-        life = _life(graph, found, course, base)
+        life = _life(graph, found, course, setting, base)
         yield replace(found.network, sizes=bytes_of, lives=(life,), held=held)
 
 
@@ -269,7 +298,7 @@ def _consumers(found: TensorNetwork, phase: str) -> list[tuple[int, int]]:
     return [consumer for demand in found.demands if demand.phase == phase for consumer in demand.consumers]
 
 
-def _life(graph: CapturedGraph, found: TensorNetwork, course: _Course, base: Base | None) -> Life:
+def _life(graph: CapturedGraph, found: TensorNetwork, course: _Course, setting: _Setting, base: Base | None) -> Life:
     node = graph.nodes[found.ref.node]
     made = course.step.get(found.ref.node, 0)
     new = {ref for _, ref in graph.mutations}
@@ -286,9 +315,12 @@ def _life(graph: CapturedGraph, found: TensorNetwork, course: _Course, base: Bas
                 reads.append((course.step[consumer], course.over))
                 continue
             if position != HELD:
-                reads.append((course.step[consumer], course.step[consumer] + 1))
+                step = course.step[consumer]
+                reads.append((min(step, setting.to_operators.get((node.name, phase), step)), step + 1))
                 continue
             is_result = consumer >= len(graph.nodes) or graph.nodes[consumer].kind != "parameter"
             only_new = is_result and found.ref in new and found.ref not in graph.outputs
+            if not is_result:
+                at = max(at, setting.to_parameters.get(graph.nodes[consumer].name, at))
             reads.append((at, over if only_new else course.end))
     return Life(made, tuple(reads), base, None if found.again is None else course.step[found.again])

@@ -15,13 +15,13 @@ from solver import Solution, Status, solve
 
 from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, micro_batched, recomputed
 from ..constraints import AxisScheme, Constraint, Constraints
-from ..errors import BudgetError, ConstraintError, InfeasibleError
+from ..errors import ConstraintError, InfeasibleError
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
-from ..plans.schedule import BUCKET_BYTES
+from ..plans.schedule import BUCKET_BYTES, LEAN_BUCKETS_BYTES
 from ..precision import AS_IT_IS, Precision
 from .batch_mixing import why_not_cut
-from .budget import LAST_S, SolverOptions, gap_of, plan_within_budget, said_by
+from .budget import LAST_S, NothingFitsError, SolverOptions, gap_of, is_near, plan_within_budget, said_by
 from .decided import decided
 from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
@@ -76,6 +76,7 @@ class Planner:
     chooses_again: bool = False
     limit: MemoryLimit = field(default_factory=MemoryLimit)
     bucket_bytes: int = BUCKET_BYTES
+    gathers_ahead: bool = True
     report: Callable[[str], None] = lambda said: None
 
     @classmethod
@@ -141,37 +142,70 @@ class Planner:
         formulation = self.formulate(constraints)
         report("solving")
         with constraints.located():
-            return self._with_or_without_schedule(formulation, Planner._planned)
+            return self._on_any_schedule(formulation, Planner._planned)
 
-    def _with_or_without_schedule(
-        self, formulation: Formulation, search: Callable[[Planner, Formulation], ShardingPlan]
+    def _on_any_schedule(
+        self, formulation: Formulation, search: Callable[[Planner, Formulation, bool], ShardingPlan]
     ) -> ShardingPlan:
-        """The plan with a schedule or, where none is found that fits or its gap is large, the cheaper of it and one
-        without.
+        """The plan on the planner's schedule or, where none is found that fits or its gap is large, the cheapest of it
+        and those on schedules that hold less.
+
+        The bound is that of the first, whose prices are the lowest: what travels in smaller buckets takes no less.
 
         Args:
-            search: what a planner finds within the budget for a program of its own.
+            search: what a planner finds within the budget for a program of its own; told whether to look for it
+                thoroughly, as no other planner will.
         """
         started_s = time.monotonic()
-        found: ShardingPlan | None = None
-        try:
-            found = search(self, formulation)
-        except BudgetError:
-            if not self.bucket_bytes:
-                raise
-        if found is not None and (not self.bucket_bytes or self._is_good(found, formulation)):
-            return found
-        alone = self._without_schedule(started_s)
-        try:
-            other = search(alone, alone._formulate(formulation.constraints))
-        except BudgetError:
-            if found is None:
-                raise
-            return found
-        return other if found is None else _cheaper(found, other)
+        best: ShardingPlan | None = None
+        bound: int | None = None
+        planners = [self, *self._leaner()]
+        while planners:
+            planner, *planners = planners
+            try:
+                timed = planner._for_what_is_left(started_s)
+                program = formulation if planner is self else planner._formulate(formulation.constraints)
+                found = search(timed, program, not planners)
+            except NothingFitsError as error:
+                bound = error.bound_ns if bound is None else bound
+                if error.is_proven:  # of all schedules, as none was counted
+                    planners = planners[-1:]
+                elif error.nearest is not None:
+                    planners = [p for p in planners[:-1] if p._is_near(error.nearest)] + planners[-1:]
+                if best is None and not planners:
+                    raise
+                continue
+            bound = found.solver.bound_ns if bound is None else bound
+            best = found if best is None else min(best, found, key=lambda plan: plan.solver.cost_ns)
+            if self._is_good(found, formulation):
+                break
+        assert best is not None
+        return replace(best, solver=best.solver.having(best.solver.cost_ns, min(bound or 0, best.solver.cost_ns)))
 
-    def _planned(self, formulation: Formulation) -> ShardingPlan:
-        options = SolverOptions(self.backend, self.time_limit_s, explains=not self.bucket_bytes, report=self.report)
+    def _leaner(self) -> Iterator[Planner]:
+        """Planners of plans that hold less on the way: in ever smaller buckets and not ahead; at last each alone."""
+        if self.bucket_bytes and self.limit.allowed_bytes is not None:
+            for lean in LEAN_BUCKETS_BYTES:
+                if lean < self.bucket_bytes:
+                    yield replace(self, bucket_bytes=lean, gathers_ahead=False)
+            yield replace(self, bucket_bytes=0, gathers_ahead=True)
+
+    def _is_near(self, plan: ShardingPlan) -> bool:
+        """Whether a plan of another schedule would nearly fit on this one."""
+        here = replace(plan, bucket_bytes=self.bucket_bytes, gathers_ahead=self.gathers_ahead)
+        budget = self.limit.allowed_bytes
+        return budget is None or is_near(self.graph, here, self.limit.policy, budget)
+
+    def _for_what_is_left(self, started_s: float) -> Planner:
+        """The same for the time that is left."""
+        if self.time_limit_s is None:
+            return self
+        return replace(self, time_limit_s=max(LAST_S, self.time_limit_s - (time.monotonic() - started_s)))
+
+    def _planned(self, formulation: Formulation, is_last: bool) -> ShardingPlan:
+        options = SolverOptions(
+            self.backend, self.time_limit_s, explains=is_last, is_thorough=is_last, report=self.report
+        )
         try:
             return plan_within_budget(
                 formulation,
@@ -185,13 +219,8 @@ class Planner:
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
 
     def _is_good(self, plan: ShardingPlan, formulation: Formulation) -> bool:
-        """Whether a plan without a schedule, whose memory is less, is not worth a look."""
+        """Whether a plan on a schedule that holds less is not worth a look."""
         return self.limit.allowed_bytes is None or plan.solver.gap <= 2 * gap_of(formulation.problem)
-
-    def _without_schedule(self, started_s: float) -> Planner:
-        """A planner of plans in which nothing travels ahead, for what is left of the time: they need less memory."""
-        left_s = None if self.time_limit_s is None else self.time_limit_s - (time.monotonic() - started_s)
-        return replace(self, bucket_bytes=0, time_limit_s=None if left_s is None else max(LAST_S, left_s))
 
     def fitted(
         self, formulation: Formulation, start: tuple[int, ...] | None = None
@@ -211,12 +240,14 @@ class Planner:
             solutions.append(solution)
             return self.write(program, solution)
 
-        def search(planner: Planner, program: Formulation) -> ShardingPlan:
-            options = SolverOptions(planner.backend, planner.time_limit_s, start, explains=False, report=self.report)
+        def search(planner: Planner, program: Formulation, is_last: bool) -> ShardingPlan:
+            options = SolverOptions(
+                planner.backend, planner.time_limit_s, start, explains=False, is_thorough=is_last, report=self.report
+            )
             wider = planner._wider(program.constraints)
             return plan_within_budget(program, planner.limit, options, write, wider=wider)
 
-        return self._with_or_without_schedule(formulation, search), tuple(solutions)
+        return self._on_any_schedule(formulation, search), tuple(solutions)
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
         for k, constraint in enumerate(constraints[:MOST_RELAXED]):
@@ -272,7 +303,8 @@ class Planner:
 
     def write(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
         """The plan of a solution."""
-        return interpret(*decided(formulation, solution), self.profile, self.model, self.call)
+        plan = interpret(*decided(formulation, solution), self.profile, self.model, self.call)
+        return replace(plan, gathers_ahead=self.gathers_ahead)
 
     def _no_plan(self, formulation: Formulation, reason: str) -> str:
         """What the solver said of a program without an answer, and the constraints that are to blame."""
@@ -324,13 +356,6 @@ class Planner:
             return False
         solution = solve(problem, backend=self.backend, time_limit_s=BLAME_S, relative_gap=ANY_PLAN)
         return solution.status is not Status.INFEASIBLE
-
-
-def _cheaper(one: ShardingPlan, other: ShardingPlan) -> ShardingPlan:
-    """The cheaper of two plans under one budget, with a bound for both kinds."""
-    bound = min(one.solver.bound_ns, other.solver.bound_ns)
-    best = min(one, other, key=lambda plan: plan.solver.cost_ns)
-    return replace(best, solver=best.solver.having(best.solver.cost_ns, bound))
 
 
 def warn_if_unproven(plan: ShardingPlan) -> None:

@@ -179,8 +179,9 @@ class ShardingPlan:
     called (:mod:`autoshard.capture.calls`; empty where it cannot). ``pins`` are the constraints it was made under, as
     given. A step has ``micro_batches``, of which the operators and redistributions are those of one; the names of
     those that stand for what is held over the step say so (:mod:`autoshard.micro_batches`). ``bucket_bytes`` is how
-    much travels together at most, and decides the schedule (:mod:`autoshard.plans.schedule`); 0 where every collective
-    is waited for where it stands. ``precision`` says in which dtypes the step computes and reduces.
+    much travels together at most, and decides the schedule (:mod:`autoshard.plans.schedule`) with ``gathers_ahead``:
+    whether parameters are gathered before they are needed; 0 where every collective is waited for where it stands.
+    ``precision`` says in which dtypes the step computes and reduces.
     ``compute_s``, ``communication_s`` and ``optimizer_s``, the step of the optimizer whose state is counted, add up to
     the predicted step time. ``optimizer_s`` is None for a plan from before the optimizer's step had a price, ``memory``
     for one that was written before plans knew of memory.
@@ -208,6 +209,7 @@ class ShardingPlan:
     execution: tuple[Execution, ...] = ()
     micro_batches: int = 1
     bucket_bytes: int = 0
+    gathers_ahead: bool = True
     precision: Precision = AS_IT_IS
 
     def __post_init__(self) -> None:

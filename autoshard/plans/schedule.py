@@ -6,7 +6,8 @@ in between:
 - Parameters, or what they are cast to for the step, are gathered a *window* ahead. A window is what one layer of a
   phase reads first, ``bucket_bytes`` at most; its gathers set out as the window before it is first read (casts stand
   before all, so that they are made by then), and are waited for at the first reader of their own. Of gathers over
-  several axes that is the last one; each before it sets out a window earlier.
+  several axes that is the last one; each before it sets out a window earlier. Where a plan
+  does not gather ahead, which holds less, a window sets out where its first tensor is read.
 - Gradients are reduced in buckets of ``bucket_bytes`` at most, in the order in which they are made. A bucket sets out
   once its last gradient is made, and is waited for when the next bucket sets out, or behind the last operator (before
   the first one that casts what was reduced to the dtypes of parameters): one is on its way at a time, so what is in
@@ -36,6 +37,11 @@ BUCKET = "25MiB"
 """
 
 BUCKET_BYTES = parse_bytes(BUCKET)
+
+LEAN_BUCKETS_BYTES = (parse_bytes("4MiB"), parse_bytes("1MiB"))
+"""Of plans for which there is little memory. The last is torch's own first bucket, the smallest that it makes
+(``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``).
+"""
 
 
 def bucket_size(given: str | int) -> int:
@@ -223,15 +229,19 @@ class _Reader:
             yield window
 
     def _gathering(self, phase: Phase, bucket: Sequence[_Found], starts: Sequence[int]) -> Bucket:
-        """The last step sets out a window ahead of where the bucket is first read, each other one a window before.
+        """The last step sets out a window ahead of where the bucket is first read, each other one a window before. Not
+        ahead, all of them set out there.
 
         Args:
             starts: of the windows before; earlier than the first of them is the beginning of the phase.
         """
-        steps = len(bucket[0].entry.collectives)
-        made = {self._places[phase].get(each.entry.tensor, -1) + 1 for each in bucket}
-        ahead = [max(place, *made) for place in [*[0] * steps, *starts][-steps:]]
-        places = [*ahead, min(each.place for each in bucket)]
+        steps, read = len(bucket[0].entry.collectives), min(each.place for each in bucket)
+        if self._plan.gathers_ahead:
+            made = {self._places[phase].get(each.entry.tensor, -1) + 1 for each in bucket}
+            ahead = [max(place, *made) for place in [*[0] * steps, *starts][-steps:]]
+        else:
+            ahead = [read] * steps
+        places = [*ahead, read]
         return _bucket(phase, bucket, [self._names[phase][place] for place in places])
 
     def reduced(self) -> Iterator[Bucket]:

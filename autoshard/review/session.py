@@ -75,6 +75,7 @@ def planner_of(
         micro_batches=plan.micro_batches,
         precision=plan.precision,
         bucket_bytes=plan.bucket_bytes,
+        gathers_ahead=plan.gathers_ahead,
     )
     return replace(planner, graph=recomputed(planner.graph, plan.recomputed))
 

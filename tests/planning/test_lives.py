@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from autoshard.capture import CapturedGraph, capture
+from autoshard.constraints.values import parse_constraint
 from autoshard.lowering import Rank, lower
 from autoshard.mesh import Mesh
 from autoshard.planning import Formulation, formulate, interpret, timeline_of
-from autoshard.planning.lives import _Course, with_lives
+from autoshard.planning.lives import UNSCHEDULED, _Course, with_lives
 from autoshard.planning.timeline import _Simulation
 from autoshard.plans import ShardingPlan
+from autoshard.plans.schedule import schedule
 from cost_models import optimizer_policy
 from solver import Assignment, Node, Problem, solve
 from solver.evaluate import usage_timeline
@@ -115,3 +117,28 @@ def test_the_optimizer_counts_its_state_and_its_steps() -> None:
     steps = range(course.optimizer, course.end)
     counted = at_steps(problem, Assignment(solution.choices, solution.routes), list(steps))
     assert timeline.points[-1].size_bytes == max(counted)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize(("case", "axes"), [("llama", "dp=2,tp=2"), ("gpt2", "dp=4")])
+def test_with_the_schedule_of_a_plan_the_program_counts_what_is_under_way(case: str, axes: str, ahead: bool) -> None:
+    """Not more than the timeline, and not less than without; under FSDP, where the most is under way."""
+    graph = capture(*cases.make(case))
+    mesh = Mesh.parse(axes)
+    given = [parse_constraint(f"family {axis}=fsdp", mesh) for axis in mesh.axes]
+    formulation = formulate(graph, mesh, profile_of("slow"), constraints=given, bucket_bytes=1 << 20)
+    solution = solve(formulation.problem)
+    assert solution.choices is not None
+    plan = replace(interpret(formulation, solution, profile_of("slow"), "", ""), gathers_ahead=ahead)
+    course, measured = _Course.of(graph), at_operators(graph, plan)
+    steps = [step for i, step in course.step.items() if graph.nodes[i].name in measured]
+    most = [measured[graph.nodes[i].name] for i in course.step if graph.nodes[i].name in measured]
+    answer = Assignment(solution.choices, solution.routes)
+    alone, scheduled = (
+        at_steps(with_lives(formulation, POLICY, found).problem, answer, steps)
+        for found in (UNSCHEDULED, schedule(plan))
+    )
+    assert all(one <= other <= there for one, other, there in zip(alone, scheduled, most, strict=True))
+    assert sum(there - other for other, there in zip(scheduled, most)) < sum(
+        there - one for one, there in zip(alone, most)
+    )

@@ -78,10 +78,11 @@ def check(plan: ShardingPlan) -> Sequence[Bucket]:
     return buckets
 
 
+@pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("size_bytes", SIZES)
 @pytest.mark.parametrize("name", PLANS)
-def test_real_plans_keep_the_laws(name: str, size_bytes: int) -> None:
-    found = check(replace(PLANS[name], bucket_bytes=size_bytes))
+def test_real_plans_keep_the_laws(name: str, size_bytes: int, ahead: bool) -> None:
+    found = check(replace(PLANS[name], bucket_bytes=size_bytes, gathers_ahead=ahead))
     assert found, "nothing travels, so nothing was checked"
     several = [bucket for bucket in found if len(bucket.members) > 1]
     assert size_bytes < SIZES[2] or several, "nothing travels together"
@@ -116,6 +117,19 @@ def test_gathers_set_out_a_window_ahead() -> None:
     for bucket in gathers:
         assert places[bucket.travels[0].sets_out] in {0, *readers}
         assert places[bucket.travels[0].sets_out] < places[bucket.travels[-1].arrives]
+
+
+def test_what_is_not_gathered_ahead_sets_out_where_it_is_read() -> None:
+    plan = replace(PLANS["llama3_8b-tight"], bucket_bytes=1 << 20)
+    parameters = {entry.name for entry in plan.parameters}
+
+    def gathers(ahead: bool) -> list[Bucket]:
+        buckets = schedule(replace(plan, gathers_ahead=ahead)).buckets
+        return [bucket for bucket in buckets if bucket.members[0].tensor in parameters]
+
+    assert any(travel.sets_out != travel.arrives for bucket in gathers(True) for travel in bucket.travels)
+    assert all(travel.sets_out == travel.arrives for bucket in gathers(False) for travel in bucket.travels)
+    assert {bucket.members for bucket in gathers(True)} == {bucket.members for bucket in gathers(False)}
 
 
 def test_each_step_of_a_gather_over_two_axes_has_a_window_to_itself() -> None:

@@ -184,6 +184,8 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
         yield f"micro_batches: {plan.micro_batches}"
     if plan.bucket_bytes:
         yield f"bucket_bytes: {plan.bucket_bytes}"
+    if not plan.gathers_ahead:
+        yield "gathers_ahead: false"
     if plan.precision.param_dtype:
         yield f"param_dtype: {plan.precision.param_dtype}"
     if plan.precision.reduce_dtype:

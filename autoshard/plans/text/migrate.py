@@ -76,8 +76,8 @@ def _from_6(document: Document) -> Document:
 
 
 def _from_7(document: Document) -> Document:
-    """In format 7 a step computed and reduced in the dtypes of the model."""
-    for section in ("param_dtype", "reduce_dtype"):
+    """In format 7 parameters that travelled together were gathered ahead, in the dtypes of the model."""
+    for section in ("gathers_ahead", "param_dtype", "reduce_dtype"):
         if section in document:
             raise UnknownSection((section,), 7)
     return dict(document)

@@ -169,6 +169,7 @@ class _Reader:
             ),
             micro_batches=document.micro_batches,
             bucket_bytes=document.bucket_bytes,
+            gathers_ahead=document.gathers_ahead,
             precision=Precision(document.param_dtype, document.reduce_dtype),
         )
         self._check_totals(plan)

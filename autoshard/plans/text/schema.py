@@ -263,6 +263,9 @@ class PlanDocument(_Section):
         Size,
         Field(description="How much travels together at most of what is gathered and reduced for parameters; 0: each."),
     ] = 0
+    gathers_ahead: Annotated[
+        bool, Field(description="Whether parameters are gathered before they are needed, where they travel together.")
+    ] = True
     param_dtype: Annotated[
         FloatingDtype | None, Field(description="What parameters and floating inputs are cast to for the step.")
     ] = None

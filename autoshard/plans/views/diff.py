@@ -145,6 +145,7 @@ def _facts(old: ShardingPlan, new: ShardingPlan) -> Iterator[Fact]:
         ("parameters computed as", old.precision.param_dtype or ABSENT, new.precision.param_dtype or ABSENT),
         ("gradients reduced as", old.precision.reduce_dtype or ABSENT, new.precision.reduce_dtype or ABSENT),
         ("bucket", format_bytes(old.bucket_bytes), format_bytes(new.bucket_bytes)),
+        ("parameters are gathered", _when_gathered(old), _when_gathered(new)),
         ("pins", "; ".join(old.pins) or ABSENT, "; ".join(new.pins) or ABSENT),
         ("status", old.solver.verdict, new.solver.verdict),
         ("memory budget", memory(old, "budget_bytes"), memory(new, "budget_bytes")),
@@ -153,6 +154,10 @@ def _facts(old: ShardingPlan, new: ShardingPlan) -> Iterator[Fact]:
     ]
     other_pins = {"pins"} if old.pins != new.pins else set[str]()  # pins of different plans may read the same
     yield from (Fact(*pair) for pair in pairs if pair[1] != pair[2] or pair[0] in other_pins)
+
+
+def _when_gathered(plan: ShardingPlan) -> str:
+    return "ahead" if plan.gathers_ahead else "where they are read"
 
 
 def _numbers(before: PlanSummary, after: PlanSummary) -> Iterator[Number]:

@@ -100,7 +100,8 @@ def _optimizer_words(summary: PlanSummary) -> str:
 def _schedule_line(total: ScheduleTotal) -> str:
     return (
         f"schedule: {total.planned} collectives for parameters run as {total.run}, in buckets of "
-        f"{format_bytes(total.bucket_bytes)}; at best {format_seconds(total.hidden_s)} of the step hide"
+        f"{format_bytes(total.bucket_bytes)}{'' if total.gathers_ahead else ', none gathered ahead'}; at best "
+        f"{format_seconds(total.hidden_s)} of the step hide"
     )
 
 

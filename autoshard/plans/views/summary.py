@@ -79,6 +79,7 @@ class ScheduleTotal:
     """
 
     bucket_bytes: int
+    gathers_ahead: bool
     planned: int
     run: int
     hidden_s: float
@@ -184,7 +185,8 @@ def _schedule(plan: ShardingPlan) -> ScheduleTotal:
     buckets = schedule(plan).buckets
     planned = sum(len(member.collectives) for bucket in buckets for member in bucket.members)
     hidden_s = simulate(plan).hidden_ns / 1e9 if buckets else 0.0
-    return ScheduleTotal(plan.bucket_bytes, planned, sum(len(bucket.travels) for bucket in buckets), hidden_s)
+    run = sum(len(bucket.travels) for bucket in buckets)
+    return ScheduleTotal(plan.bucket_bytes, plan.gathers_ahead, planned, run, hidden_s)
 
 
 def _totals(plan: ShardingPlan) -> tuple[CollectiveTotal, ...]:
