@@ -72,6 +72,7 @@ CASES: dict[str, Callable[[], Example]] = {
     "mlp": lambda: mlp(batch=8, width=16, hidden=32),
     "mlp odd": lambda: mlp(batch=7, width=9, hidden=13),
     "llama": lambda: models.llama(**SIZES_EVEN, n_layers=2, n_kv_heads=4, d_ffn=48),
+    "llama of 1": lambda: models.llama(**SIZES_EVEN, n_layers=1, n_kv_heads=4, d_ffn=48),
     "llama odd": lambda: models.llama(**SIZES_ODD, n_kv_heads=3, d_ffn=50, max_sequence=13),
     "llama small": lambda: models.llama(batch=5, n_layers=1, d_model=12, n_heads=2, n_kv_heads=1, d_ffn=9),
     "gpt2": lambda: models.gpt2(**SIZES_EVEN),

@@ -1,9 +1,10 @@
 """Real gloo processes for tests: one per rank, on the loopback interface, each with a deadline of its own.
 
 :func:`run_ranks` starts the processes, waits for all of them and returns what the function gave on each rank. Processes
-are forked from a server that is warm once for all (``multiprocessing``'s forkserver, :mod:`tests.distributed.warmed`; no
-thread runs in it), so that eight of them start in a second on two cores. A worker writes its result to a file, destroys its group, then
-``os._exit(0)``: interpreters with gloo threads sometimes abort as they end. Whatever happens, no process is left.
+are forked from a server that is made warm once (``multiprocessing``'s forkserver, :mod:`tests.distributed.warmed`; no
+thread runs in it), so that eight of them start in a second on two cores. A worker writes its result to a file, destroys
+its group, then ``os._exit(0)``: interpreters with gloo threads sometimes abort as they end. Whatever happens, no
+process is left.
 """
 
 from __future__ import annotations

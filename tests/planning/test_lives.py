@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.capture import CapturedGraph, capture
+from autoshard.capture import CapturedGraph
 from autoshard.lowering import Rank, lower
 from autoshard.mesh import Mesh
 from autoshard.planning import Formulation, formulate, interpret, timeline_of
@@ -90,7 +90,7 @@ def test_the_program_never_counts_more_than_the_timeline_and_at_most_operators_t
     case: str, axes: str, seed: int
 ) -> None:
     """Odd shapes included. Where a result is made contiguous the timeline has a copy more."""
-    graph = capture(*cases.make(case))
+    graph = cases.graph(case)
     formulation = formulate(graph, Mesh.parse(axes), profile_of("slow"), tie_layers=False)
     assignment, plan = drawn(formulation, seed)
     problem = with_lives(formulation, POLICY).problem
@@ -105,7 +105,7 @@ def test_the_program_never_counts_more_than_the_timeline_and_at_most_operators_t
 
 
 def test_the_optimizer_counts_its_state_and_its_steps() -> None:
-    graph = capture(*cases.make("mlp"))
+    graph = cases.graph("mlp")
     formulation = formulate(graph, Mesh.parse("dp=2,tp=2"), profile_of("slow"))
     solution = solve(formulation.problem)
     plan = interpret(formulation, solution, profile_of("slow"), "", "")
