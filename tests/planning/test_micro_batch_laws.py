@@ -134,7 +134,7 @@ def test_check_finds_a_plan_of_micro_batches_as_it_was() -> None:
 @pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
-    ("case", "axes"), [("mlp", "dp=2,tp=2"), ("mlp odd", "dp=2,tp=2"), ("llama", "dp=2,tp=2"), ("gpt2", "dp=4")]
+    ("case", "axes"), [("mlp", "dp=2,tp=2"), ("mlp odd", "dp=2,tp=2"), ("llama of 1", "dp=2,tp=2"), ("gpt2", "dp=4")]
 )
 def test_the_program_never_counts_more_than_the_timeline(case: str, axes: str, seed: int) -> None:
     graph = micro_batched(cases.graph(case), 4)
