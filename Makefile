@@ -9,7 +9,7 @@ PIP := $(PY) -m pip install -qq --disable-pip-version-check --no-input -c constr
 # Tried in this order; the first that is new enough and can make a virtual environment is used.
 PYTHON ?= python3.11 python3
 
-.PHONY: setup demo test lint bench screenshots clean
+.PHONY: setup demo test test-fast lint bench screenshots clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -19,6 +19,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(PY) -m pytest -n auto --dist worksteal $(ARGS)
+
+# Laws and unit tests, without those that start processes or plan whole models
+test-fast: $(STAMP)
+	$(PY) -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

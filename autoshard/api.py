@@ -121,6 +121,7 @@ def plan(
         BudgetError: the budget cannot be read, or no plan fits it; the message says which budget would work.
         ValueError: an unknown objective, checkpointing, optimizer policy or dtype; a bucket that is no size.
         InputError: a number of micro-batches below 1, or above it for a model without gradients.
+        PlanMismatchError: ``held_as`` is a plan of another model.
         MeshError, LayoutError, ProfileError, BackendUnavailable: the argument of that name.
     """
     report = progress or (lambda stage: None)
@@ -153,8 +154,8 @@ def plan(
         limit=limit,
     )
     if held_as is not None:
-        names = {node.name for _, node in planner.graph.of_kind("parameter")}
-        held = held_pins(held_as, names, mesh)
+        shapes = {n.name: n.outputs[0].shape for _, n in planner.graph.of_kind("parameter") if n.outputs[0]}
+        held = held_pins(held_as, shapes, mesh)
         gathered = gather_constraints((*held, *_listed(pins), *_listed(constraints)), mesh)
     made = planner.plan(gathered, report)
     warn_if_unproven(made)

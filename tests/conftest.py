@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -10,10 +12,34 @@ from hypothesis import settings
 # A shell that starts a command in the background makes it ignore Ctrl-C, and the processes of the tests inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+TESTS = Path(__file__).parent
+SLOW = (
+    *("benchmarks", "distributed", "fuzz", "review", "test_api.py", "test_packaging.py"),
+    *(f"capture/test_{name}.py" for name in ("flat",)),
+    *(f"measure/test_{name}.py" for name in ("calibrate_command", "runs")),
+    *(f"planning/test_{name}.py" for name in ("allocator_margin", "budget", "chosen_again", "comparison")),
+    *(f"planning/test_{name}.py" for name in ("formulation", "layer_ties", "lives", "micro_batch_laws")),
+    *(f"planning/test_{name}.py" for name in ("optimizer_step", "schedule_prices", "tensor_networks", "timeline")),
+    *(f"solver/test_{name}.py" for name in ("interruption", "networks", "reductions")),
+    *(f"strategies/test_{name}.py" for name in ("enumerator", "meaning", "rules_are_right")),
+)
+"""What `make test-fast` leaves out: folders and files that start processes, plan whole models or try all cases."""
+
 settings.register_profile("no wall time", deadline=None)
 settings.load_profile("no wall time")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests first: one that starts last keeps a process busy while the others have nothing left to do."""
+    slow = {TESTS / path for path in SLOW}
+    assert all(path.exists() for path in slow), slow
+    for item in items:
+        if slow & {item.path, *item.path.parents}:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: "fuzz" not in item.path.parts)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays; looking through it for garbage took a sixth of the time of the tests."""
+    gc.collect()
+    gc.freeze()

@@ -320,7 +320,7 @@ class StorageWatch(TorchDispatchMode):
     """Counts the bytes of storages: those of some tensors, and those that operators make, until they are gone.
 
     The threads of gloo let go of a collective's buffers a moment after its wait has returned. Before a new peak shortly
-    after a collective is believed, they are given up to MOMENTS times MOMENT_S.
+    after a collective is believed, they are given up to MOMENTS times MOMENT_S. Other backends have no such threads.
     """
 
     MOMENT_S = 1e-3
@@ -332,6 +332,8 @@ class StorageWatch(TorchDispatchMode):
         self.used_bytes = self.peak_bytes = 0
         self.peak_operator = ""
         self._since_collective = self.SHORTLY
+        gloo = dist.is_initialized() and "gloo" in dist.get_backend_config()
+        self._moments = self.MOMENTS if gloo else 0
         self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
         for tensor in held:
             self._see(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
@@ -345,7 +347,7 @@ class StorageWatch(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self._see(leaf)
         self._since_collective = 0 if is_collective(func) else self._since_collective + 1
-        for _ in range(self.MOMENTS if self._since_collective < self.SHORTLY else 0):
+        for _ in range(self._moments if self._since_collective < self.SHORTLY else 0):
             if self.used_bytes <= self.peak_bytes:
                 break
             time.sleep(self.MOMENT_S)

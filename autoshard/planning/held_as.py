@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
-from ..errors import MeshError
+from ..errors import MeshError, PlanMismatchError
 from ..layout import format_layout
 from ..mesh import Mesh
 from ..plans import ShardingPlan
@@ -14,26 +14,39 @@ from ..plans import ShardingPlan
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-def held_pins(plan: ShardingPlan, names: Collection[str], mesh: Mesh) -> Iterator[str]:
+def held_pins(plan: ShardingPlan, shapes: Mapping[str, tuple[int, ...]], mesh: Mesh) -> Iterator[str]:
     """Pins that hold parameters as a plan holds them.
 
     Layers that it holds alike have one pin (``layers.*.wq.weight=dp:S(0) tp:R``): pins that tell layers apart would
     have each of them decided for itself.
 
     Args:
-        names: the parameters that are to be pinned; those that the plan does not have are left free.
+        shapes: of the parameters that are to be pinned, by name; those that the plan does not have are left free.
         mesh: that of the new plan.
 
     Raises:
         MeshError: the plan was made for another mesh.
+        PlanMismatchError: it was made for another model: a parameter has another shape there, or none is there.
     """
     if (plan.mesh.axes, plan.mesh.shape) != (mesh.axes, mesh.shape):
         raise MeshError(f"parameters cannot be held as in a plan for {plan.mesh} on a mesh {mesh}")
-    layouts = {e.name: format_layout(e.layout, mesh) for e in plan.parameters if e.name in names}
+    known = [entry for entry in plan.parameters if entry.name in shapes]
+    if shapes and not known:
+        raise PlanMismatchError(
+            f"parameters cannot be held as in a plan of another model ({plan.model}): "
+            f"it has none of {min(shapes)}, ...; give a plan of this model"
+        )
+    for entry in known:
+        if entry.shape != shapes[entry.name]:
+            raise PlanMismatchError(
+                f"parameters cannot be held as in a plan of another model ({plan.model}): {entry.name} is "
+                f"{list(entry.shape)} there and {list(shapes[entry.name])} here; give a plan of this model"
+            )
+    layouts = {entry.name: format_layout(entry.layout, mesh) for entry in known}
     pinned: set[str] = set()
     for name, layout in layouts.items():
         pattern = _NUMBER.sub("*", name)
-        found = {layouts.get(other, "") for other in names if fnmatchcase(other, pattern)}
+        found = {layouts.get(other, "") for other in shapes if fnmatchcase(other, pattern)}
         pin = f"{pattern if found == {layout} else name}={layout}"
         if pin not in pinned:
             pinned.add(pin)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import autoshard
 import cost_models
-from autoshard.capture import call_text, capture, recomputed
+from autoshard.capture import CapturedGraph, call_text, capture, recomputed
 from autoshard.constraints.baselines import baseline
 from autoshard.mesh import Mesh
 from autoshard.planning import formulate, interpret
@@ -71,6 +72,7 @@ CASES: dict[str, Callable[[], Example]] = {
     "mlp": lambda: mlp(batch=8, width=16, hidden=32),
     "mlp odd": lambda: mlp(batch=7, width=9, hidden=13),
     "llama": lambda: models.llama(**SIZES_EVEN, n_layers=2, n_kv_heads=4, d_ffn=48),
+    "llama of 1": lambda: models.llama(**SIZES_EVEN, n_layers=1, n_kv_heads=4, d_ffn=48),
     "llama odd": lambda: models.llama(**SIZES_ODD, n_kv_heads=3, d_ffn=50, max_sequence=13),
     "llama small": lambda: models.llama(batch=5, n_layers=1, d_model=12, n_heads=2, n_kv_heads=1, d_ffn=9),
     "gpt2": lambda: models.gpt2(**SIZES_EVEN),
@@ -109,6 +111,12 @@ _SHARDED = {
 def make(case: str) -> Example:
     """A fresh model with fixed weights, and the batch of one step."""
     return CASES[case]()
+
+
+@cache
+def graph(case: str) -> CapturedGraph:
+    """The captured graph of a case, captured once per test run."""
+    return capture(*make(case))
 
 
 def batch(case: str, step: int) -> tuple[torch.Tensor, ...]:
@@ -154,7 +162,8 @@ def optimum(case: str, axes: str, hardware: str | cost_models.Profile) -> Shardi
     return autoshard.plan(model, args, mesh=axes, hardware=hardware)
 
 
-def sharded_plan(case: str, axes: str, without: str = "", constraints: Sequence[str] = ()) -> ShardingPlan:
+@cache
+def sharded_plan(case: str, axes: str, without: str = "", constraints: tuple[str, ...] = ()) -> ShardingPlan:
     """The optimum of the slow machine under :func:`pins`, except those whose name contains ``without``."""
     mesh = Mesh.parse(axes)
     model, args = make(case)
@@ -193,6 +202,7 @@ BUCKETS = (BUCKET_BYTES, 500, 0)
 """Of random plans: everything that may travels together, a little of it, nothing."""
 
 
+@cache
 def random_plan(case: str, axes: str, seed: int, again: float = 0.0) -> ShardingPlan:
     """A plan in which every operator has a strategy drawn at random among those that can be joined up.
 
@@ -201,10 +211,9 @@ def random_plan(case: str, axes: str, seed: int, again: float = 0.0) -> Sharding
     draw = np.random.default_rng(seed)
     model, args = make(case)
     profile = cost_models.load_profile("cpu-gloo")
-    graph = capture(model, args)
-    names = [node.name for _, node in graph.of_kind("operator") if node.phase == "forward"]
-    graph = recomputed(graph, {name for name in names if again and draw.random() < again})
-    formulation = formulate(graph, Mesh.parse(axes), profile, tie_layers=False)
+    names = [node.name for _, node in graph(case).of_kind("operator") if node.phase == "forward"]
+    again_too = recomputed(graph(case), {name for name in names if again and draw.random() < again})
+    formulation = formulate(again_too, Mesh.parse(axes), profile, tie_layers=False)
     problem = formulation.problem
     nodes = [
         replace(n, costs=np.where(n.costs >= INFEASIBLE, INFEASIBLE, draw.integers(0, 1_000_000, n.costs.shape)))

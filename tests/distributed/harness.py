@@ -1,9 +1,10 @@
 """Real gloo processes for tests: one per rank, on the loopback interface, each with a deadline of its own.
 
 :func:`run_ranks` starts the processes, waits for all of them and returns what the function gave on each rank. Processes
-are forked from a server that has imported torch once (``multiprocessing``'s forkserver; no thread runs in it), so that
-eight of them start in a second on two cores. A worker writes its result to a file, destroys its group, then
-``os._exit(0)``: interpreters with gloo threads sometimes abort as they end. Whatever happens, no process is left.
+are forked from a server that is made warm once (``multiprocessing``'s forkserver, :mod:`tests.distributed.warmed`; no
+thread runs in it), so that eight of them start in a second on two cores. A worker writes its result to a file, destroys
+its group, then ``os._exit(0)``: interpreters with gloo threads sometimes abort as they end. Whatever happens, no
+process is left.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-_PRELOAD = ["pytest", "torch", "torch._dynamo", "torch.distributed.tensor", "autoshard.api"]
+_PRELOAD = ["pytest", "tests.distributed.warmed"]
 _GRACE_S = 3.0
 _TAIL = 4000  # characters of a worker's output that an error quotes
 

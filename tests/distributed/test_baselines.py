@@ -63,12 +63,12 @@ def _train_all(case: str, texts: list[str]) -> list[float]:
     ("case", "axes", "names"),
     [
         ("llama", "dp=4", ("ddp", "fsdp")),
-        ("llama", "tp=4", ("tp", "sp")),
-        ("llama", "dp=2,tp=2", ("hsdp", "ddp+tp", "ddp+sp", "fsdp+tp", "fsdp+sp")),
-        ("llama", "dp=2,tp=2", ("ddp+sp/selective", "fsdp+tp/full", "fsdp+tp/selective")),
+        ("llama of 1", "tp=4", ("tp", "sp")),
+        ("llama of 1", "dp=2,tp=2", ("ddp+tp", "ddp+sp", "fsdp+sp")),
+        ("llama of 1", "dp=2,tp=2", ("ddp+sp/selective", "fsdp+tp/full", "fsdp+tp/selective")),
         ("gpt2", "dp=4", ("ddp", "fsdp")),
         ("vit", "dp=2,tp=2", ("fsdp", "hsdp", "fsdp+tp", "fsdp+sp")),
-        ("routed", "ep=4", ("ddp", "fsdp", "tp", "ep")),
+        ("routed", "ep=4", ("tp", "ep")),
         ("routed", "dp=2,ep=2", ("ddp+ep", "fsdp+ep", "fsdp+sp")),
     ],
 )

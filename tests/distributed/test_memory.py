@@ -20,12 +20,12 @@ from .parity import check_parity, device_mesh_of
 
 CASE, AXES = "mlp", "dp=2,tp=2"
 PINS = ("x=dp:S(0)",)
-BUDGETS = 10
+BUDGETS = 7
 
 
 @cache
 def plans() -> list[ShardingPlan]:
-    """Plans under ten random budgets between one that nothing fits and one that everything does, the loosest first."""
+    """Plans under random budgets between one that nothing fits and one that everything does, the loosest first."""
     model, args = cases.make(CASE)
 
     def plan(memory: int | None) -> ShardingPlan:
@@ -64,7 +64,7 @@ def _peaks(texts: list[str]) -> list[int]:
     return peaks
 
 
-def test_ten_random_budgets_are_respected_on_every_rank():
+def test_random_budgets_are_respected_on_every_rank():
     made = plans()
     budgets = [plan.memory.budget_bytes for plan in made if plan.memory]
     assert len(set(budgets)) > 5

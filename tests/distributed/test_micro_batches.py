@@ -76,10 +76,10 @@ def _peak(case: str, text: str) -> int:
 @pytest.mark.parametrize(
     ("case", "axes", "scheme"),
     [
-        ("llama", "dp=4", "ddp"),
-        ("llama", "dp=4", "fsdp"),
-        ("llama", "dp=4", "zero1"),
-        ("llama", "dp=2,tp=2", "zero1"),
+        ("llama of 1", "dp=4", "ddp"),
+        ("llama of 1", "dp=4", "fsdp"),
+        ("llama of 1", "dp=4", "zero1"),
+        ("llama of 1", "dp=2,tp=2", "zero1"),
         ("gpt2", "dp=4", "h"),
         ("gpt2", "dp=2,tp=2", "ddp and tp"),
         ("llama odd", "dp=3", "zero1"),
@@ -97,7 +97,7 @@ def test_four_micro_batches_train_as_one_process_does_and_communicate_as_planned
     assert all(seen.within(LIMIT) for seen in results), results
 
 
-@pytest.mark.parametrize(("case", "axes", "scheme"), [("llama", "dp=4", "zero1"), ("gpt2", "dp=4", "h")])
+@pytest.mark.parametrize(("case", "axes", "scheme"), [("llama of 1", "dp=4", "zero1"), ("gpt2", "dp=4", "h")])
 def test_the_measured_peak_is_within_three_percent_of_the_predicted(case: str, axes: str, scheme: str):
     plan = planned(case, axes, scheme)
     assert plan.memory is not None
@@ -109,9 +109,9 @@ def _misused(text: str) -> list[tuple[str, str]]:
     """What a rank is told that steps too early, and that goes on without setting gradients to None."""
     plan = autoshard.parse_plan(text)
     mesh = device_mesh_of(plan)
-    parallel = autoshard.parallelize(cases.make("llama")[0], plan, mesh)
+    parallel = autoshard.parallelize(cases.make("llama of 1")[0], plan, mesh)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
-    shards = autoshard.shard_inputs(plan, mesh, *cases.batch("llama", 0))
+    shards = autoshard.shard_inputs(plan, mesh, *cases.batch("llama of 1", 0))
     parallel(*shards).backward()
     early = caught(optimizer.step)
     for _ in range(FOUR - 1):
@@ -120,7 +120,7 @@ def _misused(text: str) -> list[tuple[str, str]]:
 
 
 def test_a_step_after_too_few_backwards_and_a_backward_too_many_are_refused():
-    for early, late, right in run_ranks(4, _misused, autoshard.dump_plan(planned("llama", "dp=4", "zero1"))):
+    for early, late, right in run_ranks(4, _misused, autoshard.dump_plan(planned("llama of 1", "dp=4", "zero1"))):
         assert early[0] == "BackwardError" and "after 1 of the 4 backwards" in early[1]
         assert late[0] == "BackwardError" and "zero_grad()" in late[1]
         assert right == ("", "")
@@ -130,10 +130,10 @@ def _interrupted(text: str) -> float:
     """The difference of gradients after a step that was given up, and with evaluations in between."""
     plan = autoshard.parse_plan(text)
     mesh = device_mesh_of(plan)
-    model, _ = cases.make("llama")
+    model, _ = cases.make("llama of 1")
     reference = deepcopy(model)
     parallel = autoshard.parallelize(model, plan, mesh)
-    shards = [autoshard.shard_inputs(plan, mesh, *cases.batch("llama", k)) for k in range(FOUR)]
+    shards = [autoshard.shard_inputs(plan, mesh, *cases.batch("llama of 1", k)) for k in range(FOUR)]
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (parallel, reference)]
     for _ in range(2):
         for given in shards[:2]:
@@ -145,7 +145,7 @@ def _interrupted(text: str) -> float:
             loss = parallel(*given)
             assert torch.equal(before, full(loss).detach())
             loss.backward()
-            reference(*cases.batch("llama", k)).backward()
+            reference(*cases.batch("llama of 1", k)).backward()
         pairs = list(zip(parallel.parameters(), reference.parameters()))
         worst = max(relative(full(ours.grad), theirs.grad) for ours, theirs in pairs)
         for optimizer in optimizers:
@@ -155,5 +155,5 @@ def _interrupted(text: str) -> float:
 
 
 def test_a_step_that_is_given_up_and_evaluations_in_between_leave_no_trace():
-    text = autoshard.dump_plan(planned("llama", "dp=4", "zero1"))
+    text = autoshard.dump_plan(planned("llama of 1", "dp=4", "zero1"))
     assert max(run_ranks(4, _interrupted, text, timeout_s=120.0)) <= LIMIT

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 import autoshard
-from autoshard.capture import capture
 from autoshard.planning import timeline_of
 from autoshard.plans import ShardingPlan
 from cost_models import optimizer_policy
@@ -24,12 +23,12 @@ def _trains(case: str, plan: ShardingPlan) -> None:
     assert all(seen.within(LIMIT) for seen in results), results
 
 
-@pytest.mark.parametrize(("case", "layers"), [("llama", "layers.*"), ("gpt2", "h.*")])
-def test_checkpointed_layers_run_as_planned_and_train_as_one_process_does(case: str, layers: str):
+def test_checkpointed_layers_run_as_planned_and_train_as_one_process_does():
+    case = "llama"
     kept = cases.sharded_plan(case, "dp=2,tp=2")
-    plan = cases.sharded_plan(case, "dp=2,tp=2", constraints=(f"checkpoint {layers}",))
+    plan = cases.sharded_plan(case, "dp=2,tp=2", constraints=("checkpoint layers.*",))
     # in a model this small what travels together is most of the peak, so the memory is compared without
-    graph, adamw = capture(*cases.make(case)), optimizer_policy("adamw")
+    graph, adamw = cases.graph(case), optimizer_policy("adamw")
     peaks = [timeline_of(graph, replace(each, bucket_bytes=0), adamw).peak for each in (plan, kept)]
     assert peaks[0].size_bytes < peaks[1].size_bytes
     planned = planned_operators(plan)

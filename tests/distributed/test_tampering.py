@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import autoshard
-from autoshard.capture import capture
 from autoshard.errors import VerificationError
 from autoshard.layout import P_SUM, Layout, R, S
 from autoshard.lowering import Rank, lower, verify
@@ -31,7 +30,7 @@ def plan() -> ShardingPlan:
 
 def _detour(plan: ShardingPlan, says_so: bool) -> ShardingPlan:
     """The plan with the gather of a tensor's rows led over a cut of its columns instead."""
-    shapes = {node.name: node.outputs[0].shape for node in capture(*cases.make(CASE)).nodes if node.outputs[0]}
+    shapes = {node.name: node.outputs[0].shape for node in cases.graph(CASE).nodes if node.outputs[0]}
     index, moved = next(
         (i, r)
         for i, r in enumerate(plan.redistributions)
@@ -105,7 +104,7 @@ def test_tampered_plan_is_refused(plan: ShardingPlan):
 def test_a_program_that_does_not_communicate_as_its_plan_says_is_refused(plan: ShardingPlan, how: str):
     """The last check, of the graph that runs: it looks at neither layouts nor paths."""
     groups = groups_of(plan.mesh)
-    program = lower(capture(*cases.make(CASE)), plan, Rank((0, 1), torch.device("cpu"), groups))
+    program = lower(cases.graph(CASE), plan, Rank((0, 1), torch.device("cpu"), groups))
     verify(program, plan, groups)
     with pytest.raises(VerificationError, match="does not communicate as planned"):
         verify(program, _tampered(plan, how), groups)

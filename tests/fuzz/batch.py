@@ -7,6 +7,7 @@ is made small by hypothesis, and written down as a file that runs.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import logging
 import random
@@ -179,6 +180,7 @@ def main(arguments: Sequence[str]) -> None:
     faulthandler.enable()
     logging.disable(logging.ERROR)  # torch tells of what it catches
     torch.set_num_threads(1)
+    gc.freeze()  # what is imported stays
     with mutated(mutant):
         for seed in seeds:
             outcome = run_seed(int(seed), Path(folder), float(shrink_s))

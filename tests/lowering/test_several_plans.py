@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import autoshard
-from autoshard.errors import InputError, MeshError
+from autoshard.errors import InputError, MeshError, PlanMismatchError
 from autoshard.lowering import module
 from autoshard.planning import held_pins
 from autoshard.plans import ShardingPlan
@@ -114,7 +114,8 @@ def test_a_plan_for_evaluation_alone_is_captured_in_that_mode(mesh: DeviceMesh, 
 
 def test_another_plan_holds_parameters_as_the_first_by_few_pins() -> None:
     first = plan(Net(), 6, mesh="dp=2", pins=["layers.1.weight=dp:S(0)", "*.bias=dp:S(0)"])
-    pins = list(held_pins(first, {e.name for e in first.parameters} - {"head.weight"}, first.mesh))
+    shapes = {e.name: e.shape for e in first.parameters if e.name != "head.weight"}
+    pins = list(held_pins(first, shapes, first.mesh))
     assert "layers.1.weight=dp:S(0)" in pins and "layers.*.bias=dp:S(0)" in pins and len(set(pins)) == len(pins)
     assert not any(pin.startswith(("head.weight", "layers.0.bias", "layers.*.weight")) for pin in pins)
     with torch.no_grad():
@@ -123,6 +124,12 @@ def test_another_plan_holds_parameters_as_the_first_by_few_pins() -> None:
     assert all(e.layout == layouts[e.name] for e in other.parameters if "head" not in e.name)
     with pytest.raises(MeshError, match="held as in a plan for dp=2 on a mesh dp=4"):
         plan(Net(), 4, mesh="dp=4", held_as=first)
+    wider = Net()
+    wider.head = nn.Linear(4, 6)
+    with pytest.raises(PlanMismatchError, match=r"another model .*head\.\w+ is \[4.* there and \[6.* here"):
+        plan(wider, 4, mesh="dp=2", held_as=first)
+    with pytest.raises(PlanMismatchError, match="it has none of bias"):
+        plan(nn.Linear(4, 4), 4, mesh="dp=2", held_as=first)
 
 
 def test_ranks_that_would_run_different_plans_say_so(pair: tuple[nn.Module, nn.Module], monkeypatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.capture import CapturedGraph, capture
+from autoshard.capture import CapturedGraph
 from autoshard.constraints.values import parse_constraint
 from autoshard.lowering import Rank, lower
 from autoshard.mesh import Mesh
@@ -92,7 +92,7 @@ def test_the_program_never_counts_more_than_the_timeline_and_at_most_operators_t
     case: str, axes: str, seed: int
 ) -> None:
     """Odd shapes included. Where a result is made contiguous the timeline has a copy more."""
-    graph = capture(*cases.make(case))
+    graph = cases.graph(case)
     formulation = formulate(graph, Mesh.parse(axes), profile_of("slow"), tie_layers=False)
     assignment, plan = drawn(formulation, seed)
     problem = with_lives(formulation, POLICY).problem
@@ -107,7 +107,7 @@ def test_the_program_never_counts_more_than_the_timeline_and_at_most_operators_t
 
 
 def test_the_optimizer_counts_its_state_and_its_steps() -> None:
-    graph = capture(*cases.make("mlp"))
+    graph = cases.graph("mlp")
     formulation = formulate(graph, Mesh.parse("dp=2,tp=2"), profile_of("slow"))
     solution = solve(formulation.problem)
     plan = interpret(formulation, solution, profile_of("slow"), "", "")
@@ -123,7 +123,7 @@ def test_the_optimizer_counts_its_state_and_its_steps() -> None:
 @pytest.mark.parametrize(("case", "axes"), [("llama", "dp=2,tp=2"), ("gpt2", "dp=4")])
 def test_with_the_schedule_of_a_plan_the_program_counts_what_is_under_way(case: str, axes: str, ahead: bool) -> None:
     """Not more than the timeline, and not less than without; under FSDP, where the most is under way."""
-    graph = capture(*cases.make(case))
+    graph = cases.graph(case)
     mesh = Mesh.parse(axes)
     given = [parse_constraint(f"family {axis}=fsdp", mesh) for axis in mesh.axes]
     formulation = formulate(graph, mesh, profile_of("slow"), constraints=given, bucket_bytes=1 << 20)

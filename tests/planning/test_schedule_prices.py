@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 
@@ -18,6 +19,7 @@ PROFILE = load_profile("cpu-gloo")
 SCHEMES = [("ddp", "dp=4"), ("fsdp", "dp=4"), ("fsdp+tp", "dp=2,tp=2")]
 
 
+@cache
 def made(scheme: str, axes: str, bucket: int = BUCKET_BYTES) -> ShardingPlan:
     mesh = Mesh.parse(axes)
     model, args = demo()

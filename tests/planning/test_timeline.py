@@ -35,7 +35,6 @@ CASES = [
     ("llama odd", "dp=2,tp=2", 1, "sgd-momentum"),
     ("gpt2", "dp=2,tp=2", None, "sgd"),
     ("gpt2 odd", "tp=3", 2, "adamw"),
-    ("gpt2 small", "dp=4", 3, "sgd"),
     ("moe", "dp=2,tp=2", 4, "adamw"),
     ("conv", "dp=4", 5, "sgd-momentum"),
 ]
@@ -52,7 +51,7 @@ def test_the_predicted_peak_is_the_measured_one_on_every_rank(
 
 
 @pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
-@pytest.mark.parametrize(("case", "seed"), [("llama", None), ("gpt2", None), ("llama odd", 6), ("gpt2 odd", 7)])
+@pytest.mark.parametrize(("case", "seed"), [("llama of 1", None), ("gpt2 odd", 7)])
 def test_so_it_is_where_the_backward_computes_again(case: str, seed: int | None) -> None:
     axes, layers = "dp=2,tp=2", "layers.*" if "llama" in case else "h.*"
     kept = cases.sharded_plan(case, axes) if seed is None else cases.random_plan(case, axes, seed)
@@ -68,7 +67,7 @@ def test_so_it_is_where_the_backward_computes_again(case: str, seed: int | None)
 @pytest.mark.parametrize(("case", "name"), [("llama", "layers.*/silu"), ("gpt2", "h.*/gelu")])
 def test_what_computing_again_saves_is_no_longer_held_at_the_turn(case: str, name: str) -> None:
     """Of operators whose inputs are kept in any case."""
-    graph, policy = capture(*cases.make(case)), optimizer_policy("adamw")
+    graph, policy = cases.graph(case), optimizer_policy("adamw")
     plans = [cases.baseline_plan(case, "dp=2", "ddp", constraints=given) for given in ((), (f"recompute {name}",))]
     layouts = [[entry for entry in plan.operators if entry.phase == "forward"] for plan in plans]
     assert layouts[0] == layouts[1]
@@ -86,7 +85,7 @@ def check_peaks(case: str, axes: str, plan: ShardingPlan, optimizer: str) -> Non
     much more than is measured here is predicted where the schedule has something in flight. The first rank runs both
     ways, the others one of them in turn; where all shards are even, that is the last rank alone.
     """
-    graph = capture(*cases.make(case))
+    graph = cases.graph(case)
     mesh = Mesh.parse(axes)
     in_flight = sum(sorted(travel.size_bytes for bucket in schedule(plan).buckets for travel in bucket.travels)[-2:])
     peaks = []
@@ -128,7 +127,7 @@ def test_a_gradient_that_would_share_memory_is_copied_and_the_copy_is_counted() 
 
 def test_what_is_held_is_what_the_layouts_say_and_the_tenants_add_up() -> None:
     plan = cases.sharded_plan("llama", "dp=2,tp=2")
-    graph = capture(*cases.make("llama"))
+    graph = cases.graph("llama")
     found = timeline_of(graph, plan, optimizer_policy("adamw"))
     elements = [torch.Size(local_shape(e.shape, e.layout, plan.mesh, (0, 0))).numel() for e in plan.parameters]
     assert found.static["parameter"] == found.static["gradient"] == 4 * sum(elements)

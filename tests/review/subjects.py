@@ -19,7 +19,11 @@ from ..plans_of import profile_of
 GOLDEN = Path(__file__).parent / "golden"
 MESH = "dp=2,tp=2"
 
-MODELS = EXAMPLES | {"mlp of 8": lambda: mlp(batch=8), "llama of 3": lambda: llama(n_layers=3)}
+MODELS = EXAMPLES | {
+    "mlp of 8": lambda: mlp(batch=8),
+    "llama of 2": lambda: llama(n_layers=2),
+    "llama of 3": lambda: llama(n_layers=3),
+}
 
 
 def example(name: str) -> Example:

@@ -12,7 +12,7 @@ from ..models import graph_of
 from ..plans_of import profile_of
 from .subjects import example, plan_of
 
-MODEL, CHECKPOINT = "llama of 3", ("checkpoint layers.*",)
+MODEL, CHECKPOINT = "llama of 2", ("checkpoint layers.*",)
 SILU = "layers.0.feed_forward/silu"
 
 
