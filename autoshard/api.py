@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -13,7 +15,7 @@ import cost_models
 from solver.backends import load_backend
 
 from .apply import parallelize
-from .capture import as_arguments
+from .capture import as_arguments, in_mode
 from .constraints import Given, gather_constraints
 from .lowering import Random, check_random, from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
@@ -45,6 +47,7 @@ def plan(
     constraints: Given | Sequence[Given] = (),
     pins: str | Sequence[str] = (),
     held_as: ShardingPlan | None = None,
+    evaluation: bool = False,
     backend: str = "auto",
     time_limit_s: float | None = None,
     tie_layers: bool = True,
@@ -77,6 +80,7 @@ def plan(
             parameter, input, operator or ``output.0``.
         held_as: a plan of the same model on the same mesh whose parameters are to be held alike, so that one module
             serves both plans (:func:`parallelize`): one for evaluation, or for batches of another shape.
+        evaluation: plan a forward without a backward, of the model as it is after ``eval()`` (in which it is not left).
         backend: a name of ``solver.BACKENDS``, or ``auto``.
         time_limit_s: wall-clock seconds for the solver; the best plan found is returned.
         tie_layers: decide identical layers alike, as far as no constraint tells them apart. The optimum is then one
@@ -135,24 +139,26 @@ def plan(
     optimizer = optimizer or said.get("optimizer", "adamw")
     limit = memory_limit(optimizer, said.get("memory") if memory is None else memory, soft, profile)
     load_backend(backend)  # before the work, where its packages are not installed
-    planner = Planner.of_model(
-        model,
-        args,
-        kwargs,
-        mesh,
-        profile,
-        name=name,
-        checkpointing=checkpointing,
-        micro_batches=micro_batches,
-        precision=Precision.of(param_dtype, reduce_dtype),
-        bucket_bytes=bucket_size(bucket),
-        report=report,
-        objective=objective,
-        backend=backend,
-        time_limit_s=time_limit_s,
-        tie_layers=tie_layers,
-        limit=limit,
-    )
+    mode = in_mode(model, training=False) if evaluation else nullcontext()
+    with mode, torch.set_grad_enabled(torch.is_grad_enabled() and not evaluation):
+        planner = Planner.of_model(
+            model,
+            args,
+            kwargs,
+            mesh,
+            profile,
+            name=name,
+            checkpointing=checkpointing,
+            micro_batches=micro_batches,
+            precision=Precision.of(param_dtype, reduce_dtype),
+            bucket_bytes=bucket_size(bucket),
+            report=report,
+            objective=objective,
+            backend=backend,
+            time_limit_s=time_limit_s,
+            tie_layers=tie_layers,
+            limit=limit,
+        )
     if held_as is not None:
         shapes = {n.name: n.outputs[0].shape for _, n in planner.graph.of_kind("parameter") if n.outputs[0]}
         held = held_pins(held_as, shapes, mesh)
@@ -182,8 +188,9 @@ def auto_parallelize(
         example_inputs, example_kwargs: example arguments with the *global* shapes of a step.
         hardware: as for :func:`plan`; by default ``cpu-gloo`` on CPU and ``dgx-h100`` on CUDA.
         random: as for :func:`parallelize`.
-        options: objective, constraints, pins, held_as, backend, time_limit_s, tie_layers, checkpointing, micro_batches,
-            bucket, param_dtype, reduce_dtype, optimizer, memory, memory_soft, name, progress: as for :func:`plan`.
+        options: objective, constraints, pins, held_as, evaluation, backend, time_limit_s, tie_layers, checkpointing,
+            micro_batches, bucket, param_dtype, reduce_dtype, optimizer, memory, memory_soft, name, progress: as for
+            :func:`plan`.
 
     Returns:
         The module to train; ``module.plan`` is its plan.

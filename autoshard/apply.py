@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from .capture import CapturedGraph, as_arguments, capture, micro_batched, rebuild_call, recomputed
+from .capture import CapturedGraph, as_arguments, capture, in_mode, micro_batched, rebuild_call, recomputed
 from .errors import InputError, PlanMismatchError, StrategyWarning, VerificationError
 from .layout import format_strategy
 from .lowering import (
@@ -150,19 +150,12 @@ def _captured(
     Raises:
         PlanMismatchError: it was made for neither; says what differs from the model as it is.
     """
-    modes = {module: module.training for module in model.modules()}
     try:
         return _as_planned(model, plan, args, kwargs)
     except PlanMismatchError:
-        other = not model.training
-        for module in modes:
-            module.training = other
-        with suppress(PlanMismatchError):
+        with suppress(PlanMismatchError), in_mode(model, not model.training):
             return _as_planned(model, plan, args, kwargs)
         raise
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _as_planned(

@@ -7,6 +7,7 @@ from .calls import as_arguments, call_text, rebuild_call
 from .capture import capture
 from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, map_refs, refs_in
 from .micro_batched import micro_batched
+from .modes import in_mode
 from .recompute import can_be_again, inner, marked, recomputable, recomputed, within_layers
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "constrain",
     "differences",
     "global_hooks",
+    "in_mode",
     "inner",
     "input_names",
     "is_random",

@@ -198,6 +198,9 @@ def plan(
     bucket: Annotated[str, _BUCKET] = BUCKET,
     param_dtype: Annotated[Dtype | None, _PARAM_DTYPE] = None,
     reduce_dtype: Annotated[Dtype | None, _REDUCE_DTYPE] = None,
+    evaluation: Annotated[
+        bool, typer.Option("--evaluation", help="Plan a forward without a backward, of the model in eval() mode.")
+    ] = False,
     checkpointing: Annotated[
         Checkpointing,
         typer.Option(
@@ -231,6 +234,7 @@ def plan(
                 backend=backend,
                 time_limit_s=time_limit,
                 tie_layers=not no_tie,
+                evaluation=evaluation,
                 checkpointing=checkpointing.value,
                 micro_batches=micro_batches,
                 bucket=bucket,

@@ -163,9 +163,11 @@ class Planner:
         while planners:
             planner, *planners = planners
             try:
-                timed = planner._for_what_is_left(started_s)
-                program = formulation if planner is self else planner._formulate(formulation.constraints)
-                found = search(timed, program, not planners)
+                if planner is self:
+                    found = search(self, formulation, not planners)
+                else:
+                    program = planner._formulate(formulation.constraints)
+                    found = search(planner._for_what_is_left(started_s), program, not planners)
             except NothingFitsError as error:
                 bound = error.bound_ns if bound is None else bound
                 if error.is_proven:  # of all schedules, as none was counted

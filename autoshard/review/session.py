@@ -6,15 +6,17 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypedDict, Unpack
 
+import torch
 from torch import nn
 
 from cost_models import Profile, ProfileError, load_profile
 from solver import Routes, Solution, SolveReport, Status, solve
 
-from ..capture import recomputed
+from ..capture import in_mode, recomputed
 from ..constraints import Constraints, gather_constraints
 from ..errors import ConstraintError, PlanMismatchError
 from ..layout import Layout
@@ -49,7 +51,8 @@ def planner_of(
 ) -> Planner:
     """A planner for a model as it is now, with the objective, the micro-batches, the dtypes, the schedule and the
     memory limit that a plan was made with (by the allocator's margin of the profile as it is now), and with what the
-    plan computes again in the backward: constraints add to that, or take from it (``keep``).
+    plan computes again in the backward: constraints add to that, or take from it (``keep``). The model is captured with
+    a backward if the plan has one, and in the mode (training or evaluation) that the plan was made for.
 
     Raises:
         CaptureError, ProfileError: the model cannot be captured, the profile not be read.
@@ -58,7 +61,8 @@ def planner_of(
     mesh = plan.mesh if given is None else given
     profile = _recorded_profile(plan) if hardware is None else profile_of(hardware)
     report = reporter(conditions)
-    planner = Planner.of_model(
+    made = partial(
+        Planner.of_model,
         model,
         args,
         kwargs,
@@ -77,6 +81,12 @@ def planner_of(
         bucket_bytes=plan.bucket_bytes,
         gathers_ahead=plan.gathers_ahead,
     )
+    with torch.set_grad_enabled(any(entry.phase == "backward" for entry in plan.operators)):
+        planner = made()
+        if planner.graph.fingerprint != plan.fingerprint:
+            with in_mode(model, not model.training):
+                other = made()
+            planner = other if other.graph.fingerprint == plan.fingerprint else planner
     return replace(planner, graph=recomputed(planner.graph, plan.recomputed))
 
 
