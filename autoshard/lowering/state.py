@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..errors import PlanMismatchError
 
 _MODES = frozenset({"is_grad_enabled", "is_inference_mode_enabled", "is_inference", "requires_grad", "is_leaf"})
 _ENVIRONMENT = frozenset({"environ", "getenv"})
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _AGAIN = "set it back, or plan and parallelize the model as it is now"
 
 
@@ -25,6 +27,7 @@ class ModelState:
         self._model = model
         self._guards = graph.guards
         self._modules = tuple(_modules(model))
+        self._idle = tuple((module, module.training) for module in model.modules() if _drops_nothing(module))
         self._methods = tuple(_methods(model))
         self._grad_mode = torch.is_grad_enabled() if graph.names & _MODES else None
         self._trained = _trained(model) if "requires_grad" in graph.names else None
@@ -34,7 +37,7 @@ class ModelState:
         copy = object.__new__(ModelState)
         memo[id(self)] = copy
         copy.__dict__.update(self.__dict__)  # classes and their methods are those of the original
-        for name in ("_model", "_guards", "_modules"):
+        for name in ("_model", "_guards", "_modules", "_idle"):
             copy.__dict__[name] = deepcopy(self.__dict__[name], memo)
         return copy
 
@@ -65,9 +68,24 @@ class ModelState:
             raise PlanMismatchError(
                 "a hook on all modules was registered, which the parallel module cannot call; remove it"
             )
-        broken = None if self._guards is None else self._guards.broken()
+        with self._idle_as_captured():
+            broken = None if self._guards is None else self._guards.broken()
         if broken is not None:
             raise PlanMismatchError(_sentence(*broken))
+
+    @contextmanager
+    def _idle_as_captured(self) -> Iterator[None]:
+        """Inside, dropouts of nothing are in the mode in which they were captured: they do the same in both. (That they
+        drop nothing still is a condition of its own.)
+        """
+        modes = [module.training for module, _ in self._idle]
+        for module, mode in self._idle:
+            module.training = mode
+        try:
+            yield
+        finally:
+            for (module, _), mode in zip(self._idle, modes):
+                module.training = mode
 
 
 def _sentence(condition: str, line: str) -> str:
@@ -84,6 +102,10 @@ def _sentence(condition: str, line: str) -> str:
             "make another plan for that mode, and give parallelize both"
         )
     return f"the model was captured when `{condition}`{at}, which no longer holds; {_AGAIN}"
+
+
+def _drops_nothing(module: nn.Module) -> bool:
+    return type(module) in _DROPOUTS and module.p == 0.0
 
 
 def _trained(model: nn.Module) -> list[bool]:

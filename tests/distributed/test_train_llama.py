@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+
+import autoshard
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -35,15 +38,25 @@ def example() -> Iterator[ModuleType]:
         sys.path.remove(str(EXAMPLES))
 
 
-def planned(folder: Path, factory: str, mesh: str, *options: str) -> tuple[str, str]:
-    """The plan files of training and of evaluation."""
-    paths = folder / f"train-{mesh}.yaml", folder / f"evaluate-{mesh}.yaml"
-    asked = [sys.executable, "-m", "autoshard", "plan", f"examples/train_llama.py:{factory}", "--mesh", mesh]
-    asked += ["--hardware", "cpu-gloo", *options]
-    for path, more in zip(paths, ([], ["--evaluation", "--held-as", str(paths[0])])):
-        done = subprocess.run([*asked, *more, "-o", str(path)], cwd=ROOT, capture_output=True, timeout=TIMEOUT_S)
-        assert not done.returncode, done.stderr.decode()
-    return str(paths[0]), str(paths[1])
+def planned(folder: Path, example: ModuleType, mesh: str) -> tuple[str, str]:
+    """The plan files of training and of evaluation, without dropout."""
+    train, evaluate = str(folder / f"train-{mesh}.yaml"), str(folder / f"evaluate-{mesh}.yaml")
+    options: dict[str, Any] = {"mesh": mesh, "hardware": "cpu-gloo"}
+    plan = autoshard.plan(*example.certain(), **options)
+    autoshard.write_plan(plan, train)
+    autoshard.write_plan(autoshard.plan(*example.certain(), **options, held_as=plan, evaluation=True), evaluate)
+    return train, evaluate
+
+
+def commanded(folder: Path, *options: str) -> tuple[str, str]:
+    """The same with dropout, made by the command."""
+    train, evaluate = str(folder / "train.yaml"), str(folder / "evaluate.yaml")
+    asked = [sys.executable, "-m", "autoshard", "plan", "examples/train_llama.py:student", "--hardware", "cpu-gloo"]
+    for path, more in ((train, []), (evaluate, ["--evaluation", "--held-as", train])):
+        command = [*asked, *options, *more, "-o", path]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
+        assert not done.returncode, done.stderr
+    return train, evaluate
 
 
 @contextmanager
@@ -51,7 +64,7 @@ def job(ranks: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A job under torchrun; no process of it is left."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*command, "examples/train_llama.py", *arguments, "--steps", str(STEPS), "--every", str(EVERY)],
         cwd=ROOT,
         env=environment,
@@ -59,11 +72,11 @@ def job(ranks: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    try:
-        yield process
-    finally:
-        killed(process)
+    ) as process:
+        try:
+            yield process
+        finally:
+            killed(process)
 
 
 def killed(job: subprocess.Popen[str]) -> None:
@@ -92,7 +105,7 @@ def in_one_process(example: ModuleType) -> list[dict[str, float]]:
         for batch in given[step * example.ACCUMULATED : (step + 1) * example.ACCUMULATED]:
             loss = model(*batch) / example.ACCUMULATED
             loss.backward()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
         norm = nn.utils.clip_grad_norm_(model.parameters(), example.MOST_NORM)
         optimizer.step()
         warm_up.step()
@@ -117,7 +130,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_on_two_ranks_under_anothe
     expected = in_one_process(example)
     folder = str(tmp_path / "checkpoints")
     options = ("--no-dropout", "--checkpoints", folder)
-    with job(4, *planned(tmp_path, "certain", "dp=2,tp=2"), *options) as process:
+    with job(4, *planned(tmp_path, example, "dp=2,tp=2"), *options) as process:
         assert process.stdout is not None
         first = []
         for line in process.stdout:
@@ -128,7 +141,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_on_two_ranks_under_anothe
         said = "" if process.stderr is None else process.stderr.read()
     assert len(first) == STEPS // 2 + 1, said
     check_alike(first, expected[: len(first)])
-    with job(2, *planned(tmp_path, "certain", "dp=2"), *options) as process:
+    with job(2, *planned(tmp_path, example, "dp=2"), *options) as process:
         out, error = process.communicate(timeout=TIMEOUT_S)
     assert not process.returncode, error
     check_alike(lines(out), expected[STEPS // 2 :])
@@ -136,7 +149,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_on_two_ranks_under_anothe
 
 def test_with_dropout_and_in_bfloat16_a_run_that_was_cut_short_says_what_a_whole_one_says(tmp_path: Path) -> None:
     """On the same mesh the numbers drawn after a resume are those that would have been drawn."""
-    plans = planned(tmp_path, "student", "dp=2", "--param-dtype", "bfloat16", "--reduce-dtype", "float32")
+    plans = commanded(tmp_path, "--mesh", "dp=2", "--param-dtype", "bfloat16", "--reduce-dtype", "float32")
     folder = tmp_path / "checkpoints"
     said = []
     for _ in range(2):
@@ -146,7 +159,7 @@ def test_with_dropout_and_in_bfloat16_a_run_that_was_cut_short_says_what_a_whole
         said.append(lines(out))
         for path in folder.glob("step-*"):
             if path.name > f"step-{STEPS // 2:06}":
-                path.rename(path.with_name(f"later-{path.name}"))
+                shutil.rmtree(path)
     whole, rest = said
     assert [each["step"] for each in whole] == [*range(1, STEPS + 1)]
     assert rest == whole[STEPS // 2 :]

@@ -30,10 +30,18 @@ def mesh() -> Iterator[DeviceMesh]:
         yield mesh
 
 
+class Switch(nn.Module):
+    """Asks for its mode, without doing anything else in the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training else x * 1.0
+
+
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
+        self.switch = Switch()
         self.dropout = nn.Dropout(0.0)
         self.k = 3.0
         self.sizes = [1.0, 2.0]
@@ -44,7 +52,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for size in self.sizes:
             x = x * size
-        return self.dropout(self.scaled(self.linear(x)))
+        return self.dropout(self.switch(self.scaled(self.linear(x))))
 
 
 class Model(nn.Module):
@@ -93,7 +101,8 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an attribute of a layer": (lambda m: setattr(m.layers[1], "k", 5), "`model.layers.1.k == 3.0`"),
     "the length of a list": (lambda m: m.layers[0].sizes.append(1.0), "len(model.layers.0.sizes) == 2"),
     "evaluation": (lambda m: m.eval(), "in the other mode"),
-    "evaluation of one dropout": (lambda m: m.layers[1].dropout.eval(), "model.layers.1.dropout.training == True"),
+    "evaluation of one layer": (lambda m: m.layers[1].switch.eval(), "model.layers.1.switch.training == True"),
+    "a dropout of something": (lambda m: setattr(m.layers[1].dropout, "p", 0.5), "`model.layers.1.dropout.p == 0.0`"),
     "another submodule": (lambda m: setattr(m.layers[0], "linear", nn.Linear(4, 4)), "the module layers.0.linear is"),
     "a submodule less": (lambda m: m.layers.pop(1), "the module layers.1 is"),
     "a submodule more": (lambda m: m.layers.append(Layer()), "model.layers"),
@@ -115,6 +124,17 @@ def test_a_change_that_the_captured_step_would_ignore_is_refused(pair: tuple[nn.
     change(parallel)
     error = refusal(trained, parallel)
     assert isinstance(error, PlanMismatchError) and text in str(error), error
+
+
+def test_the_mode_of_a_dropout_of_nothing_does_not_matter(pair: tuple[nn.Module, nn.Module]) -> None:
+    def evaluated(module: Any) -> Tensor:
+        for layer in module.layers:
+            layer.dropout.eval()
+        loss = trained(module)
+        assert not any(layer.dropout.training for layer in module.layers)
+        return loss
+
+    assert is_parity(evaluated, pair)
 
 
 def test_what_is_set_back_is_as_it_was(pair: tuple[nn.Module, nn.Module]) -> None:
