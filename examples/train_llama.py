@@ -1,7 +1,7 @@
 """Trains a small Llama as real jobs do: dropout, precision, accumulation, clipping, warm-up, evaluation, checkpoints.
 
-    autoshard plan examples/train_llama.py:student --mesh dp=2,tp=2 --hardware cpu-gloo -o train.yaml
-    autoshard plan examples/train_llama.py:student --evaluation --held-as train.yaml --mesh dp=2,tp=2 \\
+    autoshard plan examples/train_llama.py:student --mesh dp=4 --hardware cpu-gloo -o train.yaml
+    autoshard plan examples/train_llama.py:student --evaluation --held-as train.yaml --mesh dp=4 \\
         --hardware cpu-gloo -o evaluate.yaml
     torchrun --nproc-per-node 4 examples/train_llama.py train.yaml evaluate.yaml --checkpoints runs/llama
 

@@ -117,15 +117,12 @@ class NothingFitsError(BudgetError):
 
     Attributes:
         bound_ns: what one takes at least.
-        is_proven: whether there is none for certain.
         nearest: the program's answer, where it has one, which does not fit on its schedule.
     """
 
-    def __init__(
-        self, message: str, bound_ns: int = 0, is_proven: bool = False, nearest: ShardingPlan | None = None
-    ) -> None:
+    def __init__(self, message: str, bound_ns: int = 0, nearest: ShardingPlan | None = None) -> None:
         super().__init__(message)
-        self.bound_ns, self.is_proven, self.nearest = bound_ns, is_proven, nearest
+        self.bound_ns, self.nearest = bound_ns, nearest
 
 
 def is_near(graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, budget: int) -> bool:
@@ -193,7 +190,7 @@ def plan_within_budget(
     found, bound = search.within(program, budget, free)
     if found is None:
         said = search.explanation(relaxed()) + _remedy(options, formulation, wider)
-        raise NothingFitsError(said, bound or 0, search.is_proven, search.nearest)
+        raise NothingFitsError(said, bound or 0, search.nearest)
     return search.stated(found, bound)
 
 
@@ -232,7 +229,7 @@ class _Search:
         self.last: Solution
         self.start: Assignment | Sequence[int] | None = None  # its fullest moments are the first rows
         self.leanest: _Found | None = None
-        self.is_proven = False
+        self._proven = False
         self.nearest: ShardingPlan | None = None
         self._fullest: list[int] = []  # the steps of the program that leanest is lean at
         self._byte_ns = 0.0  # what a byte costs there
@@ -279,7 +276,7 @@ class _Search:
         self._hurry()
         charges: dict[int, int] = {}
         program, found = self._alike_or_in_groups(program, budget)
-        bound, self.is_proven = self.last.bound, self.last.status is Status.INFEASIBLE
+        bound, self._proven = self.last.bound, self.last.status is Status.INFEASIBLE
         if found is not None and found.peak_bytes > budget and not self._options.is_thorough:
             self.nearest = found.plan
             if not is_near(program.graph, found.plan, self._limit.policy, budget):
@@ -397,7 +394,7 @@ class _Search:
 
     def _said(self) -> str:
         """``no plan fits``, or what is known where that is not proven."""
-        if self.is_proven:
+        if self._proven:
             return "no plan fits"
         left_s = self._left_s()
         in_time = " in the time given" if left_s is not None and left_s <= LAST_S else ""

@@ -170,10 +170,9 @@ class Planner:
                     found = search(planner._for_what_is_left(started_s), program, not planners)
             except NothingFitsError as error:
                 bound = error.bound_ns if bound is None else bound
-                if error.is_proven:  # of all schedules, as none was counted
-                    planners = planners[-1:]
-                elif error.nearest is not None:
-                    planners = [p for p in planners[:-1] if p._is_near(error.nearest)] + planners[-1:]
+                # without an answer there is none on other schedules either: the program counts none at first
+                near = error.nearest
+                planners = [p for p in planners[:-1] if near is not None and p._is_near(near)] + planners[-1:]
                 if best is None and not planners:
                     raise
                 continue

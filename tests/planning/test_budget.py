@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -192,3 +193,21 @@ def test_sizes_are_read(text: str, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 1023, 1 << 20, 80 << 30])
 def test_what_is_written_for_people_is_read_back(size: int) -> None:
     assert parse_bytes(format_bytes(size)) == size
+
+
+@pytest.mark.filterwarnings("ignore:the plan is not proven optimal")  # the bound is one for all schedules
+def test_where_a_schedule_holds_too_much_one_that_holds_less_is_taken() -> None:
+    """Eight layers of a MiB: all gradients are one bucket of 25 MiB, two of 4 MiB, and each alone in 1 MiB."""
+    torch.manual_seed(0)
+    model, args = Deep(layers=8, width=512), (torch.randn(8, 512),)
+    options: dict[str, Any] = {"mesh": "dp=4", "hardware": profile_of("slow"), "constraints": "family dp=fsdp"}
+    free = autoshard.plan(model, args, **options, optimizer="sgd", checkpointing="none")
+    graph, policy, before = capture(model, args), optimizer_policy("sgd"), free
+    for bucket, ahead in (("4MiB", False), ("1MiB", False), ("0", True)):
+        leaner = replace(free, bucket_bytes=parse_bytes(bucket), gathers_ahead=ahead)
+        budget = timeline_of(graph, leaner, policy).peak.size_bytes
+        found = autoshard.plan(model, args, **options, optimizer="sgd", checkpointing="none", memory=budget)
+        assert found.memory is not None and found.memory.peak.size_bytes <= budget
+        assert (found.bucket_bytes, found.gathers_ahead) == (leaner.bucket_bytes, leaner.gathers_ahead)
+        assert found.solver.bound_ns <= free.solver.cost_ns <= before.solver.cost_ns <= found.solver.cost_ns
+        before = found
