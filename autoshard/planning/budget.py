@@ -60,8 +60,10 @@ FEWEST_LAYERS = 8
 """How many identical layers there are at least where they may be decided in groups: of four a share says little, and
 the demo under 40 MiB took three times as long.
 """
-ROUNDS = 8
-"""How often a program is solved at most with what the timeline of the answer before had more."""
+ROUNDS, FEWER_ROUNDS = 8, 3
+"""How many answers are looked at, each of a program with what the timeline of the one before had more; the latter in a
+search that is not thorough.
+"""
 BETWEEN = 4
 """Where that finds nothing: how many limits are tried between the least peak and the budget."""
 LEANEST_GAP = 1e-2
@@ -281,11 +283,11 @@ class _Search:
             self.nearest = found.plan
             if not is_near(program.graph, found.plan, self._limit.policy, budget):
                 return None, bound
-        for _ in range(ROUNDS):
-            if found is None:
-                break
-            if found.peak_bytes <= budget:
+        for left in reversed(range(ROUNDS if self._options.is_thorough else FEWER_ROUNDS)):
+            if found is not None and found.peak_bytes <= budget:
                 return found, bound
+            if found is None or not left:
+                break
             self.start = found.assignment
             if found.plan.bucket_bytes:
                 program = with_lives(program, self._limit.policy, schedule(found.plan))
