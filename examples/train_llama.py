@@ -49,7 +49,8 @@ class DroppingBlock(Block):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C)."""
         x = x + self.dropout(self.attention(self.attention_norm(x), cos, sin))
-        return x + self.dropout(self.feed_forward(self.ffn_norm(x)))
+        added: Tensor = self.dropout(self.feed_forward(self.ffn_norm(x)))
+        return x + added
 
 
 def student(dropout: float = DROPOUT) -> tuple[Llama, tuple[Tensor, Tensor]]:
@@ -108,7 +109,8 @@ class Job:
 
 def number(value: Tensor) -> float:
     """A scalar that ranks may hold parts of; all of them call it."""
-    return float(value.detach().full_tensor() if isinstance(value, DTensor) else value.detach())
+    value = value.detach()
+    return float(value.full_tensor() if isinstance(value, DTensor) else value)
 
 
 def train(job: Job, plans: Sequence[autoshard.ShardingPlan], mesh: DeviceMesh, options: argparse.Namespace) -> None:

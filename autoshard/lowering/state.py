@@ -105,7 +105,7 @@ def _sentence(condition: str, line: str) -> str:
 
 
 def _drops_nothing(module: nn.Module) -> bool:
-    return type(module) in _DROPOUTS and module.p == 0.0
+    return isinstance(module, _DROPOUTS) and module.p == 0.0
 
 
 def _trained(model: nn.Module) -> list[bool]:
