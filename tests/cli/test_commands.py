@@ -82,6 +82,7 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
                 "constraints": (),
                 "pins": (),
                 "held_as": None,
+                "evaluation": False,
                 "backend": "auto",
                 "time_limit_s": None,
                 "tie_layers": True,
@@ -104,7 +105,7 @@ def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
     options += (
         "--held-as plan.yaml --memory 80GiB --memory-soft 2.5 --optimizer sgd --micro-batches 4 --bucket 1MiB".split()
     )
-    options += "--param-dtype bfloat16 --reduce-dtype float32".split()
+    options += "--param-dtype bfloat16 --reduce-dtype float32 --evaluation".split()
     pins = ["--pin", "tokens=dp:S(0) tp:R", "--pin", "*.wq.weight=tp:S(0)"]
     result = invoke("plan", "model.py:model", "--mesh", "a=3", "--output", "new.yaml", *options, *pins)
     assert result.exit_code == 0
@@ -114,6 +115,7 @@ def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
     assert (given["backend"], given["time_limit_s"]) == ("highs", 2.5)
     assert (given["memory"], given["memory_soft"], given["optimizer"]) == ("80GiB", 2.5, "sgd")
     assert (given["micro_batches"], given["bucket"], given["held_as"]) == (4, "1MiB", PLAN)
+    assert given["evaluation"] is True
     assert (given["param_dtype"], given["reduce_dtype"]) == ("bfloat16", "float32")
 
 
