@@ -79,8 +79,6 @@ NEAR = 0.05
 """By how much of the budget an answer may exceed it for its schedule to be tried."""
 ADDED = 0.005
 """Or how much its schedule may add to what it holds without one."""
-PART = 0.5
-"""The part of the time left that a search may take which is not thorough."""
 FINE = 100
 """The least nanoseconds that a unit of a soft limit costs: rounding its price changes it by a half of a percent."""
 
@@ -264,18 +262,10 @@ class _Search:
             return limit_s
         return max(LAST_S, part * (limit_s - (time.monotonic() - self._started_s)))
 
-    def _hurry(self) -> None:
-        """Leaves a part of the time to others, where others look on."""
-        left_s = self._left_s(PART)
-        if left_s is not None and not self._options.is_thorough:
-            passed_s = time.monotonic() - self._started_s
-            self._options = replace(self._options, time_limit_s=passed_s + left_s)
-
     def within(self, program: Formulation, budget: int, free: _Found) -> tuple[_Found | None, int | None]:
         """The cheapest answer found whose peak is within the budget, None where there is none or none was found in the
         time given; and a bound for all plans within the budget.
         """
-        self._hurry()
         charges: dict[int, int] = {}
         program, found = self._alike_or_in_groups(program, budget)
         bound, self._proven = self.last.bound, self.last.status is Status.INFEASIBLE
