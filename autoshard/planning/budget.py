@@ -45,7 +45,7 @@ from ..errors import BudgetError, InfeasibleError
 from ..plans import ShardingPlan
 from ..plans.schedule import schedule
 from ..plans.units import format_bytes, format_seconds
-from .decided import as_choices
+from .decided import as_choices, moved
 from .formulation import Formulation
 from .limit import MemoryLimit
 from .lives import uncounted, with_charges, with_lives
@@ -91,7 +91,8 @@ Relaxed = tuple[str, Formulation]
 class SolverOptions:
     """How the program is solved; ``time_limit_s`` is for all attempts together.
 
-    ``start`` is a known assignment of the program without memory. ``explains`` says whether an error of the budget
+    ``start`` is a known assignment of the program without memory, ``known`` the answer of the program with memory
+    on another schedule. ``explains`` says whether an error of the budget
     looks for what would free the most, which takes as long as a plan. A search that ``is_thorough`` does not give up
     where what the timeline has more leaves the program no answer. ``report`` is told of better costs and bounds, from
     any thread.
@@ -103,6 +104,7 @@ class SolverOptions:
     backend: str = "auto"
     time_limit_s: float | None = None
     start: tuple[int, ...] | None = None
+    known: Found | None = None
     explains: bool = True
     is_thorough: bool = True
     report: Callable[[str], None] = lambda said: None
@@ -120,7 +122,7 @@ class NothingFitsError(BudgetError):
         nearest: the program's answer, where it has one, which does not fit on its schedule.
     """
 
-    def __init__(self, message: str, bound_ns: int = 0, nearest: ShardingPlan | None = None) -> None:
+    def __init__(self, message: str, bound_ns: int = 0, nearest: Found | None = None) -> None:
         super().__init__(message)
         self.bound_ns, self.nearest = bound_ns, nearest
 
@@ -178,6 +180,10 @@ def plan_within_budget(
     wide = formulation if wider is None else wider()
     program = with_lives(wide, limit.policy)
     search.start = free.assignment if wider is None else as_choices(wide, formulation, free.assignment.choices)
+    known = None if options.known is None else moved(program, options.known.formulation, options.known.assignment)
+    if known is not None:
+        search.start = known
+        search.weigh(program, known)
     if limit.soft_ms_per_gib is not None:
         price = limit.soft_ms_per_gib
         soft = _soft(program.problem, budget, price)
@@ -188,14 +194,15 @@ def plan_within_budget(
         )
         return search.stated(least, free.solution.bound)
     found, bound = search.within(program, budget, free)
+    bound = max(bound or 0, free.solution.bound or 0)
     if found is None:
         said = search.explanation(relaxed()) + _remedy(options, formulation, wider)
-        raise NothingFitsError(said, bound or 0, search.nearest)
+        raise NothingFitsError(said, bound, search.nearest)
     return search.stated(found, bound)
 
 
 @dataclass(frozen=True, eq=False)
-class _Found:
+class Found:
     """An answer of the solver: the plan it stands for, and what that plan really holds in memory, moment by moment."""
 
     solution: Solution
@@ -205,14 +212,17 @@ class _Found:
 
     @cached_property
     def timeline(self) -> Timeline:
+        """What the plan holds, moment by moment."""
         return timeline_of(self.formulation.graph, self.plan, self.policy)
 
     @property
     def peak_bytes(self) -> int:
+        """What it holds at most."""
         return self.timeline.peak.size_bytes
 
     @property
     def assignment(self) -> Assignment:
+        """Its choices and routes."""
         assert self.solution.choices is not None
         return Assignment(self.solution.choices, self.solution.routes)
 
@@ -228,13 +238,14 @@ class _Search:
         self._started_s = time.monotonic()
         self.last: Solution
         self.start: Assignment | Sequence[int] | None = None  # its fullest moments are the first rows
-        self.leanest: _Found | None = None
+        self.leanest: Found | None = None
+        self._fitting: Found | None = None  # the cheapest
         self._proven = False
-        self.nearest: ShardingPlan | None = None
+        self.nearest: Found | None = None
         self._fullest: list[int] = []  # the steps of the program that leanest is lean at
         self._byte_ns = 0.0  # what a byte costs there
 
-    def solved(self, formulation: Formulation, problem: Problem, part: float = 1.0, **options: Any) -> _Found | None:
+    def solved(self, formulation: Formulation, problem: Problem, part: float = 1.0, **options: Any) -> Found | None:
         """Solves a problem in a part of the time left and writes the answer as a plan; None where there is no answer.
         ``last`` is the solution as the solver gave it.
         """
@@ -250,11 +261,18 @@ class _Search:
             **options,
         )
 
-    def _found(self, formulation: Formulation, solution: Solution) -> _Found:
-        found = _Found(solution, self._write(formulation, solution), formulation, self._limit.policy)
+    def _found(self, formulation: Formulation, solution: Solution) -> Found:
+        found = Found(solution, self._write(formulation, solution), formulation, self._limit.policy)
         if self.leanest is None or found.peak_bytes < self.leanest.peak_bytes:
             self.leanest = found
+        budget = self._limit.allowed_bytes
+        if budget is not None and found.peak_bytes <= budget:
+            self._fitting = min(self._fitting or found, found, key=lambda each: each.cost_ns)
         return found
+
+    def weigh(self, formulation: Formulation, known: Assignment) -> None:
+        """Takes a known assignment for an answer, which comes without a bound."""
+        self._found(formulation, replace(self.last, choices=known.choices, routes=known.routes, bound=None))
 
     def _left_s(self, part: float = 1.0) -> float | None:
         limit_s = self._options.time_limit_s
@@ -262,7 +280,7 @@ class _Search:
             return limit_s
         return max(LAST_S, part * (limit_s - (time.monotonic() - self._started_s)))
 
-    def within(self, program: Formulation, budget: int, free: _Found) -> tuple[_Found | None, int | None]:
+    def within(self, program: Formulation, budget: int, free: Found) -> tuple[Found | None, int | None]:
         """The cheapest answer found whose peak is within the budget, None where there is none or none was found in the
         time given; and a bound for all plans within the budget.
         """
@@ -270,13 +288,11 @@ class _Search:
         program, found = self._alike_or_in_groups(program, budget)
         bound, self._proven = self.last.bound, self.last.status is Status.INFEASIBLE
         if found is not None and found.peak_bytes > budget and not self._options.is_thorough:
-            self.nearest = found.plan
-            if not is_near(program.graph, found.plan, self._limit.policy, budget):
+            self.nearest = found
+            if self._fitting is None and not is_near(program.graph, found.plan, self._limit.policy, budget):
                 return None, bound
         for left in reversed(range(ROUNDS if self._options.is_thorough else FEWER_ROUNDS)):
-            if found is not None and found.peak_bytes <= budget:
-                return found, bound
-            if found is None or not left:
+            if found is None or found.peak_bytes <= budget or not left:
                 break
             self.start = found.assignment
             if found.plan.bucket_bytes:
@@ -284,8 +300,8 @@ class _Search:
             for step, size in uncounted(program, found.assignment, found.timeline).items():
                 charges[step] = max(size, charges.get(step, 0))
             found = self._under(program, budget, charges)
-        if not self._options.is_thorough:
-            return None, bound
+        if self._fitting is not None or not self._options.is_thorough:
+            return self._fitting, bound
         self._look_for_leanest(program, free)
         leanest = self.leanest
         if leanest is None or leanest.peak_bytes > budget:
@@ -293,7 +309,7 @@ class _Search:
         counted = evaluate(program.problem, *leanest.assignment).peak_usage
         return self._between(program, counted, budget, budget, leanest), bound
 
-    def _between(self, program: Formulation, low: int, high: int, budget: int, best: _Found) -> _Found:
+    def _between(self, program: Formulation, low: int, high: int, budget: int, best: Found) -> Found:
         """The cheapest answer found under limits between one whose answer fits and one whose answer does not."""
         for _ in range(BETWEEN):
             limit = (low + high) // 2
@@ -305,7 +321,7 @@ class _Search:
             best = min((best, found), key=lambda each: (each.cost_ns, each.peak_bytes))
         return best
 
-    def _alike_or_in_groups(self, program: Formulation, budget: int) -> tuple[Formulation, _Found | None]:
+    def _alike_or_in_groups(self, program: Formulation, budget: int) -> tuple[Formulation, Found | None]:
         """The answer of a program in which identical layers are decided alike or, where its first relaxation mixes two
         ways to do that and the gap is large, of the program in which they are two groups; and that program.
         """
@@ -323,7 +339,7 @@ class _Search:
             program = program.in_groups(share)
         return program, self._under(program, budget)
 
-    def _under(self, program: Formulation, limit: int, charges: Mapping[int, int] = {}) -> _Found | None:
+    def _under(self, program: Formulation, limit: int, charges: Mapping[int, int] = {}) -> Found | None:
         self._solve_under(with_charges(program, charges), limit, NODES)
         return None if self.last.choices is None else self._found(program, self.last)
 
@@ -331,7 +347,7 @@ class _Search:
         options: dict[str, Any] = {"relative_gap": gap_of(problem), "node_limit": nodes, "explains": False}
         self._solve(replace(problem, usage_limit=limit), SEARCHED, start=self.start, **options)
 
-    def _look_for_leanest(self, program: Formulation, free: _Found) -> None:
+    def _look_for_leanest(self, program: Formulation, free: Found) -> None:
         """Notes answers of ever lower peaks."""
         start = self.start if isinstance(self.start, Assignment) else routed(program.problem, self.start or ())
         assert start is not None
@@ -340,7 +356,7 @@ class _Search:
         for _ in self._leaner(program, self._fullest):
             pass
 
-    def _leaner(self, program: Formulation, steps: list[int]) -> Iterator[_Found]:
+    def _leaner(self, program: Formulation, steps: list[int]) -> Iterator[Found]:
         """Answers of ever lower peaks, from the one on that is lean at some steps; they come without bounds."""
         options: dict[str, Any] = {"relative_gap": LEANEST_GAP, "node_limit": NODES, "explains": False}
         solutions: list[Solution] = []
@@ -354,7 +370,7 @@ class _Search:
             solution = replace(solutions[-1], choices=answer.choices, routes=answer.routes, bound=None)
             yield self._found(program, solution)
 
-    def stated(self, found: _Found, bound: int | None) -> ShardingPlan:
+    def stated(self, found: Found, bound: int | None) -> ShardingPlan:
         """The plan with its memory, and a bound in nanoseconds."""
         cost = found.cost_ns
         solver = found.plan.solver.having(cost, min(cost, bound or 0))
@@ -392,7 +408,7 @@ class _Search:
         in_time = " in the time given" if left_s is not None and left_s <= LAST_S else ""
         return f"no plan was found{in_time} that fits"
 
-    def _frees_most(self, found: _Found, relaxed: Iterable[Relaxed]) -> str:
+    def _frees_most(self, found: Found, relaxed: Iterable[Relaxed]) -> str:
         """A clause on what would help most: another optimizer policy, or a plan without one of the constraints."""
         freed: list[tuple[int, str]] = []
         for name in OPTIMIZERS:
@@ -410,7 +426,7 @@ class _Search:
             )
         return f"{what} would free the most, {format_bytes(most)}"
 
-    def _leanest_of(self, formulation: Formulation) -> _Found | None:
+    def _leanest_of(self, formulation: Formulation) -> Found | None:
         """An answer of another program of the graph that is lean where the leanest one is."""
         program = with_lives(formulation, self._limit.policy)
         return next(self._leaner(program, list(self._fullest)), None)

@@ -7,9 +7,10 @@ the names of those that are, and the same choices and routes are looked up in th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from solver import Routes, Solution
+from solver import Assignment, Routes, Solution, routed
 
 from ..capture import CapturedGraph, Ref, recomputed
 from ..constraints.compile import compile_constraints
@@ -55,6 +56,19 @@ def as_choices(formulation: Formulation, other: Formulation, choices: Sequence[i
         is_again = i in formulation.twice and node.name in again
         found.append(choice + len(formulation.strategies[i]) * is_again)
     return (*found, *choices[len(other.graph.nodes) :])
+
+
+def moved(formulation: Formulation, other: Formulation, answer: Assignment) -> Assignment | None:
+    """The answer of another program of the same choices at other prices, as one of this program; None where identical
+    layers are not all decided alike in it. Where it takes steps that are not offered here, the cheapest way is taken.
+    """
+    if other.groups:
+        return None
+    ways: dict[int, Routes] = {}
+    for k, (before, after, taken) in enumerate(zip(other.networks, formulation.networks, answer.routes, strict=True)):
+        with suppress(KeyError):
+            ways[k] = Routes(_moved(before, after, taken.forward), _moved(before, after, taken.backward))
+    return routed(formulation.problem, answer.choices, given=ways)
 
 
 class _Reader:

@@ -21,7 +21,7 @@ from ..plans import ShardingPlan
 from ..plans.schedule import BUCKET_BYTES, LEAN_BUCKETS_BYTES
 from ..precision import AS_IT_IS, Precision
 from .batch_mixing import why_not_cut
-from .budget import LAST_S, NothingFitsError, SolverOptions, gap_of, is_near, plan_within_budget, said_by
+from .budget import LAST_S, Found, NothingFitsError, SolverOptions, gap_of, is_near, plan_within_budget, said_by
 from .decided import decided
 from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
@@ -145,7 +145,9 @@ class Planner:
             return self._on_any_schedule(formulation, Planner._planned)
 
     def _on_any_schedule(
-        self, formulation: Formulation, search: Callable[[Planner, Formulation, bool], ShardingPlan]
+        self,
+        formulation: Formulation,
+        search: Callable[[Planner, Formulation, bool, Found | None], ShardingPlan],
     ) -> ShardingPlan:
         """The plan on the planner's schedule or, where none is found that fits or its gap is large, the cheapest of it
         and those on schedules that hold less.
@@ -154,31 +156,33 @@ class Planner:
 
         Args:
             search: what a planner finds within the budget for a program of its own; told whether to look for it
-                thoroughly, as no other planner will.
+                thoroughly, as no other planner will, and the answer of a planner before that is nearest to the budget.
         """
         started_s = time.monotonic()
         best: ShardingPlan | None = None
         bound: int | None = None
+        known: Found | None = None
         planners = [self, *self._leaner()]
         while planners:
             planner, *planners = planners
+            is_last = best is None and not planners
             try:
                 if planner is self:
-                    found = search(self, formulation, not planners)
+                    found = search(self, formulation, is_last, None)
                 else:
                     program = planner._formulate(formulation.constraints)
-                    found = search(planner._for_what_is_left(started_s), program, not planners)
+                    found = search(planner._for_what_is_left(started_s), program, is_last, known)
             except NothingFitsError as error:
                 bound = error.bound_ns if bound is None else bound
                 # without an answer there is none on other schedules either: the program counts none at first
-                near = error.nearest
-                planners = [p for p in planners[:-1] if near is not None and p._is_near(near)] + planners[-1:]
+                near = known = error.nearest
+                planners = [p for p in planners[:-1] if near and p._is_near(near.plan)] + planners[-1:]
                 if best is None and not planners:
                     raise
                 continue
             bound = found.solver.bound_ns if bound is None else bound
             best = found if best is None else min(best, found, key=lambda plan: plan.solver.cost_ns)
-            if self._is_good(found, formulation):
+            if self._is_good(found, formulation) or self._left_s(started_s) == 0:
                 break
         assert best is not None
         return replace(best, solver=best.solver.having(best.solver.cost_ns, min(bound or 0, best.solver.cost_ns)))
@@ -199,13 +203,21 @@ class Planner:
 
     def _for_what_is_left(self, started_s: float) -> Planner:
         """The same for the time that is left."""
-        if self.time_limit_s is None:
-            return self
-        return replace(self, time_limit_s=max(LAST_S, self.time_limit_s - (time.monotonic() - started_s)))
+        left_s = self._left_s(started_s)
+        return self if left_s is None else replace(self, time_limit_s=max(LAST_S, left_s))
 
-    def _planned(self, formulation: Formulation, is_last: bool) -> ShardingPlan:
+    def _left_s(self, started_s: float) -> float | None:
+        """Seconds of the time limit that are left, never negative; None where there is no limit."""
+        return None if self.time_limit_s is None else max(0.0, self.time_limit_s - (time.monotonic() - started_s))
+
+    def _planned(self, formulation: Formulation, is_last: bool, known: Found | None) -> ShardingPlan:
         options = SolverOptions(
-            self.backend, self.time_limit_s, explains=is_last, is_thorough=is_last, report=self.report
+            self.backend,
+            self.time_limit_s,
+            known=known,
+            explains=is_last,
+            is_thorough=is_last,
+            report=self.report,
         )
         try:
             return plan_within_budget(
@@ -241,9 +253,9 @@ class Planner:
             solutions.append(solution)
             return self.write(program, solution)
 
-        def search(planner: Planner, program: Formulation, is_last: bool) -> ShardingPlan:
+        def search(planner: Planner, program: Formulation, is_last: bool, known: Found | None) -> ShardingPlan:
             options = SolverOptions(
-                planner.backend, planner.time_limit_s, start, explains=False, is_thorough=is_last, report=self.report
+                planner.backend, planner.time_limit_s, start, known, False, is_thorough=is_last, report=self.report
             )
             wider = planner._wider(program.constraints)
             return plan_within_budget(program, planner.limit, options, write, wider=wider)

@@ -39,6 +39,8 @@ WITHOUT_ANSWER = 4
 """After how many relaxations without an answer one is looked for by prices on memory (`solver.backends.priced`)."""
 RELAXATIONS = 200
 """How many nodes of the tree are searched at most where nobody says; each takes one relaxation."""
+FIRST = 0.5
+"""The part of a time limit that is for relaxations until there is an answer: one may be looked for in the rest."""
 MORE_ROWS = 3
 """How many relaxations with more memory rows do not count as nodes."""
 
@@ -87,6 +89,8 @@ class _Tree:
         self._router = Router()
         self._layouts = _layouts(problem, self._program.first)
         self._open: list[Branch] = []
+        self._has_looked = False
+        self._late_s = (request.seconds_left() or 0.0) * (1 - FIRST)
         self._closed = np.inf  # the least bound of leaves whose cost is not known to be that
 
     @property
@@ -99,13 +103,13 @@ class _Tree:
         branch: Branch | None = Branch(-np.inf, {})
         most = self._request.node_limit or RELAXATIONS
         number = rounds = 0
-        has_looked = False
         while number < most and branch is not None and not self._request.ended():
-            if number == WITHOUT_ANSWER and self._cost is None and not has_looked:
-                has_looked = True
+            if (number == WITHOUT_ANSWER or self._seconds() == 0.0) and self._is_to_look:
                 self._look_for_first()
-            found = self._relaxation.minimise(branch.held, self._request.seconds_left(), self._dearest())
+            found = self._relaxation.minimise(branch.held, self._seconds(), self._dearest())
             if found.x is None and not found.infeasible:
+                if self._is_to_look:
+                    continue
                 break  # the time is over
             if found.x is None or found.bound is None:
                 branch, number = self._next(), number + 1
@@ -127,8 +131,19 @@ class _Tree:
         self._bounded(branch)
         return self._known
 
+    @property
+    def _is_to_look(self) -> bool:
+        """Whether there is no answer, and none was looked for yet."""
+        return self._cost is None and not self._has_looked
+
+    def _seconds(self) -> float | None:
+        """Seconds that a relaxation may take."""
+        left_s = self._request.seconds_left()
+        return left_s if left_s is None or not self._is_to_look else max(0.0, left_s - self._late_s)
+
     def _look_for_first(self) -> None:
         """Looks for an answer by prices on memory, and for the best copies for its strategies."""
+        self._has_looked = True
         start = self._request.start
         if start is None or self._problem.usage_price is not None or evaluate(self._problem, *start).cost >= INFEASIBLE:
             return
