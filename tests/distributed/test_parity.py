@@ -36,7 +36,8 @@ def _axes_that_communicate(plan: ShardingPlan) -> set[str]:
     ("case", "axes"),
     [
         *(("mlp", axes) for axes in ("tp=2", "dp=4", "dp=2,tp=2", "dp=2,tp=4")),
-        *(("llama", axes) for axes in ("dp=2,tp=2", "dp=2,tp=4")),
+        ("llama", "dp=2,tp=2"),
+        ("llama of 1", "dp=2,tp=4"),
         *(("gpt2", axes) for axes in ("dp=4", "dp=2,tp=4")),
     ],
 )

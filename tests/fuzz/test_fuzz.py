@@ -16,7 +16,7 @@ from .batch import Outcome, program_of
 from .campaign import report, run_campaign
 from .mutants import MUTANTS
 
-PROGRAMS, PARTS = 100, 4
+PROGRAMS, PARTS = 64, 4
 FOR_A_MUTANT, AT_A_TIME = 25, 5
 
 
