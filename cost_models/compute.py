@@ -96,7 +96,7 @@ class Compute:
         if kind == "view":
             return (flops + bytes_moved) * 0.0
         dtype = dtype.removeprefix("torch.")
-        compute_s = _busy_s(flops, self._peak(dtype), _of(self.compute_efficiency, kind, dtype))
+        compute_s = _busy_s(flops, self.peak(dtype), _of(self.compute_efficiency, kind, dtype))
         memory_s = _busy_s(bytes_moved, self.memory_bandwidth_bytes_per_s, _of(self.memory_efficiency, kind, dtype))
         if isinstance(compute_s, np.ndarray) or isinstance(memory_s, np.ndarray):
             seconds = np.maximum(compute_s, memory_s)
@@ -114,8 +114,14 @@ class Compute:
             "memory_efficiency": _spelled(self.memory_efficiency),
         }
 
-    def _peak(self, dtype: str) -> float:
-        """Integers, booleans and complex numbers without an entry run at the rate of ``float32``."""
+    def peak(self, dtype: str) -> float:
+        """The peak in flops per second; integers, booleans and complex numbers without one of their own run at that of
+        ``float32``.
+
+        Raises:
+            ProfileError: a dtype without a peak in the profile.
+        """
+        dtype = dtype.removeprefix("torch.")
         if dtype in self.peak_flops_per_s:
             return self.peak_flops_per_s[dtype]
         if dtype in _NO_PEAK_OF_ITS_OWN:

@@ -63,6 +63,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         compute_s=reader.compute_s(),
         communication_s=math.fsum(_runs(entry, graph) * seconds for entry, seconds in communication),
         optimizer_s=reader.optimizer_s(),
+        at_peak_s=formulation.prices.at_peak_s(),
         parameters=(*reader.entries("parameter"), *reader.unused()),
         buffers=tuple(reader.entries("buffer")),
         inputs=tuple(reader.entries("input")),

@@ -30,6 +30,7 @@ from ..micro_batches import is_summed
 from ..ops import has, is_free, known
 from ..plans.schedule import GATHERS, REDUCTIONS, layer_of
 from ..precision import cast_name, reduced_name
+from ..recomputation import first_name
 from ..redistribution import Banned, Step, size_bytes, steps_along
 from ..redistribution.paths import Paths, Steps, cheapest_paths, copied_bytes, layouts_of, single_steps
 from ..strategies import Strategy
@@ -92,6 +93,23 @@ class Prices:
         dtype, itemsize = str(meta.dtype), meta.dtype.itemsize
         held = (math.prod(self._local(meta.shape, layout)) for layout in layouts)
         return np.array([self._policy.step_s(self._profile.compute, dtype, count, itemsize) for count in held])
+
+    def at_peak_s(self) -> float:
+        """Seconds of the step's products, convolutions and attention, shared out evenly, if every rank ran at the peak
+        of the dtype; what is computed again does not count. Over the step's seconds it is the MFU.
+
+        Source: A. Chowdhery et al., PaLM, https://arxiv.org/abs/2204.02311, appendix B; of causal attention, which they
+        count in full, what is computed counts.
+        """
+        return math.fsum(map(self._at_peak_s, self._graph.nodes)) * self._graph.micro_batches / self._mesh.size
+
+    def _at_peak_s(self, node: Node) -> float:
+        if node.kind != "operator" or first_name(node.name) is not None or known(node.op).flops is None:
+            return 0.0
+        inputs = [self._graph.meta(ref).shape for ref in node.inputs]
+        outputs = [meta for meta in node.outputs if meta]
+        flops, _ = _flops(node, inputs, [meta.shape for meta in outputs])
+        return flops / self._profile.compute.peak(str(outputs[0].dtype))
 
     def matrix_s(
         self,

@@ -184,7 +184,8 @@ class ShardingPlan:
     ``precision`` says in which dtypes the step computes and reduces.
     ``compute_s``, ``communication_s`` and ``optimizer_s``, the step of the optimizer whose state is counted, add up to
     the predicted step time. ``optimizer_s`` is None for a plan from before the optimizer's step had a price, ``memory``
-    for one that was written before plans knew of memory.
+    for one that was written before plans knew of memory. ``at_peak_s`` is what the model's products, convolutions and
+    attention take at least, shared out evenly at the peak of the hardware; None where it is not known.
     """
 
     model: str
@@ -205,6 +206,7 @@ class ShardingPlan:
     operators: tuple[OperatorEntry, ...]
     redistributions: tuple[Redistribution, ...]
     optimizer_s: float | None = None
+    at_peak_s: float | None = None
     memory: MemoryOutcome | None = None
     execution: tuple[Execution, ...] = ()
     micro_batches: int = 1
@@ -230,6 +232,11 @@ class ShardingPlan:
     def step_s(self) -> float:
         """The predicted step time in seconds, without the optimizer's step where its price is not known."""
         return self.compute_s + self.communication_s + (self.optimizer_s or 0.0)
+
+    @property
+    def mfu(self) -> float | None:
+        """The predicted share of the hardware's peak that the model's own arithmetic takes; None where not known."""
+        return None if self.at_peak_s is None or not self.step_s > 0 else self.at_peak_s / self.step_s
 
     @property
     def recomputed(self) -> tuple[str, ...]:

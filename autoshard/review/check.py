@@ -193,6 +193,7 @@ def _record(plan: ShardingPlan, now: Priced, planner: Planner) -> Iterator[Findi
         ("compute_s", plan.compute_s, now.plan.compute_s),
         ("communication_s", plan.communication_s, now.plan.communication_s),
         ("optimizer_s", plan.optimizer_s, now.plan.optimizer_s),
+        *([] if plan.at_peak_s is None else [("at_peak_s", plan.at_peak_s, now.plan.at_peak_s)]),
         *((f"the time of {e.name} in ns", e.predicted_ns, times[e.name]) for e in plan.execution),
         ("the order of execution", *_orders(plan.execution, now.plan.execution)),
     ]

@@ -13,7 +13,9 @@ from autoshard.api import plan
 from autoshard.layout import P_SUM, R
 from autoshard.plans import dump_plan, parse_plan
 from autoshard.redistribution import size_bytes, steps_along
+from cost_models import load_profile
 
+from ..distributed.cases import checkpointed, mlp
 from ..models import MLP
 from ..plans_of import Planned, layouts_needed, planned, profile_of
 
@@ -156,3 +158,14 @@ def test_an_unused_parameter_is_whole_on_every_rank() -> None:
     spare = {entry.name: entry.layout for entry in found.parameters if entry.name.startswith("spare")}
     assert spare.keys() == {"spare.weight", "spare.bias"}
     assert all(layout.is_replicated for layout in spare.values())
+
+
+@pytest.mark.parametrize(("axes", "again"), [("dp=2,tp=2", False), ("dp=4", True)])
+def test_the_time_at_the_peak_is_that_of_the_models_products_whatever_the_plan(axes: str, again: bool) -> None:
+    """Two products forward, and backward one for each weight and one for the input of the second."""
+    model, args = checkpointed() if again else mlp(batch=8, width=16, hidden=32)
+    found = plan(model, args, mesh=axes, hardware="dgx-h100", checkpointing="as-marked")
+    assert any("up/" in name for name in found.recomputed) == again
+    peak = load_profile("dgx-h100").compute.peak("float32")
+    assert found.at_peak_s == pytest.approx(5 * 2 * 8 * 16 * 32 / peak / 4)
+    assert found.mfu == pytest.approx(found.at_peak_s / found.step_s)

@@ -121,6 +121,7 @@ def totals_of(execution: Sequence[Execution], moved: Sequence[Redistribution]) -
         "compute_s": compute_ns / 1e9,
         "communication_s": math.fsum(entry.predicted_s for entry in moved),
         "optimizer_s": optimizer_ns / 1e9,
+        "at_peak_s": 0.5 * compute_ns / 1e9,
     }
 
 
@@ -367,6 +368,7 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
         compute_s=sum(entry.predicted_ns for entry in execution) / 1e9 if execution else draw(seconds),
         communication_s=math.fsum(entry.predicted_s for entry in moved),
         optimizer_s=draw(st.none() | seconds),
+        at_peak_s=draw(st.none() | seconds),
         parameters=parameters,
         buffers=buffers,
         inputs=inputs,

@@ -21,10 +21,16 @@ FOLDER = Path(__file__).with_name("golden")
 OLD = FOLDER / "transformer.format-1.yaml"
 
 
+def without_the_news_of_format_8(plan: ShardingPlan) -> ShardingPlan:
+    """The dtypes of the model, and nothing known of the peak."""
+    return replace(plan, at_peak_s=None, precision=AS_IT_IS)
+
+
 def without_the_news_of_format_5(plan: ShardingPlan) -> ShardingPlan:
     """No price of the optimizer's step, no margin of the allocator; no micro-batches, and nothing travels together."""
     memory = plan.memory and replace(plan.memory, allocator_margin=0.0)
-    return costed(replace(plan, optimizer_s=None, memory=memory, bucket_bytes=0, precision=AS_IT_IS))
+    then = without_the_news_of_format_8(plan)
+    return costed(replace(then, optimizer_s=None, memory=memory, bucket_bytes=0))
 
 
 def without_the_news_of_format_4(plan: ShardingPlan) -> ShardingPlan:
@@ -47,7 +53,8 @@ def without_the_news_of_format_2(plan: ShardingPlan) -> ShardingPlan:
     return without_the_news_of_format_3(replace(plan, memory=None, execution=(), redistributions=moved))
 
 
-FORMAT_4 = without_the_news_of_format_5(transformer_plan(4))
+FORMAT_7 = without_the_news_of_format_8(transformer_plan(4))
+FORMAT_4 = without_the_news_of_format_5(FORMAT_7)
 
 
 def as_format_4(plan: ShardingPlan) -> str:
@@ -93,7 +100,7 @@ def test_a_file_that_format_4_wrote_is_read() -> None:
 
 
 def test_a_file_that_format_5_wrote_is_read() -> None:
-    assert read_plan(FOLDER / "transformer.format-5.yaml") == transformer_plan(4)
+    assert read_plan(FOLDER / "transformer.format-5.yaml") == FORMAT_7
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
@@ -164,24 +171,26 @@ def test_a_price_of_the_optimizer_or_a_margin_in_a_file_of_format_4_is_refused(s
 
 
 def test_micro_batches_in_a_file_of_format_5_are_refused() -> None:
-    text = dump_plan(transformer_plan(4)).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 5", 1)
-    assert parse_plan(text) == transformer_plan(4)
+    text = dump_plan(FORMAT_7).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 5", 1)
+    assert parse_plan(text) == FORMAT_7
     with pytest.raises(PlanFileError, match="a plan of format 5 has no section 'micro_batches'"):
         parse_plan(text.replace("\nresult:\n", "\nmicro_batches: 4\nresult:\n", 1))
 
 
 def test_buckets_in_a_file_of_format_6_are_refused() -> None:
-    text = dump_plan(transformer_plan(4)).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 6", 1)
-    assert parse_plan(text) == transformer_plan(4)
+    text = dump_plan(FORMAT_7).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 6", 1)
+    assert parse_plan(text) == FORMAT_7
     with pytest.raises(PlanFileError, match="a plan of format 6 has no section 'bucket_bytes'"):
         parse_plan(text.replace("\nresult:\n", "\nbucket_bytes: 4\nresult:\n", 1))
 
 
-def test_a_precision_in_a_file_of_format_7_is_refused() -> None:
-    text = dump_plan(transformer_plan(4)).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 7", 1)
-    assert parse_plan(text) == transformer_plan(4)
+def test_a_precision_or_a_peak_in_a_file_of_format_7_is_refused() -> None:
+    text = dump_plan(FORMAT_7).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 7", 1)
+    assert parse_plan(text) == FORMAT_7
     with pytest.raises(PlanFileError, match="a plan of format 7 has no section 'param_dtype'"):
         parse_plan(text.replace("\nresult:\n", "\nparam_dtype: bfloat16\nresult:\n", 1))
+    with pytest.raises(PlanFileError, match="a plan of format 7 has no key in result 'at_peak_s'"):
+        parse_plan(text.replace("\nresult:\n", "\nresult:\n  at_peak_s: 0.5\n", 1))
 
 
 def test_every_older_format_has_a_way_to_the_present_one() -> None:

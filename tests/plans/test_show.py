@@ -123,6 +123,7 @@ def test_operators_are_listed_unless_they_follow(strategy: str, listed: bool) ->
 def test_the_summary_adds_up() -> None:
     summary = summarize(transformer_plan(4))
     assert summary.optimizer_s == 42.5e-6
+    assert summary.mfu == pytest.approx(summary.compute_s / 2 / summary.step_s)
     assert summary.step_s == summary.compute_s + summary.communication_s + summary.optimizer_s
     assert summary.parameters == 13
     assert summary.parameter_bytes == 4 * (512 * 256 + 4 * (2 * 256 * 256 + 256))

@@ -98,6 +98,7 @@ def _check(plan: ShardingPlan) -> None:
         ("compute_s", plan.compute_s),
         ("communication_s", plan.communication_s),
         ("optimizer_s", plan.optimizer_s or 0.0),
+        ("at_peak_s", plan.at_peak_s or 0.0),
     ):
         if not math.isfinite(value) or (what != "gap" and not 0 <= value <= MAX_SECONDS):
             raise PlanFileError(f"the plan cannot be written: its {what} is {value}")
@@ -203,6 +204,8 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
     yield f"  communication_s: {number(plan.communication_s)}"
     if plan.optimizer_s is not None:
         yield f"  optimizer_s: {number(plan.optimizer_s)}"
+    if plan.at_peak_s is not None:
+        yield f"  at_peak_s: {number(plan.at_peak_s)}"
 
 
 def _memory(memory: MemoryOutcome) -> Iterator[str]:

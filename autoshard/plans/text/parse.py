@@ -156,6 +156,7 @@ class _Reader:
             compute_s=result.compute_s,
             communication_s=result.communication_s,
             optimizer_s=result.optimizer_s,
+            at_peak_s=result.at_peak_s,
             parameters=tuple(self._tensors("parameters", document.parameters)),
             buffers=tuple(self._tensors("buffers", document.buffers)),
             inputs=tuple(self._tensors("inputs", document.inputs)),

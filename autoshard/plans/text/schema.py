@@ -91,6 +91,10 @@ class ResultSection(_Section):
     optimizer_s: Annotated[
         Seconds | None, Field(description="The step of the optimizer that memory names; absent where not known.")
     ] = None
+    at_peak_s: Annotated[
+        Seconds | None,
+        Field(description="Products, convolutions and attention of the model at the hardware's peak; for the MFU."),
+    ] = None
 
 
 class TensorLine(_Section):

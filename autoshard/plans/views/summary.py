@@ -92,7 +92,7 @@ class PlanSummary:
     ``collectives`` is ordered by phase (forward first), kind and axis. ``parameter_bytes`` is the size of all
     parameters, each counted once; ``parameter_bytes_per_rank`` that of the largest shards, which is what rank 0 holds.
     ``recomputed`` is ordered by time, longest first; ``held`` by what it is, and by bytes, most first.
-    ``optimizer_s`` and ``memory`` are None for a plan from before plans knew of them.
+    ``optimizer_s``, ``mfu`` and ``memory`` are None for a plan from before plans knew of them.
     """
 
     model: str
@@ -110,6 +110,7 @@ class PlanSummary:
     compute_s: float
     communication_s: float
     optimizer_s: float | None
+    mfu: float | None
     parameters: int
     parameter_bytes: int
     parameter_bytes_per_rank: int
@@ -143,6 +144,7 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         compute_s=plan.compute_s,
         communication_s=plan.communication_s,
         optimizer_s=plan.optimizer_s,
+        mfu=plan.mfu,
         parameters=len(plan.parameters),
         parameter_bytes=sum(_size_bytes(entry, entry.shape) for entry in plan.parameters),
         parameter_bytes_per_rank=sum(
