@@ -407,6 +407,5 @@ def compiler_of_trace() -> Callable[..., Any]:
 
 
 def break_graph(why: str) -> None:
-    """Ends the graph that ``torch.compile`` makes at this call; under ``fullgraph=True`` this is an error that says why.
-    """
+    """Ends the graph that ``torch.compile`` makes here; under ``fullgraph=True`` this is an error that says why."""
     torch._dynamo.graph_break(msg=why)

@@ -27,7 +27,9 @@ UNCOMPILED = "a parallel module runs the graphs of its plan as they are here"
 
 
 class _Placed(NamedTuple):
-    """What a tensor is as a DTensor (without ``placements`` it is a plain one), and whether a gradient can get to it."""
+    """A tensor as the caller gets it: a DTensor, or without ``placements`` a plain one; and whether a gradient can
+    get to it.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -154,7 +156,7 @@ def _stand_in(leaf: Any) -> Any:
     return made.requires_grad_(like.requires_grad)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _decided(module: Any, training: bool, grad: bool, args: Any, kwargs: Any) -> str:
     """The name of the way of a call; runs as it is, while dynamo traces."""
     args, kwargs = tree_map(_stand_in, (args, kwargs), is_leaf=_is_described)
