@@ -2,9 +2,9 @@
 
     python benchmarks/compiled.py                    # the small Llama of examples/train_llama.py, 2 ranks
 
-A step is forward, backward and AdamW's. The two take turns; the slowest rank's seconds count, and a ratio is that of two
-steps of one round. Printed are the medians, the median of the ratios with quartiles, and what the first compiled step
-took, which compiles.
+A step is forward, backward and AdamW's. The two take turns; the slowest rank's seconds count, and a ratio is that of
+two steps of one round. Printed are the medians, the median of the ratios with quartiles, and what the first compiled
+step took, which compiles.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import autoshard
 import train_llama

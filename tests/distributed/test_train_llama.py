@@ -65,6 +65,7 @@ def job(ranks: int, *arguments: str, restarts: int = 0) -> Iterator[subprocess.P
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command += ["--max-restarts", str(restarts), "--monitor-interval", "3"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see docs/training.md
     with subprocess.Popen(
         [*command, "examples/train_llama.py", *arguments, "--steps", str(STEPS), "--every", str(EVERY)],
         cwd=ROOT,
@@ -158,7 +159,7 @@ def test_a_rank_is_killed_and_torchrun_starts_again_then_all_are_and_two_ranks_g
     assert len(after) == 4 and not set(after) & set(before), said
     check_alike(first, expected[: EVERY + 1])
     check_alike(again, expected[EVERY : STEPS // 2 + 1])
-    assert "autoshard: rank 0 ends: another rank has ended, hangs or was killed" in said, said
+    assert " ends: another rank has ended, hangs or was killed" in said, said
     with job(2, *planned(tmp_path, example, "dp=2"), *options) as process:
         out, error = process.communicate(timeout=TIMEOUT_S)
     assert not process.returncode, error
