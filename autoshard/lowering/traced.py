@@ -161,7 +161,8 @@ def _decided(module: Any, training: bool, grad: bool, args: Any, kwargs: Any) ->
     """The name of the way of a call; runs as it is, while dynamo traces."""
     args, kwargs = tree_map(_stand_in, (args, kwargs), is_leaf=_is_described)
     try:
-        way = _way(module, grad, args, kwargs)
+        with module._autoshard.failures.telling("the forward"):
+            way = _way(module, grad, args, kwargs)
     except AutoshardError as error:
         way = Way(refusal=str(error))
     name = f"way_{next(_NUMBERS)}"
