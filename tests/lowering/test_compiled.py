@@ -113,8 +113,7 @@ class Overwriting(fx.Interpreter):
         for value in self.made:
             if value.is_floating_point() and value.untyped_storage().data_ptr() not in outside:
                 value.fill_(torch.nan)
-        self.made.clear()
-        self.env.clear()
+        self.made, self.env, self.args_iter = [], {}, iter(())  # holds nothing until it runs again
         return results
 
     def run_node(self, n: fx.Node) -> Any:
