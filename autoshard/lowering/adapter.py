@@ -7,7 +7,7 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -301,18 +301,45 @@ def is_batched(tensor: torch.Tensor) -> bool:
     return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
+class _Watcher(TorchDispatchMode):
+    def __init__(self, seen: list[tuple[Any, tuple[Any, ...], Any]]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled functions run as without it."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if is_collective(func):
+            self._seen.append((func, args, result))
+        return result
+
+
+_WATCHING: list[_Watcher] = []
+
+
 @contextmanager
 def watch(seen: list[tuple[Any, tuple[Any, ...], Any]]) -> Iterator[None]:
     """Appends (operator, arguments, result) of every collective that runs, forward and backward."""
+    with _Watcher(seen) as watcher:
+        _WATCHING.append(watcher)
+        try:
+            yield
+        finally:
+            _WATCHING.remove(watcher)
 
-    class Watcher(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            if is_collective(func):
-                seen.append((func, args, result))
-            return result
 
-    with Watcher():
+@contextmanager
+def watched_inside() -> Iterator[None]:
+    """Inside an operator of autoshard's: :func:`watch` sees what it runs, which torch keeps from a mode that has seen
+    the operator itself.
+    """
+    with ExitStack() as stack:
+        for watcher in _WATCHING:
+            stack.enter_context(watcher)
         yield
 
 
@@ -364,3 +391,21 @@ class StorageWatch(TorchDispatchMode):
 
     def _forget(self, key: int) -> None:
         self.used_bytes -= self._alive.pop(key)[1]
+
+
+def example_of(like: torch.Tensor) -> torch.Tensor:
+    """A tensor for a compiler to look at: shape, strides and device of another one, whose values nobody reads."""
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+
+
+def compiler_of_trace() -> Callable[..., Any]:
+    """The backend of the ``torch.compile`` that dynamo traces for at this moment."""
+    found: Any = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output.compiler_fn
+    while hasattr(found, "_torchdynamo_orig_backend"):  # each torch.compile wraps it anew
+        found = found._torchdynamo_orig_backend
+    return cast(Callable[..., Any], found)
+
+
+def break_graph(why: str) -> None:
+    """Ends the graph that ``torch.compile`` makes here; under ``fullgraph=True`` this is an error that says why."""
+    torch._dynamo.graph_break(msg=why)

@@ -59,6 +59,10 @@ class Failures:
                 if any(is_repeated(said, first) for first in self._before()):
                     print_in_one_line(error, said)
                 raise
+            if not within(STORE_S, self._told_so_far, None):
+                # torchrun ends this process a tenth of a second after the other one: before anybody has answered
+                line = f"rank {self._board.rank} lost another rank in {stood} in {doing}; asking why"
+                print(f"autoshard: {line}", file=sys.stderr, flush=True)
             broken = JobError(self._explained(doing, stood, error))
             print_in_one_line(broken, f"rank {self._board.rank} ends: {broken}")
             raise broken from error
@@ -95,11 +99,14 @@ class Failures:
         why = "no rank could say why" if reasons is not None else "the job's store is gone with it, so none can say why"
         return f"another rank has ended, hangs or was killed; {why}; {here}: {_short(error)}"
 
+    def _told_so_far(self) -> list[str]:
+        return self._told_by(range(1, self._board.count(_FAILURES, 0) + 1))
+
     def _reasons(self) -> list[str]:
         """What ranks said, the first to fail first."""
         deadline_s = time.monotonic() + ASKED_S
         while True:
-            texts = self._told_by(range(1, self._board.count(_FAILURES, 0) + 1))
+            texts = self._told_so_far()
             if texts or time.monotonic() > deadline_s:
                 return texts
             time.sleep(0.05)

@@ -19,12 +19,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import AutoshardError, InputError, PlanMismatchError
 from ..plans import ShardingPlan
-from .adapter import CALL_HOOKS, call_through, rank_in_job
+from .adapter import CALL_HOOKS, break_graph, call_through, rank_in_job
 from .agree import is_same_everywhere
 from .draws import Draws
 from .failure import Failures
 from .served_plan import ServedPlan
 from .shards import agree_on_replicas
+from .traced import UNCOMPILED, along, way_of
 
 _SLOT = "_autoshard"
 
@@ -86,7 +87,7 @@ class Served:
         draws: Draws | None,
     ) -> None:
         self.plans, self.draws = tuple(plans), draws
-        self._mesh, self._failures = mesh, failures
+        self._mesh, self.failures = mesh, failures
         self._was_meta = any(parameter.is_meta for parameter in model.parameters())
         self._model_class = type(model)
         # what the captured step has in it already: hooks of the model itself, a forward that was set on the object
@@ -95,7 +96,7 @@ class Served:
     @property
     def shared(self) -> tuple[Any, ...]:
         """What copies of a module have in common."""
-        return *(value for plan in self.plans for value in plan.shared), self._mesh, self._failures
+        return *(value for plan in self.plans for value in plan.shared), self._mesh, self.failures
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One step's forward on this rank.
@@ -106,15 +107,30 @@ class Served:
                 and hooks that its forward depends on.
             JobError: another rank failed or ended.
         """
-        with self._failures.telling("the forward"):
-            plan, given = self._chosen(module, args, kwargs)
-            held = plan.held()
-            if self._was_meta:
-                agree_on_replicas(module, self._mesh)
-                self._was_meta = False
-            return plan.run(given, held)
+        with self.failures.telling("the forward"):
+            plan, given = self.chosen(module, args, kwargs)
+            self._agree(plan)
+            return plan.run(given, self._held(module, plan))
 
-    def _chosen(
+    def taken(self, module: nn.Module, plan: ServedPlan) -> dict[str, torch.Tensor]:
+        """What a plan takes of the model where the call was chosen before, with the checks of every call.
+
+        Raises:
+            as :meth:`call`.
+        """
+        with self._as_captured(module):
+            plan.check_model()
+        self._agree(plan)
+        return self._held(module, plan)
+
+    def _held(self, module: nn.Module, plan: ServedPlan) -> dict[str, torch.Tensor]:
+        held = plan.held()
+        if self._was_meta:
+            agree_on_replicas(module, self._mesh)
+            self._was_meta = False
+        return held
+
+    def chosen(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[ServedPlan, dict[str, torch.Tensor]]:
         """The plan that a call runs, and the tensors of the call by name: of the plans that were made for it the first;
@@ -135,13 +151,15 @@ class Served:
         if found is None:
             said = "".join(f"\n  {error}" for error in objections)
             raise InputError(f"none of the {len(self.plans)} plans of this module was made for this call:{said}")
-        number = self.plans.index(found[0])
+        return found
+
+    def _agree(self, plan: ServedPlan) -> None:
+        number = self.plans.index(plan)
         if len(self.plans) > 1 and not is_same_everywhere([number], self._mesh):
             raise InputError(
                 f"rank {rank_in_job()} is called with what plan {number + 1} of {len(self.plans)} was made for, other "
                 "ranks with what another one was: give all ranks batches of one shape, in one mode"
             )
-        return found
 
     def _in_turn(self, module: nn.Module) -> Sequence[ServedPlan]:
         """The plans as they are to be tried; of one nothing has to be asked, as every call comes by here."""
@@ -250,16 +268,24 @@ def _class_of(model: nn.Module) -> type:
 def _made(owner: type, has_plan: bool) -> type:
     """The class of parallel modules for a class of models, under the same name."""
 
-    def forward(self: ParallelModule, *args: Any, **kwargs: Any) -> Any:
+    @partial(torch.compiler.disable, reason=UNCOMPILED)
+    def untraced(self: ParallelModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _served(self).call(self, args, kwargs)
 
-    hidden = torch.compiler.disable(forward, reason="a parallel module runs the graphs of its plan")
+    def forward(self: ParallelModule, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            way = way_of(self, args, kwargs)
+            if not way.refusal:
+                return along(way, self, args, kwargs)
+            break_graph(way.refusal)
+        return untraced(self, args, kwargs)
+
     body: dict[str, Any] = {
         "__module__": owner.__module__,
         "__qualname__": owner.__qualname__,
         "__doc__": owner.__doc__,
         # with the signature of the user's, and without the marks that decorators set on it
-        "forward": update_wrapper(hidden, owner.forward, updated=()),  # type: ignore[attr-defined]
+        "forward": update_wrapper(forward, owner.forward, updated=()),  # type: ignore[attr-defined]
     }
     if has_plan:
         body["plan"] = _PlanAttribute()

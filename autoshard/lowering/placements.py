@@ -25,7 +25,7 @@ def as_dtensor(local: torch.Tensor, shape: tuple[int, ...], layout: Layout, mesh
 
 def spec_of(dtype: torch.dtype, shape: tuple[int, ...], layout: Layout, mesh: DeviceMesh) -> DTensorSpec:
     """What the DTensors of one dtype, shape and layout share. It belongs to this mesh, not to an equal one."""
-    return made_spec(mesh, placements_of(layout), torch.Size(shape), _contiguous(shape), dtype)
+    return made_spec(mesh, placements_of(layout), torch.Size(shape), strides_of(shape), dtype)
 
 
 def readable(shard: torch.Tensor) -> torch.Tensor:
@@ -33,6 +33,6 @@ def readable(shard: torch.Tensor) -> torch.Tensor:
     return shard.resolve_conj().resolve_neg().contiguous()
 
 
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a contiguous tensor: 2 x 3 x 4 has 12, 4, 1."""
     return tuple(prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from ..capture import CapturedGraph, SameTensor
 from ..plans import ShardingPlan
@@ -50,12 +50,33 @@ class ServedPlan:
         self._held = HeldTensors(model, plan, mesh)
         self._accumulation = Accumulation(plan, mesh, program)
         self._written = [name for name in program.mutated if name not in graph.replaced]
-        self._draws = draws
+        self.draws = draws
 
     @property
     def has_backward(self) -> bool:
         """Whether the program has one."""
         return self.program.backward is not None
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """For each leaf of the result what it is where no operator makes it."""
+        return self._graph.constants
+
+    @property
+    def structure(self) -> TreeSpec:
+        """How the leaves of the result are put together."""
+        return self._graph.out_spec
+
+    def why_uncompiled(self) -> str:
+        """Why the step cannot stand in a graph that ``torch.compile`` makes; empty where it can."""
+        if self.plan.micro_batches > 1:
+            return (
+                f"a step of this plan is {self.plan.micro_batches} micro-batches, whose gradients the module adds up "
+                "outside of any graph; call it without torch.compile, or plan one micro-batch"
+            )
+        if self._graph.replaced:
+            return f"the forward puts another tensor in the place of {sorted(self._graph.replaced)[0]}; write into it"
+        return ""
 
     @property
     def shared(self) -> tuple[Any, ...]:
@@ -69,9 +90,18 @@ class ServedPlan:
             InputError: it is called from where, or under settings, that a plan is not made for.
             PlanMismatchError: the Python values, modes and hooks that the forward depends on have changed.
         """
+        self.check_model()
+        self._settings.check(Settings.now(self._mesh.device_type))
+
+    def check_model(self) -> None:
+        """:meth:`check_surroundings` without what dynamo checks before it runs what it compiled.
+
+        Raises:
+            InputError: it is called from where a plan is not made for.
+            PlanMismatchError: as there.
+        """
         self.step.check_caller()
         self.state.check()
-        self._settings.check(Settings.now(self._mesh.device_type))
 
     def held(self) -> dict[str, torch.Tensor]:
         """The parameters and buffers that the program takes.
@@ -90,7 +120,7 @@ class ServedPlan:
         """
         self.inputs.refuse_aliases(given, {name: held[name] for name in self._written})
         arguments = {name: held[name] if name in held else given[name] for name in self.program.arguments}
-        with self._draws.forward() if self._draws else nullcontext():
+        with self.draws.forward() if self.draws else nullcontext():
             made, kept = self.step(list(arguments.values()), self._held.replace, self._accumulation)
         leaves: list[Any] = []
         for result, constant in zip(made, self._graph.constants):

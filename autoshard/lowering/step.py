@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
 
 from ..capture import CapturedGraph, SameTensor
 from ..errors import BackwardError, InputError
@@ -92,16 +92,24 @@ class Step:
         Raises:
             InputError: the program has no backward, and one could follow.
         """
-        can_go_back = torch.is_grad_enabled() and any(argument.requires_grad for argument in arguments)
-        if can_go_back and not self._is_captured_with_gradients:
+        kept = Kept() if self.can_go_back(arguments) else None
+        reached = arguments if kept is None else self._reached(arguments)
+        results = _Operation.apply(self, kept, replace, accumulation, *reached)
+        return (results if kept is None else Linked(self._upstream).link(results)), kept
+
+    def can_go_back(self, arguments: Iterable[torch.Tensor]) -> bool:
+        """Whether a backward can follow a forward on these arguments.
+
+        Raises:
+            InputError: it can, and the program has none.
+        """
+        found = torch.is_grad_enabled() and any(argument.requires_grad for argument in arguments)
+        if found and not self._is_captured_with_gradients:
             raise InputError(
                 "the model was captured under torch.no_grad, so its plan has no backward; call it under torch.no_grad, "
                 "or plan and parallelize it outside"
             )
-        kept = Kept() if can_go_back else None
-        reached = arguments if kept is None else self._reached(arguments)
-        results = _Operation.apply(self, kept, replace, accumulation, *reached)
-        return (results if kept is None else Linked(self._upstream).link(results)), kept
+        return found
 
     def _reached(self, arguments: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         """The arguments, cut off where no gradient can reach them: torch would call a hook there with None."""
@@ -131,6 +139,11 @@ class Step:
         if key not in self._specs:
             self._specs[key] = spec_of(shard.dtype, self._entries[name].shape, self._entries[name].layout, self.mesh)
         return dtensor_of(shard, self._specs[key])
+
+    def place(self, name: str) -> tuple[tuple[int, ...], tuple[Placement, ...]]:
+        """The whole shape of a tensor of the plan, and its placements; none where it has no dims."""
+        entry = self._entries[name]
+        return entry.shape, placements_of(entry.layout) if entry.shape else ()
 
     def result(self, index: int, value: torch.Tensor | None) -> torch.Tensor | None:
         """A result as the caller gets it: a DTensor placed as planned, or a plain tensor where it has no dims."""

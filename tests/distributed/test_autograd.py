@@ -16,8 +16,7 @@ from ..lowering.sessions import Model, differences, example, loss_of, outcome_of
 from .harness import run_ranks
 
 PINS = ("x=tp:R", "v=tp:S(1)", "w=tp:S(0)")
-# compiling takes longer than all others together
-SESSIONS = {name: session for name, session in test_backward.PARITY.items() if name != "compiled"}
+SESSIONS = test_backward.PARITY
 
 
 def many_results(m: Any, x: Tensor) -> Any:

@@ -60,10 +60,12 @@ def commanded(folder: Path, *options: str) -> tuple[str, str]:
 
 
 @contextmanager
-def job(ranks: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def job(ranks: int, *arguments: str, restarts: int = 0) -> Iterator[subprocess.Popen[str]]:
     """A job under torchrun; no process of it is left."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command += ["--max-restarts", str(restarts), "--monitor-interval", "3"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see docs/training.md
     with subprocess.Popen(
         [*command, "examples/train_llama.py", *arguments, "--steps", str(STEPS), "--every", str(EVERY)],
         cwd=ROOT,
@@ -82,10 +84,15 @@ def job(ranks: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 def killed(job: subprocess.Popen[str]) -> None:
     """Kills a job that still runs, its ranks first."""
     if job.poll() is None:
-        for rank in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split():
-            os.kill(int(rank), signal.SIGKILL)
+        for rank in ranks_of(job):
+            os.kill(rank, signal.SIGKILL)
         job.kill()
         job.wait(timeout=20)
+
+
+def ranks_of(job: subprocess.Popen[str]) -> list[int]:
+    """The process ids of the ranks that run now, in order."""
+    return [int(rank) for rank in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()]
 
 
 def lines(said: str) -> list[dict[str, Any]]:
@@ -124,23 +131,35 @@ def check_alike(found: Sequence[dict[str, Any]], expected: Sequence[dict[str, An
             assert one[name] == pytest.approx(value, rel=1e-4), (name, one, other)
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint_on_two_ranks_under_another_plan(
+def until(job: subprocess.Popen[str], step: int) -> list[dict[str, Any]]:
+    """What a job says, to the line of a step or to its end."""
+    assert job.stdout is not None
+    said: list[dict[str, Any]] = []
+    for line in job.stdout:
+        said += lines(line)
+        if said and said[-1]["step"] == step:
+            break
+    return said
+
+
+def test_a_rank_is_killed_and_torchrun_starts_again_then_all_are_and_two_ranks_go_on_under_another_plan(
     tmp_path: Path, example: ModuleType
 ) -> None:
     expected = in_one_process(example)
     folder = str(tmp_path / "checkpoints")
     options = ("--no-dropout", "--checkpoints", folder)
-    with job(4, *planned(tmp_path, example, "dp=2,tp=2"), *options) as process:
-        assert process.stdout is not None
-        first = []
-        for line in process.stdout:
-            first += lines(line)
-            if first and first[-1]["step"] == STEPS // 2 + 1:
-                break
+    with job(4, *planned(tmp_path, example, "dp=2,tp=2"), *options, restarts=1) as process:
+        first = until(process, EVERY + 1)
+        before = ranks_of(process)
+        os.kill(before[-1], signal.SIGKILL)
+        again = until(process, STEPS // 2 + 1)
+        after = ranks_of(process)
         killed(process)
         said = "" if process.stderr is None else process.stderr.read()
-    assert len(first) == STEPS // 2 + 1, said
-    check_alike(first, expected[: len(first)])
+    assert len(after) == 4 and not set(after) & set(before), said
+    check_alike(first, expected[: EVERY + 1])
+    check_alike(again, expected[EVERY : STEPS // 2 + 1])
+    assert "autoshard: rank " in said and " lost another rank in " in said, said
     with job(2, *planned(tmp_path, example, "dp=2"), *options) as process:
         out, error = process.communicate(timeout=TIMEOUT_S)
     assert not process.returncode, error

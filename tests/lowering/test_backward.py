@@ -147,7 +147,7 @@ def _copied(m: Any) -> Any:
 
 
 def _compiled(m: nn.Module) -> None:
-    loss_of(torch.compile(m)(example())).backward()
+    loss_of(torch.compile(m, backend="aot_eager", fullgraph=True)(example())).backward()
 
 
 def _scaled(m: nn.Module) -> Any:
