@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from .apply import parallelize
     from .capture import constrain
     from .layout import Layout, format_layout, parse_layout
-    from .lowering import manual_seed, measure_collectives, measure_memory, plan_of, shard_inputs
+    from .lowering import (
+        as_one_process,
+        manual_seed,
+        measure_collectives,
+        measure_memory,
+        plan_of,
+        shard_inputs,
+        weights_on_meta,
+    )
     from .mesh import HybridMesh, Mesh
     from .ops import register_operator
     from .planning.comparison import compare
@@ -32,6 +40,7 @@ _LAZY = {
     "Layout": "autoshard.layout",
     "Mesh": "autoshard.mesh",
     "ShardingPlan": "autoshard.plans",
+    "as_one_process": "autoshard.lowering",
     "auto_parallelize": "autoshard.api",
     "compare": "autoshard.planning.comparison",
     "constrain": "autoshard.capture",
@@ -48,6 +57,7 @@ _LAZY = {
     "plan_of": "autoshard.lowering",
     "register_operator": "autoshard.ops",
     "shard_inputs": "autoshard.lowering",
+    "weights_on_meta": "autoshard.lowering",
     "write_plan": "autoshard.plans",
 }
 
@@ -57,6 +67,7 @@ __all__ = [
     "Layout",
     "Mesh",
     "ShardingPlan",
+    "as_one_process",
     "auto_parallelize",
     "compare",
     "constrain",
@@ -73,6 +84,7 @@ __all__ = [
     "read_plan",
     "register_operator",
     "shard_inputs",
+    "weights_on_meta",
     "write_plan",
 ]
 

@@ -5,12 +5,13 @@ from .board import open_board
 from .draws import Draws, Random, check_random
 from .emitter import in_use, storages
 from .failure import Failures
+from .fill import weights_on_meta
 from .identity import check_same_start, check_same_tensors
 from .inputs import Inputs
 from .local_program import LocalProgram, lower
 from .local_values import Storage
 from .match import check_graph, check_held_alike, check_mesh, check_order, mesh_of
-from .module import ParallelModule, check_class, converted, manual_seed, plan_of
+from .module import ParallelModule, as_one_process, check_class, converted, manual_seed, plan_of
 from .needs import check_redistributions
 from .observe import CollectiveLog, MemoryLog, measure_collectives, measure_memory
 from .rank import Rank
@@ -31,6 +32,7 @@ __all__ = [
     "ServedPlan",
     "Storage",
     "agreed",
+    "as_one_process",
     "bind",
     "check_class",
     "check_graph",
@@ -55,4 +57,5 @@ __all__ = [
     "shard_parameters",
     "storages",
     "verify",
+    "weights_on_meta",
 ]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -48,10 +52,15 @@ def shard_inputs(plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor) -
 
 def local_part(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> torch.Tensor:
     """The block of a whole tensor that the rank at a coordinate holds, as a contiguous tensor of its own."""
+    return block_of(tensor, layout, mesh, coordinate).clone(memory_format=torch.contiguous_format)
+
+
+def block_of(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> torch.Tensor:
+    """The same as a view of the whole."""
     for dim, size in enumerate(tensor.shape):
         start, stop = local_range(size, layout, dim, mesh, coordinate)
         tensor = tensor.narrow(dim, start, stop - start)
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
 
 
 def shard_parameters(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> None:
@@ -89,6 +98,32 @@ def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.detach().to(device, copy=True).contiguous()
 
 
+def cut_state(
+    module: nn.Module, state: Mapping[str, Any], plan: ShardingPlan, mesh: DeviceMesh
+) -> Mapping[str, Any]:
+    """The state of a module, with DTensors in the place of whole plain tensors for what it holds as DTensors."""
+    layouts = {entry.name: entry.layout for entry in plan.parameters}
+    first: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first.setdefault(id(parameter), name)  # tied parameters are in the plan under their first name
+    held = {
+        name: (parameter, layouts[first[id(parameter)]])
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if isinstance(parameter, DTensor) and first[id(parameter)] in layouts
+    }
+    coordinate, made = tuple(mesh.get_coordinate() or ()), OrderedDict(state)
+    for name, tensor in state.items():
+        ours, layout = held.get(name, (None, None))
+        if ours is None or layout is None or not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor):
+            continue
+        if tensor.shape == ours.shape:  # torch names what has another one
+            local = local_part(tensor.detach(), layout, plan.mesh, coordinate).to(device_of(mesh))
+            made[name] = as_dtensor(local, tuple(ours.shape), layout, mesh)
+    if hasattr(state, "_metadata"):
+        made._metadata = state._metadata  # type: ignore[attr-defined]  # versions of modules, which torch keeps there
+    return made
+
+
 def agree_on_replicas(module: nn.Module, mesh: DeviceMesh) -> None:
     """Gives every copy of a shard, and of a buffer, the values of the first copy."""
     for parameter in module.parameters():
@@ -97,7 +132,8 @@ def agree_on_replicas(module: nn.Module, mesh: DeviceMesh) -> None:
             if placement.is_replicate():
                 broadcast_along(parameter.to_local().detach(), mesh, axis)
     for buffer in module.buffers():
-        broadcast(buffer, mesh)
+        if not buffer.is_meta:  # one that no plan reads
+            broadcast(buffer, mesh)
 
 
 def _sharded(
