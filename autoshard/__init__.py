@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .layout import Layout, format_layout, parse_layout
     from .lowering import (
         as_one_process,
+        load_weights,
         manual_seed,
         measure_collectives,
         measure_memory,
@@ -46,6 +47,7 @@ _LAZY = {
     "constrain": "autoshard.capture",
     "dump_plan": "autoshard.plans",
     "format_layout": "autoshard.layout",
+    "load_weights": "autoshard.lowering",
     "manual_seed": "autoshard.lowering",
     "plan": "autoshard.api",
     "measure_collectives": "autoshard.lowering",
@@ -73,6 +75,7 @@ __all__ = [
     "constrain",
     "dump_plan",
     "format_layout",
+    "load_weights",
     "manual_seed",
     "measure_collectives",
     "measure_memory",

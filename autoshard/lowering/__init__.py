@@ -8,6 +8,7 @@ from .failure import Failures
 from .fill import weights_on_meta
 from .identity import check_same_start, check_same_tensors
 from .inputs import Inputs
+from .load import load_weights
 from .local_program import LocalProgram, lower
 from .local_values import Storage
 from .match import check_graph, check_held_alike, check_mesh, check_order, mesh_of
@@ -46,6 +47,7 @@ __all__ = [
     "converted",
     "from_first_rank",
     "in_use",
+    "load_weights",
     "lower",
     "manual_seed",
     "measure_collectives",

@@ -213,6 +213,15 @@ def plan_of(module: nn.Module) -> ShardingPlan:
     return _asked(module).plans[0].plan
 
 
+def mesh_of_module(module: nn.Module) -> DeviceMesh:
+    """The mesh that a module runs on.
+
+    Raises:
+        InputError: it is not one that :func:`autoshard.parallelize` made.
+    """
+    return _asked(module).mesh
+
+
 def manual_seed(module: nn.Module, seed: int, step: int = 0) -> None:
     """Seeds the random numbers (dropout) that a parallel module draws; all ranks call it alike.
 
