@@ -26,7 +26,9 @@ if TYPE_CHECKING:
         measure_collectives,
         measure_memory,
         plan_of,
+        sampler,
         shard_inputs,
+        shard_targets,
         weights_on_meta,
     )
     from .mesh import HybridMesh, Mesh
@@ -58,7 +60,9 @@ _LAZY = {
     "read_plan": "autoshard.plans",
     "plan_of": "autoshard.lowering",
     "register_operator": "autoshard.ops",
+    "sampler": "autoshard.lowering",
     "shard_inputs": "autoshard.lowering",
+    "shard_targets": "autoshard.lowering",
     "weights_on_meta": "autoshard.lowering",
     "write_plan": "autoshard.plans",
 }
@@ -86,7 +90,9 @@ __all__ = [
     "plan_of",
     "read_plan",
     "register_operator",
+    "sampler",
     "shard_inputs",
+    "shard_targets",
     "weights_on_meta",
     "write_plan",
 ]

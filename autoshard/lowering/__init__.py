@@ -1,6 +1,7 @@
 """Lowering: a plan and a captured graph become the module that one rank runs. Needs no solver."""
 
 from .agree import agreed, bind, from_first_rank
+from .batches import sampler, shard_inputs, shard_targets
 from .board import open_board
 from .draws import Draws, Random, check_random
 from .emitter import in_use, storages
@@ -17,7 +18,7 @@ from .needs import check_redistributions
 from .observe import CollectiveLog, MemoryLog, measure_collectives, measure_memory
 from .rank import Rank
 from .served_plan import ServedPlan
-from .shards import shard_inputs, shard_parameters
+from .shards import shard_parameters
 from .verify import verify
 
 __all__ = [
@@ -55,8 +56,10 @@ __all__ = [
     "mesh_of",
     "open_board",
     "plan_of",
+    "sampler",
     "shard_inputs",
     "shard_parameters",
+    "shard_targets",
     "storages",
     "verify",
     "weights_on_meta",

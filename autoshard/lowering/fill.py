@@ -1,9 +1,10 @@
 """Giving a parallel module its first values: those of one process, one parameter at a time.
 
-The initialisation of a model draws numbers and writes into parts of tensors. On DTensors both go wrong in torch: on a CPU
-every shard draws the same numbers, on CUDA others than one process, and what is written into a part (the row of a padding
-index) is lost where that part has to be gathered first. So :func:`as_one_process` lets operators on a parameter work on
-the whole of it, as one process would, and keeps this rank's block as soon as another parameter's turn comes.
+The initialisation of a model draws numbers and writes into parts of tensors. On DTensors both go wrong in torch: on a
+CPU every shard draws the same numbers, on CUDA others than one process, and what is written into a part (the row of a
+padding index) is lost where that part has to be gathered first. So :func:`autoshard.as_one_process` lets operators on a
+parameter work on the whole of it, as one process would, and keeps this rank's block as soon as another parameter's turn
+comes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from ..errors import InputError
+from ..layout import Layout
 from ..plans import ShardingPlan
 from .adapter import broadcast, default_generator, device_of, local_of, memory_of
 from .agree import is_same_everywhere
@@ -80,9 +82,9 @@ def check_filled(tensors: Mapping[str, torch.Tensor]) -> None:
     if found:
         several = f", and so are {len(found) - 1} more ({', '.join(found[1:4])}, ...)" if len(found) > 1 else ""
         raise InputError(
-            f"{found[0]} is empty: to_empty made it, and since then nothing has filled it, or not all of it{several}. Load "
-            "a checkpoint (autoshard.load_weights) or let the model's initialisation fill it; a buffer that only the "
-            "constructor of the model computes has its values where the model is built in autoshard.weights_on_meta()"
+            f"{found[0]} is empty: to_empty made it, and since then nothing has filled it, or not all of it{several}. "
+            "Load a checkpoint (autoshard.load_weights) or let the model's initialisation fill it; a buffer that only "
+            "the constructor of the model computes has its values if the model is built in autoshard.weights_on_meta()"
         )
 
 
@@ -129,7 +131,7 @@ class _Wholes(TorchDispatchMode):
         super().__init__()
         layouts = {entry.name: entry.layout for entry in plan.parameters}
         self._mesh, self._plan, self._device = mesh, plan, device_of(mesh)
-        self._held = {
+        self._held: dict[int, tuple[str, DTensor, Layout]] = {
             memory_of(local_of(parameter)): (name, parameter, layouts[name])
             for name, parameter in module.named_parameters()
             if isinstance(parameter, DTensor) and name in layouts
@@ -176,8 +178,8 @@ class _Wholes(TorchDispatchMode):
         """
         if self._before is not None and not is_same_everywhere([self._digest], self._mesh):
             raise InputError(
-                "the ranks gave the parameters different values; seed generators of your own alike on all ranks, and read "
-                "the same files (the default generators are those of the mesh's first rank here)"
+                "the ranks gave the parameters different values; seed generators of your own alike on all ranks, and "
+                "read the same files (the default generators are those of the mesh's first rank here)"
             )
 
     def give_generators_back(self) -> None:
@@ -195,21 +197,25 @@ class _Wholes(TorchDispatchMode):
                 generator.set_state(broadcast(state.to(self._device, copy=True), self._mesh).cpu())
 
     def _parameter_of(self, leaf: Any) -> int | None:
-        """The parameter that an argument is, or a view of the whole of; none is for any other argument."""
-        if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided or leaf.is_meta:
-            return self._on_meta(leaf) if isinstance(leaf, DTensor) and leaf.is_meta else None
+        """The parameter that an argument is, or a view of the whole of; none is for any other argument.
+
+        Raises:
+            InputError: it is a parameter on the meta device.
+        """
+        if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
+            return None
         memory = memory_of(local_of(leaf))
         if isinstance(leaf, DTensor):
-            return memory if memory in self._held and leaf.shape == self._held[memory][1].shape else None
+            name, parameter, _ = self._held.get(memory, ("", None, None))
+            if parameter is None or leaf.shape != parameter.shape:
+                return None
+            if leaf.is_meta:
+                raise InputError(f"{name} is on the meta device, and cannot be filled; call to_empty(device=...) first")
+            return memory
         for key, whole in self._wholes.items():
             if memory_of(whole) == memory:
                 return key
         return self._again(memory)
-
-    def _on_meta(self, leaf: DTensor) -> None:
-        if memory_of(local_of(leaf)) in self._held:
-            name = self._held[memory_of(local_of(leaf))][0]
-            raise InputError(f"{name} is on the meta device, and cannot be filled; call to_empty(device=...) before")
 
     def _again(self, memory: int) -> int | None:
         """The parameter of a whole that was cut, and of which there is a view; it is not done yet."""
@@ -218,7 +224,9 @@ class _Wholes(TorchDispatchMode):
         if storage is None:
             return None
         parameter = self._held[key][1]
-        self._wholes[key] = torch.empty(0, dtype=parameter.dtype, device=self._device).set_(storage).view(parameter.shape)
+        self._wholes[key] = (
+            torch.empty(0, dtype=parameter.dtype, device=self._device).set_(storage).view(parameter.shape)
+        )
         return key
 
     def _whole(self, key: int, is_written: bool) -> torch.Tensor:
@@ -226,10 +234,10 @@ class _Wholes(TorchDispatchMode):
             if other == key and key not in self._wholes:
                 self._again(memory)
         if key not in self._wholes:
-            parameter = self._held[key][1].detach()
-            self._wholes[key] = (
-                torch.empty(parameter.shape, dtype=parameter.dtype, device=self._device)
-                if is_written
-                else parameter.full_tensor().clone(memory_format=torch.contiguous_format)
-            )
+            _, parameter, _ = self._held[key]
+            if is_written:
+                whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=self._device)
+            else:
+                whole = parameter.full_tensor().detach().clone(memory_format=torch.contiguous_format)
+            self._wholes[key] = whole
         return self._wholes[key]

@@ -45,9 +45,7 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str], *, cast: bool 
         held = _held(module)
         names = [name for each in held for name in each]
         prefix = _prefix(names, files.stored)
-        stored = {
-            name.removeprefix(prefix): entry for name, entry in files.stored.items() if name.startswith(prefix)
-        }
+        stored = {name.removeprefix(prefix): entry for name, entry in files.stored.items() if name.startswith(prefix)}
         if problems := _problems(held, stored, cast):
             raise InputError(f"the weights in {path} do not fit the model: {'; '.join(problems)}")
         if any(tensor.is_meta for tensor in held.values()):

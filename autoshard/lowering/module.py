@@ -59,13 +59,14 @@ class ParallelModule(nn.Module):
         """Nothing: what a class of the user's does with its subclasses (registers them, say) is not for ours."""
 
     def to_empty(self, *, device: Any, recurse: bool = True) -> ParallelModule:
-        """Makes tensors on the meta device real. Others keep their values, unlike with torch's own ``to_empty``: buffers
-        that the constructor computed are lost there.
+        """Makes tensors on the meta device real. Others keep their values, unlike with torch's own ``to_empty``, where
+        buffers that the constructor computed are lost.
         """
-        return self._apply(partial(emptied, device=device), recurse=recurse)
+        self._apply(partial(emptied, device=device), recurse=recurse)
+        return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As a module's: of the model's own state, or of whole plain tensors as one process saves them, which are cut."""
+        """As a module's. Whole plain tensors, as one process saves them, are cut."""
         served = _served(self)
         return super().load_state_dict(cut_state(self, state_dict, plan_of(self), served.mesh), *args, **kwargs)
 
@@ -247,8 +248,8 @@ def as_one_process(module: nn.Module) -> Iterator[None]:
     """Inside, what is done to the parameters of a parallel module gives them the values that one process would have.
 
     Operators work on whole parameters, one at a time, and every rank keeps its block; a rank holds its shards and the
-    largest parameter at most. Random numbers are drawn from the default generators as they are on the mesh's first rank,
-    or from generators that are given, which all ranks seed alike. All ranks do the same inside.
+    largest parameter at most. Random numbers are drawn from the default generators as they are on the mesh's first
+    rank, or from generators that are given, which all ranks seed alike. All ranks do the same inside.
 
     The methods of the model that initialise it (``init_weights``, ``init_states``, ``initialize_weights``,
     ``reset_parameters`` and ``apply``) run so by themselves; this is for functions and loops of the user's own.

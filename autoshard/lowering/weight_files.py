@@ -24,6 +24,10 @@ Blocks = Sequence[tuple[int, int]]
 """``[start, stop)`` of every dim."""
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_ADVICE = (
+    "give the folder or file that holds the weights; what torch.save wrote is loaded by "
+    "module.load_state_dict(torch.load(FILE, mmap=True))"
+)
 _MOST_HEADER = 100_000_000  # bytes, as the format says
 _DTYPES = {
     "F64": torch.float64,
@@ -79,7 +83,7 @@ def weight_files(path: Path) -> WeightFiles:
     if path.name.endswith(".safetensors.index.json"):
         return _Safetensors(_indexed(path))
     if not path.is_dir():
-        raise InputError(f"{path} is no folder of weights and no .safetensors file; {_advice(path)}")
+        raise InputError(f"{path} is no folder of weights and no .safetensors file; {_ADVICE}")
     if (path / ".metadata").is_file():
         return _Saved(path)
     if (path / _INDEX).is_file():
@@ -88,15 +92,8 @@ def weight_files(path: Path) -> WeightFiles:
         return _Safetensors({path / _SINGLE: None})
     found = ", ".join(sorted(each.name for each in path.iterdir())[:5]) or "nothing"
     raise InputError(
-        f"{path} has neither {_SINGLE}, nor {_INDEX}, nor the .metadata of a checkpoint of torch.distributed.checkpoint; "
-        f"there is {found}: {_advice(path)}"
-    )
-
-
-def _advice(path: Path) -> str:
-    return (
-        "give the folder or file that holds them; what torch.save wrote is loaded by "
-        f"module.load_state_dict(torch.load({str(path.with_suffix('.pt'))!r}, mmap=True))"
+        f"{path} has neither {_SINGLE}, nor {_INDEX}, nor the .metadata of torch.distributed.checkpoint; there is "
+        f"{found}: {_ADVICE}"
     )
 
 
@@ -139,7 +136,7 @@ class _Safetensors:
         """A block, read run by run; a run are elements that lie in a row in the file."""
         stored, (path, begins) = self.stored[name], self._places[name]
         made = torch.empty([stop - start for start, stop in blocks], dtype=stored.dtype)
-        into = memoryview(made.view(-1).view(torch.uint8).numpy()) if made.numel() else memoryview(bytearray())
+        into = memoryview(made.view(-1).view(torch.uint8).numpy().data) if made.numel() else memoryview(bytearray())
         strides = [prod(stored.shape[dim + 1 :]) for dim in range(len(stored.shape))]
         cut = [dim for dim, block in enumerate(blocks) if block != (0, stored.shape[dim])]
         # of 4 x 6 cut into columns every row is a run; cut into rows, all of the block is one
