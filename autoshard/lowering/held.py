@@ -78,7 +78,7 @@ class HeldTensors:
             raise _mismatch(
                 place,
                 "is a plain tensor",
-                "load values with the module's load_state_dict, or make them DTensors (torch.distributed.tensor.distribute_tensor)",
+                "use the module's load_state_dict, or make them DTensors (torch.distributed.tensor.distribute_tensor)",
             )
         if tensor.device_mesh != self._mesh or tuple(tensor.placements) != place.placements:
             raise _mismatch(place, f"is placed {tuple(tensor.placements)} on {tensor.device_mesh}", "redistribute it")
