@@ -1,4 +1,4 @@
-"""Each loop under torchrun on four ranks, against a few lines in one process; ``make loops`` installs what they need."""
+"""Each loop under torchrun on four ranks, against a few lines in one process (``make loops``)."""
 
 import os
 import subprocess
@@ -82,8 +82,9 @@ def test_lightning_fabric_and_a_loop_as_of_torchtitan(script: str, axes: tuple[s
 def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
     """With its own clipping, schedule and logging."""
     model, args, kwargs = trainer.small()
-    options = {"mesh": "dp=2,tp=2", "hardware": "cpu-gloo", "baseline": "fsdp+tp"}
-    autoshard.write_plan(autoshard.plan(model, args, kwargs, **options), tmp_path / "plan.yaml")
+    pins = ["input_ids=dp:S(0) tp:R", "labels=dp:S(0) tp:R", "model.layers.*.mlp.up_proj.weight=dp:S(1) tp:S(0)"]
+    plan = autoshard.plan(model, args, kwargs, mesh="dp=2,tp=2", hardware="cpu-gloo", pins=pins)
+    autoshard.write_plan(plan, tmp_path / "plan.yaml")
     found = losses_of("trainer.py", tmp_path / "plan.yaml")
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
