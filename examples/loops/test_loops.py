@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,19 @@ def llama_in_one_process() -> list[float]:
     model, _ = demo()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     given = batches(4, batch=DEMO_BATCH, sequence=DEMO.max_sequence, seed=0)
-    return list(in_one_process(model, optimizer, [lambda model, batch=batch: model(*batch) for batch in given]))
+    return list(in_one_process(model, optimizer, [partial(demo_loss, batch) for batch in given]))
+
+
+def demo_loss(batch: tuple[Tensor, Tensor], model: nn.Module) -> Tensor:
+    """That of the demo."""
+    loss: Tensor = model(*batch)
+    return loss
+
+
+def their_loss(batch: dict[str, Tensor], model: nn.Module) -> Tensor:
+    """That of a model of transformers."""
+    loss: Tensor = model(**batch).loss
+    return loss
 
 
 @pytest.mark.parametrize(
@@ -91,6 +104,6 @@ def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
     falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / trainer.STEPS)
     rows = trainer.Rows()
     loader = DataLoader(rows, trainer.BATCH, sampler=DistributedSampler(rows, 1, 0, seed=42))
-    calls = [lambda model, batch=batch: model(**batch).loss for batch in loader]
+    calls = [partial(their_loss, batch) for batch in loader]
     expected = list(in_one_process(model, optimizer, calls, lambda step: falling.step()))
     assert found == pytest.approx(expected, rel=LIMIT)

@@ -6,6 +6,7 @@ torchrun --nproc-per-node 4 examples/loops/titan.py plan.yaml checkpoints
 
 import os
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -55,6 +56,7 @@ def main() -> None:
         if not first:
             state = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer, options=FLAT)}
             saving = dcp.async_save(state, checkpoint_id=folder)
+            assert isinstance(saving, Future)  # the other kind is for processes of its own
             saving.result()  # before the next save, or the end
     if dist.get_rank() == 0:
         print("losses", *losses, flush=True)
