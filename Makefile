@@ -9,7 +9,7 @@ PIP := $(PY) -m pip install -qq --disable-pip-version-check --no-input -c constr
 # Tried in this order; the first that is new enough and can make a virtual environment is used.
 PYTHON ?= python3.11 python3
 
-.PHONY: setup demo test test-fast lint bench screenshots clean
+.PHONY: setup demo test test-fast loops lint bench screenshots clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -23,6 +23,11 @@ test: $(STAMP)
 # Laws and unit tests, without those that start processes or plan whole models
 test-fast: $(STAMP)
 	$(PY) -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
+
+# Under the loops of other libraries, which it installs: transformers and accelerate, lightning
+loops: $(STAMP)
+	@$(PIP) --no-build-isolation --editable '.[loops]'
+	$(PY) -m pytest -n 0 --timeout 600 -W default examples/loops $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

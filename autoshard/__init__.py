@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from .apply import parallelize
     from .capture import constrain
     from .layout import Layout, format_layout, parse_layout
-    from .lowering import manual_seed, measure_collectives, measure_memory, plan_of, shard_inputs
+    from .lowering import (
+        as_one_process,
+        load_weights,
+        manual_seed,
+        measure_collectives,
+        measure_memory,
+        plan_of,
+        sampler,
+        shard_inputs,
+        shard_targets,
+        weights_on_meta,
+    )
     from .mesh import HybridMesh, Mesh
     from .ops import register_operator
     from .planning.comparison import compare
@@ -32,11 +43,13 @@ _LAZY = {
     "Layout": "autoshard.layout",
     "Mesh": "autoshard.mesh",
     "ShardingPlan": "autoshard.plans",
+    "as_one_process": "autoshard.lowering",
     "auto_parallelize": "autoshard.api",
     "compare": "autoshard.planning.comparison",
     "constrain": "autoshard.capture",
     "dump_plan": "autoshard.plans",
     "format_layout": "autoshard.layout",
+    "load_weights": "autoshard.lowering",
     "manual_seed": "autoshard.lowering",
     "plan": "autoshard.api",
     "measure_collectives": "autoshard.lowering",
@@ -47,7 +60,10 @@ _LAZY = {
     "read_plan": "autoshard.plans",
     "plan_of": "autoshard.lowering",
     "register_operator": "autoshard.ops",
+    "sampler": "autoshard.lowering",
     "shard_inputs": "autoshard.lowering",
+    "shard_targets": "autoshard.lowering",
+    "weights_on_meta": "autoshard.lowering",
     "write_plan": "autoshard.plans",
 }
 
@@ -57,11 +73,13 @@ __all__ = [
     "Layout",
     "Mesh",
     "ShardingPlan",
+    "as_one_process",
     "auto_parallelize",
     "compare",
     "constrain",
     "dump_plan",
     "format_layout",
+    "load_weights",
     "manual_seed",
     "measure_collectives",
     "measure_memory",
@@ -72,7 +90,10 @@ __all__ = [
     "plan_of",
     "read_plan",
     "register_operator",
+    "sampler",
     "shard_inputs",
+    "shard_targets",
+    "weights_on_meta",
     "write_plan",
 ]
 

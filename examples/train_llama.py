@@ -85,6 +85,8 @@ class Job:
             return
         model, optimizer = get_state_dict(self.model, self.optimizer)
         made = self._folder / f"unfinished-{step:06}"
+        if dist.get_rank() == 0:
+            shutil.rmtree(made, ignore_errors=True)  # of a job that was killed
         dcp.save({"model": model, "optimizer": optimizer, "warm_up": self.warm_up.state_dict()}, checkpoint_id=made)
         if dist.get_rank() == 0:
             shutil.rmtree(self._place(step), ignore_errors=True)

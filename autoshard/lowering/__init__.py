@@ -1,21 +1,24 @@
 """Lowering: a plan and a captured graph become the module that one rank runs. Needs no solver."""
 
 from .agree import agreed, bind, from_first_rank
+from .batches import sampler, shard_inputs, shard_targets
 from .board import open_board
 from .draws import Draws, Random, check_random
 from .emitter import in_use, storages
 from .failure import Failures
+from .fill import weights_on_meta
 from .identity import check_same_start, check_same_tensors
 from .inputs import Inputs
+from .load import load_weights
 from .local_program import LocalProgram, lower
 from .local_values import Storage
 from .match import check_graph, check_held_alike, check_mesh, check_order, mesh_of
-from .module import ParallelModule, check_class, converted, manual_seed, plan_of
+from .module import ParallelModule, as_one_process, check_class, converted, manual_seed, plan_of
 from .needs import check_redistributions
 from .observe import CollectiveLog, MemoryLog, measure_collectives, measure_memory
 from .rank import Rank
 from .served_plan import ServedPlan
-from .shards import shard_inputs, shard_parameters
+from .shards import shard_parameters
 from .verify import verify
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "ServedPlan",
     "Storage",
     "agreed",
+    "as_one_process",
     "bind",
     "check_class",
     "check_graph",
@@ -44,6 +48,7 @@ __all__ = [
     "converted",
     "from_first_rank",
     "in_use",
+    "load_weights",
     "lower",
     "manual_seed",
     "measure_collectives",
@@ -51,8 +56,11 @@ __all__ = [
     "mesh_of",
     "open_board",
     "plan_of",
+    "sampler",
     "shard_inputs",
     "shard_parameters",
+    "shard_targets",
     "storages",
     "verify",
+    "weights_on_meta",
 ]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -124,6 +126,28 @@ def dtensor_of(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The shard of a DTensor, to which no gradient goes back; a plain tensor as it is."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def saved_tensors(folder: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of every tensor in a folder of ``torch.distributed.checkpoint``."""
+    import torch.distributed.checkpoint as dcp  # slow to load, and few need it
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    found = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    return {
+        name: (tuple(entry.size), entry.properties.dtype)
+        for name, entry in found.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def read_shards(folder: Path, state: dict[str, Any]) -> None:
+    """Fills tensors, shards of DTensors above all, from such a folder; other ranks need not call it."""
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of being alone
+        dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
 
 
 def memory_of(tensor: torch.Tensor) -> int:

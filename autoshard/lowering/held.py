@@ -1,7 +1,7 @@
 """The parameters and buffers of a parallel module, checked whenever they are read.
 
-After the module was made, its user can convert it (``module.to(torch.bfloat16)``), replace tensors
-(``load_state_dict(assign=True)``), or begin to train what was frozen. The local program knows nothing of that.
+After the module was made, its user can convert it (``module.to(torch.bfloat16)``), replace tensors, or begin to train
+what was frozen. The local program knows nothing of that.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class HeldTensors:
             raise _mismatch(
                 place,
                 "is a plain tensor",
-                "load values without assign=True, or make them DTensors (torch.distributed.tensor.distribute_tensor)",
+                "use the module's load_state_dict, or make them DTensors (torch.distributed.tensor.distribute_tensor)",
             )
         if tensor.device_mesh != self._mesh or tuple(tensor.placements) != place.placements:
             raise _mismatch(place, f"is placed {tuple(tensor.placements)} on {tensor.device_mesh}", "redistribute it")

@@ -6,10 +6,11 @@ and copying are others. What autoshard keeps stands in one attribute, ``_autosha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import cache, partial, update_wrapper
+from functools import cache, partial, update_wrapper, wraps
+from itertools import chain
 from types import new_class
 from typing import Any, NoReturn
 
@@ -23,11 +24,15 @@ from .adapter import CALL_HOOKS, break_graph, call_through, rank_in_job
 from .agree import is_same_everywhere
 from .draws import Draws
 from .failure import Failures
+from .fill import as_one_process_on, check_filled, emptied
 from .served_plan import ServedPlan
-from .shards import agree_on_replicas
+from .shards import agree_on_replicas, cut_state
 from .traced import UNCOMPILED, along, way_of
 
 _SLOT = "_autoshard"
+
+INITIALISERS = ("init_weights", "init_states", "initialize_weights", "reset_parameters", "apply")
+"""Methods by which models give themselves their first values, as torch, torchtitan and Hugging Face name them."""
 
 
 class ParallelModule(nn.Module):
@@ -43,8 +48,9 @@ class ParallelModule(nn.Module):
     Where the plan has several micro-batches, a call is one of them, and so many backwards make a step: gradients are
     complete after the last one (:mod:`autoshard.lowering.accumulation`).
 
-    A model that was on the meta device is filled after it was made; its first forward then gives all copies of a shard
-    the values of the first copy, as random initialisation may have filled them differently.
+    A model that was on the meta device is filled after it was made: with :func:`autoshard.load_weights`, or by its own
+    initialisation, which runs as :func:`as_one_process` says if it has one of the usual names (``INITIALISERS``). Its
+    first forward checks that nothing was forgotten, and gives all copies of a shard the values of the first copy.
     """
 
     # A call of a class of the user's own is part of what was captured, and must not run again around it.
@@ -52,6 +58,18 @@ class ParallelModule(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Nothing: what a class of the user's does with its subclasses (registers them, say) is not for ours."""
+
+    def to_empty(self, *, device: Any, recurse: bool = True) -> ParallelModule:
+        """Makes tensors on the meta device real. Others keep their values, unlike with torch's own ``to_empty``, where
+        buffers that the constructor computed are lost.
+        """
+        self._apply(partial(emptied, device=device), recurse=recurse)
+        return self
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As a module's. Whole plain tensors, as one process saves them, are cut."""
+        served = _served(self)
+        return super().load_state_dict(cut_state(self, state_dict, plan_of(self), served.mesh), *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
         """A module with tensors of its own that runs the same program on the same mesh.
@@ -87,8 +105,8 @@ class Served:
         draws: Draws | None,
     ) -> None:
         self.plans, self.draws = tuple(plans), draws
-        self._mesh, self.failures = mesh, failures
-        self._was_meta = any(parameter.is_meta for parameter in model.parameters())
+        self.mesh, self.failures = mesh, failures
+        self._was_meta = any(tensor.is_meta for tensor in chain(model.parameters(), model.buffers()))
         self._model_class = type(model)
         # what the captured step has in it already: hooks of the model itself, a forward that was set on the object
         self._captured = {name: model.__dict__.get(name) for name in (*CALL_HOOKS, "forward")}
@@ -96,7 +114,7 @@ class Served:
     @property
     def shared(self) -> tuple[Any, ...]:
         """What copies of a module have in common."""
-        return *(value for plan in self.plans for value in plan.shared), self._mesh, self.failures
+        return *(value for plan in self.plans for value in plan.shared), self.mesh, self.failures
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One step's forward on this rank.
@@ -126,7 +144,8 @@ class Served:
     def _held(self, module: nn.Module, plan: ServedPlan) -> dict[str, torch.Tensor]:
         held = plan.held()
         if self._was_meta:
-            agree_on_replicas(module, self._mesh)
+            check_filled(held)
+            agree_on_replicas(module, self.mesh)
             self._was_meta = False
         return held
 
@@ -155,7 +174,7 @@ class Served:
 
     def _agree(self, plan: ServedPlan) -> None:
         number = self.plans.index(plan)
-        if len(self.plans) > 1 and not is_same_everywhere([number], self._mesh):
+        if len(self.plans) > 1 and not is_same_everywhere([number], self.mesh):
             raise InputError(
                 f"rank {rank_in_job()} is called with what plan {number + 1} of {len(self.plans)} was made for, other "
                 "ranks with what another one was: give all ranks batches of one shape, in one mode"
@@ -213,6 +232,15 @@ def plan_of(module: nn.Module) -> ShardingPlan:
     return _asked(module).plans[0].plan
 
 
+def mesh_of_module(module: nn.Module) -> DeviceMesh:
+    """The mesh that a module runs on.
+
+    Raises:
+        InputError: it is not one that :func:`autoshard.parallelize` made.
+    """
+    return _asked(module).mesh
+
+
 def manual_seed(module: nn.Module, seed: int, step: int = 0) -> None:
     """Seeds the random numbers (dropout) that a parallel module draws; all ranks call it alike.
 
@@ -231,6 +259,25 @@ def manual_seed(module: nn.Module, seed: int, step: int = 0) -> None:
     draws = _asked(module).draws
     if draws is not None:
         draws.seed(seed, step)
+
+
+@contextmanager
+def as_one_process(module: nn.Module) -> Iterator[None]:
+    """Inside, what is done to the parameters of a parallel module gives them the values that one process would have.
+
+    Operators work on whole parameters, one at a time, and every rank keeps its block; a rank holds its shards and the
+    largest parameter at most. Random numbers are drawn from the default generators as they are on the mesh's first
+    rank, or from generators that are given, which all ranks seed alike. All ranks do the same inside.
+
+    The methods of the model that initialise it (``init_weights``, ``init_states``, ``initialize_weights``,
+    ``reset_parameters`` and ``apply``) run so by themselves; this is for functions and loops of the user's own.
+
+    Raises:
+        InputError: no plan runs in the module, a parameter is on the meta device still, or ranks give different values.
+    """
+    served = _asked(module)
+    with as_one_process_on(module, served.plans[0].plan, served.mesh):
+        yield
 
 
 def _asked(module: nn.Module) -> Served:
@@ -287,9 +334,19 @@ def _made(owner: type, has_plan: bool) -> type:
         # with the signature of the user's, and without the marks that decorators set on it
         "forward": update_wrapper(forward, owner.forward, updated=()),  # type: ignore[attr-defined]
     }
+    body |= {name: _initialising(getattr(owner, name)) for name in INITIALISERS if callable(getattr(owner, name, None))}
     if has_plan:
         body["plan"] = _PlanAttribute()
     return new_class(owner.__name__, (ParallelModule, owner), exec_body=lambda namespace: namespace.update(body))
+
+
+def _initialising(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def run(self: ParallelModule, *args: Any, **kwargs: Any) -> Any:
+        with as_one_process(self):
+            return method(self, *args, **kwargs)
+
+    return run
 
 
 def _unfit(model: nn.Module, error: TypeError) -> InputError:

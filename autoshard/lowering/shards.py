@@ -1,6 +1,10 @@
-"""From whole tensors to this rank's shards: parameters once, inputs at every step."""
+"""From whole parameters to this rank's shards, once, and the copies of a shard made alike."""
 
 from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,46 +16,21 @@ from ..layout import Layout, local_range, local_shape
 from ..mesh import Mesh
 from ..plans import ShardingPlan
 from .adapter import broadcast, broadcast_along, device_of
-from .match import check_mesh
 from .placements import as_dtensor
 from .taken import mark_taken
 
 
-def shard_inputs(plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Cuts a full batch into this rank's shards, on this rank's device.
-
-    Args:
-        tensors: one full tensor for each of ``plan.inputs``, in that order.
-
-    Raises:
-        InputError: another number of tensors, or one of another shape than the plan's.
-        PlanMismatchError: the plan was made for another mesh.
-    """
-    check_mesh(plan, mesh)
-    if len(tensors) != len(plan.inputs):
-        names = ", ".join(entry.name for entry in plan.inputs)
-        raise InputError(f"the plan has {len(plan.inputs)} inputs ({names}); {len(tensors)} tensors were given")
-    coordinate = tuple(mesh.get_coordinate() or ())
-    for entry, tensor in zip(plan.inputs, tensors):
-        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor):
-            raise InputError(f"{entry.name} is a {type(tensor).__name__}; shard_inputs cuts plain tensors")
-        if tuple(tensor.shape) != entry.shape:
-            raise InputError(
-                f"{entry.name} has shape {list(tensor.shape)}; shard_inputs cuts the full batch, {list(entry.shape)}"
-            )
-    device = device_of(mesh)
-    return tuple(
-        local_part(tensor, entry.layout, plan.mesh, coordinate).to(device)
-        for entry, tensor in zip(plan.inputs, tensors)
-    )
-
-
 def local_part(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> torch.Tensor:
     """The block of a whole tensor that the rank at a coordinate holds, as a contiguous tensor of its own."""
+    return block_of(tensor, layout, mesh, coordinate).clone(memory_format=torch.contiguous_format)
+
+
+def block_of(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> torch.Tensor:
+    """The same as a view of the whole."""
     for dim, size in enumerate(tensor.shape):
         start, stop = local_range(size, layout, dim, mesh, coordinate)
         tensor = tensor.narrow(dim, start, stop - start)
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
 
 
 def shard_parameters(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> None:
@@ -89,6 +68,34 @@ def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.detach().to(device, copy=True).contiguous()
 
 
+def cut_state(module: nn.Module, state: Mapping[str, Any], plan: ShardingPlan, mesh: DeviceMesh) -> Mapping[str, Any]:
+    """The state of a module, with DTensors in the place of whole plain tensors for what it holds as DTensors."""
+    layouts = {entry.name: entry.layout for entry in plan.parameters}
+    first: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first.setdefault(id(parameter), name)  # tied parameters are in the plan under their first name
+    held = {
+        name: (parameter, layouts[first[id(parameter)]])
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if isinstance(parameter, DTensor) and first[id(parameter)] in layouts
+    }
+    coordinate, made = tuple(mesh.get_coordinate() or ()), OrderedDict(state)
+    tied: dict[tuple[int, int], DTensor] = {}
+    for name, tensor in state.items():
+        ours, layout = held.get(name, (None, None))
+        if ours is None or layout is None or not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor):
+            continue
+        if tensor.shape == ours.shape:  # torch names what has another one
+            key = id(ours), tensor.data_ptr()
+            if key not in tied:
+                local = local_part(tensor.detach(), layout, plan.mesh, coordinate).to(device_of(mesh))
+                tied[key] = as_dtensor(local, tuple(ours.shape), layout, mesh)
+            made[name] = tied[key]
+    if hasattr(state, "_metadata"):
+        made._metadata = state._metadata  # type: ignore[attr-defined]  # versions of modules, which torch keeps there
+    return made
+
+
 def agree_on_replicas(module: nn.Module, mesh: DeviceMesh) -> None:
     """Gives every copy of a shard, and of a buffer, the values of the first copy."""
     for parameter in module.parameters():
@@ -97,7 +104,8 @@ def agree_on_replicas(module: nn.Module, mesh: DeviceMesh) -> None:
             if placement.is_replicate():
                 broadcast_along(parameter.to_local().detach(), mesh, axis)
     for buffer in module.buffers():
-        broadcast(buffer, mesh)
+        if not buffer.is_meta:  # one that no plan reads
+            broadcast(buffer, mesh)
 
 
 def _sharded(

@@ -70,7 +70,7 @@ def test_wrong_calls_name_what_is_wrong_and_the_remedy(plan: ShardingPlan):
             "missing": "missing a required argument: 'target'; the plan was made for the tensors x, target",
             "placed otherwise": "redistribute it first",
             "wants gradient": "detach",
-            "shard_inputs of shards": "shard_inputs cuts the full batch, [7, 9]",
+            "shard_inputs of shards": "the full batch is [7, 9]",
             "shard_inputs of one": "the plan has 2 inputs (x, target); 1 tensors were given",
         }.items():
             assert text in errors[what][1], errors[what]

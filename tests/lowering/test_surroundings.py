@@ -125,7 +125,7 @@ def test_autocast_of_another_device_is_refused_where_nothing_would_see_it() -> N
 
 
 def _assigned(m: nn.Module) -> Any:
-    return m.load_state_dict({name: full(value).clone() for name, value in m.state_dict().items()}, assign=True)
+    return m._parameters.__setitem__("w", nn.Parameter(full(m.w).detach().clone()))
 
 
 def _placed_otherwise(m: Any) -> None:

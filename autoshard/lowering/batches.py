@@ -1,0 +1,146 @@
+"""From a batch to this rank's shards: who reads which samples, and how inputs and targets are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils.data import Dataset, DistributedSampler
+
+from ..errors import InputError
+from ..layout import Layout, R, S, local_range
+from ..plans import ShardingPlan, TensorEntry
+from .adapter import device_of
+from .match import check_mesh
+from .placements import as_dtensor
+
+
+def shard_inputs(plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Cuts a full batch, or what this rank has read of one, into this rank's shards, on this rank's device.
+
+    Args:
+        tensors: one for each of ``plan.inputs``, in that order: the full tensor, equal on all ranks, or the samples
+            that a loader with :func:`autoshard.sampler` reads on this rank.
+
+    Raises:
+        InputError: another number of tensors, or one of another shape than the plan's.
+        PlanMismatchError: the plan was made for another mesh.
+    """
+    check_mesh(plan, mesh)
+    if len(tensors) != len(plan.inputs):
+        names = ", ".join(entry.name for entry in plan.inputs)
+        raise InputError(f"the plan has {len(plan.inputs)} inputs ({names}); {len(tensors)} tensors were given")
+    part = _Part(plan, mesh)
+    return tuple(part.cut(entry, tensor) for entry, tensor in zip(plan.inputs, tensors))
+
+
+def sampler(plan: ShardingPlan, mesh: DeviceMesh, dataset: Dataset[Any], **options: Any) -> DistributedSampler[Any]:
+    """Which samples this rank reads: ranks that hold the same part of a batch read the same ones, others others.
+
+    A loader with it reads ``batch // sampler.num_replicas`` samples at once; :func:`shard_inputs` takes what it reads.
+    Together the ranks read the samples of a batch that one process would read, in another order. Where the plan cuts no
+    batch, or cuts it unevenly or not for all inputs and results that have one, ranks read all of it.
+
+    Args:
+        plan: its inputs say how a batch is cut. The batch is dim 0 of the first input that has dims.
+        options: those of ``torch.utils.data.DistributedSampler``: ``shuffle``, ``seed``, ``drop_last``.
+
+    Raises:
+        InputError: the data set has no length.
+        PlanMismatchError: the plan was made for another mesh.
+    """
+    check_mesh(plan, mesh)
+    if not isinstance(dataset, Sized):
+        raise InputError(
+            f"{type(dataset).__name__} has no length, and cannot be sampled; let it yield every sample whose number "
+            "modulo sampler.num_replicas is sampler.rank, those of a sampler for any data set that has one"
+        )
+    part = _Part(plan, mesh)
+    return DistributedSampler(dataset, part.count, part.index, **options)
+
+
+def shard_targets(
+    plan: ShardingPlan, mesh: DeviceMesh, result: torch.Tensor, *targets: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Cuts plain tensors as a result of the module is cut, for a loss that is computed outside of the model.
+
+    Args:
+        result: a DTensor that the module returned.
+        targets: plain tensors whose dims are the first dims of the result: full ones, equal on all ranks, or of the
+            samples that a loader with :func:`autoshard.sampler` reads on this rank.
+
+    Returns:
+        DTensors that torch's losses take beside the result. Where the result is plain, so that nothing is cut, the
+        targets on this rank's device.
+
+    Raises:
+        InputError: a target has other dims than the result, or is this rank's part of a batch of which the result has
+            more.
+    """
+    check_mesh(plan, mesh)
+    if not isinstance(result, DTensor):
+        return tuple(target.to(device_of(mesh)) for target in targets)
+    made, part = [], _Part(plan, mesh)
+    for number, target in enumerate(targets):
+        kept = [p.dim if p.is_shard() and p.dim < target.ndim else None for p in result.placements]  # type: ignore[attr-defined]
+        layout = Layout(tuple(R if dim is None else S(dim) for dim in kept))
+        shape = tuple(result.shape[: target.ndim])
+        entry = TensorEntry(f"target {number + 1}", shape, str(target.dtype).removeprefix("torch."), layout)
+        made.append(as_dtensor(part.cut(entry, target), shape, layout, mesh))
+    return tuple(made)
+
+
+class _Part:
+    """The part of a batch that this rank reads.
+
+    Where all inputs and results that have the batch cut it over ``dp``, each rank along it reads a part of its own.
+    Axes count in mesh order, as the later ones cut the blocks of the earlier ones, up to the first that cuts some of
+    these only, or unevenly.
+
+    Attributes:
+        count, index: how many parts there are, and which one is this rank's.
+    """
+
+    def __init__(self, plan: ShardingPlan, mesh: DeviceMesh) -> None:
+        self._mesh, self._device = plan.mesh, device_of(mesh)
+        self._coordinate = tuple(mesh.get_coordinate() or ())
+        self._size = next((entry.shape[0] for entry in plan.inputs if entry.shape), 1)
+        entries = (*plan.inputs, *plan.outputs)
+        layouts = [entry.layout for entry in entries if entry.shape[:1] == (self._size,)]
+        self.count, self.index = 1, 0
+        for axis, ranks in enumerate(plan.mesh.shape):
+            cutting = {axis in layout.axes_of(0) for layout in layouts}
+            if len(cutting) > 1 or (True in cutting and self._size % (self.count * ranks)):
+                break
+            if True in cutting:
+                self.count, self.index = self.count * ranks, self.index * ranks + self._coordinate[axis]
+
+    def cut(self, entry: TensorEntry, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's shard of a full tensor, or of this rank's part of it, in memory of its own."""
+        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor):
+            raise InputError(f"{entry.name} is a {type(tensor).__name__}; only plain tensors are cut")
+        begins = self._begins(entry, tensor)
+        for dim, size in enumerate(entry.shape):
+            start, stop = local_range(size, entry.layout, dim, self._mesh, self._coordinate)
+            begin = begins if dim == 0 else 0
+            if start < begin or stop - begin > tensor.shape[dim]:
+                raise InputError(
+                    f"{entry.name} is the part of a batch that this rank read, {list(tensor.shape)} of "
+                    f"{list(entry.shape)}, and the rank needs more of it; give the full one"
+                )
+            tensor = tensor.narrow(dim, start - begin, stop - start)
+        return tensor.to(self._device, copy=True, memory_format=torch.contiguous_format)
+
+    def _begins(self, entry: TensorEntry, tensor: torch.Tensor) -> int:
+        """Where in dim 0 of the full tensor a given one begins."""
+        given, full = tuple(tensor.shape), entry.shape
+        if given == full:
+            return 0
+        if full[:1] == (self._size,) and given == (self._size // self.count, *full[1:]):
+            return self.index * given[0]
+        part = [self._size // self.count, *full[1:]]
+        read = f", or {part}, what a rank reads of it" if self.count > 1 and full[:1] == (self._size,) else ""
+        raise InputError(f"{entry.name} has shape {list(given)}; the full batch is {list(full)}{read}")
