@@ -191,7 +191,7 @@ DEFERRED = {
     "cost_models": "the public names are loaded when asked for: reading a plan loads no numpy",
     "autoshard.__main__": "the command line needs libraries of an extra: where they are missing, it says which",
     "autoshard.cli.command_help": "only --help needs the tables of names",
-    "autoshard.cli.commands": "only the commands that need torch load it",
+    "autoshard.cli.commands": "each command loads what it needs: help, and plans that are shown, wait for nothing else",
     "autoshard.cli.review_commands": "as for the other commands",
     "autoshard.measure.calibrate_command": "only a report needs jinja2",
     "solver.backends": "the registry loads the one backend that was asked for",
