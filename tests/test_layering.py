@@ -68,6 +68,7 @@ TABLE = {
     "autoshard.mesh": Row(VOCABULARY),
     "autoshard.layout": Row(VOCABULARY),
     "autoshard.atomic_write": Row(frozenset()),
+    "autoshard.disk_cache": Row(frozenset({"autoshard.atomic_write"})),
     "autoshard.micro_batches": Row(frozenset()),
     "autoshard.precision": Row(frozenset()),
     "autoshard.progress": Row(frozenset()),
@@ -161,10 +162,11 @@ TABLE = {
         | {"cost_models", "solver"},
         frozenset({"numpy", "torch"}),
     ),
+    "autoshard.plan_cache": Row(VOCABULARY | {"autoshard.disk_cache", "autoshard.plans"}),
     "autoshard.api": Row(
         VOCABULARY
         | {"autoshard.apply", "autoshard.capture", "autoshard.constraints", "autoshard.lowering", "autoshard.planning"}
-        | {"autoshard.plans", "cost_models", "solver.backends"},
+        | {"autoshard.ops", "autoshard.plan_cache", "autoshard.plans", "cost_models", "solver.backends"},
         frozenset({"torch"}),
     ),
     "autoshard.cli": Row(

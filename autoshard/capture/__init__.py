@@ -7,6 +7,7 @@ from .calls import as_arguments, call_text, rebuild_call
 from .capture import capture
 from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, map_refs, refs_in
 from .micro_batched import micro_batched
+from .model_key import described, model_key
 from .modes import in_mode
 from .recompute import can_be_again, inner, marked, recomputable, recomputed, within_layers
 
@@ -25,6 +26,7 @@ __all__ = [
     "can_be_again",
     "capture",
     "constrain",
+    "described",
     "differences",
     "global_hooks",
     "in_mode",
@@ -34,6 +36,7 @@ __all__ = [
     "map_refs",
     "marked",
     "micro_batched",
+    "model_key",
     "rebuild_call",
     "recomputable",
     "recomputed",

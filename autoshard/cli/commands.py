@@ -201,6 +201,9 @@ def plan(
             help="What the backward computes again: what is best under the budget, what the model marks, or nothing."
         ),
     ] = Checkpointing.free,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Make the plan anew, even where one made of the same was kept on disk.")
+    ] = False,
 ) -> None:
     """Plan the sharding of a model and write the plan file."""
     from ..constraints.baselines import baseline as baseline_of
@@ -245,6 +248,7 @@ def plan(
                 memory_soft=memory_soft,
                 optimizer=optimizer,
                 name=model,
+                cache=not no_cache,
                 progress=progress,
             )
         write_plan(made, output)
