@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import cost_models
 from solver.backends import load_backend
 
 from .apply import parallelize
-from .capture import as_arguments, described, in_mode, model_key
+from .capture import as_arguments, capture, captured_once, described, in_mode, model_key
 from .constraints import Given, gather_constraints
 from .lowering import Random, check_random, from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
@@ -148,20 +148,14 @@ def plan(
     precision = Precision.of(param_dtype, reduce_dtype)
     args = as_arguments(args)
 
-    @contextmanager
-    def as_captured() -> Iterator[None]:
-        mode = in_mode(model, training=False) if evaluation else nullcontext()
-        with mode, torch.set_grad_enabled(torch.is_grad_enabled() and not evaluation):
-            yield
-
     def key() -> str | None:
-        with as_captured():
+        with _as_planned(model, evaluation):
             of_model = model_key(model, args, kwargs or {}, precision.param_dtype)
         of_operators = described(registered())
         return None if of_model is None or of_operators is None else of_model + of_operators
 
     def make() -> ShardingPlan:
-        with as_captured():
+        with _as_planned(model, evaluation):
             planner = Planner.of_model(
                 model,
                 args,
@@ -252,9 +246,23 @@ def auto_parallelize(
         told = {"progress": say, **options}
         return dump_plan(plan(model, example_inputs, example_kwargs, mesh=axes, hardware=hardware, **told))
 
-    text = from_first_rank(mesh, make, "planning")
-    made = parse_plan(text, "the plan of the first rank")
-    return parallelize(model, made, mesh, example_inputs, example_kwargs, random=random)
+    def meanwhile() -> None:
+        with suppress(Exception), _as_planned(model, bool(options.get("evaluation"))):  # the first rank says why
+            precision = Precision.of(options.get("param_dtype"), options.get("reduce_dtype"))
+            capture(model, example_inputs, example_kwargs, precision=precision)
+
+    with captured_once():  # each rank for itself, the first one as it plans, the others while it does
+        text = from_first_rank(mesh, make, "planning", meanwhile)
+        made = parse_plan(text, "the plan of the first rank")
+        return parallelize(model, made, mesh, example_inputs, example_kwargs, random=random)
+
+
+@contextmanager
+def _as_planned(model: nn.Module, evaluation: bool) -> Iterator[None]:
+    """Inside, the model is in the mode that a plan is made for."""
+    mode = in_mode(model, training=False) if evaluation else nullcontext()
+    with mode, torch.set_grad_enabled(torch.is_grad_enabled() and not evaluation):
+        yield
 
 
 def _listed(given: Given | Sequence[Given]) -> tuple[Given, ...]:
