@@ -46,9 +46,7 @@ class _NoKeyError(Exception):
     """Something is part of the model of which nobody can say whether it is as it was."""
 
 
-def model_key(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], param_dtype: str | None = None
-) -> str | None:
+def model_key(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], param_dtype: str | None = None) -> str | None:
     """A text for all that a capture of a model depends on; None where there is something that cannot be told.
 
     The forward is run once on a copy of the model that shares its tensors, of which only shapes are read.
