@@ -22,6 +22,7 @@ from copy import deepcopy
 from functools import cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import ReferenceType
 
 import torch
 from torch import nn
@@ -175,6 +176,8 @@ class _Described:
                 return self.of(value.__code__), [self.of(v) for v in (value.__defaults__, value.__kwdefaults__, *cells)]
             case MethodType():
                 return self.of(value.__func__), self.of(value.__self__)
+            case ReferenceType():
+                return "reference", self.of(value())
             case partial():
                 return [self.of(part) for part in (value.func, value.args, value.keywords)]
             case torch._ops.OpOverload() | torch._ops.OpOverloadPacket():
@@ -212,7 +215,7 @@ def _numbers(value: torch.Tensor) -> str:
     if value.numel() > _MOST_NUMBERS or value.device.type != "cpu":
         raise _NoKeyError
     try:
-        return hashlib.sha256(value.detach().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        return hashlib.sha256(value.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
     except Exception as error:  # kinds of tensors that have none
         raise _NoKeyError from error
 
