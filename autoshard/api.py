@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -15,16 +15,19 @@ import cost_models
 from solver.backends import load_backend
 
 from .apply import parallelize
-from .capture import as_arguments, in_mode
+from .capture import as_arguments, capture, captured_once, described, in_mode, model_key
 from .constraints import Given, gather_constraints
 from .lowering import Random, check_random, from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
+from .ops import registered
+from .plan_cache import kept_plan
 from .planning import (
     OBJECTIVES,
     Checkpointing,
     Objective,
     Planner,
     held_pins,
+    is_proven,
     memory_limit,
     profile_of,
     warn_if_unproven,
@@ -60,6 +63,7 @@ def plan(
     memory: str | int | None = None,
     memory_soft: float | None = None,
     name: str | None = None,
+    cache: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> ShardingPlan:
     """Decides the layout of every tensor of one training step, for the least predicted step time.
@@ -109,6 +113,8 @@ def plan(
         memory_soft: makes the limit soft: one GiB in use above what it allows costs as much as this many milliseconds
             of step time.
         name: what the plan calls the model; its class by default.
+        cache: give the plan that was made of the same before, where it was kept on disk, and keep the one that is made
+            (``$AUTOSHARD_CACHE``, ``docs/decisions/0011-plans-kept-on-disk.md``).
         progress: called with the name of each stage as it starts, and with cost, bound and gap while it solves, from
             any thread.
 
@@ -139,31 +145,63 @@ def plan(
     optimizer = optimizer or said.get("optimizer", "adamw")
     limit = memory_limit(optimizer, said.get("memory") if memory is None else memory, soft, profile)
     load_backend(backend)  # before the work, where its packages are not installed
-    mode = in_mode(model, training=False) if evaluation else nullcontext()
-    with mode, torch.set_grad_enabled(torch.is_grad_enabled() and not evaluation):
-        planner = Planner.of_model(
-            model,
-            args,
-            kwargs,
-            mesh,
-            profile,
-            name=name,
-            checkpointing=checkpointing,
-            micro_batches=micro_batches,
-            precision=Precision.of(param_dtype, reduce_dtype),
-            bucket_bytes=bucket_size(bucket),
-            report=report,
-            objective=objective,
-            backend=backend,
-            time_limit_s=time_limit_s,
-            tie_layers=tie_layers,
-            limit=limit,
-        )
-    if held_as is not None:
-        shapes = {n.name: n.outputs[0].shape for _, n in planner.graph.of_kind("parameter") if n.outputs[0]}
-        held = held_pins(held_as, shapes, mesh)
-        gathered = gather_constraints((*held, *_listed(pins), *_listed(constraints)), mesh)
-    made = planner.plan(gathered, report)
+    precision = Precision.of(param_dtype, reduce_dtype)
+    args = as_arguments(args)
+
+    def key() -> str | None:
+        with _as_planned(model, evaluation):
+            of_model = model_key(model, args, kwargs or {}, precision.param_dtype)
+        of_operators = described(registered())
+        return None if of_model is None or of_operators is None else of_model + of_operators
+
+    def make() -> ShardingPlan:
+        with _as_planned(model, evaluation):
+            planner = Planner.of_model(
+                model,
+                args,
+                kwargs,
+                mesh,
+                profile,
+                name=name,
+                checkpointing=checkpointing,
+                micro_batches=micro_batches,
+                precision=precision,
+                bucket_bytes=bucket_size(bucket),
+                report=report,
+                objective=objective,
+                backend=backend,
+                time_limit_s=time_limit_s,
+                tie_layers=tie_layers,
+                limit=limit,
+            )
+        decided = gathered
+        if held_as is not None:
+            shapes = {n.name: n.outputs[0].shape for _, n in planner.graph.of_kind("parameter") if n.outputs[0]}
+            held = held_pins(held_as, shapes, mesh)
+            decided = gather_constraints((*held, *_listed(pins), *_listed(constraints)), mesh)
+        return planner.plan(decided, report)
+
+    if cache:
+        asked = {
+            "name": name or type(model).__name__,
+            "mesh": (mesh.axes, mesh.shape, mesh.order),
+            "hardware": cost_models.dump_profile(profile),
+            "objective": objective,
+            "constraints": gathered.texts,
+            "held as": "" if held_as is None else dump_plan(held_as),
+            "backend": backend,
+            "time limit": time_limit_s,
+            "tie layers": tie_layers,
+            "checkpointing": checkpointing,
+            "micro-batches": micro_batches,
+            "bucket": bucket_size(bucket),
+            "precision": precision,
+            "limit": limit,
+        }
+        report("looking for a plan that was kept")
+        made = kept_plan(asked, key, make, keeps=lambda plan: time_limit_s is None or is_proven(plan))
+    else:
+        made = make()
     warn_if_unproven(made)
     return made
 
@@ -189,8 +227,8 @@ def auto_parallelize(
         hardware: as for :func:`plan`; by default ``cpu-gloo`` on CPU and ``dgx-h100`` on CUDA.
         random: as for :func:`parallelize`.
         options: objective, constraints, pins, held_as, evaluation, backend, time_limit_s, tie_layers, checkpointing,
-            micro_batches, bucket, param_dtype, reduce_dtype, optimizer, memory, memory_soft, name, progress: as for
-            :func:`plan`.
+            micro_batches, bucket, param_dtype, reduce_dtype, optimizer, memory, memory_soft, name, cache, progress: as
+            for :func:`plan`.
 
     Returns:
         The module to train; ``module.plan`` is its plan.
@@ -208,9 +246,23 @@ def auto_parallelize(
         told = {"progress": say, **options}
         return dump_plan(plan(model, example_inputs, example_kwargs, mesh=axes, hardware=hardware, **told))
 
-    text = from_first_rank(mesh, make, "planning")
-    made = parse_plan(text, "the plan of the first rank")
-    return parallelize(model, made, mesh, example_inputs, example_kwargs, random=random)
+    def meanwhile() -> None:
+        with suppress(Exception), _as_planned(model, bool(options.get("evaluation"))):  # the first rank says why
+            precision = Precision.of(options.get("param_dtype"), options.get("reduce_dtype"))
+            capture(model, example_inputs, example_kwargs, precision=precision)
+
+    with captured_once():  # each rank for itself, the first one as it plans, the others while it does
+        text = from_first_rank(mesh, make, "planning", meanwhile)
+        made = parse_plan(text, "the plan of the first rank")
+        return parallelize(model, made, mesh, example_inputs, example_kwargs, random=random)
+
+
+@contextmanager
+def _as_planned(model: nn.Module, evaluation: bool) -> Iterator[None]:
+    """Inside, the model is in the mode that a plan is made for."""
+    mode = in_mode(model, training=False) if evaluation else nullcontext()
+    with mode, torch.set_grad_enabled(torch.is_grad_enabled() and not evaluation):
+        yield
 
 
 def _listed(given: Given | Sequence[Given]) -> tuple[Given, ...]:

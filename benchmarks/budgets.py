@@ -73,7 +73,8 @@ class Row:
 def planned(model: str, memory: int | None, time_limit_s: float | None) -> autoshard.ShardingPlan:
     """The plan of a model of the distributed tests under a budget."""
     module, args = cases.make(model)
-    return autoshard.plan(module, args, mesh=MESH, hardware=HARDWARE, memory=memory, time_limit_s=time_limit_s)
+    options = {"memory": memory, "time_limit_s": time_limit_s, "cache": False}  # what is measured is made
+    return autoshard.plan(module, args, mesh=MESH, hardware=HARDWARE, **options)
 
 
 def executed(row: Row, plan: autoshard.ShardingPlan) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from hypothesis import settings
 
 # A shell that starts a command in the background makes it ignore Ctrl-C, and the processes of the tests inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+os.environ["AUTOSHARD_CACHE"] = "off"  # for the processes that tests start, too: no test reads what another has kept
 
 TESTS = Path(__file__).parent
 SLOW = (

@@ -68,6 +68,7 @@ TABLE = {
     "autoshard.mesh": Row(VOCABULARY),
     "autoshard.layout": Row(VOCABULARY),
     "autoshard.atomic_write": Row(frozenset()),
+    "autoshard.disk_cache": Row(frozenset({"autoshard.atomic_write"})),
     "autoshard.micro_batches": Row(frozenset()),
     "autoshard.precision": Row(frozenset()),
     "autoshard.progress": Row(frozenset()),
@@ -161,10 +162,11 @@ TABLE = {
         | {"cost_models", "solver"},
         frozenset({"numpy", "torch"}),
     ),
+    "autoshard.plan_cache": Row(VOCABULARY | {"autoshard.disk_cache", "autoshard.plans"}),
     "autoshard.api": Row(
         VOCABULARY
         | {"autoshard.apply", "autoshard.capture", "autoshard.constraints", "autoshard.lowering", "autoshard.planning"}
-        | {"autoshard.plans", "cost_models", "solver.backends"},
+        | {"autoshard.ops", "autoshard.plan_cache", "autoshard.plans", "cost_models", "solver.backends"},
         frozenset({"torch"}),
     ),
     "autoshard.cli": Row(
@@ -191,7 +193,7 @@ DEFERRED = {
     "cost_models": "the public names are loaded when asked for: reading a plan loads no numpy",
     "autoshard.__main__": "the command line needs libraries of an extra: where they are missing, it says which",
     "autoshard.cli.command_help": "only --help needs the tables of names",
-    "autoshard.cli.commands": "only the commands that need torch load it",
+    "autoshard.cli.commands": "each command loads what it needs: help, and plans that are shown, wait for nothing else",
     "autoshard.cli.review_commands": "as for the other commands",
     "autoshard.measure.calibrate_command": "only a report needs jinja2",
     "solver.backends": "the registry loads the one backend that was asked for",

@@ -4,9 +4,10 @@ from .adapter import global_hooks
 from .annotation import CONSTRAIN, annotated, constrain
 from .arguments import Call, CallSignature, differences, input_names
 from .calls import as_arguments, call_text, rebuild_call
-from .capture import capture
+from .capture import capture, captured_once
 from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, map_refs, refs_in
 from .micro_batched import micro_batched
+from .model_key import described, model_key
 from .modes import in_mode
 from .recompute import can_be_again, inner, marked, recomputable, recomputed, within_layers
 
@@ -24,7 +25,9 @@ __all__ = [
     "call_text",
     "can_be_again",
     "capture",
+    "captured_once",
     "constrain",
+    "described",
     "differences",
     "global_hooks",
     "in_mode",
@@ -34,6 +37,7 @@ __all__ = [
     "map_refs",
     "marked",
     "micro_batched",
+    "model_key",
     "rebuild_call",
     "recomputable",
     "recomputed",

@@ -131,8 +131,8 @@ def run_on_fakes(
     kwargs: dict[str, Any],
     see: Callable[[Any], See],
     dtype: torch.dtype | None = None,
-) -> None:
-    """Calls a model as its Python is, with tensors that have no memory.
+) -> Any:
+    """Calls a model as its Python is, with tensors that have no memory, and returns its result.
 
     Args:
         see: is given the leaves of the arguments; what it returns is told every operator that runs, with its arguments
@@ -143,7 +143,7 @@ def run_on_fakes(
     with faker.fake_module(model), marking(), _same_modes():
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0])):
-            model(*fake_args, **fake_kwargs)
+            return model(*fake_args, **fake_kwargs)
 
 
 class _Watch(TorchDispatchMode):

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, cast
 
@@ -52,6 +53,7 @@ _ADVICE = {
         "compute the loss of them outside"
     ),
 }
+_KEPT: ContextVar[dict[object, CapturedGraph] | None] = ContextVar("captures that are kept", default=None)
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
 
@@ -80,6 +82,32 @@ def capture(
         CaptureError: the model has a graph break, an operator whose result shape depends on data, or dynamic shapes.
     """
     kwargs = dict(kwargs or {})
+    kept = _KEPT.get()
+    if kept is None or not isinstance(model, nn.Module):
+        return _captured(model, args, kwargs, guarded, precision)
+    modes = tuple(module.training for module in model.modules())
+    given = tuple(map(id, tree_leaves((args, kwargs))))
+    asked = (id(model), modes, given, precision, torch.is_grad_enabled())
+    if asked not in kept:
+        kept[asked] = _captured(model, args, kwargs, True, precision)
+    return kept[asked]
+
+
+@contextmanager
+def captured_once() -> Iterator[None]:
+    """Inside, a model is captured once for the same arguments, in the same mode and precision: for those who know that
+    neither it nor they change.
+    """
+    token = _KEPT.set({})
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+def _captured(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guarded: bool, precision: Precision
+) -> CapturedGraph:
     check_autocast_around()
     check_model(model)
     signature = CallSignature(model)

@@ -14,25 +14,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..constraints.baselines import baseline as baseline_of
-from ..mesh import Mesh
-from ..plans import Contest, check_writable, contest_json, read_plan, summarize, summary_json, write_plan
-from ..plans.schedule import BUCKET
-from ..plans.text.plan_file import write_text
-from ..plans.views.axis_use import use_lines
-from ..plans.views.diff import diff_json, diff_plans
-from ..plans.views.diff_text import diff_markdown, print_diff
-from ..plans.views.exports import parallelize_module_source, partition_spec_source
-from ..plans.views.show import console_for, headline, show_text
-from ..plans.views.show_contest import show_contest
-from ..plans.views.trace import trace_json
 from .command_help import Command
 from .model_factory import load_factory
 from .review_commands import check, explain, replan
@@ -41,6 +28,10 @@ from .terminal import fail as _fail
 from .terminal import mistakes_explained as _mistakes_explained
 from .terminal import progress_shown as _progress
 from .terminal import warnings_explained as _warnings_explained
+
+if TYPE_CHECKING:
+    from ..mesh import Mesh
+    from ..plans import Contest
 
 app = typer.Typer(
     cls=Commands,
@@ -114,7 +105,8 @@ _MICRO_BATCHES = typer.Option(
     metavar="N", min=1, help="Forwards and backwards of a step; the model's arguments are those of one."
 )
 _BUCKET = typer.Option(
-    metavar="SIZE", help="How much is gathered or reduced together at most for parameters; 0: each tensor by itself."
+    metavar="SIZE",
+    help="How much is gathered or reduced together at most for parameters, 25MiB by default; 0: each tensor by itself.",
 )
 _PARAM_DTYPE = typer.Option(
     help="What parameters are cast to for the step, before they are gathered; by default they stay as they are."
@@ -139,6 +131,8 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             typer.echo(f"autoshard {version('autoshard')}")
         except PackageNotFoundError:
@@ -195,7 +189,7 @@ def plan(
         bool, typer.Option("--no-tie", help="Decide every layer for itself; else identical layers are decided alike.")
     ] = False,
     micro_batches: Annotated[int, _MICRO_BATCHES] = 1,
-    bucket: Annotated[str, _BUCKET] = BUCKET,
+    bucket: Annotated[str | None, _BUCKET] = None,
     param_dtype: Annotated[Dtype | None, _PARAM_DTYPE] = None,
     reduce_dtype: Annotated[Dtype | None, _REDUCE_DTYPE] = None,
     evaluation: Annotated[
@@ -207,8 +201,18 @@ def plan(
             help="What the backward computes again: what is best under the budget, what the model marks, or nothing."
         ),
     ] = Checkpointing.free,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Make the plan anew, even where one made of the same was kept on disk.")
+    ] = False,
 ) -> None:
     """Plan the sharding of a model and write the plan file."""
+    from ..constraints.baselines import baseline as baseline_of
+    from ..mesh import Mesh
+    from ..plans import check_writable, read_plan, summarize, write_plan
+    from ..plans.schedule import BUCKET
+    from ..plans.views.axis_use import use_lines
+    from ..plans.views.show import headline
+
     with _mistakes_explained():
         parsed_mesh = Mesh.parse(mesh)
         given: list[str | Path] = [*(constraints or ()), *(constraint or ())]
@@ -237,13 +241,14 @@ def plan(
                 evaluation=evaluation,
                 checkpointing=checkpointing.value,
                 micro_batches=micro_batches,
-                bucket=bucket,
+                bucket=bucket or BUCKET,
                 param_dtype=param_dtype,
                 reduce_dtype=reduce_dtype,
                 memory=memory,
                 memory_soft=memory_soft,
                 optimizer=optimizer,
                 name=model,
+                cache=not no_cache,
                 progress=progress,
             )
         write_plan(made, output)
@@ -257,6 +262,9 @@ def show(
     format: Annotated[Format, typer.Option("--format", help="Tables for people, or JSON for scripts.")] = Format.text,
 ) -> None:
     """Show a plan file."""
+    from ..plans import read_plan, summary_json
+    from ..plans.views.show import console_for, show_text
+
     with _mistakes_explained():
         shown = read_plan(path)
         if format is Format.json:
@@ -296,6 +304,8 @@ def calibrate(
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long a rank waits for the others.")] = 120.0,
 ) -> None:
     """Measure this machine and write its hardware profile. Run it under torchrun, one rank for each of the mesh."""
+    from ..mesh import Mesh
+
     with _ends_job(), _mistakes_explained():
         if report is not None and find_spec("jinja2") is None:
             _fail("a report needs jinja2, which is not installed; pip install 'autoshard[report]'", EXIT_MISTAKE)
@@ -335,6 +345,11 @@ def diff(
     ] = DiffFormat.text,
 ) -> None:
     """Say what changed between two plan files. Exit code: 0 the same, 1 different, 2 a mistake."""
+    from ..plans import read_plan
+    from ..plans.views.diff import diff_json, diff_plans
+    from ..plans.views.diff_text import diff_markdown, print_diff
+    from ..plans.views.show import console_for
+
     with _mistakes_explained():
         compared = diff_plans(read_plan(old), read_plan(new))
     if format is DiffFormat.json:
@@ -359,6 +374,10 @@ def report(
     ] = None,
 ) -> None:
     """Write a report on a plan file: one HTML page."""
+    from ..plans import check_writable, read_plan
+    from ..plans.text.plan_file import write_text
+    from ..plans.views.trace import trace_json
+
     with _mistakes_explained():
         for target, what in ((output, "report"), (trace, "trace")):
             if target is not None:
@@ -384,6 +403,10 @@ def export(
     ] = None,
 ) -> None:
     """Write a plan's placements as Python source for use without autoshard."""
+    from ..plans import read_plan
+    from ..plans.text.plan_file import write_text
+    from ..plans.views.exports import parallelize_module_source, partition_spec_source
+
     with _mistakes_explained():
         source = parallelize_module_source if to is Target.parallelize_module else partition_spec_source
         text = source(read_plan(path))
@@ -409,7 +432,7 @@ def compare(
     memory: Annotated[str | None, _MEMORY] = None,
     optimizer: Annotated[str, _OPTIMIZER] = "adamw",
     micro_batches: Annotated[int, _MICRO_BATCHES] = 1,
-    bucket: Annotated[str, _BUCKET] = BUCKET,
+    bucket: Annotated[str | None, _BUCKET] = None,
     param_dtype: Annotated[Dtype | None, _PARAM_DTYPE] = None,
     reduce_dtype: Annotated[Dtype | None, _REDUCE_DTYPE] = None,
     checkpointing: Annotated[
@@ -423,6 +446,12 @@ def compare(
     format: Annotated[Format, typer.Option("--format", help="A table for people, or JSON for scripts.")] = Format.text,
 ) -> None:
     """Compare the optimum with the schemes people use by hand: time, communication, memory, where they differ."""
+    from ..mesh import Mesh
+    from ..plans import contest_json
+    from ..plans.schedule import BUCKET
+    from ..plans.views.show import console_for
+    from ..plans.views.show_contest import show_contest
+
     with _mistakes_explained():
         parsed_mesh = Mesh.parse(mesh)
         _check_time_limit(time_limit)
@@ -443,7 +472,7 @@ def compare(
                 optimizer=optimizer,
                 checkpointing=checkpointing.value,
                 micro_batches=micro_batches,
-                bucket=bucket,
+                bucket=bucket or BUCKET,
                 param_dtype=param_dtype,
                 reduce_dtype=reduce_dtype,
                 name=model,
@@ -467,6 +496,8 @@ def _loaded(model: str) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any], 
 
 
 def _write_plans(contest: Contest, folder: Path) -> None:
+    from ..plans import write_plan
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..plans import ShardingPlan, check_writable, read_plan, summarize, write_plan
-from ..plans.text.plan_file import parse_plan, read_bytes
-from ..plans.units import parse_bytes
-from ..plans.views.show import headline
 from .model_factory import load_factory
 from .terminal import EXIT_DIFFERENT, EXIT_MISTAKE, fail, mistakes_explained, progress_shown, warnings_explained
+
+if TYPE_CHECKING:
+    from ..plans import ShardingPlan
 
 
 class Format(StrEnum):
@@ -64,6 +63,8 @@ def check(
 
     Exit code: 0 it is, 1 it is not, 2 a mistake, 3 its constraints leave no plan any more.
     """
+    from ..plans import read_plan
+
     with mistakes_explained(), _profiles_explained(), warnings_explained(), progress_shown() as progress:
         share, budget = _share(within), None if memory is None else _bytes(memory)
         plan = read_plan(path, edited=True)
@@ -108,6 +109,8 @@ def explain(
 
     Exit code: 0 there is an answer, also where the answer is that it is not possible, 2 a mistake.
     """
+    from ..plans import check_writable, read_plan, write_plan
+
     with mistakes_explained(), _profiles_explained(), warnings_explained(), progress_shown() as progress:
         if output is not None:
             check_writable(output)
@@ -144,6 +147,10 @@ def replan(
 
     Exit code: 0 done, 2 a mistake, 3 no plan keeps the edits; the output is then left as it was.
     """
+    from ..plans import check_writable, parse_plan, read_plan, summarize, write_plan
+    from ..plans.text.plan_file import read_bytes
+    from ..plans.views.show import headline
+
     output = output or path
     with mistakes_explained(), _profiles_explained():
         check_writable(output)
@@ -212,6 +219,8 @@ def _share(text: str) -> float:
 
 
 def _bytes(text: str) -> int:
+    from ..plans.units import parse_bytes
+
     try:
         return parse_bytes(text)
     except ValueError as error:

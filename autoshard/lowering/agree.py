@@ -134,11 +134,17 @@ def _unpacked(text: str) -> str:
     return zlib.decompress(base64.b85decode(text)).decode()
 
 
-def from_first_rank(mesh: DeviceMesh, make: Callable[[Callable[[str], None]], str], stage: str) -> str:
+def from_first_rank(
+    mesh: DeviceMesh,
+    make: Callable[[Callable[[str], None]], str],
+    stage: str,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> str:
     """The text that the first rank of a mesh makes, on every rank.
 
     Args:
         make: takes a function to be called with what is going on.
+        meanwhile: what the other ranks do before they wait for it.
 
     Raises:
         Exception: on the first rank, what ``make`` raised.
@@ -148,6 +154,8 @@ def from_first_rank(mesh: DeviceMesh, make: Callable[[Callable[[str], None]], st
     with agreed(board, stage) as say:
         if board.is_first:
             board.put("text", _packed(make(say)))
+        else:
+            meanwhile()
     return _unpacked(board.get("text") or "")
 
 

@@ -161,6 +161,11 @@ def enter_pattern(pattern: str, make: Callable[[re.Match[str]], Operator]) -> No
     known.cache_clear()
 
 
+def entries() -> dict[str, Operator]:
+    """All entries by the names of their operators."""
+    return dict(_ENTRIES)
+
+
 @cache
 def known(op: torch._ops.OpOverload | None) -> Operator:
     """The entry of an operator; an empty one where it has none, or where ``op`` is None (an input, a parameter)."""

@@ -12,7 +12,7 @@ from cost_models.spelling import did_you_mean
 from ..capture import Node
 from ..errors import InputError, LayoutError
 from ..layout import Placement, parse_placement
-from .operator import Local, Metas, Operator, Shape, enter
+from .operator import Local, Metas, Operator, Shape, enter, entries
 from .rule import Rule
 
 RulesOfShapes = Callable[[Sequence[Shape]], Sequence[str]]
@@ -71,6 +71,11 @@ def register_operator(
         enter(short, entry, namespace)
     except ValueError as error:
         raise InputError(str(error)) from None
+
+
+def registered() -> dict[str, Operator]:
+    """What was said of operators here, by their names; entries of autoshard's own are not among it."""
+    return {name: entry for name, entry in entries().items() if getattr(entry.rules, "__module__", "") == __name__}
 
 
 def _check_is_there(name: str) -> None:

@@ -5,7 +5,7 @@ from .held_as import held_pins
 from .interpretation import interpret
 from .limit import MemoryLimit, memory_limit
 from .pairs import demand_edges, pair_problem
-from .planner import CHECKPOINTING, Checkpointing, Planner, profile_of, warn_if_unproven
+from .planner import CHECKPOINTING, Checkpointing, Planner, is_proven, profile_of, warn_if_unproven
 from .pricing import Prices
 from .tensor_networks import Demand
 from .timeline import outcome, timeline_of
@@ -24,6 +24,7 @@ __all__ = [
     "formulate",
     "held_pins",
     "interpret",
+    "is_proven",
     "memory_limit",
     "outcome",
     "pair_problem",

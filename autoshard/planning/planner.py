@@ -371,8 +371,12 @@ class Planner:
         return solution.status is not Status.INFEASIBLE
 
 
+def is_proven(plan: ShardingPlan) -> bool:
+    """Whether a plan is proven optimal, but for what double precision leaves open."""
+    return plan.solver.status == "optimal" or plan.solver.gap <= UNPROVEN
+
+
 def warn_if_unproven(plan: ShardingPlan) -> None:
-    """Warns of a plan that is not proven optimal, but for what double precision leaves open."""
-    solver = plan.solver
-    if solver.status != "optimal" and solver.gap > UNPROVEN:
-        warnings.warn(f"the plan is not proven optimal: its gap is {solver.gap:.2%}", stacklevel=3)
+    """Warns of a plan that is not proven optimal."""
+    if not is_proven(plan):
+        warnings.warn(f"the plan is not proven optimal: its gap is {plan.solver.gap:.2%}", stacklevel=3)

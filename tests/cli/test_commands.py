@@ -95,6 +95,7 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
                 "memory_soft": None,
                 "optimizer": None,
                 "name": "model.py:model",
+                "cache": True,
             },
         )
     ]
@@ -105,7 +106,7 @@ def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
     options += (
         "--held-as plan.yaml --memory 80GiB --memory-soft 2.5 --optimizer sgd --micro-batches 4 --bucket 1MiB".split()
     )
-    options += "--param-dtype bfloat16 --reduce-dtype float32 --evaluation".split()
+    options += "--param-dtype bfloat16 --reduce-dtype float32 --evaluation --no-cache".split()
     pins = ["--pin", "tokens=dp:S(0) tp:R", "--pin", "*.wq.weight=tp:S(0)"]
     result = invoke("plan", "model.py:model", "--mesh", "a=3", "--output", "new.yaml", *options, *pins)
     assert result.exit_code == 0
@@ -115,7 +116,7 @@ def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
     assert (given["backend"], given["time_limit_s"]) == ("highs", 2.5)
     assert (given["memory"], given["memory_soft"], given["optimizer"]) == ("80GiB", 2.5, "sgd")
     assert (given["micro_batches"], given["bucket"], given["held_as"]) == (4, "1MiB", PLAN)
-    assert given["evaluation"] is True
+    assert (given["evaluation"], given["cache"]) == (True, False)
     assert (given["param_dtype"], given["reduce_dtype"]) == ("bfloat16", "float32")
 
 
@@ -445,7 +446,7 @@ def test_an_interruption_while_libraries_load_ends_in_silence(folder: Path, load
         "main()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, "show", "plan.yaml"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

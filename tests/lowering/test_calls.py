@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
@@ -54,6 +55,13 @@ class Loss(Linear):
         return (tokens @ self.weight - targets).square().mean()
 
 
+class Scaled(Loss):
+    k = 2.0
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return super().forward(tokens, targets) * self.k
+
+
 class Options(Linear):
     def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1.0, *, double: bool = False) -> Tensor:
         y = x @ self.weight * scale * (2 if double else 1)
@@ -75,6 +83,27 @@ def test_a_plan_for_one_tensor_given_twice_is_a_plan_for_two_tensors(mesh: Devic
     assert same(pair, X, Y) and same(pair, Y, Y) and same(pair, targets=X, tokens=Z) and same(pair, X, X.view(3, 4))
     by_keyword = made(mesh, Loss(), tokens=X, targets=X)
     assert same(by_keyword, X, Y) and same(by_keyword, tokens=Z, targets=X)
+
+
+def test_a_model_is_planned_and_parallelized_with_one_capture(
+    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = sys.modules["autoshard.capture.capture"]
+    captured, modes = home._captured, []  # type: ignore[attr-defined]
+
+    def counted(model: nn.Module, *rest: Any) -> Any:
+        modes.append(model.training)
+        return captured(model, *rest)
+
+    monkeypatch.setattr(home, "_captured", counted)
+    model: Any = Scaled()
+    pair = made(mesh, model, X, Y)
+    assert same(pair, X, Y) and modes == [True]
+    pair[0].k = 3.0
+    with pytest.raises(PlanMismatchError):  # the one capture has the conditions that calls are held against
+        pair[0](X, Y)
+    made(mesh, model, X, Y)
+    assert modes == [True, True]
 
 
 class Typed(Linear):

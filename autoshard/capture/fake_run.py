@@ -1,0 +1,120 @@
+"""A model's forward, run once as the Python it is on tensors without memory: every operator that it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten
+
+from .adapter import run_on_fakes
+from .blocks import Stack
+from .graph import Node, Ref, TensorMeta
+from .repeat import NotPeriodicError
+
+
+@dataclass(frozen=True, eq=False)
+class FakeRun:
+    """What a call of a model does: a node for each operator, named by the block that it runs in, behind those of the
+    tensors that it may take; and the leaves of its result, a :class:`Ref` for each tensor, with their structure.
+
+    ``elsewhere`` are tensors that operators take and that are none of the model's: constants of the forward, say.
+    """
+
+    nodes: tuple[Node, ...]
+    result: tuple[Any, ...]
+    structure: TreeSpec
+    elsewhere: tuple[torch.Tensor, ...]
+
+
+def fake_run(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype: torch.dtype | None,
+    stacks: Sequence[Stack] = (),
+) -> FakeRun:
+    """Runs a model's forward.
+
+    Args:
+        dtype: what floating parameters and arguments are cast to; None for as they are.
+        stacks: whose blocks name what runs in them.
+
+    Raises:
+        NotPeriodicError: the forward cannot be run so.
+    """
+    run = _Run()
+    with ExitStack() as hooks:
+        for stack in stacks:
+            for index, block in stack.container.named_children():
+                name = f"{stack.path}.{index}".removeprefix(".")
+                hooks.callback(block.register_forward_pre_hook(run.entering(name)).remove)
+                hooks.callback(block.register_forward_hook(run.leaving).remove)
+        try:
+            result = run_on_fakes(model, args, kwargs, lambda leaves: run.start(model, leaves), dtype)
+            leaves, structure = tree_flatten(result)
+            return FakeRun(tuple(run.nodes), tuple(map(run.noted, leaves)), structure, tuple(run.elsewhere))
+        except Exception as error:  # it is the user's code that runs: on fakes it may do whatever it likes
+            raise NotPeriodicError(f"the forward cannot be run on fake tensors: {error}") from error
+
+
+def seen(node: Node) -> tuple[object, ...]:
+    """What tells an operator of one run from that of another."""
+    return node.name, node.outputs, node.op, repr((node.args, node.kwargs))
+
+
+class _Run:
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.elsewhere: list[torch.Tensor] = []
+        self._refs: dict[int, Ref] = {}
+        self._alive: list[Any] = []  # so that no other tensor gets the identity of one that is known
+        self._blocks = [""]
+        self._counts: dict[str, int] = {}
+
+    def entering(self, block: str) -> Callable[..., None]:
+        """A hook for before a block runs."""
+
+        def enter(*_: Any) -> None:
+            self._blocks.append(block)
+
+        return enter
+
+    def leaving(self, *_: Any) -> None:
+        """A hook for after a block has run."""
+        self._blocks.pop()
+
+    def start(self, model: nn.Module, leaves: Sequence[Any]) -> Callable[..., None]:
+        """Notes the tensors that are there before the call."""
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            self._add(Node(name, "parameter", "forward", (TensorMeta(tuple(tensor.shape), tensor.dtype),)), [tensor])
+        for k, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                self._add(Node(f"input.{k}", "input", "forward", ()), [leaf])
+        return self._ran
+
+    def _ran(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        block = self._blocks[-1]
+        count = self._counts[block] = self._counts.get(block, -1) + 1
+        results = [value for value in tree_flatten(result)[0] if isinstance(value, torch.Tensor)]
+        metas = tuple(TensorMeta(tuple(value.shape), value.dtype) for value in results)
+        named = tuple(self.noted(list(kwargs.items())))
+        self._add(Node(f"{block}/{count}", "operator", "forward", metas, op, self.noted(args), named), results)
+
+    def noted(self, value: Any) -> Any:
+        """A value with the number of the tensor in the place of each."""
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._refs:
+                self._add(Node(f"elsewhere.{len(self.elsewhere)}", "input", "forward", ()), [value])
+                self.elsewhere.append(value)
+            return self._refs[id(value)]
+        return tuple(map(self.noted, value)) if isinstance(value, (tuple, list)) else value
+
+    def _add(self, node: Node, results: Sequence[torch.Tensor]) -> None:
+        self._refs |= {id(value): Ref(len(self.nodes), k) for k, value in enumerate(results)}
+        self._alive += results
+        self.nodes.append(node)
