@@ -191,6 +191,11 @@ def parse_constraint(text: str, mesh: Mesh) -> Constraint:
             "'forbid all_gather over tp of activations', 'alike NAME NAME', 'family dp=fsdp', 'recompute NAME', "
             "'checkpoint MODULE', 'recomputation full' or 'keep NAME'"
         )
+    if len(words) > 1 and "=" not in words[0] and not words[1].startswith(("=", "!=")):
+        if verb := closest(words[0], _VERBS):
+            raise ConstraintError(
+                f"the constraint {text!r} begins with {words[0]!r}, which is no verb; did you mean {verb!r}?"
+            )
     return _parse_decision(text, mesh)
 
 

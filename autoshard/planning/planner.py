@@ -19,6 +19,7 @@ from ..errors import ConstraintError, InfeasibleError
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
 from ..plans.schedule import BUCKET_BYTES, LEAN_BUCKETS_BYTES
+from ..plans.units import format_gap
 from ..precision import AS_IT_IS, Precision
 from .batch_mixing import why_not_cut
 from .budget import LAST_S, Found, NothingFitsError, SolverOptions, gap_of, is_near, plan_within_budget, said_by
@@ -379,4 +380,4 @@ def is_proven(plan: ShardingPlan) -> bool:
 def warn_if_unproven(plan: ShardingPlan) -> None:
     """Warns of a plan that is not proven optimal."""
     if not is_proven(plan):
-        warnings.warn(f"the plan is not proven optimal: its gap is {plan.solver.gap:.2%}", stacklevel=3)
+        warnings.warn(f"the plan is not proven optimal: its gap is {format_gap(plan.solver.gap)}", stacklevel=3)

@@ -46,3 +46,8 @@ def format_seconds(seconds: float) -> str:
         if seconds * per_second >= 1:
             return f"{seconds * per_second:.4g} {unit}"
     return f"{seconds * 1e6:.4g} us"
+
+
+def format_gap(gap: float) -> str:
+    """``0.13%``; of a gap that two digits do not show, the first one, such as ``0.0002%``."""
+    return f"{gap:.2%}" if gap >= 5e-5 else f"{100 * gap:.1g}%"

@@ -8,7 +8,7 @@ from typing import Any
 from ..plans import ShardingPlan
 from ..plans.text.name_patterns import count_repeats, fold, format_pattern
 from ..plans.text.notation import format_path
-from ..plans.units import format_bytes, format_seconds
+from ..plans.units import format_bytes, format_gap, format_seconds
 from ..plans.views.diff import Change, Number, diff_json, diff_plans
 from .explain import Explanation
 
@@ -80,7 +80,7 @@ def _verdict(now: ShardingPlan, then: ShardingPlan, found: Explanation) -> str:
     else:
         said = "A step would take as long: both are equally good."
     if then.solver.status != "optimal":
-        said += f" This is not proven: the gap is {then.solver.gap:.2%}."
+        said += f" This is not proven: the gap is {format_gap(then.solver.gap)}."
     return f"{what} {said}".strip()
 
 

@@ -80,6 +80,8 @@ def test_every_text_form_is_read_as_what_it_says(text: str, expected: Constraint
         ("family dp=fdsp", "did you mean 'fsdp'?"),
         ("family dp", "unknown scheme ''"),
         ("family", "cannot read the constraint"),
+        ("forbidd all_gather over tp of activations", "begins with .forbidd.*did you mean .forbid."),
+        ("familly dp=fsdp", "did you mean .family."),
     ],
 )
 def test_a_constraint_that_cannot_be_read_says_what_was_expected(text: str, said: str) -> None:

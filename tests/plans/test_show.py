@@ -14,7 +14,7 @@ from autoshard.layout import Layout, R
 from autoshard.plans import CollectiveTotal, OperatorEntry, PlanSummary, ShardingPlan, summarize, summary_json
 from autoshard.plans.dtypes import DTYPE_BYTES
 from autoshard.plans.text.notation import parse_strategy
-from autoshard.plans.units import format_bytes, format_seconds
+from autoshard.plans.units import format_bytes, format_gap, format_seconds
 from autoshard.plans.views.axis_use import axis_lines, samples, throughput_line, tokens, unused_axes
 from autoshard.plans.views.show import MOST_EXPENSIVE, console_for, show_text
 
@@ -173,6 +173,11 @@ def test_bytes_for_people(size_bytes: int, text: str) -> None:
 )
 def test_seconds_for_people(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(("gap", "text"), [(1.0, "100.00%"), (0.0013, "0.13%"), (5e-5, "0.01%"), (1.6e-6, "0.0002%")])
+def test_a_gap_is_never_called_none(gap: float, text: str) -> None:
+    assert format_gap(gap) == text
 
 
 def test_element_sizes_are_those_of_torch() -> None:
