@@ -192,9 +192,9 @@ def parse_constraint(text: str, mesh: Mesh) -> Constraint:
             "'checkpoint MODULE', 'recomputation full' or 'keep NAME'"
         )
     if len(words) > 1 and "=" not in words[0] and not words[1].startswith(("=", "!=")):
-        if verb := closest(words[0], _VERBS):
+        if meant := closest(words[0], _VERBS):
             raise ConstraintError(
-                f"the constraint {text!r} begins with {words[0]!r}, which is no verb; did you mean {verb!r}?"
+                f"the constraint {text!r} begins with {words[0]!r}, which is no verb; did you mean {meant!r}?"
             )
     return _parse_decision(text, mesh)
 

@@ -91,11 +91,11 @@ Relaxed = tuple[str, Formulation]
 class SolverOptions:
     """How the program is solved; ``time_limit_s`` is for all attempts together.
 
-    ``start`` is a known assignment of the program without memory, ``known`` the answer of the program with memory
-    on another schedule. ``explains`` says whether an error of the budget
-    looks for what would free the most, which takes as long as a plan. A search that ``is_thorough`` does not give up
-    where what the timeline has more leaves the program no answer. ``report`` is told of better costs and bounds, from
-    any thread.
+    ``start`` is a known assignment of the program without memory, ``known`` the answer of the program with memory on
+    another schedule, ``leanest`` the plan found so far that holds least. ``explains`` says whether an error of the
+    budget looks for what would free the most, which takes as long as a plan. A search that ``is_thorough`` does not
+    give up where what the timeline has more leaves the program no answer. ``report`` is told of better costs and
+    bounds, from any thread.
 
     Raises:
         ValueError: the time limit is no time.
@@ -105,6 +105,7 @@ class SolverOptions:
     time_limit_s: float | None = None
     start: tuple[int, ...] | None = None
     known: Found | None = None
+    leanest: Found | None = None
     explains: bool = True
     is_thorough: bool = True
     report: Callable[[str], None] = lambda said: None
@@ -119,12 +120,13 @@ class NothingFitsError(BudgetError):
 
     Attributes:
         bound_ns: what one takes at least.
+        is_proven: whether none does.
         nearest: the program's answer, where it has one, which does not fit on its schedule.
     """
 
-    def __init__(self, message: str, bound_ns: int = 0, nearest: Found | None = None) -> None:
+    def __init__(self, message: str, bound_ns: int = 0, is_proven: bool = False, nearest: Found | None = None) -> None:
         super().__init__(message)
-        self.bound_ns, self.nearest = bound_ns, nearest
+        self.bound_ns, self.is_proven, self.nearest = bound_ns, is_proven, nearest
 
 
 def is_near(graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, budget: int) -> bool:
@@ -197,7 +199,7 @@ def plan_within_budget(
     bound = max(bound or 0, free.solution.bound or 0)
     if found is None:
         said = search.explanation(relaxed()) + _remedy(options, formulation, wider)
-        raise NothingFitsError(said, bound, search.nearest)
+        raise NothingFitsError(said, bound, search.is_proven, search.nearest)
     return search.stated(found, bound)
 
 
@@ -238,9 +240,9 @@ class _Search:
         self._started_s = time.monotonic()
         self.last: Solution
         self.start: Assignment | Sequence[int] | None = None  # its fullest moments are the first rows
-        self.leanest: Found | None = None
+        self.leanest = options.leanest
         self._fitting: Found | None = None  # the cheapest
-        self._proven = False
+        self.is_proven = False
         self.nearest: Found | None = None
         self._fullest: list[int] = []  # the steps of the program that leanest is lean at
         self._byte_ns = 0.0  # what a byte costs there
@@ -286,7 +288,7 @@ class _Search:
         """
         charges: dict[int, int] = {}
         program, found = self._alike_or_in_groups(program, budget)
-        bound, self._proven = self.last.bound, self.last.status is Status.INFEASIBLE
+        bound, self.is_proven = self.last.bound, self.last.status is Status.INFEASIBLE
         if found is not None and found.peak_bytes > budget and not self._options.is_thorough:
             self.nearest = found
             if self._fitting is None and not is_near(program.graph, found.plan, self._limit.policy, budget):
@@ -402,7 +404,7 @@ class _Search:
 
     def _said(self) -> str:
         """``no plan fits``, or what is known where that is not proven."""
-        if self._proven:
+        if self.is_proven:
             return "no plan fits"
         left_s = self._left_s()
         in_time = " in the time given" if left_s is not None and left_s <= LAST_S else ""

@@ -18,14 +18,15 @@ from ..constraints import AxisScheme, Constraint, Constraints
 from ..errors import ConstraintError, InfeasibleError
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
-from ..plans.schedule import BUCKET_BYTES, LEAN_BUCKETS_BYTES
+from ..plans.schedule import BUCKET_BYTES
 from ..plans.units import format_gap
 from ..precision import AS_IT_IS, Precision
 from .batch_mixing import why_not_cut
-from .budget import LAST_S, Found, NothingFitsError, SolverOptions, gap_of, is_near, plan_within_budget, said_by
+from .budget import SolverOptions, plan_within_budget, said_by
 from .decided import decided
 from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
+from .ladder import Hints, on_any_schedule
 from .limit import MemoryLimit
 
 BLAME_S = 20.0
@@ -143,81 +144,16 @@ class Planner:
         formulation = self.formulate(constraints)
         report("solving")
         with constraints.located():
-            return self._on_any_schedule(formulation, Planner._planned)
+            return on_any_schedule(self, formulation, Planner._planned, asks_experts=True)
 
-    def _on_any_schedule(
-        self,
-        formulation: Formulation,
-        search: Callable[[Planner, Formulation, bool, Found | None], ShardingPlan],
-    ) -> ShardingPlan:
-        """The plan on the planner's schedule or, where none is found that fits or its gap is large, the cheapest of it
-        and those on schedules that hold less.
-
-        The bound is that of the first, whose prices are the lowest: what travels in smaller buckets takes no less.
-
-        Args:
-            search: what a planner finds within the budget for a program of its own; told whether to look for it
-                thoroughly, as no other planner will, and the answer of a planner before that is nearest to the budget.
-        """
-        started_s = time.monotonic()
-        best: ShardingPlan | None = None
-        bound: int | None = None
-        known: Found | None = None
-        planners = [self, *self._leaner()]
-        while planners:
-            planner, *planners = planners
-            is_last = best is None and not planners
-            try:
-                if planner is self:
-                    found = search(self, formulation, is_last, None)
-                else:
-                    program = planner._formulate(formulation.constraints)
-                    found = search(planner._for_what_is_left(started_s), program, is_last, known)
-            except NothingFitsError as error:
-                bound = error.bound_ns if bound is None else bound
-                # without an answer there is none on other schedules either: the program counts none at first
-                near = known = error.nearest
-                planners = [p for p in planners[:-1] if near and p._is_near(near.plan)] + planners[-1:]
-                if best is None and not planners:
-                    raise
-                continue
-            bound = found.solver.bound_ns if bound is None else bound
-            best = found if best is None else min(best, found, key=lambda plan: plan.solver.cost_ns)
-            if self._is_good(found, formulation) or self._left_s(started_s) == 0:
-                break
-        assert best is not None
-        return replace(best, solver=best.solver.having(best.solver.cost_ns, min(bound or 0, best.solver.cost_ns)))
-
-    def _leaner(self) -> Iterator[Planner]:
-        """Planners of plans that hold less on the way: in ever smaller buckets and not ahead; at last each alone."""
-        if self.bucket_bytes and self.limit.allowed_bytes is not None:
-            for lean in LEAN_BUCKETS_BYTES:
-                if lean < self.bucket_bytes:
-                    yield replace(self, bucket_bytes=lean, gathers_ahead=False)
-            yield replace(self, bucket_bytes=0, gathers_ahead=True)
-
-    def _is_near(self, plan: ShardingPlan) -> bool:
-        """Whether a plan of another schedule would nearly fit on this one."""
-        here = replace(plan, bucket_bytes=self.bucket_bytes, gathers_ahead=self.gathers_ahead)
-        budget = self.limit.allowed_bytes
-        return budget is None or is_near(self.graph, here, self.limit.policy, budget)
-
-    def _for_what_is_left(self, started_s: float) -> Planner:
-        """The same for the time that is left."""
-        left_s = self._left_s(started_s)
-        return self if left_s is None else replace(self, time_limit_s=max(LAST_S, left_s))
-
-    def _left_s(self, started_s: float) -> float | None:
-        """Seconds of the time limit that are left, never negative; None where there is no limit."""
-        return None if self.time_limit_s is None else max(0.0, self.time_limit_s - (time.monotonic() - started_s))
-
-    def _planned(self, formulation: Formulation, is_last: bool, known: Found | None) -> ShardingPlan:
+    def _planned(self, formulation: Formulation, hints: Hints) -> ShardingPlan:
         options = SolverOptions(
             self.backend,
             self.time_limit_s,
-            known=known,
-            explains=is_last,
-            is_thorough=is_last,
+            known=hints.known,
+            leanest=hints.leanest,
+            explains=hints.is_last,
+            is_thorough=hints.is_last,
             report=self.report,
         )
         try:
@@ -231,10 +167,6 @@ class Planner:
             )
         except InfeasibleError as error:
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
-
-    def _is_good(self, plan: ShardingPlan, formulation: Formulation) -> bool:
-        """Whether a plan on a schedule that holds less is not worth a look."""
-        return self.limit.allowed_bytes is None or plan.solver.gap <= 2 * gap_of(formulation.problem)
 
     def fitted(
         self, formulation: Formulation, start: tuple[int, ...] | None = None
@@ -254,21 +186,27 @@ class Planner:
             solutions.append(solution)
             return self.write(program, solution)
 
-        def search(planner: Planner, program: Formulation, is_last: bool, known: Found | None) -> ShardingPlan:
+        def search(planner: Planner, program: Formulation, hints: Hints) -> ShardingPlan:
             options = SolverOptions(
-                planner.backend, planner.time_limit_s, start, known, False, is_thorough=is_last, report=self.report
+                planner.backend,
+                planner.time_limit_s,
+                start,
+                hints.known,
+                explains=False,
+                is_thorough=hints.is_last,
+                report=self.report,
             )
             wider = planner._wider(program.constraints)
             return plan_within_budget(program, planner.limit, options, write, wider=wider)
 
-        return self._on_any_schedule(formulation, search), tuple(solutions)
+        return on_any_schedule(self, formulation, search, asks_experts=False), tuple(solutions)
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
         for k, constraint in enumerate(constraints[:MOST_RELAXED]):
-            yield constraint.text, self._formulate([*constraints[:k], *constraints[k + 1 :]], self.chooses_again)
+            yield constraint.text, self.program([*constraints[:k], *constraints[k + 1 :]], self.chooses_again)
 
     def _wider(self, constraints: Sequence[Constraint]) -> Callable[[], Formulation] | None:
-        return (lambda: self._formulate(constraints, chooses_again=True)) if self.chooses_again else None
+        return (lambda: self.program(constraints, chooses_again=True)) if self.chooses_again else None
 
     def formulate(self, constraints: Constraints) -> Formulation:
         """The program under constraints.
@@ -278,9 +216,14 @@ class Planner:
                 stands.
         """
         with constraints.located():
-            return self._formulate(constraints.values)
+            return self.program(constraints.values)
 
-    def _formulate(self, constraints: Sequence[Constraint], chooses_again: bool = False) -> Formulation:
+    def program(self, constraints: Sequence[Constraint], chooses_again: bool = False) -> Formulation:
+        """The program under constraints that hold together; one that ``chooses_again`` decides what is computed again.
+
+        Raises:
+            ConstraintError: one names nothing, or cannot hold, alone or beside another.
+        """
         return formulate(
             self.graph,
             self.mesh,
@@ -365,7 +308,7 @@ class Planner:
 
     def _has_plan(self, constraints: Sequence[Constraint]) -> bool:
         try:
-            problem = self._formulate(constraints).problem
+            problem = self.program(constraints).problem
         except ConstraintError:
             return False
         solution = solve(problem, backend=self.backend, time_limit_s=BLAME_S, relative_gap=ANY_PLAN)

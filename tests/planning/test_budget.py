@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 import autoshard
 from autoshard.capture import capture
+from autoshard.constraints.baselines import baseline
 from autoshard.errors import BudgetError
+from autoshard.mesh import Mesh
 from autoshard.planning import timeline_of
 from autoshard.planning.budget import GAP
 from autoshard.plans import ShardingPlan, dump_plan
@@ -21,6 +23,7 @@ from autoshard.plans.units import format_bytes, parse_bytes
 from cost_models import load_profile, optimizer_policy
 
 from ..distributed import cases
+from ..models import Blocks
 from ..plans_of import profile_of
 
 PINS = {"mlp": ("x=dp:S(0)", "target=dp:S(0)"), "deep": ("x=dp:S(0)",)}
@@ -211,3 +214,20 @@ def test_where_a_schedule_holds_too_much_one_that_holds_less_is_taken() -> None:
         assert (found.bucket_bytes, found.gathers_ahead) == (leaner.bucket_bytes, leaner.gathers_ahead)
         assert found.solver.bound_ns <= free.solver.cost_ns <= before.solver.cost_ns <= found.solver.cost_ns
         before = found
+
+
+def test_where_only_an_expert_has_a_plan_that_fits_it_is_that_one_however_short_the_search() -> None:
+    """Fully sharded data parallel holds least here; the search alone finds nothing below 99,944 bytes."""
+    torch.manual_seed(0)
+    model, args = Blocks((32,)), (torch.randn(256, 8),)
+    options: dict[str, Any] = {"mesh": "dp=2", "hardware": "cpu-gloo", "optimizer": "sgd"}
+    schemes = baseline("fsdp", Mesh.parse("dp=2")).constraints(Mesh.parse("dp=2"))
+    by_hand = autoshard.plan(model, args, **options, constraints=schemes, checkpointing="none")
+    assert by_hand.memory is not None
+    budget = by_hand.memory.peak.size_bytes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # not proven optimal
+        found = autoshard.plan(model, args, **options, memory=budget, time_limit_s=0.5)
+    assert found.memory is not None and found.memory.peak.size_bytes <= budget
+    assert found.solver.cost_ns <= by_hand.solver.cost_ns
+    assert found.pins == ()

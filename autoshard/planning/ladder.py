@@ -1,0 +1,161 @@
+"""A plan under a budget on the first of several schedules that allows a good one.
+
+Collectives that travel together and ahead hold memory. So where a search finds nothing that fits on the planner's
+schedule, or nothing good, it goes on with schedules that hold less: smaller buckets that are not gathered ahead, at
+last each tensor alone. An answer that does not fit on one schedule is where the next search starts. Before the last
+search baselines are looked at (:mod:`autoshard.planning.experts`).
+
+The bound is that of the first schedule, whose prices are the lowest: what travels in smaller buckets takes no less.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..plans import ShardingPlan
+from ..plans.schedule import LEAN_BUCKETS_BYTES
+from .budget import LAST_S, Found, NothingFitsError, gap_of, is_near
+from .experts import experts
+from .formulation import Formulation
+
+if TYPE_CHECKING:
+    from .planner import Planner
+
+DOUBTFUL = 0.05
+"""The gap above which baselines are looked at."""
+FOR_EXPERTS = 0.25
+"""How much of a time limit that may take, beside what is left of it, once there is a plan."""
+
+
+@dataclass(frozen=True, eq=False)
+class Hints:
+    """What is known before a search: whether it is the last one, and nothing fits so far; the answer of a search before
+    that is nearest to the budget; the plan that holds least.
+    """
+
+    is_last: bool = True
+    known: Found | None = None
+    leanest: Found | None = None
+
+
+Search = Callable[["Planner", Formulation, Hints], ShardingPlan]
+"""What a planner finds within the budget for a program of its own.
+
+Raises:
+    NothingFitsError: nothing.
+"""
+
+
+def on_any_schedule(planner: Planner, formulation: Formulation, search: Search, asks_experts: bool) -> ShardingPlan:
+    """The plan on the planner's schedule or, where none is found that fits or its gap is large, the cheapest of it and
+    those on schedules that hold less.
+
+    Args:
+        formulation: the planner's program without memory.
+
+    Raises:
+        What the search does.
+    """
+    return _Ladder(planner, formulation, search, asks_experts).plan()
+
+
+class _Ladder:
+    def __init__(self, planner: Planner, formulation: Formulation, search: Search, asks_experts: bool) -> None:
+        self._planner, self._formulation, self._search = planner, formulation, search
+        self._asks_experts = asks_experts
+        self._started_s = time.monotonic()
+        self._best: ShardingPlan | None = None
+        self._bound_ns: int | None = None
+        self._known: Found | None = None
+        self._leanest: Found | None = None
+        self._cannot = False
+
+    def plan(self) -> ShardingPlan:
+        schedules = [self._planner, *_leaner(self._planner)]
+        left = list(schedules)
+        while left:
+            planner, *left = left
+            if not left and len(schedules) > 1 and self._asks_experts:
+                self._ask_experts(schedules)
+                if self._best is not None and self._left_s() == 0:
+                    break
+            try:
+                found = self._searched(planner, is_last=not left)
+            except NothingFitsError as error:
+                if self._best is None and not left:
+                    raise
+                self._note_bound(error.bound_ns)
+                self._cannot |= error.is_proven
+                # without an answer there is none on other schedules either: the program counts none at first
+                near = self._known = error.nearest
+                left = [other for other in left[:-1] if near and _is_near(other, near.plan)] + left[-1:]
+                continue
+            self._note_bound(found.solver.bound_ns)
+            self._note(found)
+            if self._is_good(found) or self._left_s() == 0:
+                break
+        assert self._best is not None
+        return self._stated(self._best)
+
+    def _searched(self, planner: Planner, is_last: bool) -> ShardingPlan:
+        hints = Hints(is_last and self._best is None, self._known, self._leanest)
+        if planner is self._planner:
+            return self._search(planner, self._formulation, hints)
+        left_s = self._left_s()
+        if left_s is not None:
+            planner = replace(planner, time_limit_s=max(LAST_S, left_s))
+        return self._search(planner, planner.program(self._formulation.constraints), hints)
+
+    def _ask_experts(self, schedules: list[Planner]) -> None:
+        """Looks at baselines where no plan is known, or none near the bound, unless there can be none."""
+        limit, budget = self._planner.limit, self._planner.limit.allowed_bytes
+        if self._cannot or (self._best is not None and self._stated(self._best).solver.gap <= DOUBTFUL):
+            return
+        until_s = None
+        if self._planner.time_limit_s is not None:
+            until_s = time.monotonic() + (self._left_s() or 0.0) + FOR_EXPERTS * self._planner.time_limit_s
+        below_ns = float("inf") if self._best is None else self._best.solver.cost_ns
+        for found in experts(schedules, self._formulation.constraints, below_ns):
+            self._leanest = min(self._leanest or found, found, key=lambda each: each.peak_bytes)
+            if budget is None or found.peak_bytes <= budget:
+                self._note(replace(found.plan, memory=limit.outcome(found.timeline)))
+            if self._best is not None and until_s is not None and time.monotonic() > until_s:
+                break
+
+    def _note(self, found: ShardingPlan) -> None:
+        self._best = min(self._best or found, found, key=lambda plan: plan.solver.cost_ns)
+
+    def _note_bound(self, bound_ns: int) -> None:
+        self._bound_ns = bound_ns if self._bound_ns is None else self._bound_ns
+
+    def _stated(self, plan: ShardingPlan) -> ShardingPlan:
+        cost = plan.solver.cost_ns
+        return replace(plan, solver=plan.solver.having(cost, min(self._bound_ns or 0, cost)))
+
+    def _is_good(self, plan: ShardingPlan) -> bool:
+        """Whether a plan on a schedule that holds less is not worth a look."""
+        return self._planner.limit.allowed_bytes is None or plan.solver.gap <= 2 * gap_of(self._formulation.problem)
+
+    def _left_s(self) -> float | None:
+        """Seconds of the time limit that are left, never negative; None where there is no limit."""
+        limit_s = self._planner.time_limit_s
+        return None if limit_s is None else max(0.0, limit_s - (time.monotonic() - self._started_s))
+
+
+def _leaner(planner: Planner) -> Iterator[Planner]:
+    """Planners of plans that hold less on the way: in ever smaller buckets and not ahead; at last each alone."""
+    if planner.bucket_bytes and planner.limit.allowed_bytes is not None:
+        for lean in LEAN_BUCKETS_BYTES:
+            if lean < planner.bucket_bytes:
+                yield replace(planner, bucket_bytes=lean, gathers_ahead=False)
+        yield replace(planner, bucket_bytes=0, gathers_ahead=True)
+
+
+def _is_near(planner: Planner, plan: ShardingPlan) -> bool:
+    """Whether a plan of another schedule would nearly fit on the planner's."""
+    here = replace(plan, bucket_bytes=planner.bucket_bytes, gathers_ahead=planner.gathers_ahead)
+    budget = planner.limit.allowed_bytes
+    return budget is None or is_near(planner.graph, here, planner.limit.policy, budget)
