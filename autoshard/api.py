@@ -198,8 +198,7 @@ def plan(
             "precision": precision,
             "limit": limit,
         }
-        report("looking for a plan that was kept")
-        made = kept_plan(asked, key, make, keeps=lambda plan: time_limit_s is None or is_proven(plan))
+        made = kept_plan(asked, key, make, keeps=lambda plan: time_limit_s is None or is_proven(plan), report=report)
     else:
         made = make()
     warn_if_unproven(made)

@@ -26,6 +26,7 @@ def kept_plan(
     model_key: Callable[[], str | None],
     make: Callable[[], ShardingPlan],
     keeps: Callable[[ShardingPlan], bool],
+    report: Callable[[str], None] = lambda stage: None,
 ) -> ShardingPlan:
     """The plan that was made of the same before, or one that is made now and kept.
 
@@ -33,11 +34,14 @@ def kept_plan(
         asked: all that a plan depends on beside the model and the versions of packages; equal values print alike.
         model_key: a text for the model and its arguments; None where there is no telling whether they are the same.
         keeps: whether a plan is to be kept.
+        report: called with the name of the stage as it starts.
 
     Warns:
         StrategyWarning: those with which the plan was made; a kept one comes with the same.
     """
     plans = disk_cache("plans")
+    if plans is not None:
+        report("looking for a plan that was kept")
     of_model = model_key() if plans is not None else None
     if plans is None or of_model is None:
         return make()

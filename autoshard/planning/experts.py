@@ -8,19 +8,77 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, Self
 
-from ..constraints import gather_constraints
+from solver import Solution
+
+from ..capture import CapturedGraph
+from ..constraints import Constraint, gather_constraints
 from ..constraints.baselines import Baseline, baselines
 from ..errors import ConstraintError, InfeasibleError
+from ..mesh import Mesh
+from ..plans import ShardingPlan
 from .budget import Found
-
-if TYPE_CHECKING:
-    from ..constraints import Constraint
-    from .planner import Planner
+from .formulation import Formulation
+from .limit import MemoryLimit
 
 
-def experts(planners: Sequence[Planner], constraints: Sequence[Constraint], below_ns: float) -> Iterator[Found]:
+class Planning(Protocol):
+    """What plans of one model under one budget need of a :class:`~autoshard.planning.planner.Planner`."""
+
+    @property
+    def graph(self) -> CapturedGraph:
+        """The captured step."""
+        ...
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh it is planned for."""
+        ...
+
+    @property
+    def limit(self) -> MemoryLimit:
+        """The budget."""
+        ...
+
+    @property
+    def time_limit_s(self) -> float | None:
+        """For the solver."""
+        ...
+
+    @property
+    def chooses_again(self) -> bool:
+        """Whether the program may decide what is computed again."""
+        ...
+
+    @property
+    def bucket_bytes(self) -> int:
+        """How much travels together at most."""
+        ...
+
+    @property
+    def gathers_ahead(self) -> bool:
+        """Whether parameters are gathered before they are read."""
+        ...
+
+    def program(self, constraints: Sequence[Constraint]) -> Formulation:
+        """The program under constraints."""
+        ...
+
+    def solve(self, formulation: Formulation) -> Solution:
+        """Its cheapest assignment."""
+        ...
+
+    def write(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
+        """The plan of a solution."""
+        ...
+
+    def having(self, **changes: Any) -> Self:
+        """The same with other options."""
+        ...
+
+
+def experts(planners: Sequence[Planning], constraints: Sequence[Constraint], below_ns: float) -> Iterator[Found]:
     """Plans of baselines that may be cheaper than what is known, those that do not fit included: each scheme as it is
     or, where that does not fit, computing layers again, on the first schedule on which that fits.
 
@@ -30,7 +88,7 @@ def experts(planners: Sequence[Planner], constraints: Sequence[Constraint], belo
         below_ns: the cost of the best plan that is known.
     """
     budget = planners[0].limit.allowed_bytes
-    told = [replace(planner, chooses_again=False) for planner in planners]
+    told = [planner.having(chooses_again=False) for planner in planners]
     for baseline in reversed(baselines(told[0].mesh)):  # those that hold least first
         plain = _planned(told[0], baseline, constraints)
         if plain is None or plain.cost_ns >= below_ns:
@@ -53,7 +111,7 @@ def experts(planners: Sequence[Planner], constraints: Sequence[Constraint], belo
                 break
 
 
-def _planned(planner: Planner, baseline: Baseline, constraints: Sequence[Constraint]) -> Found | None:
+def _planned(planner: Planning, baseline: Baseline, constraints: Sequence[Constraint]) -> Found | None:
     """The cheapest plan of a baseline without a budget; None where there is none."""
     try:
         schemes = gather_constraints(baseline.constraints(planner.mesh), planner.mesh).values

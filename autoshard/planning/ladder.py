@@ -13,16 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from ..plans import ShardingPlan
 from ..plans.schedule import LEAN_BUCKETS_BYTES
 from .budget import LAST_S, Found, NothingFitsError, gap_of, is_near
-from .experts import experts
+from .experts import Planning, experts
 from .formulation import Formulation
-
-if TYPE_CHECKING:
-    from .planner import Planner
 
 DOUBTFUL = 0.05
 """The gap above which baselines are looked at."""
@@ -41,7 +38,8 @@ class Hints:
     leanest: Found | None = None
 
 
-Search = Callable[["Planner", Formulation, Hints], ShardingPlan]
+_P = TypeVar("_P", bound=Planning)
+Search = Callable[[_P, Formulation, Hints], ShardingPlan]
 """What a planner finds within the budget for a program of its own.
 
 Raises:
@@ -49,7 +47,7 @@ Raises:
 """
 
 
-def on_any_schedule(planner: Planner, formulation: Formulation, search: Search, asks_experts: bool) -> ShardingPlan:
+def on_any_schedule(planner: _P, formulation: Formulation, search: Search[_P], asks_experts: bool) -> ShardingPlan:
     """The plan on the planner's schedule or, where none is found that fits or its gap is large, the cheapest of it and
     those on schedules that hold less.
 
@@ -62,8 +60,8 @@ def on_any_schedule(planner: Planner, formulation: Formulation, search: Search, 
     return _Ladder(planner, formulation, search, asks_experts).plan()
 
 
-class _Ladder:
-    def __init__(self, planner: Planner, formulation: Formulation, search: Search, asks_experts: bool) -> None:
+class _Ladder(Generic[_P]):
+    def __init__(self, planner: _P, formulation: Formulation, search: Search[_P], asks_experts: bool) -> None:
         self._planner, self._formulation, self._search = planner, formulation, search
         self._asks_experts = asks_experts
         self._started_s = time.monotonic()
@@ -100,16 +98,16 @@ class _Ladder:
         assert self._best is not None
         return self._stated(self._best)
 
-    def _searched(self, planner: Planner, is_last: bool) -> ShardingPlan:
+    def _searched(self, planner: _P, is_last: bool) -> ShardingPlan:
         hints = Hints(is_last and self._best is None, self._known, self._leanest)
         if planner is self._planner:
             return self._search(planner, self._formulation, hints)
         left_s = self._left_s()
         if left_s is not None:
-            planner = replace(planner, time_limit_s=max(LAST_S, left_s))
+            planner = planner.having(time_limit_s=max(LAST_S, left_s))
         return self._search(planner, planner.program(self._formulation.constraints), hints)
 
-    def _ask_experts(self, schedules: list[Planner]) -> None:
+    def _ask_experts(self, schedules: list[_P]) -> None:
         """Looks at baselines where no plan is known, or none near the bound, unless there can be none."""
         limit, budget = self._planner.limit, self._planner.limit.allowed_bytes
         if self._cannot or (self._best is not None and self._stated(self._best).solver.gap <= DOUBTFUL):
@@ -145,16 +143,16 @@ class _Ladder:
         return None if limit_s is None else max(0.0, limit_s - (time.monotonic() - self._started_s))
 
 
-def _leaner(planner: Planner) -> Iterator[Planner]:
+def _leaner(planner: _P) -> Iterator[_P]:
     """Planners of plans that hold less on the way: in ever smaller buckets and not ahead; at last each alone."""
     if planner.bucket_bytes and planner.limit.allowed_bytes is not None:
         for lean in LEAN_BUCKETS_BYTES:
             if lean < planner.bucket_bytes:
-                yield replace(planner, bucket_bytes=lean, gathers_ahead=False)
-        yield replace(planner, bucket_bytes=0, gathers_ahead=True)
+                yield planner.having(bucket_bytes=lean, gathers_ahead=False)
+        yield planner.having(bucket_bytes=0, gathers_ahead=True)
 
 
-def _is_near(planner: Planner, plan: ShardingPlan) -> bool:
+def _is_near(planner: Planning, plan: ShardingPlan) -> bool:
     """Whether a plan of another schedule would nearly fit on the planner's."""
     here = replace(plan, bucket_bytes=planner.bucket_bytes, gathers_ahead=planner.gathers_ahead)
     budget = planner.limit.allowed_bytes

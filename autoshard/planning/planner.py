@@ -129,6 +129,10 @@ class Planner:
             options["bucket_bytes"] = 0  # whose schedule there is none of yet
         return cls(graph, Mesh.of(mesh), profile, **options)
 
+    def having(self, **changes: Any) -> Planner:
+        """The same planner with other options."""
+        return replace(self, **changes)
+
     def plan(self, constraints: Constraints, report: Callable[[str], None] = lambda stage: None) -> ShardingPlan:
         """The cheapest plan that fits the memory there is, with what it needs of it.
 
