@@ -20,6 +20,10 @@ all-gather gathers B / k on the slow level and then B on the fast one; a reduce-
 all-reduce is a reduce-scatter of B on the fast level, an all-reduce of B / k on the slow one and an all-gather of B on
 the fast one; an all-to-all and a broadcast move B on each level.
 
+Where levels have wires of their own the buffer may be cut into chunks, of which one is on each level at a time, as in
+NCCL's rings over several network cards: with C chunks of which each takes ``t_l`` seconds on level ``l``,
+``sum t_l + (C - 1) max t_l``. The number of chunks (1, 2, 4 .. 64) that takes least counts.
+
 Laws (held by tests): zero bytes and a single rank cost nothing; never less for more bytes or more ranks; an all-reduce
 costs at least a reduce-scatter; a link ``c`` times slower costs ``c`` times as much.
 
@@ -43,6 +47,8 @@ from .link import Algorithm, Link
 from .spelling import did_you_mean
 
 _PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1, "broadcast": 1}
+
+_CHUNKS = tuple(1 << power for power in range(7))
 
 Levels = tuple[tuple[int, Link], ...]
 
@@ -78,22 +84,32 @@ def collective_s(kind: str, ranks: int, size_bytes: Amount, link: Link) -> Amoun
     return seconds if size_bytes > 0 else 0.0
 
 
-def leveled_s(kind: str, size_bytes: Amount, levels: Levels) -> Amount:
-    """Seconds of one collective that runs level by level, the fastest level first (rules above).
+def leveled_s(kind: str, size_bytes: Amount, levels: Levels, at_once: bool = False) -> Amount:
+    """Seconds of one collective that runs level by level, the fastest level first; where levels can be ``at_once``, in
+    as many chunks as take least (rules above).
 
     Raises:
         ValueError: an unknown kind, or a size that is negative or not finite.
     """
+    return reduce(_least, (_in_chunks(kind, size_bytes, levels, n) for n in (_CHUNKS if at_once else (1,))))
+
+
+def _in_chunks(kind: str, size_bytes: Amount, levels: Levels, chunks: int) -> Amount:
+    parts = _by_level(kind, size_bytes / chunks, levels)
+    together = reduce(lambda one, other: one + other, parts)
+    return together + (chunks - 1) * reduce(_most, parts)
+
+
+def _by_level(kind: str, size_bytes: Amount, levels: Levels) -> list[Amount]:
+    """The seconds of each level, the fastest first."""
     (ranks, link), *slower = levels
     if not slower:
-        return collective_s(kind, ranks, size_bytes, link)
+        return [collective_s(kind, ranks, size_bytes, link)]
     if kind in ("all_to_all", "broadcast"):
-        return collective_s(kind, ranks, size_bytes, link) + leveled_s(kind, size_bytes, tuple(slower))
-    rest = leveled_s(kind, size_bytes / ranks, tuple(slower))
-    if kind == "all_reduce":
-        parts = (collective_s(part, ranks, size_bytes, link) for part in ("reduce_scatter", "all_gather"))
-        return reduce(lambda one, other: one + other, parts, rest)
-    return collective_s(kind, ranks, size_bytes, link) + rest
+        return [collective_s(kind, ranks, size_bytes, link), *_by_level(kind, size_bytes, tuple(slower))]
+    inside = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
+    own = reduce(lambda one, other: one + other, (collective_s(part, ranks, size_bytes, link) for part in inside))
+    return [own, *_by_level(kind, size_bytes / ranks, tuple(slower))]
 
 
 def _alternatives(kind: str, link: Link) -> list[Algorithm]:
@@ -106,3 +122,9 @@ def _least(one: Amount, other: Amount) -> Amount:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.minimum(one, other)
     return min(one, other)
+
+
+def _most(one: Amount, other: Amount) -> Amount:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.maximum(one, other)
+    return max(one, other)

@@ -5,7 +5,8 @@ Ranks fill the hosts in order, ``devices_per_host`` each; a mesh may lay them ou
 - inside one host runs on the link inside a host (on a torus: what its part of the torus gives, ``cost_models.torus``);
 - with no two ranks in one host runs on the link between hosts;
 - across both runs as a flat ring at the worse constant of each, or level by level where each host holds equally many
-  of its ranks in a row: inside the hosts first, so that every device uses its own network card.
+  of its ranks in a row: inside the hosts first, so that every device uses its own network card, and in chunks, so that
+  both networks are busy at once.
 
 A group of several axes is such a group too; it may also run level by level, axis by axis. A *host* is whatever the fast
 network connects: a server, an NVLink domain, a TPU slice.
@@ -89,7 +90,7 @@ class Hosts:
             return Route(self.intra_host.slower_of(self.inter_host))
         link = self._inside(groups.reshape(-1, inside), size)
         levels: Levels = ((inside, link), (groups.shape[1] // inside, self.inter_host))
-        return Route(link.slower_of(self.inter_host), levels)
+        return Route(link.slower_of(self.inter_host), levels, at_once=True)
 
     def _inside(self, groups: Array, size: int) -> Link:
         if self.torus is None or groups.shape[1] == 1:
@@ -105,7 +106,7 @@ class Hosts:
             own = self._route(groups_of(ranks, group), ranks.size)
         except ProfileError:  # no box of the torus: such a group has no ring of its own
             return Route(reduce(Link.slower_of, (link for _, link in members)), by_axis)
-        return Route(own.link, own.levels or by_axis)
+        return own if own.levels else Route(own.link, by_axis)
 
 
 def _ranks_in_each_host(hosts: Array) -> int | None:

@@ -15,7 +15,10 @@ from .spelling import did_you_mean
 READABLE = (1, VERSION)
 
 _PRESET_DIR = Path(__file__).parent / "profiles"
-PRESETS: tuple[str, ...] = ("cpu-gloo", "dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "tpu-v5e")
+PRESETS: tuple[str, ...] = (
+    *("a100-40", "cpu-gloo", "dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200"),
+    *("h100-500w-hbm2e", "h100-mosaicml", "tpu-v5e"),
+)
 
 # The entries that describe a network, by the kind of network: a profile has those of one kind.
 _NETWORKS = (("devices_per_host", "torus", "links"), ("axes",))

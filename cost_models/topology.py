@@ -31,17 +31,19 @@ class Route:
     Attributes:
         link: of every hop of a flat ring through the group.
         levels: (ranks, link) of each level, the fastest first, or empty; the ranks multiply to the group's.
+        at_once: whether the levels have wires of their own, so that chunks of a buffer can be on all of them at a time.
     """
 
     link: Link
     levels: Levels = ()
+    at_once: bool = False
 
     def collective_s(self, kind: str, ranks: int, size_bytes: Amount) -> Amount:
         """Seconds of one collective: flat or level by level, whichever is less."""
         flat = collective_s(kind, ranks, size_bytes, self.link)
         if not self.levels:
             return flat
-        leveled = leveled_s(kind, size_bytes, self.levels)
+        leveled = leveled_s(kind, size_bytes, self.levels, self.at_once)
         return np.minimum(flat, leveled) if isinstance(size_bytes, np.ndarray) else min(flat, leveled)
 
 

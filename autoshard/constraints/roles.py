@@ -62,13 +62,16 @@ class Roles:
 
     @cached_property
     def kept(self) -> frozenset[int]:
-        """Views and casts of parameters that the backward reads: what is gathered for them in the forward stays."""
+        """Views and casts of parameters that the backward reads of the forward: what is gathered for them there stays.
+        Those that are made in the backward, again, keep nothing.
+        """
+        nodes = self._graph.nodes
         return frozenset(
             ref.node
-            for node in self._graph.nodes
+            for node in nodes
             if node.phase == "backward"
             for ref in node.inputs
-            if ref.node in self.origins and self._graph.nodes[ref.node].kind == "operator"
+            if ref.node in self.origins and nodes[ref.node].kind == "operator" and nodes[ref.node].phase == "forward"
         )
 
     @cached_property

@@ -58,6 +58,12 @@ def test_under_fsdp_parameters_are_gathered_in_both_phases_and_gradients_scatter
     assert not any(r.kept for r in plan.redistributions if r.tensor in {e.name for e in plan.parameters})
 
 
+def test_under_fsdp_what_computes_a_layer_again_gathers_each_parameter_once() -> None:
+    plan = made("llama", "dp=2", ["family dp=fsdp", "recomputation full"])
+    gathered = [r.tensor for r, kind in moved(plan, "dp") if r.phase == "backward" and kind == "all_gather"]
+    assert sorted(gathered) == sorted(entry.name for entry in plan.parameters if entry.name != "tok_embeddings.weight")
+
+
 def test_hybrid_sharding_scatters_inside_and_reduces_the_shard_outside() -> None:
     plan = made("llama", "dp=2,tp=2", baseline("hsdp", Mesh.parse("dp=2,tp=2")).constraints(Mesh.parse("dp=2,tp=2")))
     assert all(entry.layout[0] == R and entry.layout[1].kind == "S" for entry in plan.parameters)

@@ -232,7 +232,7 @@ def test_many_faults_are_named_up_to_a_handful(load: Callable[[str], Profile]) -
 
 
 def test_a_missing_file_gets_its_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match=r"no such file; the presets are cpu-gloo, dgx-a100, dgx-b200, dgx-h100"):
+    with pytest.raises(ProfileError, match=r"no such file; the presets are a100-40, cpu-gloo, dgx-a100, dgx-b200"):
         load_profile(str(tmp_path / "none.yaml"))
 
 
@@ -263,7 +263,7 @@ def test_an_unreadable_file_gets_its_clear_error(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("name", ["dgx-h10", "DGX-H100", "", "cpu_gloo"])
 def test_an_unknown_name_lists_the_presets(name: str) -> None:
     with pytest.raises(
-        ProfileError, match=r"unknown hardware profile .*presets are cpu-gloo, dgx-a100, dgx-b200, dgx-h100"
+        ProfileError, match=r"unknown hardware profile .*presets are a100-40, cpu-gloo, dgx-a100, dgx-b200, dgx-h100"
     ):
         load_profile(name)
 
