@@ -162,6 +162,19 @@ TABLE = {
         | {"cost_models", "solver"},
         frozenset({"numpy", "torch"}),
     ),
+    "autoshard.mesh_search": Row(
+        VOCABULARY | {"autoshard.constraints", "autoshard.planning", "autoshard.plans", "cost_models", "solver"},
+        frozenset({"numpy"}),
+    ),
+    "autoshard.mesh_search.rows": Row(
+        frozenset({"autoshard.mesh_search", "autoshard.plans", "autoshard.plans.views"}),
+    ),
+    "autoshard.mesh_search.tables": Row(
+        frozenset({"autoshard.mesh_search", "autoshard.mesh_search.rows", "autoshard.plans"}), frozenset({"rich"})
+    ),
+    "autoshard.mesh_search.charts": Row(
+        frozenset({"autoshard.measure", "autoshard.mesh_search", "autoshard.mesh_search.rows"})
+    ),
     "autoshard.plan_cache": Row(VOCABULARY | {"autoshard.disk_cache", "autoshard.plans"}),
     "autoshard.api": Row(
         VOCABULARY
@@ -173,7 +186,9 @@ TABLE = {
         VOCABULARY
         | PLANS
         | {"autoshard.api", "autoshard.constraints", "autoshard.planning", "autoshard.review"}
-        | {"autoshard.measure.calibrate_command", "cost_models", "solver", "solver.backends"},
+        | {"autoshard.measure.calibrate_command", "autoshard.measure.calibration_report", "autoshard.mesh_search"}
+        | {"autoshard.mesh_search.charts", "autoshard.mesh_search.rows", "autoshard.mesh_search.tables"}
+        | {"cost_models", "solver", "solver.backends"},
         frozenset({"rich", "torch", "typer"}),
     ),
     "autoshard.__main__": Row(frozenset({"autoshard.cli"})),
@@ -195,6 +210,7 @@ DEFERRED = {
     "autoshard.cli.command_help": "only --help needs the tables of names",
     "autoshard.cli.commands": "each command loads what it needs: help, and plans that are shown, wait for nothing else",
     "autoshard.cli.review_commands": "as for the other commands",
+    "autoshard.cli.search_command": "as for the other commands",
     "autoshard.measure.calibrate_command": "only a report needs jinja2",
     "solver.backends": "the registry loads the one backend that was asked for",
 }
