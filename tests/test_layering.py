@@ -179,7 +179,8 @@ TABLE = {
     "autoshard.api": Row(
         VOCABULARY
         | {"autoshard.apply", "autoshard.capture", "autoshard.constraints", "autoshard.lowering", "autoshard.planning"}
-        | {"autoshard.ops", "autoshard.plan_cache", "autoshard.plans", "cost_models", "solver.backends"},
+        | {"autoshard.mesh_search", "autoshard.ops", "autoshard.plan_cache", "autoshard.plans"}
+        | {"cost_models", "solver.backends"},
         frozenset({"torch"}),
     ),
     "autoshard.cli": Row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +12,8 @@ from .search import MeshSearch
 
 # Pixels.
 NAMES, WIDTH, ROW, TOP, BOTTOM, LEGEND, RATES = 230.0, 480.0, 22.0, 46.0, 50.0, 190.0, 320.0
+NEAR = 4
+"""Up to which ratio of the largest to the smallest an axis starts at zero."""
 PLANNED, CUT = COLOURS[0], COLOURS[1]
 
 
@@ -27,7 +30,7 @@ def mesh_picture(search: MeshSearch) -> Picture:
     names = tuple(f"{row.mesh}, {row.batch} samples" if several else row.mesh for row, _ in reversed(drawn))
     height = ROW * len(drawn)
     y = Scale(0.5, len(drawn) + 0.5, TOP + height, TOP, logarithmic=False, names=names)
-    x = spanning((value for _, value in drawn), NAMES, NAMES + WIDTH)
+    x = _milliseconds([value for _, value in drawn])
     panel = Panel(x, y, x_label=f"milliseconds of a {'sample' if several else 'step'}")
     dots, lines = [], []
     said: set[str] = set()
@@ -40,6 +43,15 @@ def mesh_picture(search: MeshSearch) -> Picture:
     panel = replace(panel, dots=tuple(dots), lines=tuple(lines))
     title = f"Meshes of {search.devices} devices"
     return Picture(f"meshes-{search.devices}", title, NAMES + WIDTH + LEGEND, TOP + height + BOTTOM, (panel,))
+
+
+def _milliseconds(values: Sequence[float]) -> Scale:
+    """From zero on where values are near one another, else by their logarithms."""
+    if max(values) > NEAR * min(values):
+        return spanning(values, NAMES, NAMES + WIDTH)
+    power = 10.0 ** math.floor(math.log10(max(values)))
+    end = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= max(values))
+    return Scale(0.0, end, NAMES, NAMES + WIDTH, logarithmic=False)
 
 
 def scaling_picture(searches: Sequence[MeshSearch]) -> Picture | None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, permutations
+from math import prod
 from typing import Literal, TypeAlias
 
-from cost_models import Hosts, Profile, ProfileError, Topology
+from cost_models import Hosts, Link, Profile, ProfileError, Topology
+from cost_models.collectives import Levels
 
 from ..errors import MeshError
 from ..mesh import MAX_RANKS, Mesh
@@ -86,7 +88,7 @@ def _factorisations(number: int, most: int) -> Iterator[tuple[int, ...]]:
                 yield from ((first, *rest) for rest in _factorisations(number // first, most - 1))
 
 
-_Links: TypeAlias = dict[frozenset[int], object]
+_Links: TypeAlias = dict[frozenset[int], tuple[int, Link, Levels]]
 """Of each group of axes how many ranks it has, and what it runs on: what prices depend on."""
 
 
@@ -96,9 +98,9 @@ def _links(topology: Topology) -> _Links:
     for size in range(1, count + 1):
         for group in combinations(range(count), size):
             route = topology.routes[group[0]] if size == 1 else topology.flattened[group]
-            levels = sorted(route.levels, key=lambda level: (level[0], level[1].name))
-            links[frozenset(group)] = tuple(topology.shape[axis] for axis in group), route.link, levels
-    return {group: (sorted(sizes), link, levels) for group, (sizes, link, levels) in links.items()}
+            levels = tuple(sorted(route.levels, key=lambda level: (level[0], level[1].name)))
+            links[frozenset(group)] = prod(topology.shape[axis] for axis in group), route.link, levels
+    return links
 
 
 def _reordered(links: _Links, order: tuple[int, ...]) -> _Links:
