@@ -16,9 +16,11 @@ from solver.backends import load_backend
 
 from .apply import parallelize
 from .capture import as_arguments, capture, captured_once, described, in_mode, model_key
-from .constraints import Given, gather_constraints
+from .constraints import Constraints, Given, gather_constraints
+from .errors import ConstraintError, LayoutError, MeshError
 from .lowering import Random, check_random, from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
+from .mesh_search import Asked, search_meshes, shapes_of
 from .ops import registered
 from .plan_cache import kept_plan
 from .planning import (
@@ -45,6 +47,7 @@ def plan(
     kwargs: dict[str, Any] | None = None,
     *,
     mesh: Mesh | HybridMesh | str | Mapping[str, int],
+    devices: int | None = None,
     hardware: str | cost_models.Profile = "dgx-h100",
     objective: Objective = "step-time",
     constraints: Given | Sequence[Given] = (),
@@ -74,7 +77,9 @@ def plan(
         model: its forward is captured once with the arguments; a scalar result is the loss.
         args, kwargs: example arguments with the *global* shapes of a step; one that is no tuple stands for itself.
         mesh: ``"dp=8,tp=8"``, a mapping of axis names to sizes, a :class:`Mesh`, or a :class:`HybridMesh`, whose order
-            of ranks decides which links the axes are priced on (start the job on ``DeviceMesh(device, mesh.ranks)``).
+            of ranks decides which links the axes are priced on (start the job on ``DeviceMesh(device, mesh.ranks)``);
+            or ``"auto"``: the best mesh of so many ``devices`` (``docs/search.md``).
+        devices: with ``mesh="auto"`` the number of devices.
         hardware: the name of a shipped profile, the path of a profile file, or a profile.
         objective: ``step-time`` (compute, communication and the optimizer's step) or ``communication-time``.
         constraints: what is decided already: constraints files by their paths, and texts in the forms of
@@ -137,9 +142,20 @@ def plan(
     report = progress or (lambda stage: None)
     if objective not in OBJECTIVES:
         raise ValueError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
-    mesh = Mesh.of(mesh)
+    if (mesh == "auto") != (devices is not None):
+        raise MeshError('the number of devices goes with mesh="auto": give both, or a mesh alone')
     profile = profile_of(hardware)
-    gathered = gather_constraints((*_listed(pins), *_listed(constraints)), mesh)
+    if devices is not None and held_as is not None:
+        raise MeshError(f'held_as is a plan on the mesh {held_as.mesh}: give that, not mesh="auto"')
+
+    def decided(mesh: Mesh) -> Constraints:
+        return gather_constraints((*_listed(pins), *_listed(constraints)), mesh)
+
+    if devices is None:
+        mesh = Mesh.of(mesh)
+        gathered = decided(mesh)
+    else:
+        mesh, gathered = _first_read([shape.mesh for shape in shapes_of(devices, profile)], decided)
     said = gathered.budgets
     soft = float(said["memory_soft"]) if memory_soft is None and "memory_soft" in said else memory_soft
     optimizer = optimizer or said.get("optimizer", "adamw")
@@ -174,17 +190,20 @@ def plan(
                 tie_layers=tie_layers,
                 limit=limit,
             )
-        decided = gathered
+        if devices is not None:
+            return search_meshes([Asked(planner)], devices, decided, report=report).plan
+        held = gathered
         if held_as is not None:
             shapes = {n.name: n.outputs[0].shape for _, n in planner.graph.of_kind("parameter") if n.outputs[0]}
-            held = held_pins(held_as, shapes, mesh)
-            decided = gather_constraints((*held, *_listed(pins), *_listed(constraints)), mesh)
-        return planner.plan(decided, report)
+            pinned = held_pins(held_as, shapes, mesh)
+            held = gather_constraints((*pinned, *_listed(pins), *_listed(constraints)), mesh)
+        return planner.plan(held, report)
 
     if cache:
         asked = {
             "name": name or type(model).__name__,
             "mesh": (mesh.axes, mesh.shape, mesh.order),
+            "devices": devices and (devices, *map(str, (*_listed(pins), *_listed(constraints)))),
             "hardware": cost_models.dump_profile(profile),
             "objective": objective,
             "constraints": gathered.texts,
@@ -262,6 +281,18 @@ def _as_planned(model: nn.Module, evaluation: bool) -> Iterator[None]:
     mode = in_mode(model, training=False) if evaluation else nullcontext()
     with mode, torch.set_grad_enabled(torch.is_grad_enabled() and not evaluation):
         yield
+
+
+def _first_read(meshes: Sequence[Mesh], decided: Callable[[Mesh], Constraints]) -> tuple[Mesh, Constraints]:
+    """The first of the meshes on which the constraints can be read, and what they are there.
+
+    Raises:
+        What reading them on the first mesh raises, where there is none.
+    """
+    for mesh in meshes:
+        with suppress(MeshError, LayoutError, ConstraintError):
+            return mesh, decided(mesh)
+    return meshes[0], decided(meshes[0])
 
 
 def _listed(given: Given | Sequence[Given]) -> tuple[Given, ...]:

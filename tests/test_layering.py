@@ -162,18 +162,34 @@ TABLE = {
         | {"cost_models", "solver"},
         frozenset({"numpy", "torch"}),
     ),
+    "autoshard.mesh_search": Row(
+        VOCABULARY | {"autoshard.constraints", "autoshard.planning", "autoshard.plans", "cost_models", "solver"},
+        frozenset({"numpy"}),
+    ),
+    "autoshard.mesh_search.rows": Row(
+        frozenset({"autoshard.mesh_search", "autoshard.plans", "autoshard.plans.views"}),
+    ),
+    "autoshard.mesh_search.tables": Row(
+        frozenset({"autoshard.mesh_search", "autoshard.mesh_search.rows", "autoshard.plans"}), frozenset({"rich"})
+    ),
+    "autoshard.mesh_search.charts": Row(
+        frozenset({"autoshard.measure", "autoshard.mesh_search", "autoshard.mesh_search.rows"})
+    ),
     "autoshard.plan_cache": Row(VOCABULARY | {"autoshard.disk_cache", "autoshard.plans"}),
     "autoshard.api": Row(
         VOCABULARY
         | {"autoshard.apply", "autoshard.capture", "autoshard.constraints", "autoshard.lowering", "autoshard.planning"}
-        | {"autoshard.ops", "autoshard.plan_cache", "autoshard.plans", "cost_models", "solver.backends"},
+        | {"autoshard.mesh_search", "autoshard.ops", "autoshard.plan_cache", "autoshard.plans"}
+        | {"cost_models", "solver.backends"},
         frozenset({"torch"}),
     ),
     "autoshard.cli": Row(
         VOCABULARY
         | PLANS
         | {"autoshard.api", "autoshard.constraints", "autoshard.planning", "autoshard.review"}
-        | {"autoshard.measure.calibrate_command", "cost_models", "solver", "solver.backends"},
+        | {"autoshard.measure.calibrate_command", "autoshard.measure.calibration_report", "autoshard.mesh_search"}
+        | {"autoshard.mesh_search.charts", "autoshard.mesh_search.rows", "autoshard.mesh_search.tables"}
+        | {"cost_models", "solver", "solver.backends"},
         frozenset({"rich", "torch", "typer"}),
     ),
     "autoshard.__main__": Row(frozenset({"autoshard.cli"})),
@@ -195,6 +211,7 @@ DEFERRED = {
     "autoshard.cli.command_help": "only --help needs the tables of names",
     "autoshard.cli.commands": "each command loads what it needs: help, and plans that are shown, wait for nothing else",
     "autoshard.cli.review_commands": "as for the other commands",
+    "autoshard.cli.search_command": "as for the other commands",
     "autoshard.measure.calibrate_command": "only a report needs jinja2",
     "solver.backends": "the registry loads the one backend that was asked for",
 }

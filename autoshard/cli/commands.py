@@ -23,6 +23,7 @@ import typer
 from .command_help import Command
 from .model_factory import load_factory
 from .review_commands import check, explain, replan
+from .search_command import search
 from .terminal import EXIT_DIFFERENT, EXIT_DISAGREES, EXIT_MISTAKE, Commands
 from .terminal import fail as _fail
 from .terminal import mistakes_explained as _mistakes_explained
@@ -417,7 +418,7 @@ def export(
             typer.echo(f"wrote {output}")
 
 
-for _command in (check, explain, replan):
+for _command in (check, explain, replan, search):
     app.command(cls=Command)(_command)
 
 

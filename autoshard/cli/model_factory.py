@@ -24,12 +24,13 @@ ModelAndInputs = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """The module, its positional and its keyword arguments."""
 
 
-def load_factory(spec: str) -> ModelAndInputs:
+def load_factory(spec: str, **given: object) -> ModelAndInputs:
     """Runs the file of ``FILE.py:factory``, calls the function and gives what it returned.
 
-    The function takes no arguments and returns ``(module, args)`` or ``(module, args, kwargs)``. The file runs as
-    ``python FILE.py`` would run it: its folder is put in front of ``sys.path`` (and stays there, for imports inside the
-    model), but ``__name__`` is not ``"__main__"``. A factory that wants the meta device enters it itself.
+    The function takes no arguments, or those ``given``, and returns ``(module, args)`` or ``(module, args, kwargs)``.
+    The file runs as ``python FILE.py`` would run it: its folder is put in front of ``sys.path`` (and stays there, for
+    imports inside the model), but ``__name__`` is not ``"__main__"``. A factory that wants the meta device enters it
+    itself.
 
     Raises:
         FactoryError: the text has no colon, there is no such file or function, either raises (the message quotes the
@@ -45,7 +46,13 @@ def load_factory(spec: str) -> ModelAndInputs:
         found = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
         raise FactoryError(f"cannot load the model {spec!r}: {found}")
     factory = _find(_run(path), name, path)
-    return _check(_guarded(factory, f"{name}()", path), spec)
+    for parameter in given:
+        if parameter not in inspect.signature(factory).parameters:
+            raise FactoryError(
+                f"{name} in {path} takes no argument {parameter!r}; give it one: def {name}({parameter}=1)"
+            )
+    called = ", ".join(f"{parameter}={value!r}" for parameter, value in given.items())
+    return _check(_guarded(lambda: factory(**given), f"{name}({called})", path), spec)
 
 
 def _run(path: Path) -> ModuleType:

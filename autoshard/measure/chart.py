@@ -27,7 +27,8 @@ class Tick:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis: values from ``low`` to ``high`` lie between two pixels, evenly or by their logarithms.
+    """An axis: values from ``low`` to ``high`` lie between two pixels, evenly or by their logarithms; the values 1, 2
+    and so on may have ``names``, which stand in the place of numbers.
 
     >>> Scale(1.0, 100.0, 0.0, 200.0).at(10.0)
     100.0
@@ -38,6 +39,7 @@ class Scale:
     first_px: float
     last_px: float
     logarithmic: bool = True
+    names: tuple[str, ...] = ()
 
     def at(self, value: float) -> float:
         """The pixel at which a value is drawn; a value outside of the axis is drawn at its end."""
@@ -46,8 +48,10 @@ class Scale:
 
     def ticks(self) -> tuple[Tick, ...]:
         """The powers of ten on a logarithmic axis, with their doubles and fives where there are few; else the ends and
-        the middle.
+        the middle; or the names.
         """
+        if self.names:
+            return tuple(Tick(self.at(place), name) for place, name in enumerate(self.names, 1))
         if not self.logarithmic:
             return tuple(Tick(self.at(v), f"{v:g}") for v in (self.low, (self.low + self.high) / 2, self.high))
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)

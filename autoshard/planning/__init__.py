@@ -1,5 +1,6 @@
 """From a captured graph to a plan: prices, the integer program, the search within a memory budget, the plan itself."""
 
+from .budget import NothingFitsError
 from .formulation import OBJECTIVES, Formulation, Objective, formulate
 from .held_as import held_pins
 from .interpretation import interpret
@@ -17,6 +18,7 @@ __all__ = [
     "Demand",
     "Formulation",
     "MemoryLimit",
+    "NothingFitsError",
     "Objective",
     "Planner",
     "Prices",

@@ -121,12 +121,15 @@ class NothingFitsError(BudgetError):
     Attributes:
         bound_ns: what one takes at least.
         is_proven: whether none does.
+        least_bytes: the smallest budget that was found to work.
         nearest: the program's answer, where it has one, which does not fit on its schedule.
     """
 
-    def __init__(self, message: str, bound_ns: int = 0, is_proven: bool = False, nearest: Found | None = None) -> None:
+    def __init__(
+        self, message: str, bound_ns: int, is_proven: bool, least_bytes: int, nearest: Found | None = None
+    ) -> None:
         super().__init__(message)
-        self.bound_ns, self.is_proven, self.nearest = bound_ns, is_proven, nearest
+        self.bound_ns, self.is_proven, self.least_bytes, self.nearest = bound_ns, is_proven, least_bytes, nearest
 
 
 def is_near(graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, budget: int) -> bool:
@@ -199,7 +202,7 @@ def plan_within_budget(
     bound = max(bound or 0, free.solution.bound or 0)
     if found is None:
         said = search.explanation(relaxed()) + _remedy(options, formulation, wider)
-        raise NothingFitsError(said, bound, search.is_proven, search.nearest)
+        raise NothingFitsError(said, bound, search.is_proven, search.least_bytes, search.nearest)
     return search.stated(found, bound)
 
 
@@ -377,6 +380,12 @@ class _Search:
         cost = found.cost_ns
         solver = found.plan.solver.having(cost, min(cost, bound or 0))
         return replace(found.plan, solver=solver, memory=self._limit.outcome(found.timeline))
+
+    @property
+    def least_bytes(self) -> int:
+        """The smallest budget found to work."""
+        assert self.leanest is not None
+        return self._limit.outcome(self.leanest.timeline).reserved_bytes
 
     def explanation(self, relaxed: Iterable[Relaxed]) -> str:
         """The text of the error where no plan fits: the smallest budget found to work, who holds the memory there, and
