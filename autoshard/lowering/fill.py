@@ -26,14 +26,13 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from ..errors import InputError
 from ..layout import Layout
+from ..ops import overwrites
 from ..plans import ShardingPlan
 from .adapter import broadcast, default_generator, device_of, local_of, memory_of
 from .agree import is_same_everywhere
 from .shards import block_of
 
-aten = torch.ops.aten
 _SAMPLED = 1024  # elements of a parameter that ranks compare
-_OVERWRITING = frozenset({aten.normal_, aten.uniform_, aten.exponential_, aten.fill_, aten.zero_, aten.copy_})
 _FILLED: ContextVar[tuple[int, ...]] = ContextVar("the modules that are being filled, by id", default=())
 
 
@@ -151,7 +150,7 @@ class _Wholes(TorchDispatchMode):
         originals: dict[int, Any] = {}
         for at, key in taken.items():
             if isinstance(leaves[at], DTensor):
-                whole = self._whole(key, is_written=at == 0 and func.overloadpacket in _OVERWRITING)
+                whole = self._whole(key, is_written=at == 0 and overwrites(func))
                 originals[id(whole)] = leaves[at]
                 leaves[at] = whole
         args, kwargs = tree_unflatten(leaves, spec)

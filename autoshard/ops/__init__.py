@@ -6,6 +6,7 @@ To teach autoshard an operator of torch, add a line to its family. For one of yo
 from . import drawn, elements, factories, images, norms, products, reductions, views  # noqa: F401  (their entries)
 from .local import run_local
 from .operator import Operator, has, is_contraction, is_free, is_linear, known
+from .overwriting import overwrites
 from .register import register_operator, registered
 from .rule import Rule, replicate_rule
 from .shrink import Form, carries_lengths, small, widened
@@ -20,6 +21,7 @@ __all__ = [
     "is_free",
     "is_linear",
     "known",
+    "overwrites",
     "register_operator",
     "registered",
     "replicate_rule",
