@@ -26,7 +26,7 @@ from autoshard.plans.views.module_tree import module_tree
 from autoshard.plans.views.report import report_html
 from autoshard.plans.views.report_comparison import comparison_html, head_rows, module_rows
 from autoshard.plans.views.report_subject import Subject
-from autoshard.plans.views.report_values import copies_s, cost_split, tenant_words
+from autoshard.plans.views.report_values import copies_s, cost_split
 
 from . import browser
 from .synthetic import MESH, plans, sharded_plan, transformer_plan
@@ -109,7 +109,10 @@ def expected_numbers(plan: ShardingPlan) -> dict[str, str]:
         numbers |= {f"{key}:{field}": getattr(total, field) for field in ("count", "size_bytes", "predicted_s")}
     numbers |= {f"part:{part.name}": part.seconds for part in cost_split(plan)}
     if plan.memory is not None:
-        numbers |= {"peak_bytes": plan.memory.peak.size_bytes, "other_bytes": plan.memory.other_bytes}
+        numbers["peak_bytes"] = plan.memory.peak.size_bytes
+        numbers |= {f"others:{kind}": size for kind, size in plan.memory.others.items()}
+        if plan.memory.other_bytes and not plan.memory.others:
+            numbers["other_bytes"] = plan.memory.other_bytes
         numbers["static_bytes"] = plan.memory.static_bytes
         numbers |= {f"tenant:{i}": tenant.size_bytes for i, tenant in enumerate(plan.memory.tenants)}
         if plan.memory.allocator_margin:
@@ -243,12 +246,25 @@ def test_a_budget_far_above_the_peak_does_not_flatten_the_chart() -> None:
     assert far is not None and (far.budget_at, far.top_bytes) == (None, PLAN.memory.peak.size_bytes)
 
 
-def test_a_copy_that_the_backward_reads_is_called_kept() -> None:
+def test_memory_by_kind_is_all_that_is_in_use_with_no_tail_of_unknown_kind() -> None:
     plan = golden("llama3_8b-tight.yaml")
-    assert plan.memory is not None
-    words = {tenant.name: tenant_words(plan)(tenant) for tenant in plan.memory.tenants}
-    assert words["layers.*.attention.wo.weight"] == words["layers.*.ffn_norm/mul.1"] == "kept copy"
+    chart, memory = memory_chart(plan), plan.memory
+    assert chart is not None and memory is not None
+    assert {"kept", "activation", "parameter", "optimizer"} <= {band.tone for band in chart.bands}
+    named = sum(tenant.size_bytes for tenant in memory.tenants)
+    assert named + sum(memory.others.values()) == memory.peak.size_bytes
+    kinds = {tenant.name: tenant.kind for tenant in memory.tenants}
+    assert kinds["layers.*.attention.wo.weight"] == kinds["layers.*.ffn_norm/mul.1"] == "kept copy"
     assert "temporary" not in golden_page()
+
+
+def test_memory_of_unknown_kinds_is_said_to_be_so() -> None:
+    assert PLAN.memory is not None
+    plan = replace(PLAN, memory=replace(PLAN.memory, kinds=()))
+    chart, text = memory_chart(plan), report_html(plan)
+    assert chart is not None and "does not tell apart" in chart.bands[-1].name
+    assert sum(band.peak_bytes for band in chart.bands) == PLAN.memory.peak.size_bytes
+    assert "of kinds that the plan does not tell apart" in text
 
 
 # Sums -----------------------------------------------------------------------------------------------------------------

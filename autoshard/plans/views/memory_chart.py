@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..memory_outcome import MemoryOutcome, allowed_bytes
+from ..memory_outcome import MemoryOutcome, TenantKind, allowed_bytes
 from ..plan import ShardingPlan
 
 WIDTH, HEIGHT = 1000, 260
+KINDS: Mapping[TenantKind, tuple[str, str]] = {
+    "parameter": ("parameters", "parameter"),
+    "optimizer": ("state of the optimizer", "optimizer"),
+    "buffer": ("buffers", "buffer"),
+    "input": ("inputs", "input"),
+    "gradient": ("gradients", "gradient"),
+    "activation": ("activations", "activation"),
+    "kept copy": ("kept copies, made by the forward and read by the backward", "kept"),
+    "temporary": ("copies on their way, and the work of the optimizer", "copy"),
+    "output": ("results", "output"),
+}
+"""The name and the class of each kind, from the bottom up: first what is held whatever runs."""
 
 
 @dataclass(frozen=True)
@@ -85,20 +97,28 @@ def _allowed(memory: MemoryOutcome) -> int | None:
     return None if memory.budget_bytes is None else allowed_bytes(memory.budget_bytes, memory.allocator_margin)
 
 
-def _courses(memory: MemoryOutcome) -> Iterator[tuple[str, str, list[int]]]:
+def _courses(memory: MemoryOutcome) -> Iterator[tuple[str, str, Sequence[int]]]:
     """The name, the class and the bytes at each moment of every kind, from the bottom up; together what is in use."""
+    known = {each.kind: each.size_bytes for each in memory.kinds}
+    if known:
+        for kind, (name, tone) in KINDS.items():
+            if kind in known:
+                yield name, tone, known[kind]
+        return
     left = [point.size_bytes for point in memory.timeline]
-    for name, tone, size in (
-        ("parameters", "parameters", memory.parameter_bytes),
-        (f"state of {memory.optimizer}", "optimizer-state", memory.optimizer_bytes),
-        ("buffers and inputs", "buffers", memory.buffer_bytes + memory.input_bytes),
-    ):
+    held: tuple[tuple[TenantKind, int], ...] = (
+        ("parameter", memory.parameter_bytes),
+        ("optimizer", memory.optimizer_bytes),
+        ("buffer", memory.buffer_bytes),
+        ("input", memory.input_bytes),
+    )
+    for kind, size in held:
         course = [min(size, rest) for rest in left]
-        left = [rest - held for rest, held in zip(left, course)]
+        left = [rest - taken for rest, taken in zip(left, course)]
         if any(course):
-            yield name, tone, course
+            yield *KINDS[kind], course
     if any(left):
-        yield "gradients, activations and copies", "activations", left
+        yield "gradients, activations and copies, which the plan does not tell apart", "activation", left
 
 
 def _steps(heights: Sequence[int], wide: float, y: Callable[[float], float]) -> list[tuple[float, float]]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...micro_batches import operator_runs
-from ..memory_outcome import MemoryTenant
-from ..natural_order import starred
+from ..memory_outcome import TenantKind
 from ..plan import ShardingPlan
 
 
@@ -53,20 +51,8 @@ def _compute_s(plan: ShardingPlan, phase: str) -> float:
     return math.fsum(times * took for times, took in runs) / 1e9
 
 
-def tenant_words(plan: ShardingPlan) -> Callable[[MemoryTenant], str]:
-    """What a tenant is, in a word or two: a ``kept copy`` was made by the forward and is read by the backward."""
-    peak = None if plan.memory is None else plan.memory.peak.phase
-    phases: dict[str, set[str]] = defaultdict(set)
-    for entry in plan.redistributions:
-        phases[starred(entry.tensor)].add("kept" if entry.kept else entry.phase)
-
-    def words(tenant: MemoryTenant) -> str:
-        if tenant.kind == "optimizer":
-            return "optimizer state"
-        if tenant.kind != "temporary":
-            return tenant.kind
-        made = phases[tenant.name]
-        is_kept = "kept" in made or (peak == "backward" and made == {"forward"})
-        return "kept copy" if is_kept else "work of the optimizer" if peak == "optimizer" else "copy"
-
-    return words
+def tenant_words(plan: ShardingPlan) -> Callable[[TenantKind], str]:
+    """What holds memory at the peak, in a word or two."""
+    steps = plan.memory is not None and plan.memory.peak.phase == "optimizer"
+    words = {"optimizer": "optimizer state", "temporary": "work of the optimizer" if steps else "copy"}
+    return lambda kind: words.get(kind, kind)

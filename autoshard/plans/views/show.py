@@ -225,8 +225,10 @@ def _collectives(summary: PlanSummary) -> Table:
 def _memory(plan: ShardingPlan, memory: MemoryOutcome) -> Table:
     table, kind = _table(("tensors", "kind"), ("count", "bytes")), tenant_words(plan)
     for tenant in memory.tenants:
-        _add(table, tenant.name, kind(tenant), tenant.count, format_bytes(tenant.size_bytes))
-    if memory.other_bytes:
+        _add(table, tenant.name, kind(tenant.kind), tenant.count, format_bytes(tenant.size_bytes))
+    for each, size in memory.others.items():
+        _add(table, "all others", kind(each), "", format_bytes(size))
+    if memory.other_bytes and not memory.others:
         _add(table, "all others", "", "", format_bytes(memory.other_bytes))
     _add(table, "together", "", "", format_bytes(memory.peak.size_bytes))
     return table
