@@ -23,12 +23,12 @@ NARROW = 500  # Chromium's window is no narrower
 TIGHT, ROOMY = "llama3_8b-tight.yaml", "llama3_8b.yaml"
 PICTURES = {
     "report.png": ((TIGHT,), "", WIDTH, 1290, ()),
-    "report-lanes.png": ((TIGHT,), "only=lanes", WIDTH, 1390, ()),
-    "report-memory.png": ((TIGHT,), "only=memory", WIDTH, 1250, ()),
-    "report-map.png": ((TIGHT,), "only=map", WIDTH, 1400, ()),
-    "report-modules.png": ((TIGHT,), "only=modules", WIDTH, 1300, ()),
+    "report-lanes.png": ((TIGHT,), "only=lanes", WIDTH, 870, ()),
+    "report-memory.png": ((TIGHT,), "only=memory", WIDTH, 1180, ()),
+    "report-map.png": ((TIGHT,), "only=map", WIDTH, 960, ()),
+    "report-modules.png": ((TIGHT,), "only=modules", WIDTH, 900, ()),
     "report-comparison.png": ((ROOMY, TIGHT), "", WIDTH, 1290, ()),
-    "report-dark.png": ((TIGHT,), "only=lanes", WIDTH, 1390, ("--blink-settings=preferredColorScheme=0",)),
+    "report-dark.png": ((TIGHT,), "only=lanes", WIDTH, 870, ("--blink-settings=preferredColorScheme=0",)),
     "report-narrow.png": ((TIGHT,), "", NARROW, 1800, ()),
 }
 """For each picture the plans, what the page is asked, the picture's width and height, and what the browser is told."""

@@ -40,7 +40,8 @@ if (asked.has("search")) {
   find();
 }
 if (asked.has("only")) {
-  for (const part of document.querySelectorAll("main > section")) part.classList.toggle("hidden", part.id !== asked.get("only"));
+  const others = document.querySelectorAll(`header, .tools, main > section:not(#${CSS.escape(asked.get("only"))})`);
+  for (const part of others) part.classList.add("hidden");
 }
 if (asked.has("layout")) mark(asked.get("layout"));
 
