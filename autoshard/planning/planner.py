@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from torch import nn
 
 from cost_models import Profile, load_profile
-from solver import Solution, Status, solve
+from solver import Assignment, Solution, Status, solve
 
 from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, micro_batched, recomputed
 from ..constraints import AxisScheme, Constraint, Constraints
@@ -240,7 +240,7 @@ class Planner:
             bucket_bytes=self.bucket_bytes,
         )
 
-    def solve(self, formulation: Formulation, start: Sequence[int] | None = None) -> Solution:
+    def solve(self, formulation: Formulation, start: Assignment | Sequence[int] | None = None) -> Solution:
         """The cheapest assignment; one that has choices.
 
         Args:
