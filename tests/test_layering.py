@@ -164,7 +164,7 @@ TABLE = {
     ),
     "autoshard.mesh_search": Row(
         VOCABULARY | {"autoshard.constraints", "autoshard.planning", "autoshard.plans", "cost_models", "solver"},
-        frozenset({"numpy"}),
+        frozenset({"numpy", "torch"}),
     ),
     "autoshard.mesh_search.rows": Row(
         frozenset({"autoshard.mesh_search", "autoshard.plans", "autoshard.plans.views"}),

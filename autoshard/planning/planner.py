@@ -173,13 +173,14 @@ class Planner:
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
 
     def fitted(
-        self, formulation: Formulation, start: tuple[int, ...] | None = None
+        self, formulation: Formulation, start: tuple[int, ...] | None = None, free: Solution | None = None
     ) -> tuple[ShardingPlan, tuple[Solution, ...]]:
         """The cheapest plan of a program that fits, and the solutions on the way to it: the first is that of the
         program without memory, and the only one where that fits.
 
         Args:
             start: a known assignment; what is found without memory is never worse.
+            free: the solution of the program without memory, where that is known.
 
         Raises:
             InfeasibleError, BudgetError: there is none; the message names no other budget or constraint that would do.
@@ -195,6 +196,7 @@ class Planner:
                 planner.backend,
                 planner.time_limit_s,
                 start,
+                free if program is formulation else None,
                 hints.known,
                 explains=False,
                 is_thorough=hints.is_last,

@@ -118,6 +118,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_search_prints_tables_and_writes_plans_and_pictures(folder: Path) -> None:
     arguments = "search model.py:model --hardware machine.yaml --devices 2,4 --batch 32,64 -o found".split()
+    arguments += ["--processes", "1", "--price", "2.5"]
     printed = CliRunner().invoke(app, arguments)
     assert printed.exit_code == 0, printed.stderr
     assert printed.stderr == ""
@@ -131,6 +132,7 @@ def test_search_prints_tables_and_writes_plans_and_pictures(folder: Path) -> Non
         assert (best["verdict"], best["mesh"], best["step_s"]) == ("best", str(plan.mesh), plan.step_s)
         assert plan.mesh.size == devices and best["mesh"] in printed.stdout
     assert [row["devices"] for row in said["devices"]] == [2, 4] and said["devices"][0]["efficiency"] == 1
+    assert all(row["cost"] == 2.5 * row["device_hours"] for row in said["devices"]) and "cost" in printed.stdout
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_a_mistake_leaves_every_file_as_it_was(folder: Path, arguments: str, cod
     Path("one.yaml").write_text(dump_profile(replace(two_hosts(), network=replace(network, inter_host=None))))
     Path("found").mkdir()
     Path("found/plan-4.yaml").write_text("good")
-    given = f"search model.py:fixed --hardware machine.yaml {arguments} -o found".split()
+    given = f"search model.py:fixed --hardware machine.yaml {arguments} --processes 1 -o found".split()
     result = CliRunner().invoke(app, given)
     assert result.exit_code == code and said in result.stderr, result.stderr
     assert [path.read_text() for path in Path("found").iterdir()] == ["good"]
