@@ -163,7 +163,9 @@ TABLE = {
         frozenset({"numpy", "torch"}),
     ),
     "autoshard.mesh_search": Row(
-        VOCABULARY | {"autoshard.constraints", "autoshard.planning", "autoshard.plans", "cost_models", "solver"},
+        VOCABULARY
+        | {"autoshard.capture", "autoshard.constraints", "autoshard.planning", "autoshard.plans"}
+        | {"cost_models", "solver"},
         frozenset({"numpy", "torch"}),
     ),
     "autoshard.mesh_search.rows": Row(

@@ -13,6 +13,7 @@ is found does not depend on in how many processes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -21,6 +22,7 @@ import numpy as np
 
 from solver import Problem, Solution
 
+from ..capture import Ref
 from ..constraints import Constraints
 from ..errors import BudgetError, ConstraintError, InfeasibleError, LayoutError, MeshError
 from ..mesh import Mesh
@@ -118,6 +120,7 @@ def search_meshes(
         InfeasibleError: no shape has a plan.
     """
     shapes = shapes_of(devices, asked[0].planner.profile, most_axes)
+    _check_memory(asked, devices)
     starts = [_Start(shape, each, constraints, report) for shape in shapes for each in asked]
     few = [k for k, start in enumerate(starts) if start.shape.mesh.ndim <= TOGETHER]
     many = [k for k in range(len(starts)) if k not in few]
@@ -127,6 +130,34 @@ def search_meshes(
             best = min((each.cost_per_sample for each in found if each.plan is not None), default=float("inf"))
             found += _candidates(starts, entrants, best, do_all, report)
     return MeshSearch(devices, _ranked(found, devices, asked[0].planner.limit.budget_bytes))
+
+
+def _check_memory(asked: Sequence[Asked], devices: int) -> None:
+    """Refuses before the long work what cannot fit on any mesh.
+
+    Raises:
+        BudgetError: what is held at the optimizer's step is too much for the devices together.
+    """
+    limit = asked[0].planner.limit
+    if limit.allowed_bytes is None or limit.soft_ms_per_gib is not None:
+        return
+    least = min(held_bytes(each.planner) for each in asked) // devices
+    if least > limit.allowed_bytes:
+        raise BudgetError(
+            f"no mesh of {devices} devices has a plan that fits {format_bytes(limit.budget_bytes or 0)} per rank: "
+            f"parameters, gradients and the state of {limit.optimizer} alone take {format_bytes(least)} of each "
+            f"({least} bytes) if every one of them is cut over all; use more devices, or an optimizer that holds less"
+        )
+
+
+def held_bytes(planner: Planner) -> int:
+    """Bytes of all parameters, of the gradients of those that are trained, and of the optimizer's state, each once."""
+    graph, policy = planner.graph, planner.limit.policy
+    metas = {node.name: graph.meta(Ref(i)) for i, node in graph.of_kind("parameter")}
+    sizes = {name: (math.prod(meta.shape), meta.dtype.itemsize) for name, meta in metas.items()}
+    trained = [sizes[name] for name, _ in graph.gradients]
+    held = sum(count * size for count, size in (*sizes.values(), *trained))
+    return held + sum(policy.state_bytes(count, size) for count, size in trained)
 
 
 def computation_ns(problem: Problem) -> int:

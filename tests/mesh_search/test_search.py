@@ -16,6 +16,7 @@ from autoshard.cli.commands import app
 from autoshard.constraints import gather_constraints
 from autoshard.errors import InfeasibleError, MeshError
 from autoshard.mesh_search import Asked, MeshSearch, search_meshes, shapes_of
+from autoshard.mesh_search.search import held_bytes
 from autoshard.planning import Planner, memory_limit
 from autoshard.plans import read_plan
 from cost_models import Hosts, Profile, dump_profile
@@ -61,6 +62,15 @@ def test_the_winner_is_the_best_of_planning_on_every_shape() -> None:
     assert found.plan.solver.cost_ns == least == costs[found.winner.shape.mesh]
     cut = [each for each in found.candidates if each.verdict == "cut"]
     assert cut and all(each.bound_ns >= least for each in cut)
+
+
+@pytest.mark.parametrize("optimizer", ["none", "adamw"])
+def test_no_plan_holds_less_than_what_is_refused_at_once(optimizer: str) -> None:
+    asked = replace(planner(None, 64), limit=memory_limit(optimizer, None, None, two_hosts()))
+    for shape in shapes_of(4, two_hosts(), 2):
+        fsdp = gather_constraints(tuple(f"family {axis}=fsdp" for axis in shape.mesh.axes), shape.mesh)
+        memory = replace(asked, mesh=shape.mesh).plan(fsdp).memory
+        assert memory is not None and held_bytes(asked) // 4 <= memory.static_bytes <= memory.peak.size_bytes
 
 
 def test_of_several_batches_the_least_for_a_sample_wins() -> None:
@@ -141,7 +151,8 @@ def test_search_prints_tables_and_writes_plans_and_pictures(folder: Path) -> Non
         ("--devices 0", 2, "'0' is no list of numbers above 0"),
         ("--devices 4 --hardware cpu-none", 2, "cpu-none"),
         ("--devices 4 --hardware one.yaml", 2, "there is no mesh of 4 devices: hardware profile"),
-        ("--devices 2 --memory 1KiB", 2, "no mesh of 2 devices has a plan that fits 1 KiB per rank: the smallest"),
+        ("--devices 2 --memory 1KiB", 2, "no mesh of 2 devices has a plan that fits 1 KiB per rank: parameters, grad"),
+        ("--devices 2 --memory 5KiB", 2, "no mesh of 2 devices has a plan that fits 5 KiB per rank: the smallest"),
         ("--devices 4 --batch 8", 2, "takes no argument 'batch'"),
     ],
 )
