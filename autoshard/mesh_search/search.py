@@ -275,7 +275,7 @@ class _Start:
         """Its plan, within the memory there is."""
         assert bounded.solution is not None
         try:
-            plan, _ = self._planner.fitted(self._formulation(), free=bounded.solution)
+            plan = self._planner.fitted(self._formulation(), free=bounded.solution)
         except NothingFitsError as error:
             bound = max(bounded.bound_ns, error.bound_ns)
             return self._lost("does not fit", str(error), bound, error.least_bytes)
