@@ -411,6 +411,8 @@ def report(
 
 def _networks(plans: Sequence[ShardingPlan], hardware: str | None) -> list[tuple[str, ...]]:
     """For each plan, sentences on what its mesh runs on."""
+    if hardware is None and find_spec("numpy") is None:
+        return [("What its axes run on is said where numpy is installed, which profiles are read with.",)] * len(plans)
     from cost_models import ProfileError
 
     from .network_text import network_lines
