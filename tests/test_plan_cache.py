@@ -246,7 +246,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("said", ["off", "0", ""])
 def test_the_cache_can_be_turned_off(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOSHARD_CACHE", said)
-    assert disk_cache("plans") is None
+    assert disk_cache("plans", "") is None
 
 
 def test_a_folder_that_others_may_write_is_not_used(folder: Path) -> None:
