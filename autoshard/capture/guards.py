@@ -22,9 +22,8 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._dynamo import guards, source
+from torch._dynamo import guards, output_graph, source
 from torch._dynamo.guards import CheckFunctionManager, GuardBuilder
-from torch._dynamo.output_graph import OutputGraphCommon, OutputGraphGuardsState
 from torch._guards import Guard, GuardsSet, Source, TracingContext, tracing
 from torch.utils._ordered_set import OrderedSet
 
@@ -235,8 +234,8 @@ def guards_again(document: Mapping[str, Any], model: nn.Module) -> Guards | None
         with tracing(TracingContext(None)):  # a source that imports a module guards on it
             read = _Read(document["sources"])
         kept = [Guard(read.source(where), read.condition(*what)) for where, *what in document["guards"]]
-        graph = OutputGraphCommon(
-            OutputGraphGuardsState(
+        graph = output_graph.OutputGraphCommon(
+            output_graph.OutputGraphGuardsState(
                 local_scope=scope["L"],
                 global_scope=scope["G"],
                 torch_function_mode_stack=[],
