@@ -18,7 +18,12 @@ os.environ["AUTOSHARD_CACHE"] = "off"  # for the processes that tests start, too
 TESTS = Path(__file__).parent
 SLOW = (
     *("benchmarks", "distributed", "fuzz", "review", "lowering/test_order.py", "test_api.py", "test_packaging.py"),
-    *("cli/test_review_commands.py", "constraints/test_schemes.py", "mesh_search/test_search.py"),
+    *(
+        "cli/test_review_commands.py",
+        "constraints/test_schemes.py",
+        "mesh_search/test_search.py",
+        "mesh_search/test_side_by_side.py",
+    ),
     *(f"capture/test_{name}.py" for name in ("flat", "kept_graph")),
     *(f"lowering/test_{name}.py" for name in ("compiled", "taken_apart")),
     *(f"measure/test_{name}.py" for name in ("calibrate_command", "runs")),

@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 
 import cost_models
+from solver import Solution
 
 from ..constraints import gather_constraints
 from ..constraints.baselines import Baseline, baselines
@@ -98,11 +99,11 @@ def compare(
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """A plan that fits, its program without memory, and the choices of that program's cheapest plan."""
+    """A plan that fits, its program without memory, and that program's solution."""
 
     plan: ShardingPlan
     formulation: Formulation
-    choices: tuple[int, ...]
+    solution: Solution
 
     @property
     def cost_ns(self) -> int:
@@ -111,14 +112,16 @@ class _Entry:
 
 @dataclass(frozen=True, eq=False)
 class _Waiting:
-    """A baseline that does not fit as it is: its program without memory, the choices of that program's cheapest plan,
-    and a bound in nanoseconds of all its plans.
-    """
+    """A baseline whose cheapest plan does not fit: its program without memory, and that program's solution."""
 
     baseline: Baseline
     formulation: Formulation
-    choices: tuple[int, ...]
-    least_ns: int
+    solution: Solution
+
+    @property
+    def least_ns(self) -> int:
+        """A bound of all its plans."""
+        return self.solution.bound or 0
 
 
 class _Race:
@@ -151,11 +154,11 @@ class _Race:
                 continue
             self._start(f"planning {baseline.name}")
             try:
-                plan = self._told.fitted(nearest.formulation, nearest.choices)
+                plan = self._told.fitted(nearest.formulation, free=nearest.solution)
             except (InfeasibleError, BudgetError) as error:
                 yield Contender(baseline.name, baseline.title, None, str(error))
             else:
-                yield self._noted(baseline, _Entry(plan, nearest.formulation, nearest.choices))
+                yield self._noted(baseline, _Entry(plan, nearest.formulation, nearest.solution))
             if baseline.recomputation is None:
                 for recomputing in baseline.recomputing():
                     yield from self._enter(recomputing, waiting)
@@ -169,14 +172,13 @@ class _Race:
         except (ConstraintError, InfeasibleError) as error:
             yield Contender(baseline.name, baseline.title, None, str(error))
             return
-        assert solution.choices is not None
         plan, limit = self._told.write(formulation, solution), self._planner.limit
         timeline = timeline_of(formulation.graph, plan, limit.policy)
         if limit.allowed_bytes is None or timeline.peak.size_bytes <= limit.allowed_bytes:
             plan = replace(plan, memory=limit.outcome(timeline))
-            yield self._noted(baseline, _Entry(plan, formulation, solution.choices))
+            yield self._noted(baseline, _Entry(plan, formulation, solution))
             return
-        waiting.append(_Waiting(baseline, formulation, solution.choices, solution.bound or 0))
+        waiting.append(_Waiting(baseline, formulation, solution))
 
     def _noted(self, baseline: Baseline, found: _Entry) -> Contender:
         if self._best is None or found.cost_ns < self._best[0].cost_ns:
@@ -244,8 +246,9 @@ def _same_choices(made: _Entry, free: Formulation) -> tuple[int, ...]:
     """The strategies of a program's first solution, by their numbers in one with more of them that computes no more
     operators again.
     """
-    narrow = made.formulation
-    chosen = [strategies[choice] for strategies, choice in zip(narrow.strategies, made.choices)]
+    narrow, choices = made.formulation, made.solution.choices
+    assert choices is not None
+    chosen = [strategies[choice] for strategies, choice in zip(narrow.strategies, choices)]
     operators = {(node.phase, node.name): strategy for node, strategy in zip(narrow.graph.nodes, chosen)}
     wanted = [operators[node.phase, node.name] for node in free.graph.nodes]
     wanted += chosen[len(narrow.graph.nodes) :]

@@ -151,10 +151,10 @@ def test_a_contender_has_the_plan_that_its_constraints_have() -> None:
 def test_where_the_search_for_the_optimum_finds_nothing_the_best_baseline_is_it(monkeypatch: Any) -> None:
     fitted = Planner.fitted
 
-    def failing(self: Planner, formulation: Any, start: Any = None) -> Any:
+    def failing(self: Planner, formulation: Any, start: Any = None, free: Any = None) -> Any:
         if not any(constraint.text.startswith("family") for constraint in formulation.constraints):
             raise BudgetError("nothing was found")
-        return fitted(self, formulation, start)
+        return fitted(self, formulation, start, free)
 
     monkeypatch.setattr(Planner, "fitted", failing)
     contest = short_of_memory()
