@@ -17,8 +17,9 @@ from solver.backends import load_backend
 from .apply import parallelize
 from .capture import as_arguments, capture, captured_once, described, in_mode, model_key
 from .constraints import Constraints, Given, gather_constraints
+from .disk_cache import disk_cache
 from .errors import ConstraintError, LayoutError, MeshError
-from .lowering import Random, check_random, from_first_rank, mesh_of
+from .lowering import Random, check_random, code_digest, from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
 from .mesh_search import Asked, search_meshes, shapes_of
 from .ops import registered
@@ -269,7 +270,8 @@ def auto_parallelize(
             precision = Precision.of(options.get("param_dtype"), options.get("reduce_dtype"))
             capture(model, example_inputs, example_kwargs, precision=precision)
 
-    with captured_once():  # each rank for itself, the first one as it plans, the others while it does
+    graphs = disk_cache("graphs", code_digest()) if options.get("cache", True) else None
+    with captured_once(graphs):  # each rank for itself, the first one as it plans, the others while it does
         text = from_first_rank(mesh, make, "planning", meanwhile)
         made = parse_plan(text, "the plan of the first rank")
         return parallelize(model, made, mesh, example_inputs, example_kwargs, random=random)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .capture import CapturedGraph, as_arguments, capture, in_mode, micro_batched, rebuild_call, recomputed
+from .disk_cache import disk_cache
 from .errors import InputError, PlanMismatchError, StrategyWarning, VerificationError
 from .layout import format_strategy
 from .lowering import (
@@ -33,6 +34,7 @@ from .lowering import (
     check_redistributions,
     check_same_start,
     check_same_tensors,
+    code_digest,
     converted,
     lower,
     open_board,
@@ -161,7 +163,8 @@ def _captured(
 def _as_planned(
     model: nn.Module, plan: ShardingPlan, args: tuple[Any, ...], kwargs: dict[str, Any] | None
 ) -> CapturedGraph:
-    captured = capture(model, args, kwargs, guarded=True, precision=plan.precision)
+    graphs = disk_cache("graphs", code_digest())
+    captured = capture(model, args, kwargs, guarded=True, precision=plan.precision, graphs=graphs)
     graph = recomputed(micro_batched(captured, plan.micro_batches), plan.recomputed)
     check_plan(plan, graph)
     return graph
@@ -204,8 +207,10 @@ def check_strategies(plan: ShardingPlan, graph: CapturedGraph) -> None:
         for node in graph.nodes:
             if node.name not in chosen:
                 raise VerificationError(f"the plan has no entry for {node.name}; make the plan again")
-            offered = enumerator.strategies(node)
-            if chosen[node.name] not in known.setdefault(id(offered), frozenset(offered)):
+            offered = enumerator.strategies(node)  # equal nodes get the same tuple
+            if id(offered) not in known:
+                known[id(offered)] = frozenset(offered)
+            if chosen[node.name] not in known[id(offered)]:
                 raise VerificationError(_no_rule(node.name, chosen[node.name], plan))
 
 

@@ -27,10 +27,11 @@ class DiskCache:
     Args:
         folder: made where it is missing, for this user alone.
         largest_bytes: of all entries together.
+        made_by: what makes the entries (a version, a digest of code): part of every key.
     """
 
-    def __init__(self, folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:
-        self._folder, self._largest_bytes = folder, largest_bytes
+    def __init__(self, folder: Path, largest_bytes: int = LARGEST_BYTES, made_by: str = "") -> None:
+        self._folder, self._largest_bytes, self._made_by = folder, largest_bytes, made_by
 
     def get(self, key: str) -> bytes | None:
         """The entry of a key; None where there is none, or none that is whole."""
@@ -39,7 +40,7 @@ class DiskCache:
             digest, _, data = path.read_bytes().partition(b"\n")
         except OSError:
             return None
-        if digest.decode(errors="replace") != _digest(key, data):
+        if digest.decode(errors="replace") != self._digest(key, data):
             self.remove(key)
             return None
         with suppress(OSError):
@@ -51,7 +52,7 @@ class DiskCache:
         try:
             for folder in (self._folder.parent, self._folder):  # parents would be made for all to read
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self._path(key), _digest(key, data).encode() + b"\n" + data)
+            write_whole(self._path(key), self._digest(key, data).encode() + b"\n" + data)
             self._trim()
         except OSError as error:
             warnings.warn(
@@ -66,7 +67,10 @@ class DiskCache:
             self._path(key).unlink()
 
     def _path(self, key: str) -> Path:
-        return self._folder / hashlib.sha256(key.encode()).hexdigest()
+        return self._folder / self._digest(key, b"")
+
+    def _digest(self, key: str, data: bytes) -> str:
+        return hashlib.sha256(f"{self._made_by}\n{key}\n".encode() + data).hexdigest()
 
     def _trim(self) -> None:
         entries = []
@@ -82,8 +86,11 @@ class DiskCache:
             left -= size
 
 
-def disk_cache(kind: str) -> DiskCache | None:
+def disk_cache(kind: str, made_by: str) -> DiskCache | None:
     """The user's cache of one kind of entries; None where it is off, or its folder is not the user's alone.
+
+    Args:
+        made_by: as for :class:`DiskCache`.
 
     Warns:
         UserWarning: others may write into the folder.
@@ -100,7 +107,7 @@ def disk_cache(kind: str) -> DiskCache | None:
             stacklevel=2,
         )
         return None
-    return DiskCache(folder / kind)
+    return DiskCache(folder / kind, made_by=made_by)
 
 
 def _is_own(folder: Path) -> bool:
@@ -109,7 +116,3 @@ def _is_own(folder: Path) -> bool:
     except OSError:
         return True  # it is made when something is kept, or that says why it cannot be
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _digest(key: str, data: bytes) -> str:
-    return hashlib.sha256(key.encode() + b"\n" + data).hexdigest()

@@ -39,13 +39,13 @@ def kept_plan(
     Warns:
         StrategyWarning: those with which the plan was made; a kept one comes with the same.
     """
-    plans = disk_cache("plans")
+    plans = disk_cache("plans", _versions())
     if plans is not None:
         report("looking for a plan that was kept")
     of_model = model_key() if plans is not None else None
     if plans is None or of_model is None:
         return make()
-    key = json.dumps([of_model, _versions(), {name: str(value) for name, value in asked.items()}])
+    key = json.dumps([of_model, {name: str(value) for name, value in asked.items()}])
     found = _read(plans.get(key))
     if found is not None:
         plan, said = found

@@ -18,12 +18,19 @@ os.environ["AUTOSHARD_CACHE"] = "off"  # for the processes that tests start, too
 TESTS = Path(__file__).parent
 SLOW = (
     *("benchmarks", "distributed", "fuzz", "review", "lowering/test_order.py", "test_api.py", "test_packaging.py"),
-    "mesh_search/test_side_by_side.py",
-    *(f"capture/test_{name}.py" for name in ("flat",)),
+    *(
+        "cli/test_review_commands.py",
+        "constraints/test_schemes.py",
+        "mesh_search/test_search.py",
+        "mesh_search/test_side_by_side.py",
+    ),
+    *(f"capture/test_{name}.py" for name in ("flat", "kept_graph")),
+    *(f"lowering/test_{name}.py" for name in ("compiled", "taken_apart")),
     *(f"measure/test_{name}.py" for name in ("calibrate_command", "runs")),
     *(f"planning/test_{name}.py" for name in ("allocator_margin", "budget", "chosen_again", "comparison")),
     *(f"planning/test_{name}.py" for name in ("formulation", "layer_ties", "lives", "micro_batch_laws")),
     *(f"planning/test_{name}.py" for name in ("optimizer_step", "schedule_prices", "tensor_networks", "timeline")),
+    *(f"planning/test_{name}.py" for name in ("interpretation", "precision_policy")),
     *(f"solver/test_{name}.py" for name in ("interruption", "networks", "reductions")),
     *(f"strategies/test_{name}.py" for name in ("enumerator", "meaning", "rules_are_right")),
 )

@@ -131,6 +131,7 @@ TABLE = {
         VOCABULARY
         | {
             "autoshard.capture",
+            "autoshard.disk_cache",
             "autoshard.lowering",
             "autoshard.plans",
             "autoshard.plans.text",
@@ -181,7 +182,7 @@ TABLE = {
     "autoshard.api": Row(
         VOCABULARY
         | {"autoshard.apply", "autoshard.capture", "autoshard.constraints", "autoshard.lowering", "autoshard.planning"}
-        | {"autoshard.mesh_search", "autoshard.ops", "autoshard.plan_cache", "autoshard.plans"}
+        | {"autoshard.disk_cache", "autoshard.mesh_search", "autoshard.ops", "autoshard.plan_cache", "autoshard.plans"}
         | {"cost_models", "solver.backends"},
         frozenset({"torch"}),
     ),

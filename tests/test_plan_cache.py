@@ -206,6 +206,7 @@ def test_a_kept_plan_comes_with_its_warnings_until_rules_are_registered(
         operator.known.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_code_of_the_user_is_part_of_the_key(tmp_path: Path) -> None:
     (tmp_path / "scale.py").write_text("def scaled(x):\n    return x * 1\n")
     (tmp_path / "net.py").write_text(
@@ -246,7 +247,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("said", ["off", "0", ""])
 def test_the_cache_can_be_turned_off(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOSHARD_CACHE", said)
-    assert disk_cache("plans") is None
+    assert disk_cache("plans", "") is None
 
 
 def test_a_folder_that_others_may_write_is_not_used(folder: Path) -> None:
@@ -257,6 +258,7 @@ def test_a_folder_that_others_may_write_is_not_used(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_processes_that_write_one_key_at_once_leave_a_whole_entry(tmp_path: Path) -> None:
     program = """
         import sys

@@ -26,9 +26,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ..errors import CaptureError
 from .annotation import marking
-from .dynamo import Guards
 from .forward import forward_of
 from .graph import Mark, SameTensor
+from .guards import Guards
 from .observed import MODEL
 
 aten = torch.ops.aten

@@ -11,14 +11,14 @@ from typing import Any
 from torch import nn
 
 from .blocks import Stack, shortened
-from .dynamo import Guards
+from .guards import Guards
 
 
 class BlockGuards:
-    """The conditions that a short capture has relied on, for all blocks of the model."""
+    """The conditions that a short capture has relied on (``guards``), for all blocks of the model."""
 
     def __init__(self, guards: Guards, model: nn.Module, stacks: Sequence[Stack]) -> None:
-        self._guards = guards
+        self.guards = guards
         self._model = model
         self._stacks = tuple(stacks)
 
@@ -29,7 +29,7 @@ class BlockGuards:
                 return f"len({_path(stack)}) == {stack.size}", ""
         for number in range(max(stack.windows for stack in self._stacks)):
             with shortened(self._stacks, number):
-                broken = self._guards.broken()
+                broken = self.guards.broken()
             if broken is not None:
                 return self._named(broken[0], number), broken[1]
         return None
@@ -46,7 +46,7 @@ class BlockGuards:
     def __deepcopy__(self, memo: dict[int, Any]) -> BlockGuards:
         model = deepcopy(self._model, memo)
         stacks = [replace(stack, container=model.get_submodule(stack.path)) for stack in self._stacks]
-        return BlockGuards(self._guards.on(model), model, stacks)
+        return BlockGuards(self.guards.on(model), model, stacks)
 
 
 def _path(stack: Stack) -> str:

@@ -13,6 +13,9 @@ from torch import nn
 
 from .arguments import same_constant
 
+FEWEST = 8
+"""Blocks from which on a short capture, and the two runs that check it, take less time than a whole one."""
+
 SHORT = 5
 """The blocks of a short model: a first one, two in the middle, and two last ones."""
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -24,9 +24,12 @@ from .attention import attention, attention_backward
 from .autocast import check_autocast_around
 from .constant import LARGEST, constant, constant_arguments
 from .dynamo import is_explained, model_stack, own_error
+from .fake_run import FakeRun
 from .flat import Captured, captured_flat
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
+from .kept_graph import read_graph, written_graph
 from .lines import line_in, line_of
+from .model_key import known_model
 from .models import check_example, check_model
 from .precise import dtype_of, precise
 from .writes import refuse_writes
@@ -53,8 +56,26 @@ _ADVICE = {
         "compute the loss of them outside"
     ),
 }
-_KEPT: ContextVar[dict[object, CapturedGraph] | None] = ContextVar("captures that are kept", default=None)
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
+
+
+class KeptGraphs(Protocol):
+    """Graphs from earlier processes, by keys that say all that a graph depends on but autoshard's own code."""
+
+    def get(self, key: str) -> bytes | None:
+        """What is kept under a key; None for nothing."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keeps a graph."""
+
+
+@dataclass(frozen=True)
+class _Once:
+    graphs: KeptGraphs | None
+    captured: dict[object, CapturedGraph] = field(default_factory=dict)
+
+
+_ONCE: ContextVar[_Once | None] = ContextVar("captures of which there is one", default=None)
 
 
 def capture(
@@ -64,6 +85,7 @@ def capture(
     *,
     guarded: bool = False,
     precision: Precision = AS_IT_IS,
+    graphs: KeptGraphs | None = None,
 ) -> CapturedGraph:
     """Captures one step of a model: forward, and backward where something is trained.
 
@@ -74,6 +96,7 @@ def capture(
         guarded: gives the graph ``guards``, which cost some time: for those who run the graph later.
         precision: the dtypes in which the step computes and reduces. With a ``param_dtype`` floating parameters and
             floating arguments are cast before the forward, and buffers stay as they are.
+        graphs: where graphs with guards are kept. That of the same model is read there, and a new one kept.
 
     Returns:
         The joint graph. A scalar floating-point result is the loss; other results get one tangent each.
@@ -82,31 +105,39 @@ def capture(
         CaptureError: the model has a graph break, an operator whose result shape depends on data, or dynamic shapes.
     """
     kwargs = dict(kwargs or {})
-    kept = _KEPT.get()
-    if kept is None or not isinstance(model, nn.Module):
-        return _captured(model, args, kwargs, guarded, precision)
+    once = _ONCE.get()
+    if once is None or not isinstance(model, nn.Module):
+        return _captured(model, args, kwargs, guarded, precision, graphs)
     modes = tuple(module.training for module in model.modules())
     given = tuple(map(id, tree_leaves((args, kwargs))))
     asked = (id(model), modes, given, precision, torch.is_grad_enabled())
-    if asked not in kept:
-        kept[asked] = _captured(model, args, kwargs, True, precision)
-    return kept[asked]
+    if asked not in once.captured:
+        once.captured[asked] = _captured(model, args, kwargs, True, precision, graphs or once.graphs)
+    return once.captured[asked]
 
 
 @contextmanager
-def captured_once() -> Iterator[None]:
+def captured_once(graphs: KeptGraphs | None = None) -> Iterator[None]:
     """Inside, a model is captured once for the same arguments, in the same mode and precision: for those who know that
     neither it nor they change.
+
+    Args:
+        graphs: as for :func:`capture`, for all captures inside.
     """
-    token = _KEPT.set({})
+    token = _ONCE.set(_Once(graphs))
     try:
         yield
     finally:
-        _KEPT.reset(token)
+        _ONCE.reset(token)
 
 
 def _captured(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guarded: bool, precision: Precision
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    guarded: bool,
+    precision: Precision,
+    graphs: KeptGraphs | None,
 ) -> CapturedGraph:
     check_autocast_around()
     check_model(model)
@@ -120,7 +151,6 @@ def _captured(
     with _explained(model, precision):
         check_example(call)
     names = signature.names(args, kwargs)
-
     dtype = dtype_of(precision.param_dtype) if precision.param_dtype else None
 
     def as_it_is() -> Captured:
@@ -129,11 +159,24 @@ def _captured(
         refuse_writes(traced, model, names)
         return _Builder(traced, model, names).build(), traced
 
-    graph = captured_flat(model, args, kwargs, as_it_is, dtype) or as_it_is()[0]
-    if precision == AS_IT_IS:
-        return graph
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    return precise(graph, precision, {name: t.dtype for name, t in (parameters | call.tensors()).items()})
+    def made(run: FakeRun | None = None) -> CapturedGraph:
+        graph = captured_flat(model, args, kwargs, as_it_is, dtype, run) or as_it_is()[0]
+        if precision == AS_IT_IS:
+            return graph
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        return precise(graph, precision, {name: t.dtype for name, t in (parameters | call.tensors()).items()})
+
+    known = known_model(model, args, kwargs, precision.param_dtype) if graphs is not None and guarded else None
+    if graphs is None or known is None:
+        return made()
+    key = f"{known.key} {precision!r}"
+    data = graphs.get(key)
+    graph = None if data is None else read_graph(data, model, known.run.structure, precision)
+    if graph is None:
+        graph = made(known.run)
+        if (data := written_graph(graph, known.run.structure)) is not None:
+            graphs.put(key, data)
+    return graph
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import re
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy, deepcopy
 from dataclasses import dataclass, field, is_dataclass
 from types import CodeType
 from typing import Any
@@ -20,46 +19,27 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._dynamo import functional_export, guards
+from torch._dynamo import functional_export
 from torch._dynamo.convert_frame import get_traced_fn
 from torch._dynamo.exc import ObservedException, TorchRuntimeError, Unsupported
-from torch._dynamo.guards import CheckFunctionManager
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch._functorch.autograd_function import autograd_function_apply as autograd_function_apply
-from torch._guards import Guard, GuardsSet
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.export._trace import _restore_state_dict
-from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import SUPPORTED_NODES, TreeSpec, tree_structure
 
 from ..errors import CaptureError
 from .arguments import same_constant
 from .autocast import check_autocast_within
+from .guards import MODEL_SOURCE, Guards, guards_of, readable
 from .lines import is_models_file, line_in, line_of
-from .observed import Observed
 
-_MODEL = "L['self']._modules['_export_root']._modules['model']"
-_BUFFERS = re.compile(re.escape(_MODEL) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
+_BUFFERS = re.compile(re.escape(MODEL_SOURCE) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
 _WORD = re.compile(r"\w+")
 # How dynamo prints the argument of an exception, and a name that Python would not find either.
 _CONSTANT = re.compile(r"ConstantVariable\(str: (.*)\)", re.DOTALL)
 _NO_NAME = re.compile(r"Failed to find name `(\w+)` in frame's builtins")
-# Guards on modes of torch, and on tensors.
-_OF_A_CALL = frozenset(
-    {
-        "AUTOGRAD_SAVED_TENSORS_HOOKS",
-        "DEFAULT_DEVICE",
-        "DETERMINISTIC_ALGORITHMS",
-        "GLOBAL_STATE",
-        "GRAD_MODE",
-        "SHAPE_ENV",
-        "TENSOR_MATCH",
-        "TORCH_FUNCTION_STATE",
-    }
-)
-# The arguments of the capture, and what its own code reads.
-_OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput")
 
 
 @dataclass(frozen=True)
@@ -68,47 +48,6 @@ class SideEffect:
 
     name: str
     line: str
-
-
-@dataclass(frozen=True, eq=False)
-class _Nested:
-    """A tuple with lists in it, which dynamo compares with itself: its name, where it is, and how it printed."""
-
-    name: str
-    source: Any
-    text: str
-
-
-class Guards:
-    """The conditions on Python state under which the captured graph is what the model does."""
-
-    def __init__(self, manager: Any, scope: dict[str, Any], nested: list[_Nested], lines: dict[str, str]) -> None:
-        self._manager = manager
-        self._scope = scope
-        self._nested = nested
-        self._lines = lines
-
-    def broken(self) -> tuple[str, str] | None:
-        """The first condition that no longer holds, such as ``model.k == 3.0``, and the line that relies on it; None if
-        all hold.
-        """
-        if not self._manager.check(self._scope["L"]):
-            parts = self._manager.check_verbose(self._scope["L"]).verbose_code_parts
-            code = str(parts[0]).partition("  # ")[0].strip() if parts else "the state of the model"
-            return readable(code), self._lines.get(code, "")
-        for nested in self._nested:
-            if repr(nested.source.get_value(self._scope, {}, {})) != nested.text:
-                return f"{nested.name} == {nested.text}", ""
-        return None
-
-    def on(self, model: nn.Module) -> Guards:
-        """The same conditions on another model that was made like the captured one."""
-        traced = copy(self._scope["L"]["self"])
-        traced._modules = {"_export_root": Observed(model)}
-        return Guards(self._manager, {"L": {"self": traced}, "G": self._scope["G"]}, self._nested, self._lines)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Guards:
-        return self.on(deepcopy(self._scope["L"]["self"]._export_root.model, memo))
 
 
 @dataclass
@@ -131,7 +70,7 @@ class Dynamo:
         """
         assert self.answer is not None, "dynamo has given an answer"
         module, output = self.answer
-        return _guards(output.output_graph, module)
+        return guards_of(output.output_graph, module, get_traced_fn(module)[0].__code__)
 
     def reads(self) -> frozenset[str]:
         """The names of all attributes that the forward has read."""
@@ -243,22 +182,6 @@ def own_error(error: Exception) -> str | None:
     return None
 
 
-def readable(source: str) -> str:
-    """Dynamo's name for an object, or its condition on one, as a reader writes it: ``model.layers.0.k == 3.0``."""
-    source = source.replace(_MODEL, "model")
-    source = re.sub(r"G\['__import_(\w+)'\]", lambda m: m[1].replace("_dot_", "."), source)
-    source = re.sub(r"\._modules\['([^']*)'\]|\._buffers\['([^']*)'\]|\._parameters\['([^']*)'\]", _dotted, source)
-    source = re.sub(r"[GL]\['([^']*)'\]", r"\1", source)
-    source = re.sub(r"___check_type_id\((.*), \d+\), type=<class '(.*)'>", r"type(\1) is \2", source)
-    source = re.sub(r"___check_obj_id\((.*), \d+\), type=.*", r"\1 is what it was", source)
-    source = re.sub(r"^len\((.*)\) != (\d+)$", r"len(\1) == \2", source)  # so dynamo prints the length of a dict
-    return re.sub(r"not ___dict_contains\((.*), (.*)\)", r"\1 not in \2", source)
-
-
-def _dotted(match: re.Match[str]) -> str:
-    return "." + next(group for group in match.groups() if group is not None)
-
-
 @contextmanager
 def _side_effects_into(found: Dynamo) -> Iterator[None]:
     """Dynamo writes code that repeats side effects after the graph has run; just before, it has them all in a list."""
@@ -328,56 +251,6 @@ def _answers_into(answers: list[tuple[nn.Module, Any]]) -> Iterator[None]:
 
     with patch.object(functional_export, "fullgraph_capture", and_record):
         yield
-
-
-class _AsTheyAre:
-    """In place of the pass that makes variables of what several guards name. What it is for, a text of all guards,
-    nobody reads; it takes 7% of the capture of Llama-3-8B.
-    """
-
-    def count(self, exprs: list[str]) -> None: ...
-
-    def replace(self, expr: str) -> tuple[list[str], str]:
-        return [], expr
-
-
-def _guards(graph: Any, module: nn.Module) -> Guards:
-    kept = [guard for guard in graph.guards if _is_state(guard)]
-    everything, graph._guards = graph._guards, GuardsSet(OrderedSet(kept))
-    try:
-        hooks_count = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
-        with hooks_count, patch.object(guards, "PyExprCSEPass", _AsTheyAre):
-            manager = CheckFunctionManager(get_traced_fn(module)[0].__code__, graph).guard_manager
-    finally:
-        graph._guards = everything
-    lines = {
-        code: line_in("".join(traceback.format_list(guard.user_stack)))
-        for guard in kept
-        if guard.user_stack
-        for code in guard.code_list or ()
-    }
-    scope = {"L": {"self": module}, "G": graph.global_scope}
-    return Guards(manager, scope, list(_nested(kept, scope)), lines)
-
-
-def _nested(guards: list[Guard], scope: dict[str, Any]) -> Iterator[_Nested]:
-    for guard in guards:
-        if guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH"):
-            source = guard.originating_source
-            value = source.get_value(scope, {}, {})
-            if isinstance(value, (tuple, list, dict)):
-                yield _Nested(readable(guard.name), source, repr(value))
-
-
-def _is_state(guard: Guard) -> bool:
-    """Whether a guard, which dynamo has evaluated, is on what stays as it is from call to call: no tensor, no mode."""
-    value_type = guard.guarded_class_weakref() if guard.guarded_class_weakref is not None else None
-    is_tensor = value_type is not None and issubclass(value_type, torch.Tensor)
-    is_of_capture = "L['self']" in guard.name and _MODEL not in guard.name
-    is_of_capture |= any(name in guard.name for name in _OF_CAPTURE)
-    # how a module that is compiled in place is called: the graph has what it computes
-    is_of_compile = getattr(guard.create_fn, "keywords", {}).get("attr") == "_compiled_call_impl"
-    return not (guard.create_fn_name() in _OF_A_CALL or is_tensor or is_of_capture or is_of_compile)
 
 
 def _names(code: CodeType) -> frozenset[str]:

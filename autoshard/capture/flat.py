@@ -18,13 +18,10 @@ from torch import nn
 from ..errors import CaptureError
 from .adapter import Trace
 from .block_guards import BlockGuards
-from .blocks import shortened, stacks_of
-from .fake_run import fake_run, seen
+from .blocks import FEWEST, shortened, stacks_of
+from .fake_run import FakeRun, fake_run, seen
 from .graph import CapturedGraph
 from .repeat import NotPeriodicError, Repeated, repeated
-
-FEWEST = 8
-"""Blocks from which on a short capture, and the two runs that check it, take less time than a whole one."""
 
 Captured: TypeAlias = tuple[CapturedGraph, Trace]
 
@@ -35,12 +32,14 @@ def captured_flat(
     kwargs: dict[str, Any],
     capture: Callable[[], Captured],
     dtype: torch.dtype | None = None,
+    run: FakeRun | None = None,
 ) -> CapturedGraph | None:
     """The graph of a model that has stacks; None where it has none, or is to be captured whole.
 
     Args:
         capture: captures the model as it is when called.
         dtype: what it casts floating parameters and arguments to.
+        run: of the model as it is, with blocks that name what runs in them, if there was one.
     """
     stacks = tuple(stacks_of(model, FEWEST))
     if not stacks:
@@ -51,7 +50,7 @@ def captured_flat(
             short_run = fake_run(model, args, kwargs, dtype, stacks)
         if traced.has_custom_backward or any(stack.differing & traced.reads for stack in stacks):
             return None
-        deep_run = fake_run(model, args, kwargs, dtype, stacks)
+        deep_run = run or fake_run(model, args, kwargs, dtype, stacks)
         if short_run.elsewhere or deep_run.elsewhere:  # of which nobody knows whether they are the same ones
             return None
         short = short_run.nodes

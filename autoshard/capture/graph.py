@@ -13,7 +13,7 @@ from torch.utils._pytree import TreeSpec
 
 from ..precision import AS_IT_IS, Precision
 from .block_guards import BlockGuards
-from .dynamo import Guards
+from .guards import Guards
 
 Phase = Literal["forward", "backward"]
 NodeKind = Literal["parameter", "buffer", "input", "tangent", "operator"]

@@ -19,6 +19,7 @@ import sysconfig
 import warnings
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -29,7 +30,8 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from .adapter import global_hooks
-from .fake_run import fake_run, seen
+from .blocks import FEWEST, stacks_of
+from .fake_run import FakeRun, fake_run, seen
 from .precise import dtype_of
 from .repeat import NotPeriodicError
 
@@ -47,8 +49,20 @@ class _NoKeyError(Exception):
     """Something is part of the model of which nobody can say whether it is as it was."""
 
 
-def model_key(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], param_dtype: str | None = None) -> str | None:
-    """A text for all that a capture of a model depends on; None where there is something that cannot be told.
+@dataclass(frozen=True, eq=False)
+class KnownModel:
+    """What is known of a model without a capture: ``key``, a text that two models share only if their capture is the
+    same, and ``run``, what its forward does.
+    """
+
+    key: str
+    run: FakeRun
+
+
+def known_model(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], param_dtype: str | None = None
+) -> KnownModel | None:
+    """Describes all that a capture of a model depends on; None where there is something that cannot be told.
 
     The forward is run once on a copy of the model that shares its tensors, of which only shapes are read.
 
@@ -56,21 +70,35 @@ def model_key(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], param_d
         model, args, kwargs: as for :func:`autoshard.capture.capture`.
         param_dtype: what floating parameters and arguments are cast to, ``bfloat16``.
     """
-    dtype = dtype_of(param_dtype) if param_dtype else None
-    digest = hashlib.sha256()
     if not isinstance(model, nn.Module):
         return None
+    digest = hashlib.sha256()
+
+    def note(part: object) -> None:
+        digest.update(f"{part}\n".encode(errors="backslashreplace"))
+
     try:
-        for part in _parts(model, args, kwargs, dtype):
-            digest.update(f"{part}\n".encode(errors="backslashreplace"))
+        for part in _at_rest(model, args, kwargs):
+            note(part)
+        copy = _copy(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the model warns of, it warns of when it is captured
+            dtype = dtype_of(param_dtype) if param_dtype else None
+            run = fake_run(copy, args, kwargs, dtype, tuple(stacks_of(copy, FEWEST)))
+        for part in _of_run(run):
+            note(part)
     except (_NoKeyError, NotPeriodicError, RecursionError):
         return None
-    return digest.hexdigest()
+    return KnownModel(digest.hexdigest(), run)
 
 
-def _parts(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None
-) -> Iterator[object]:
+def model_key(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], param_dtype: str | None = None) -> str | None:
+    """The key of :func:`known_model`."""
+    known = known_model(model, args, kwargs, param_dtype)
+    return None if known is None else known.key
+
+
+def _at_rest(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[object]:
     yield _settings()
     yield from _files(model)
     known = _Described(model)
@@ -78,9 +106,9 @@ def _parts(
         yield path, known.of(module)
     leaves, structure = tree_flatten((args, kwargs))
     yield structure, [known.of_argument(leaf) for leaf in leaves]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the model warns of, it warns of when it is captured
-        run = fake_run(_copy(model), args, kwargs, dtype)
+
+
+def _of_run(run: FakeRun) -> Iterator[object]:
     yield from map(seen, run.nodes)
     yield run.structure, run.result
     yield [(_tensor(value), _numbers(value)) for value in run.elsewhere]

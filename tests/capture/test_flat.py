@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from autoshard.capture import CapturedGraph, Node, capture, flat
-from autoshard.capture.blocks import stacks_of
+from autoshard.capture.blocks import FEWEST, stacks_of
 from autoshard.precision import AS_IT_IS, Precision
 from examples.gpt2 import GPT2, GPT2Config
 from examples.llama import Llama, LlamaConfig
@@ -249,7 +249,7 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "a backward of its own": TurnedAround,
     "what every block makes is a result": Collected,
     "the number of blocks is known by heart": LastByNumber,
-    "few blocks": lambda: Deep(depth=flat.FEWEST - 1),
+    "few blocks": lambda: Deep(depth=FEWEST - 1),
 }
 
 
@@ -315,12 +315,12 @@ def broken(graph: CapturedGraph) -> str | None:
 
 def test_stacks_within_stacks_are_part_of_them() -> None:
     def rows(block: Callable[[], nn.Module]) -> nn.Module:
-        return nn.Sequential(*(block() for _ in range(flat.FEWEST)))
+        return nn.Sequential(*(block() for _ in range(FEWEST)))
 
     inner = rows(lambda: rows(lambda: nn.Linear(2, 2)))
     outer = nn.ModuleDict({"a": rows(lambda: nn.Linear(2, 2)), "b": inner})
-    assert [stack.path for stack in stacks_of(inner, flat.FEWEST)] == [""]
-    assert [stack.path for stack in stacks_of(outer, flat.FEWEST)] == ["a", "b"]
+    assert [stack.path for stack in stacks_of(inner, FEWEST)] == [""]
+    assert [stack.path for stack in stacks_of(outer, FEWEST)] == ["a", "b"]
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -338,8 +338,8 @@ def equal_to_whole(
     """Captures a model in both ways, which must give the same; whether the first one was flat."""
     found: list[CapturedGraph | None] = []
 
-    def watched(model: nn.Module, args: Any, kwargs: Any, whole: Captured, dtype: Any) -> CapturedGraph | None:
-        found.append(flat.captured_flat(model, args, kwargs, whole, dtype))
+    def watched(model: nn.Module, args: Any, kwargs: Any, whole: Captured, dtype: Any, run: Any) -> Any:
+        found.append(flat.captured_flat(model, args, kwargs, whole, dtype, run))
         return found[-1]
 
     with monkeypatch.context() as patched:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autoshard.capture import capture
-from autoshard.capture.dynamo import Guards
+from autoshard.capture.guards import Guards, guards_again
 
 from ..models import mlp
 
@@ -96,12 +97,16 @@ class Reader(nn.Module):
         return x.sum()
 
 
-@pytest.fixture(scope="module")
-def guarded() -> tuple[Reader, Guards]:
+@pytest.fixture(scope="module", params=["captured", "kept"])
+def guarded(request: pytest.FixtureRequest) -> tuple[Reader, Any]:
+    """Guards of a capture, and those that are made again for another model of what was kept of them."""
     model = Reader()
     guards = capture(model, (torch.randn(2, 4),), guarded=True).guards
-    assert guards is not None
-    return model, guards
+    assert isinstance(guards, Guards) and guards.document is not None
+    if request.param == "captured":
+        return model, guards
+    other = Reader()
+    return other, guards_again(json.loads(json.dumps(guards.document)), other)
 
 
 @contextmanager
