@@ -1,4 +1,4 @@
-"""What capture runs in the place of recurrent modules and bags of embeddings gives what torch gives."""
+"""What capture runs in the place of recurrent modules, bags and attention of several heads gives what torch gives."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autoshard.capture.bags import embedding_bag
+from autoshard.capture.multihead import multihead_attention
 from autoshard.capture.recurrent import STEP_BY_STEP
 
 KINDS = {
@@ -58,3 +59,51 @@ def test_bags_of_one_length(mode: str, padding_idx: int | None) -> None:
     results = [function(input=bags, weight=table, **options) for function in (embedding_bag, F.embedding_bag)]
     torch.testing.assert_close(*results)
     torch.testing.assert_close(*(torch.autograd.grad(result.square().sum(), table)[0] for result in results))
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize(
+    ("masks", "dtype"),
+    [("", None), ("causal", None), *product(("steps", "heads", "rows", "both"), (torch.bool, torch.float64))],
+)
+@pytest.mark.parametrize("keys", ["own", "others", "of other sizes"])
+def test_attention_of_several_heads(keys: str, masks: str, dtype: torch.dtype | None, average: bool) -> None:
+    torch.manual_seed(0)
+    sizes = {"kdim": 5, "vdim": 7} if keys == "of other sizes" else {}
+    module = nn.MultiheadAttention(8, 2, bias=keys != "others", **sizes).double()
+    query = torch.randn(4, 3, 8, dtype=torch.float64)
+    given = (
+        (query, *(torch.randn(6, 3, size, dtype=torch.float64) for size in sizes.values())) if sizes else (query,) * 3
+    )
+    if keys == "others":
+        given = (query, *(torch.randn(6, 3, 8, dtype=torch.float64),) * 2)
+    steps = len(given[1])
+
+    def mask(*shape: int) -> torch.Tensor:
+        hidden = torch.rand(*shape) < 0.3
+        hidden[..., 0] = False
+        return (
+            hidden if dtype is torch.bool else torch.randn(*shape, dtype=torch.float64).masked_fill(hidden, -torch.inf)
+        )
+
+    options: dict[str, Any] = {"need_weights": masks in ("heads", "both"), "average_attn_weights": average}
+    if masks in ("steps", "both"):
+        options["attn_mask"] = mask(4, steps)
+    elif masks == "heads":
+        options["attn_mask"] = mask(6, 4, steps)
+    elif masks == "causal":
+        options |= {"attn_mask": torch.ones(4, steps).triu(1).bool(), "is_causal": True}
+    if masks in ("rows", "both"):
+        options["key_padding_mask"] = mask(3, steps)
+
+    seen: list[Any] = []
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        seen.append(multihead_attention(*args, **kwargs))
+        return theirs(*args, **kwargs)
+
+    theirs = F.multi_head_attention_forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "multi_head_attention_forward", both)
+        expected = module(*given, **options)
+    torch.testing.assert_close(seen, [expected])

@@ -69,6 +69,16 @@ class Bags(nn.Module):
         return self.leave(self.bags(tokens)).square().mean()
 
 
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerDecoderLayer(WIDTH, 2, 12, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(STEPS)
+        return self.layer(x, x.flip(1), tgt_mask=mask, tgt_is_causal=True).square().mean()
+
+
 def _tokens() -> Tensor:
     tokens = torch.randint(0, 12, (ROWS, STEPS), generator=torch.Generator().manual_seed(0))
     tokens[0], tokens[1, 0], tokens[2, 1] = 5, 5, 7
@@ -78,6 +88,7 @@ def _tokens() -> Tensor:
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "writes": lambda: (Shifted(), _tokens()),
     "recurrent": lambda: (Recurrent(nn.LSTM, batch_first=True), torch.randn(ROWS, STEPS, WIDTH)),
+    "attention": lambda: (Attention(), torch.randn(ROWS, STEPS, WIDTH)),
     "bags": lambda: (Bags("mean", 5), _tokens()),
 }
 
