@@ -24,6 +24,8 @@ from .attention import attention, attention_backward
 from .autocast import check_autocast_around
 from .constant import LARGEST, constant, constant_arguments
 from .dynamo import is_explained, model_stack, own_error
+from .effects import ChangesModelError
+from .first_call import with_first_call_done
 from .flat import Captured, captured_flat
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 from .lines import line_in, line_of
@@ -129,7 +131,10 @@ def _captured(
         refuse_writes(traced, model, names)
         return _Builder(traced, model, names).build(), traced
 
-    graph = captured_flat(model, args, kwargs, as_it_is, dtype) or as_it_is()[0]
+    def attempt() -> CapturedGraph:
+        return captured_flat(model, args, kwargs, as_it_is, dtype) or as_it_is()[0]
+
+    graph = with_first_call_done(model, args, kwargs, dtype, attempt)
     if precision == AS_IT_IS:
         return graph
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -143,7 +148,8 @@ def _explained(model: nn.Module, precision: Precision) -> Iterator[None]:
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(_why(model, error, precision)) from (None if is_explained(error) else error)
+        kind = ChangesModelError if "`lock` context manager" in str(error) else CaptureError
+        raise kind(_why(model, error, precision)) from (None if is_explained(error) else error)
 
 
 class _Builder:
