@@ -47,7 +47,7 @@ def by_position(x: Tensor, indices: Sequence[Tensor], along: Along) -> Tensor:
     shape = torch.broadcast_shapes(*(index.shape for index in indices))
     rest = x.shape[len(indices) :]
     if None not in along:
-        order = sorted(range(len(along)), key=lambda k: along[k])  # type: ignore[arg-type, return-value]
+        order = sorted(range(len(along)), key=lambda k: along[k] or 0)
         sizes = [x.shape[along.index(dim)] if dim in along else 1 for dim in range(len(shape))]
         x = x.permute(*order, *range(len(along), x.dim()))
         return x.reshape(*sizes, *rest).expand(*shape, *rest).clone()
@@ -77,7 +77,7 @@ def _numbers(node: Any) -> Tensor | None:
     if not isinstance(node, fx.Node) or getattr(node.meta.get("example_value"), "numel", int)() > LARGEST:
         return None
     if node.target is torch.arange:
-        numbers = torch.arange(*node.args, **{k: v for k, v in node.kwargs.items() if k != "device"})  # type: ignore[arg-type]
+        numbers = torch.arange(*node.args, **{k: v for k, v in node.kwargs.items() if k != "device"})
         return None if numbers.is_floating_point() else numbers.long()
     is_known = node.target in (_METHODS if node.op == "call_method" else _FUNCTIONS)
     if not is_known or any(isinstance(a, fx.Node) for a in (*node.args[1:], *node.kwargs.values())):

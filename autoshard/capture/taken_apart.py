@@ -50,4 +50,4 @@ def _listed(sizes: object) -> tuple[object, ...]:
 def _dims(node: object) -> int:
     """The number of dims of what a node gives."""
     value = node.meta["example_value"] if isinstance(node, fx.Node) else node
-    return value.dim()  # type: ignore[union-attr]
+    return value.dim() if isinstance(value, Tensor) else 0
