@@ -137,7 +137,7 @@ class _Lowering:
         self._takers = _takers(plan)
         self._values: dict[tuple[Ref, str, Layout], fx.Node] = {}
         self._passed: dict[tuple[Ref, Redistribution, int], fx.Node] = {}
-        self._saved: dict[tuple[Ref, Layout], None] = {}
+        self._saved: dict[tuple[Ref, Layout], fx.Node] = {}
         self._results: dict[str, fx.Node] = {}
         self._taken: dict[str, set[Storage]] = {}
         tangents = tuple(int(n.name.removeprefix("grad.")) for _, n in graph.of_kind("tangent"))
@@ -179,7 +179,7 @@ class _Lowering:
         self._run_phase("backward")
         trained = tuple(name for name, _ in self._graph.gradients)
         results = [self._results.get(f"output.{k}") for k in range(len(self._graph.outputs))]
-        exposed = set[Storage]().union(*(storages(self._values[ref, "forward", layout]) for ref, layout in self._saved))
+        exposed = set[Storage]().union(*map(storages, self._saved.values()))
         held = zip(arguments, self._emitters["forward"].placeholders())
         return LocalProgram(
             arguments=tuple(arguments),
@@ -312,10 +312,23 @@ class _Lowering:
                     self._save(ref, wanted)
         for name, ref in self._graph.gradients:
             self._save(ref, self._held[name])
-        for ref, layout in self._saved:
-            name, value = self._graph.tensor_name(ref), self._values[ref, "forward", layout]
+        written = self._written()
+        for (ref, layout), value in self._saved.items():
+            name = self._graph.tensor_name(ref)
+            if storages(value).keys() & written:
+                with self._emitters["forward"].copying(name):
+                    value = self._emitters["forward"].call(aten.clone.default, value)
+                self._saved[ref, layout] = value
             placeholder = self._emitters["backward"].placeholder(_identifier(name), value.meta["value"], name)
             self._values[ref, "backward", layout] = placeholder
+
+    def _written(self) -> set[Storage]:
+        """The memory of buffers that are written into as the forward ends. Who computes again with what they were, as
+        a batch norm with its statistics, needs a copy.
+        """
+        names = {name for name, _ in self._graph.mutations} - self._graph.replaced
+        refs = [Ref(i) for i, node in enumerate(self._graph.nodes) if node.name in names]
+        return set[Storage]().union(*(storages(self._values[ref, "forward", self._layout(ref)]) for ref in refs))
 
     def _save(self, ref: Ref, wanted: Layout) -> None:
         if self._graph.nodes[ref.node].phase == "backward":
@@ -335,7 +348,7 @@ class _Lowering:
                 f"the plan keeps {name} in the layout {format_layout(kept, self._mesh)} for the backward, but nothing "
                 "in the forward makes it"
             )
-        self._saved[ref, kept] = None
+        self._saved[ref, kept] = self._values[ref, "forward", kept]
 
     def _taker(self, entry: Redistribution) -> Redistribution:
         """Who takes the last of the steps that a redistribution shares."""
@@ -439,7 +452,7 @@ class _Lowering:
     def _further_results(self) -> list[fx.Node]:
         """What the forward returns behind the model's results: new values of buffers, and what is saved."""
         mutated = [self._results[f"new {name}"] for name, _ in self._graph.mutations]
-        return [*mutated, *(self._values[ref, "forward", layout] for ref, layout in self._saved)]
+        return [*mutated, *self._saved.values()]
 
     def _finish(self, phase: str, outputs: list[Any]) -> LocalGraph:
         return self._emitters[phase].finish(tuple(outputs), phase.capitalize())

@@ -241,7 +241,7 @@ class _Solved:
 
     def next_stage(self) -> Answer[Candidate]:
         try:
-            plan, _ = self.planner.fitted(self.formulation, self.solution.choices)
+            plan = self.planner.fitted(self.formulation, self.solution.choices)
         except NothingFitsError as error:
             return self.start.bounded(error.bound_ns).lost("does not fit", str(error), error.least_bytes)
         except (BudgetError, InfeasibleError) as error:

@@ -5,6 +5,9 @@ it costs the same or less, so the optimum is never worse, even where the solver'
 
 People compute again only what they must. So a baseline is planned without recomputation first, and with it where its
 cheapest plan without a budget does not fit the one given.
+
+A baseline's cheapest plan without a budget is a bound of those within one. So baselines are searched from the least
+such bound on, and one whose bound is no less than what another takes within the budget is not searched: it cannot win.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from typing import Any
 from torch import nn
 
 import cost_models
-from solver import Solution
 
 from ..constraints import gather_constraints
 from ..constraints.baselines import Baseline, baselines
@@ -24,10 +26,12 @@ from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..mesh import Mesh
 from ..plans import Contender, Contest, ShardingPlan
 from ..plans.schedule import BUCKET_BYTES, bucket_size
+from ..plans.units import format_bytes, format_seconds
 from ..precision import Precision
 from .formulation import Formulation
 from .limit import memory_limit
 from .planner import Checkpointing, Planner, profile_of
+from .timeline import timeline_of
 
 OPTIMUM = "optimum"
 
@@ -86,7 +90,7 @@ def compare(
         **options,
     )
     race = _Race(planner, tuple(constraints), report)
-    found = [contender for baseline in baselines(planner.mesh) for contender in race.run(baseline)]
+    found = list(race.run(baselines(planner.mesh)))
     optimum = race.free()
     ranked = sorted(found, key=lambda c: (c.plan is None, c.plan.solver.cost_ns if c.plan else 0))
     return Contest(optimum, tuple(ranked))
@@ -94,20 +98,27 @@ def compare(
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """A plan that fits, its program without memory, and the solutions of :meth:`Planner.fitted`."""
+    """A plan that fits, its program without memory, and the choices of that program's cheapest plan."""
 
     plan: ShardingPlan
     formulation: Formulation
-    solutions: tuple[Solution, ...]
+    choices: tuple[int, ...]
 
     @property
     def cost_ns(self) -> int:
         return self.plan.solver.cost_ns
 
-    @property
-    def gave_way(self) -> bool:
-        """Whether the cheapest plan without a budget was over the budget."""
-        return len(self.solutions) > 1
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    """A baseline that does not fit as it is: its program without memory, the choices of that program's cheapest plan,
+    and a bound in nanoseconds of all its plans.
+    """
+
+    baseline: Baseline
+    formulation: Formulation
+    choices: tuple[int, ...]
+    least_ns: int
 
 
 class _Race:
@@ -126,28 +137,68 @@ class _Race:
     def _solving(self, said: str) -> None:
         self._report(f"{self._stage}, {said}")
 
-    def run(self, baseline: Baseline) -> Iterator[Contender]:
-        """The plan of a baseline, or why there is none; where memory is short, its plans with recomputation too."""
+    def run(self, entering: Sequence[Baseline]) -> Iterator[Contender]:
+        """For every baseline its plan, or why there is none; where memory is short, with recomputation too."""
+        waiting: list[_Waiting] = []
+        for baseline in entering:
+            yield from self._enter(baseline, waiting)
+        while waiting:
+            nearest = min(waiting, key=lambda each: each.least_ns)
+            waiting.remove(nearest)
+            baseline = nearest.baseline
+            if self._best is not None and nearest.least_ns >= self._best[0].cost_ns:
+                yield Contender(baseline.name, baseline.title, None, self._hopeless(nearest))
+                continue
+            self._start(f"planning {baseline.name}")
+            try:
+                plan = self._told.fitted(nearest.formulation, nearest.choices)
+            except (InfeasibleError, BudgetError) as error:
+                yield Contender(baseline.name, baseline.title, None, str(error))
+            else:
+                yield self._noted(baseline, _Entry(plan, nearest.formulation, nearest.choices))
+            if baseline.recomputation is None:
+                for recomputing in baseline.recomputing():
+                    yield from self._enter(recomputing, waiting)
+
+    def _enter(self, baseline: Baseline, waiting: list[_Waiting]) -> Iterator[Contender]:
+        """The plan of a baseline that fits as it is, or why there is none; any other waits for its turn."""
         self._start(f"planning {baseline.name}")
         try:
-            found = self._fitted(self._told, baseline.constraints(self._planner.mesh))
-        except (ConstraintError, InfeasibleError, BudgetError) as error:
+            formulation = self._formulate(self._told, baseline.constraints(self._planner.mesh))
+            solution = self._told.solve(formulation)
+        except (ConstraintError, InfeasibleError) as error:
             yield Contender(baseline.name, baseline.title, None, str(error))
-            is_short = isinstance(error, BudgetError)
-        else:
-            yield Contender(baseline.name, baseline.title, found.plan)
-            is_short = found.gave_way
-            if self._best is None or found.cost_ns < self._best[0].cost_ns:
-                self._best = found, baseline
-        if is_short and baseline.recomputation is None:
-            for recomputing in baseline.recomputing():
-                yield from self.run(recomputing)
+            return
+        assert solution.choices is not None
+        plan, limit = self._told.write(formulation, solution), self._planner.limit
+        timeline = timeline_of(formulation.graph, plan, limit.policy)
+        if limit.allowed_bytes is None or timeline.peak.size_bytes <= limit.allowed_bytes:
+            plan = replace(plan, memory=limit.outcome(timeline))
+            yield self._noted(baseline, _Entry(plan, formulation, solution.choices))
+            return
+        waiting.append(_Waiting(baseline, formulation, solution.choices, solution.bound or 0))
+
+    def _noted(self, baseline: Baseline, found: _Entry) -> Contender:
+        if self._best is None or found.cost_ns < self._best[0].cost_ns:
+            self._best = found, baseline
+        return Contender(baseline.name, baseline.title, found.plan)
+
+    def _hopeless(self, waiting: _Waiting) -> str:
+        """Why a baseline is not searched."""
+        assert self._best is not None
+        budget = self._planner.limit.budget_bytes
+        assert budget is not None
+        least, (best, other) = format_seconds(waiting.least_ns / 1e9), self._best
+        return (
+            f"not searched under {format_bytes(budget)} per rank: without a budget it takes {least} already, and "
+            f"{other.name} within it {format_seconds(best.cost_ns / 1e9)}"
+        )
 
     def free(self) -> Contender:
         """The optimum, from the best baseline on."""
         self._start("planning the optimum")
         if self._best is None:
-            return Contender(OPTIMUM, "least predicted time", self._fitted(self._planner, ()).plan)
+            return Contender(OPTIMUM, "least predicted time", self._fitted(self._planner, ()))
         best, baseline = self._best
         plan, reason = self._tried(self._planner, ()), ""
         if baseline.again and _is_worse(plan, best.plan):
@@ -162,15 +213,18 @@ class _Race:
     def _tried(self, planner: Planner, texts: tuple[str, ...]) -> ShardingPlan | None:
         """The plan under further constraints, from the best baseline on; None where the search finds none that fits."""
         try:
-            return self._fitted(planner, texts, self._best).plan
+            return self._fitted(planner, texts, self._best)
         except BudgetError:
             return None
 
-    def _fitted(self, planner: Planner, texts: tuple[str, ...], best: tuple[_Entry, Baseline] | None = None) -> _Entry:
-        formulation = planner.formulate(gather_constraints((*self._constraints, *texts), planner.mesh))
-        start = None if best is None else _same_choices(best[0], formulation)
-        plan, solutions = planner.fitted(formulation, start)
-        return _Entry(plan, formulation, solutions)
+    def _fitted(
+        self, planner: Planner, texts: tuple[str, ...], best: tuple[_Entry, Baseline] | None = None
+    ) -> ShardingPlan:
+        formulation = self._formulate(planner, texts)
+        return planner.fitted(formulation, None if best is None else _same_choices(best[0], formulation))
+
+    def _formulate(self, planner: Planner, texts: tuple[str, ...]) -> Formulation:
+        return planner.formulate(gather_constraints((*self._constraints, *texts), planner.mesh))
 
 
 def _is_worse(plan: ShardingPlan | None, than: ShardingPlan) -> bool:
@@ -190,9 +244,8 @@ def _same_choices(made: _Entry, free: Formulation) -> tuple[int, ...]:
     """The strategies of a program's first solution, by their numbers in one with more of them that computes no more
     operators again.
     """
-    narrow, choices = made.formulation, made.solutions[0].choices
-    assert choices is not None
-    chosen = [strategies[choice] for strategies, choice in zip(narrow.strategies, choices)]
+    narrow = made.formulation
+    chosen = [strategies[choice] for strategies, choice in zip(narrow.strategies, made.choices)]
     operators = {(node.phase, node.name): strategy for node, strategy in zip(narrow.graph.nodes, chosen)}
     wanted = [operators[node.phase, node.name] for node in free.graph.nodes]
     wanted += chosen[len(narrow.graph.nodes) :]

@@ -172,11 +172,8 @@ class Planner:
         except InfeasibleError as error:
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
 
-    def fitted(
-        self, formulation: Formulation, start: tuple[int, ...] | None = None
-    ) -> tuple[ShardingPlan, tuple[Solution, ...]]:
-        """The cheapest plan of a program that fits, and the solutions on the way to it: the first is that of the
-        program without memory, and the only one where that fits.
+    def fitted(self, formulation: Formulation, start: tuple[int, ...] | None = None) -> ShardingPlan:
+        """The cheapest plan of a program that fits.
 
         Args:
             start: a known assignment; what is found without memory is never worse.
@@ -184,11 +181,6 @@ class Planner:
         Raises:
             InfeasibleError, BudgetError: there is none; the message names no other budget or constraint that would do.
         """
-        solutions: list[Solution] = []
-
-        def write(program: Formulation, solution: Solution) -> ShardingPlan:
-            solutions.append(solution)
-            return self.write(program, solution)
 
         def search(planner: Planner, program: Formulation, hints: Hints) -> ShardingPlan:
             options = SolverOptions(
@@ -201,9 +193,9 @@ class Planner:
                 report=self.report,
             )
             wider = planner._wider(program.constraints)
-            return plan_within_budget(program, planner.limit, options, write, wider=wider)
+            return plan_within_budget(program, planner.limit, options, planner.write, wider=wider)
 
-        return on_any_schedule(self, formulation, search, asks_experts=False), tuple(solutions)
+        return on_any_schedule(self, formulation, search, asks_experts=False)
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
         for k, constraint in enumerate(constraints[:MOST_RELAXED]):

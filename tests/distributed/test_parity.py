@@ -74,11 +74,11 @@ def test_one_rank(case: str):
 @pytest.mark.parametrize(
     ("case", "axes", "seeds"),
     [
-        ("mlp odd", "dp=2,tp=2", (0, 1, 2)),
-        ("llama small", "tp=3", (0, 1)),
-        ("gpt2 small", "tp=2", (1, 2)),
+        ("mlp odd", "dp=2,tp=2", tuple(range(9))),
+        ("llama small", "tp=3", (0, 1, 2)),
+        ("gpt2 small", "tp=2", (0, 1, 2)),
         ("assorted", "dp=2,tp=2", (0, 2)),
-        ("assorted odd", "tp=3", (1, 2)),
+        ("assorted odd", "tp=3", (0, 1, 2)),
     ],
 )
 def test_plans_drawn_at_random(case: str, axes: str, seeds: tuple[int, ...]):

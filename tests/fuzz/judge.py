@@ -281,8 +281,10 @@ def _is_unstable(names: Any, expected: Seen, found: list[Seen]) -> bool:
         return False
     for seen in found:
         for k, ((_, theirs), (_, ours)) in enumerate(zip(expected.records, seen.records)):
-            if isinstance(theirs, set) or not _difference(theirs, ours, tolerance):
+            if not _difference(theirs, ours, tolerance):
                 continue
+            if isinstance(theirs, set):
+                return False
             if not all(_within(theirs, ours, [s.records[k][1] for s in shaken])):
                 return False
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 from torch import nn
@@ -35,15 +36,23 @@ def random_plan(
 
     ``model``, ``args`` and ``kwargs`` are those that the graph was captured from.
     """
+    return next(random_plans(graph, mesh, seed, model, args, kwargs))
+
+
+def random_plans(
+    graph: CapturedGraph, mesh: Mesh, seed: int, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+) -> Iterator[ShardingPlan]:
+    """One such plan after the other, without end. All compute the same again, which is drawn once."""
     draw = np.random.default_rng(seed)
     again = float(draw.choice([0.0, 0.0, 0.3, 1.0]))
     names = [node.name for _, node in graph.of_kind("operator") if node.phase == "forward"]
     graph = recomputed(graph, {name for name in names if draw.random() < again})
     formulation = formulate(graph, mesh, PROFILE, tie_layers=False, keep_copies=bool(draw.integers(2)))
-    choices = _choices(formulation, draw)
-    solution = Solution(Status.FEASIBLE, choices, None, 0, 1.0, SolveReport("random", 0.0, (), ()))
-    plan = interpret(formulation, solution, PROFILE, type(model).__name__, call_text(model, args, kwargs))
-    return replace(plan, bucket_bytes=BUCKETS[seed % len(BUCKETS)])
+    for k in count(seed):
+        choices = _choices(formulation, draw)
+        solution = Solution(Status.FEASIBLE, choices, None, 0, 1.0, SolveReport("random", 0.0, (), ()))
+        plan = interpret(formulation, solution, PROFILE, type(model).__name__, call_text(model, args, kwargs))
+        yield replace(plan, bucket_bytes=BUCKETS[k % len(BUCKETS)])
 
 
 def _choices(formulation: Formulation, draw: np.random.Generator) -> tuple[int, ...]:

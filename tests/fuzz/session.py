@@ -254,5 +254,15 @@ def _copy(value: Any) -> Any:
 
 
 def _share(x: torch.Tensor, y: torch.Tensor) -> bool:
-    x, y = (t.detach().to_local() if isinstance(t, DTensor) else t.detach() for t in (x, y))
-    return x.numel() > 0 and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+    """Whether a write into one may reach the other. Gradients that travel together lie one behind the other."""
+    (start, end), (other_start, other_end) = (_range(t) for t in (x, y))
+    return start < other_end and other_start < end
+
+
+def _range(x: torch.Tensor) -> tuple[int, int]:
+    """The addresses from the first byte of a tensor to behind its last."""
+    x = x.detach().to_local() if isinstance(x, DTensor) else x.detach()
+    if not x.numel():
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+import autoshard
+
 from ..one_process import one_rank
-from .sessions import both, example, is_parity, loss_of
+from .sessions import SIZE, both, example, is_parity, loss_of
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +111,24 @@ def made(request: pytest.FixtureRequest, mesh: DeviceMesh) -> tuple[nn.Module, n
 @pytest.mark.parametrize("session", SESSIONS, ids=lambda session: session.__name__)
 def test_buffers_are_what_they_are_in_one_process(made: Any, session: Callable[[nn.Module], Any]) -> None:
     assert is_parity(session, (deepcopy(made[0]), deepcopy(made[1])))
+
+
+class Normed(nn.Module):
+    """A norm over the batch, whose statistics move with every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.norm, self.head = nn.Linear(SIZE, SIZE), nn.BatchNorm1d(SIZE), nn.Linear(SIZE, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(torch.tanh(self.norm(self.linear(x))))
+        return result
+
+
+def test_what_is_computed_again_reads_the_buffers_as_they_were(mesh: DeviceMesh) -> None:
+    reference = Normed()
+    parallel = autoshard.auto_parallelize(deepcopy(reference), mesh, (example(),), constraints=["recompute norm/*"])
+    assert {name.rpartition("/")[0] for name in parallel.plan.recomputed} == {"norm"}
+    for session in (one_step, several_forwards):
+        assert is_parity(session, (parallel, reference))

@@ -113,16 +113,22 @@ def test_the_optimum_costs_no_more_than_baselines_that_compute_layers_again(
 ) -> None:
     contest = short_of_memory(example(), budget, checkpointing=checkpointing)
     optimum, plans = contest.optimum.plan, {c.name: c.plan for c in contest.baselines if c.plan}
-    assert optimum is not None and set(plans) == {"ddp/full", "fsdp/full", "tp/full"}
-    assert dump_plan(plans["ddp/full"]) == dump_plan(planned(_texts("ddp/full"), example(), memory=budget))
+    reasons = {c.name: c.reason for c in contest.baselines if not c.plan}
+    hopeless = {name for name, reason in reasons.items() if "not searched" in reason}
+    assert optimum is not None and contest.best is not None and contest.best.plan is not None
+    for name in ("ddp/full", "fsdp/full", "tp/full"):
+        plan = planned(_texts(name), example(), memory=budget)
+        if hopeless & {name, name.partition("/")[0]}:  # nor is it with recomputation
+            assert name not in plans and plan.solver.cost_ns >= contest.best.plan.solver.cost_ns
+        else:
+            assert dump_plan(plan) == dump_plan(plans[name])
     for plan in (optimum, *plans.values()):
         assert plan.memory is not None and plan.memory.peak.size_bytes <= budget
         assert optimum.solver.bound_ns <= optimum.solver.cost_ns <= plan.solver.cost_ns
     if checkpointing == "as-marked":  # of which none is as cheap: the optimum is one that computes layers again
         assert "recomputation full" in optimum.pins and "recomputation full" in contest.optimum.reason
-        assert set(optimum.recomputed) == set(plans["tp/full"].recomputed)
+        assert set(optimum.recomputed) == set(contest.best.plan.recomputed)
         assert dump_plan(optimum) == dump_plan(planned(["recomputation full"]))
-    reasons = {c.name: c.reason for c in contest.baselines if not c.plan}
     assert "no plan fits" in reasons["ddp"] and "no attention" in reasons["ddp/selective"]
     assert "ep/full" not in reasons  # a scheme that makes no sense makes none with recomputation either
 
