@@ -27,9 +27,7 @@ def take_apart(module: fx.GraphModule) -> None:
             node.target = STEP_BY_STEP[node.target]
         elif node.target is F.embedding_bag and has_one_length(*node.args, **node.kwargs):
             node.target = embedding_bag
-        elif node.target is F.multi_head_attention_forward and has_a_batch(
-            _dims(node.args[0]), *node.args, **node.kwargs
-        ):
+        elif node.target is F.multi_head_attention_forward and has_a_batch(_dims(node), *node.args, **node.kwargs):
             node.target = multihead_attention
         elif node.target is operator.getitem and (along := positions(node)) is not None:
             node.target, node.args = by_position, (*node.args, along)
@@ -47,7 +45,8 @@ def _listed(sizes: object) -> tuple[object, ...]:
     return tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,)
 
 
-def _dims(node: object) -> int:
-    """The number of dims of what a node gives."""
-    value = node.meta["example_value"] if isinstance(node, fx.Node) else node
+def _dims(node: fx.Node) -> int:
+    """The number of dims of the first tensor that a node takes."""
+    first = node.args[0] if node.args else node.kwargs.get("query")
+    value = first.meta["example_value"] if isinstance(first, fx.Node) else first
     return value.dim() if isinstance(value, Tensor) else 0
