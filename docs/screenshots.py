@@ -18,28 +18,38 @@ from tests.plans import browser  # noqa: E402
 
 PLANS = ROOT / "tests" / "plans" / "golden"
 IMAGES = ROOT / "docs" / "images"
-WIDTH = 1180
+WIDTH = 1400
+NARROW = 500  # Chromium's window is no narrower
+TIGHT, ROOMY = "llama3_8b-tight.yaml", "llama3_8b.yaml"
 PICTURES = {
-    "report.png": ("", 1010),
-    "report-map.png": ("only=map", 1120),
-    "report-modules.png": ("only=modules", 1000),
+    "report.png": ((TIGHT,), "", WIDTH, 1290, ()),
+    "report-lanes.png": ((TIGHT,), "only=lanes", WIDTH, 870, ()),
+    "report-memory.png": ((TIGHT,), "only=memory", WIDTH, 1180, ()),
+    "report-map.png": ((TIGHT,), "only=map", WIDTH, 960, ()),
+    "report-modules.png": ((TIGHT,), "only=modules", WIDTH, 900, ()),
+    "report-comparison.png": ((ROOMY, TIGHT), "", WIDTH, 1290, ()),
+    "report-dark.png": ((TIGHT,), "only=lanes", WIDTH, 870, ("--blink-settings=preferredColorScheme=0",)),
+    "report-narrow.png": ((TIGHT,), "", NARROW, 1800, ()),
 }
-"""What the page is asked for each picture, and the picture's height."""
+"""For each picture the plans, what the page is asked, the picture's width and height, and what the browser is told."""
 
 
 def main() -> None:
     """Writes every picture."""
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "report.html"
-        options = ["-o", str(page), "--baseline", "llama3_8b.yaml"]
-        command = [sys.executable, "-m", "autoshard", "report", "llama3_8b-tight.yaml", *options]
-        subprocess.run(command, cwd=PLANS, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
-        for name, (part, height) in PICTURES.items():
+        for plans in {plans for plans, *_ in PICTURES.values()}:
+            command = [sys.executable, "-m", "autoshard", "report", *plans, "-o", str(_page(folder, plans))]
+            subprocess.run(command, cwd=PLANS, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+        for name, (plans, part, width, height, told) in PICTURES.items():
             picture = IMAGES / name
-            opened = (f"--screenshot={picture}", f"--window-size={WIDTH},{height}", "--virtual-time-budget=2000")
-            browser.open_page(page, part, opened)
+            opened = (f"--screenshot={picture}", f"--window-size={width},{height}", "--virtual-time-budget=2000")
+            browser.open_page(_page(folder, plans), part, (*opened, *told))
             print(f"wrote {picture} ({picture.stat().st_size >> 10} KiB)")
+
+
+def _page(folder: str, plans: tuple[str, ...]) -> Path:
+    return Path(folder) / f"{len(plans)}.html"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ cheapest set of arcs is a Steiner arborescence. Given the strategies each networ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -193,15 +193,18 @@ class Network:
         return NOWHERE if self.again is None else int(self.again.wants[choices[self.again.node]])
 
     def between(self, end: Callable[[int, IntArray], Consumer]) -> Network:
-        """The network between other nodes: `end(node, vertices)` says which, and where their strategies are."""
+        """The network between other nodes: `end(node, vertices)` says which, and where their strategies are: at some of
+        these vertices, so that nothing needs to be checked again.
+        """
         producer = end(self.producer, self.makes)
         forward, backward = (
             tuple(end(node, wants) for node, wants in consumers) for consumers in (self.forward, self.backward)
         )
         again = None if self.again is None else end(*self.again)
-        return replace(
-            self, producer=producer.node, makes=producer.wants, forward=forward, backward=backward, again=again
-        )
+        made = object.__new__(Network)
+        vars(made).update({each.name: getattr(self, each.name) for each in fields(self)})
+        vars(made).update(producer=producer.node, makes=producer.wants, forward=forward, backward=backward, again=again)
+        return made
 
     def _end(self, end: Consumer, least: int, what: str) -> Consumer:
         """The end with its vertices checked: from `least` up."""

@@ -18,6 +18,7 @@ os.environ["AUTOSHARD_CACHE"] = "off"  # for the processes that tests start, too
 TESTS = Path(__file__).parent
 SLOW = (
     *("benchmarks", "distributed", "fuzz", "review", "lowering/test_order.py", "test_api.py", "test_packaging.py"),
+    "mesh_search/test_side_by_side.py",
     *(f"capture/test_{name}.py" for name in ("flat",)),
     *(f"measure/test_{name}.py" for name in ("calibrate_command", "runs")),
     *(f"planning/test_{name}.py" for name in ("allocator_margin", "budget", "chosen_again", "comparison")),

@@ -163,8 +163,10 @@ TABLE = {
         frozenset({"numpy", "torch"}),
     ),
     "autoshard.mesh_search": Row(
-        VOCABULARY | {"autoshard.constraints", "autoshard.planning", "autoshard.plans", "cost_models", "solver"},
-        frozenset({"numpy"}),
+        VOCABULARY
+        | {"autoshard.capture", "autoshard.constraints", "autoshard.planning", "autoshard.plans"}
+        | {"cost_models", "solver"},
+        frozenset({"numpy", "torch"}),
     ),
     "autoshard.mesh_search.rows": Row(
         frozenset({"autoshard.mesh_search", "autoshard.plans", "autoshard.plans.views"}),

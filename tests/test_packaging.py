@@ -224,7 +224,8 @@ def test_the_wheel_holds_the_three_packages_and_their_data(tmp_path: Path) -> No
     assert modules - names == set()
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert "cost_models/profiles/planted.yaml" in names
-    templates = {f"autoshard/plans/views/templates/report.{suffix}" for suffix in ("html", "css", "js")}
+    pages = ("comparison.html", "report.css", "report.html", "report.js", "report_page.html", "report_parts.html")
+    templates = {f"autoshard/plans/views/templates/{name}" for name in pages}
     templates |= {f"autoshard/measure/templates/{name}" for name in ("calibration.html", "chart.svg")}
     assert templates <= names
     assert {name.partition("/")[0] for name in names} == {*PACKAGES, "autoshard-0.1.0.dist-info"}

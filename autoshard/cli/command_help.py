@@ -15,7 +15,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "show": ("autoshard show plan.yaml", "autoshard show plan.yaml --format json"),
     "diff": ("autoshard diff old.yaml plan.yaml", "autoshard diff old.yaml plan.yaml --format markdown"),
-    "report": ("autoshard report plan.yaml -o plan.html --baseline megatron.yaml --trace plan.trace.json",),
+    "report": (
+        "autoshard report plan.yaml -o plan.html --baseline megatron.yaml --trace plan.trace.json",
+        "autoshard report plan.yaml megatron.yaml -o comparison.html",
+    ),
     "export": ("autoshard export plan.yaml --to parallelize-module -o sharding.py",),
     "check": ("autoshard check plan.yaml", "autoshard check plan.yaml model.py:factory --memory 60GiB --within 2%"),
     "explain": (

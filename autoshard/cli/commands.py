@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from importlib.util import find_spec
@@ -33,7 +33,7 @@ from .terminal import warnings_explained as _warnings_explained
 
 if TYPE_CHECKING:
     from ..mesh import Mesh
-    from ..plans import Contest
+    from ..plans import Contest, ShardingPlan
 
 app = typer.Typer(
     cls=Commands,
@@ -366,34 +366,60 @@ def diff(
 
 @app.command(cls=Command)
 def report(
-    path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PLAN [OTHER]", help="A plan file, or two to compare.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write; it opens offline.")],
     baseline: Annotated[
-        list[Path] | None, typer.Option(metavar="PLAN", help="A plan file to compare with. Repeatable.")
+        list[Path] | None, typer.Option(metavar="PLAN", help="A plan file to set beside the step of PLAN. Repeatable.")
     ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Write the predicted timeline too, for ui.perfetto.dev or chrome://tracing.")
     ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="The profile that the mesh is described by, if no preset.")
+    ] = None,
 ) -> None:
-    """Write a report on a plan file: one HTML page."""
+    """Write a report on a plan file, or on what tells two apart: one HTML page."""
     from ..plans import check_writable, read_plan
     from ..plans.text.plan_file import write_text
     from ..plans.views.trace import trace_json
 
+    if len(paths) > 2:
+        _fail(f"a report is on one plan, or compares two, and {len(paths)} were given; use --baseline", EXIT_MISTAKE)
+    if len(paths) == 2 and (baseline or trace is not None):
+        _fail("--baseline and --trace are for a report on one plan, and two were given", EXIT_MISTAKE)
     with _mistakes_explained():
         for target, what in ((output, "report"), (trace, "trace")):
             if target is not None:
                 check_writable(target, what)
-        reported = read_plan(path)
+        plans = [(str(path), read_plan(path)) for path in paths]
         baselines = [(str(other), read_plan(other)) for other in baseline or ()]
+        networks = _networks([plan for _, plan in plans], hardware)
         from ..plans.views.report import report_html  # needs jinja2, which the other commands do without
+        from ..plans.views.report_comparison import comparison_html
 
-        texts = [(report_html(reported, baselines, name=str(path)), output, "report")]
+        name, reported = plans[0]
+        if len(plans) == 2:
+            page = comparison_html(plans[0], plans[1], (networks[0], networks[1]))
+        else:
+            page = report_html(reported, baselines, name, networks[0])
+        texts = [(page, output, "report")]
         if trace is not None:
             texts.append((json.dumps(trace_json(reported)) + "\n", trace, "trace"))
         for text, target, what in texts:
             write_text(text, target, what)
             typer.echo(f"wrote {target}")
+
+
+def _networks(plans: Sequence[ShardingPlan], hardware: str | None) -> list[tuple[str, ...]]:
+    """For each plan, sentences on what its mesh runs on."""
+    from cost_models import ProfileError
+
+    from .network_text import network_lines
+
+    try:
+        return [network_lines(plan, hardware) for plan in plans]
+    except ProfileError as error:
+        _fail(str(error), EXIT_MISTAKE)
 
 
 @app.command(cls=Command)

@@ -56,6 +56,12 @@ def search(
     time_limit: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Stop each solve after this long.")
     ] = None,
+    price: Annotated[
+        float | None, typer.Option(metavar="MONEY", help="Of a device for an hour: what a billion tokens cost.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(metavar="N", min=1, max=16, help="How many work on it, each with up to 2 GB (on Linux).")
+    ] = 2,
     format: Annotated[Format, typer.Option("--format", help="Tables for people, or JSON for scripts.")] = Format.text,
 ) -> None:
     """Search the mesh: plan on every shape that the devices can have and that can still win, and keep the best plan.
@@ -68,6 +74,8 @@ def search(
     counts, batches = _numbers(devices, "--devices"), _numbers(batch, "--batch") if batch else ()
     if time_limit is not None and not 0 < time_limit < float("inf"):
         raise typer.BadParameter(f"{time_limit} is not a time; give seconds above 0", param_hint="--time-limit")
+    if price is not None and not 0 <= price < float("inf"):
+        raise typer.BadParameter(f"{price} is no price; give 0 or more", param_hint="--price")
     with mistakes_explained(), warnings_explained():
         _check_names(hardware, backend, optimizer)
         _make(output)
@@ -94,6 +102,7 @@ def search(
                             count,
                             lambda mesh: gather_constraints(tuple(constraint or ()), mesh),
                             most_axes=axes,
+                            processes=processes,
                             report=_prefixed(progress, f"{count} devices: " * (len(counts) > 1)),
                         )
                     )
@@ -108,9 +117,9 @@ def search(
 
         written = _write(found, output)
         if format is Format.json:
-            typer.echo(json.dumps(searches_json(found, failed), indent=2))
+            typer.echo(json.dumps(searches_json(found, failed, price), indent=2))
             return
-        show_searches(found, console_for(sys.stdout), failed)
+        show_searches(found, console_for(sys.stdout), failed, price)
         for path in written:
             typer.echo(f"wrote {path}")
 

@@ -91,6 +91,7 @@ class ScalingRow:
         unit: which of the two.
         efficiency: the rate of a device over that with the fewest devices.
         device_hours: of a billion tokens or samples.
+        cost: of a billion tokens or samples, in the currency of the price; None without one.
         reason: why there is no plan; the others are None then.
     """
 
@@ -103,11 +104,18 @@ class ScalingRow:
     mfu: float | None = None
     efficiency: float | None = None
     device_hours: float | None = None
+    cost: float | None = None
     reason: str = ""
 
 
-def scaling_of(searches: Iterable[MeshSearch], failed: Sequence[tuple[int, str]] = ()) -> tuple[ScalingRow, ...]:
-    """A row for each number of devices, the fewest first; those that ``failed`` say why."""
+def scaling_of(
+    searches: Iterable[MeshSearch], failed: Sequence[tuple[int, str]] = (), price: float | None = None
+) -> tuple[ScalingRow, ...]:
+    """A row for each number of devices, the fewest first; those that ``failed`` say why.
+
+    Args:
+        price: of a device for an hour.
+    """
     found: list[ScalingRow] = []
     for search in sorted(searches, key=lambda each: each.devices):
         plan, row = search.plan, rows_of(search)[0]
@@ -116,16 +124,19 @@ def scaling_of(searches: Iterable[MeshSearch], failed: Sequence[tuple[int, str]]
         base = None if first is None or first.per_s is None else first.per_s / first.devices
         efficiency = None if per_s is None else 1.0 if base is None else per_s / search.devices / base
         hours = None if per_s is None else search.devices * GIGA / per_s / 3600
+        cost = None if hours is None or price is None else hours * price
         of_plan = row.mesh, row.batch, plan.step_s, per_s, unit, plan.mfu
-        found.append(ScalingRow(search.devices, *of_plan, efficiency, hours))
+        found.append(ScalingRow(search.devices, *of_plan, efficiency, hours, cost))
     lost = [ScalingRow(devices, reason=reason) for devices, reason in failed]
     return tuple(sorted((*found, *lost), key=lambda row: row.devices))
 
 
-def searches_json(searches: Sequence[MeshSearch], failed: Sequence[tuple[int, str]] = ()) -> dict[str, object]:
+def searches_json(
+    searches: Sequence[MeshSearch], failed: Sequence[tuple[int, str]] = (), price: float | None = None
+) -> dict[str, object]:
     """Everything as JSON-ready values; later versions add keys and change none."""
     return {
         "autoshard_search": 1,
-        "devices": [asdict(row) for row in scaling_of(searches, failed)],
+        "devices": [asdict(row) for row in scaling_of(searches, failed, price)],
         "meshes": {str(search.devices): [asdict(row) for row in rows_of(search)] for search in searches},
     }

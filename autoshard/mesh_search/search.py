@@ -1,18 +1,20 @@
 """The best mesh for a model: every shape bounded, those that can still win planned.
 
-A shape takes up to three stages (:mod:`autoshard.mesh_search.branch_and_bound`):
+1. The program of a shape is written; every operator at its cheapest strategy, with nothing sent, is a bound.
+2. Where that is below the best plan, the program is solved without memory: the optimum is a bound for all plans that
+   fit.
+3. Of the shapes of the lowest bounds plans are made, within the memory there is, until no bound is below the best
+   plan (:mod:`autoshard.mesh_search.branch_and_bound`).
 
-1. its program is written; every operator at its cheapest strategy, with nothing sent, is a bound;
-2. the program is solved without memory: the optimum is a bound for all plans that fit;
-3. the plan is made, within the memory there is.
-
-Shapes of one axis and two are searched together, best first. Those of more axes have large programs: they come one by
-one, against the best plan so far.
+Shapes of one axis and two come first, those of more axes, whose programs are large, then, against the best plan of the
+first. Bounds, and the plans of one round, are worked out side by side (:mod:`autoshard.mesh_search.side_by_side`); what
+is found does not depend on in how many processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -20,6 +22,7 @@ import numpy as np
 
 from solver import Problem, Solution
 
+from ..capture import Ref
 from ..constraints import Constraints
 from ..errors import BudgetError, ConstraintError, InfeasibleError, LayoutError, MeshError
 from ..mesh import Mesh
@@ -28,9 +31,13 @@ from ..plans import ShardingPlan
 from ..plans.units import format_bytes
 from .branch_and_bound import Answer, Cut, best_first
 from .shapes import MOST_AXES, Shape, shapes_of
+from .side_by_side import DoAll, side_by_side
 
 TOGETHER = 2
-"""Up to how many axes shapes are searched together."""
+"""Up to how many axes shapes are searched before those of more axes."""
+
+AT_ONCE = 2
+"""How many shapes are planned in a round, whatever works it out."""
 
 Verdict: TypeAlias = Literal["best", "slower", "cut", "does not fit", "no plan"]
 VERDICTS: tuple[Verdict, ...] = ("best", "slower", "cut", "does not fit", "no plan")
@@ -95,6 +102,7 @@ def search_meshes(
     constraints: Callable[[Mesh], Constraints],
     *,
     most_axes: int = MOST_AXES,
+    processes: int = 1,
     report: Callable[[str], None] = lambda said: None,
 ) -> MeshSearch:
     """Finds the mesh of so many devices, and the batch, on which a step takes least for a sample.
@@ -102,6 +110,8 @@ def search_meshes(
     Args:
         asked: the batches, each with its planner, all for one machine.
         constraints: what is decided already, on a mesh; a mesh on which it cannot be read has no plan.
+        processes: how many work on it; more than one only where this process has run no solver yet
+            (:mod:`autoshard.mesh_search.side_by_side`).
         report: called with the shape and the stage as they start.
 
     Raises:
@@ -110,14 +120,44 @@ def search_meshes(
         InfeasibleError: no shape has a plan.
     """
     shapes = shapes_of(devices, asked[0].planner.profile, most_axes)
+    _check_memory(asked, devices)
     starts = [_Start(shape, each, constraints, report) for shape in shapes for each in asked]
-    together = [start for start in starts if start.shape.mesh.ndim <= TOGETHER]
-    alone = [[start] for start in starts if start.shape.mesh.ndim > TOGETHER]
+    few = [k for k, start in enumerate(starts) if start.shape.mesh.ndim <= TOGETHER]
+    many = [k for k in range(len(starts)) if k not in few]
     found: list[Candidate] = []
-    for entrants in (together, *alone):
-        best = min((each.cost_per_sample for each in found if each.plan is not None), default=float("inf"))
-        found += _candidates(entrants, best)
+    with side_by_side(_Work(starts), processes) as do_all:
+        for entrants in (few, many):
+            best = min((each.cost_per_sample for each in found if each.plan is not None), default=float("inf"))
+            found += _candidates(starts, entrants, best, do_all, report)
     return MeshSearch(devices, _ranked(found, devices, asked[0].planner.limit.budget_bytes))
+
+
+def _check_memory(asked: Sequence[Asked], devices: int) -> None:
+    """Refuses before the long work what cannot fit on any mesh.
+
+    Raises:
+        BudgetError: what is held at the optimizer's step is too much for the devices together.
+    """
+    limit = asked[0].planner.limit
+    if limit.allowed_bytes is None or limit.soft_ms_per_gib is not None:
+        return
+    least = min(held_bytes(each.planner) for each in asked) // devices
+    if least > limit.allowed_bytes:
+        raise BudgetError(
+            f"no mesh of {devices} devices has a plan that fits {format_bytes(limit.budget_bytes or 0)} per rank: "
+            f"parameters, gradients and the state of {limit.optimizer} alone take {format_bytes(least)} of each "
+            f"({least} bytes) if every one of them is cut over all; use more devices, or an optimizer that holds less"
+        )
+
+
+def held_bytes(planner: Planner) -> int:
+    """Bytes of all parameters, of the gradients of those that are trained, and of the optimizer's state, each once."""
+    graph, policy = planner.graph, planner.limit.policy
+    metas = {node.name: graph.meta(Ref(i)) for i, node in graph.of_kind("parameter")}
+    sizes = {name: (math.prod(meta.shape), meta.dtype.itemsize) for name, meta in metas.items()}
+    trained = [sizes[name] for name, _ in graph.gradients]
+    held = sum(count * size for count, size in (*sizes.values(), *trained))
+    return held + sum(policy.state_bytes(count, size) for count, size in trained)
 
 
 def computation_ns(problem: Problem) -> int:
@@ -125,13 +165,30 @@ def computation_ns(problem: Problem) -> int:
     return sum(int(np.min(node.costs)) for node in problem.nodes)
 
 
-def _candidates(entrants: Iterable[_Start], best: float) -> Iterator[Candidate]:
-    for found in best_first(entrants, best):
-        if isinstance(found, Answer):
-            yield found.value
+def _candidates(
+    starts: Sequence[_Start],
+    entrants: Sequence[int],
+    best: float,
+    do_all: DoAll[_Job, _Bounded | Candidate],
+    report: Callable[[str], None],
+) -> Iterator[Candidate]:
+    """What becomes of some of the starts, which the entrants number, where a cost for a sample is known."""
+    bounded: list[_Bounded] = []
+    for known, found in enumerate(do_all([_Job(k, best) for k in entrants])):
+        report(f"bounds of {known} of {len(entrants)} meshes known")
+        if isinstance(found, Candidate):
+            yield found
         else:
-            assert isinstance(found, Cut) and isinstance(found.entrant, _Start | _Written | _Solved)
-            yield found.entrant.cut()
+            bounded.append(found)
+
+    def planned(chosen: Sequence[_Bounded]) -> Iterator[Answer[Candidate]]:
+        report(f"planning on {' and '.join(starts[each.number].named for each in chosen)}")
+        for found in do_all([_Job(each.number, best, each) for each in chosen]):
+            assert isinstance(found, Candidate)
+            yield Answer(found, float("inf") if found.plan is None else found.cost_per_sample)
+
+    for each in best_first(bounded, planned, AT_ONCE, best):
+        yield starts[each.entrant.number].cut(each.entrant.bound_ns) if isinstance(each, Cut) else each.value
 
 
 def _ranked(found: Sequence[Candidate], devices: int, budget_bytes: int | None) -> tuple[Candidate, ...]:
@@ -158,94 +215,94 @@ def _nothing(found: Sequence[Candidate], devices: int, budget_bytes: int | None)
 
 
 @dataclass(frozen=True, eq=False)
+class _Bounded:
+    """A shape, by its number, of which a bound is known; and the solution of its program without memory, if needed."""
+
+    number: int
+    samples: int
+    bound_ns: int
+    solution: Solution | None = None
+
+    @property
+    def bound(self) -> float:
+        """Nanoseconds of a sample that a plan of it takes at least."""
+        return self.bound_ns / self.samples
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """To bound the shape of a number, where a cost for a sample is known; to plan on it once it is ``bounded``."""
+
+    number: int
+    best: float
+    bounded: _Bounded | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """Does the jobs of some shapes."""
+
+    starts: Sequence[_Start]
+
+    def __call__(self, job: _Job) -> _Bounded | Candidate:
+        start = self.starts[job.number]
+        return start.bounded(job.number, job.best) if job.bounded is None else start.planned(job.bounded)
+
+
+@dataclass(frozen=True, eq=False)
 class _Start:
-    """A shape of which nothing is known."""
+    """A shape with one batch."""
 
     shape: Shape
     asked: Asked
     constraints: Callable[[Mesh], Constraints]
     report: Callable[[str], None]
-    bound_ns: int = 0
 
-    @property
-    def bound(self) -> float:
-        return self.bound_ns / self.asked.samples
-
-    def cut(self) -> Candidate:
-        return Candidate(self.shape, self.asked.samples, "cut", self.bound_ns)
-
-    def lost(self, verdict: Verdict, reason: str, least_bytes: int | None = None) -> Answer[Candidate]:
-        lost = Candidate(self.shape, self.asked.samples, verdict, self.bound_ns, None, reason, least_bytes)
-        return Answer(lost, float("inf"))
-
-    def next_stage(self) -> _Written | Answer[Candidate]:
-        self.report(f"{self._named}: enumerating and pricing strategies")
-        planner = replace(self.asked.planner, mesh=self.shape.mesh, report=self._say)
+    def bounded(self, number: int, best: float) -> _Bounded | Candidate:
+        """Its bound; where there can be no plan, why not. What cannot be below ``best`` is not solved."""
+        self.report(f"{self.named}: enumerating and pricing strategies")
         try:
-            formulation = planner.formulate(self.constraints(self.shape.mesh))
-        except (ConstraintError, LayoutError, MeshError) as error:
-            return self.lost("no plan", str(error))
-        return _Written(self.bounded(computation_ns(formulation.problem)), planner, formulation)
+            formulation = self._formulation()
+            found = _Bounded(number, self.asked.samples, computation_ns(formulation.problem))
+            if found.bound >= best:
+                return found
+            solution = self._planner.solve(formulation)
+        except (ConstraintError, LayoutError, MeshError, InfeasibleError) as error:
+            return self._lost("no plan", str(error))
+        return replace(found, bound_ns=max(found.bound_ns, solution.bound or 0), solution=solution)
 
-    def bounded(self, bound_ns: int | None) -> _Start:
-        """The same with a bound that is no lower."""
-        return replace(self, bound_ns=max(self.bound_ns, bound_ns or 0))
+    def planned(self, bounded: _Bounded) -> Candidate:
+        """Its plan, within the memory there is."""
+        assert bounded.solution is not None
+        try:
+            plan = self._planner.fitted(self._formulation(), free=bounded.solution)
+        except NothingFitsError as error:
+            bound = max(bounded.bound_ns, error.bound_ns)
+            return self._lost("does not fit", str(error), bound, error.least_bytes)
+        except (BudgetError, InfeasibleError) as error:
+            return self._lost("no plan", str(error), bounded.bound_ns)
+        bound = min(plan.solver.cost_ns, max(bounded.bound_ns, plan.solver.bound_ns))
+        return Candidate(self.shape, self.asked.samples, "slower", bound, plan)
+
+    def cut(self, bound_ns: int) -> Candidate:
+        """What it is where it can be no better than another one."""
+        return Candidate(self.shape, self.asked.samples, "cut", bound_ns)
+
+    def _lost(self, verdict: Verdict, reason: str, bound_ns: int = 0, least_bytes: int | None = None) -> Candidate:
+        return Candidate(self.shape, self.asked.samples, verdict, bound_ns, None, reason, least_bytes)
+
+    def _formulation(self) -> Formulation:
+        return self._planner.formulate(self.constraints(self.shape.mesh))
 
     @property
-    def _named(self) -> str:
+    def _planner(self) -> Planner:
+        return replace(self.asked.planner, mesh=self.shape.mesh, report=self._say)
+
+    @property
+    def named(self) -> str:
+        """The mesh, and the batch where there are several."""
         batch = f", {self.asked.samples} samples" if self.asked.samples > 1 else ""
         return f"{self.shape.mesh}{batch}"
 
     def _say(self, said: str) -> None:
-        self.report(f"{self._named}: {said}")
-
-
-@dataclass(frozen=True, eq=False)
-class _Written:
-    """A shape whose program is written."""
-
-    start: _Start
-    planner: Planner
-    formulation: Formulation
-
-    @property
-    def bound(self) -> float:
-        return self.start.bound
-
-    def cut(self) -> Candidate:
-        return self.start.cut()
-
-    def next_stage(self) -> _Solved | Answer[Candidate]:
-        try:
-            solution = self.planner.solve(self.formulation)
-        except InfeasibleError as error:
-            return self.start.lost("no plan", str(error))
-        return _Solved(self.start.bounded(solution.bound), self.planner, self.formulation, solution)
-
-
-@dataclass(frozen=True, eq=False)
-class _Solved:
-    """A shape whose program without memory is solved."""
-
-    start: _Start
-    planner: Planner
-    formulation: Formulation
-    solution: Solution
-
-    @property
-    def bound(self) -> float:
-        return self.start.bound
-
-    def cut(self) -> Candidate:
-        return self.start.cut()
-
-    def next_stage(self) -> Answer[Candidate]:
-        try:
-            plan = self.planner.fitted(self.formulation, self.solution.choices)
-        except NothingFitsError as error:
-            return self.start.bounded(error.bound_ns).lost("does not fit", str(error), error.least_bytes)
-        except (BudgetError, InfeasibleError) as error:
-            return self.start.lost("no plan", str(error))
-        bound = min(plan.solver.cost_ns, max(self.start.bound_ns, plan.solver.bound_ns))
-        found = Candidate(self.start.shape, self.start.asked.samples, "slower", bound, plan)
-        return Answer(found, found.cost_per_sample)
+        self.report(f"{self.named}: {said}")

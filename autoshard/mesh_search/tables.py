@@ -14,18 +14,27 @@ from .rows import Row, ScalingRow, rows_of, scaling_of
 from .search import MeshSearch
 
 
-def show_searches(searches: Sequence[MeshSearch], console: Console, failed: Sequence[tuple[int, str]] = ()) -> None:
-    """Prints a table of meshes for each number of devices, and one of the best of each where there are several."""
+def show_searches(
+    searches: Sequence[MeshSearch],
+    console: Console,
+    failed: Sequence[tuple[int, str]] = (),
+    price: float | None = None,
+) -> None:
+    """Prints a table of meshes for each number of devices, and one of the best of each where there are several or a
+    device hour has a ``price``.
+    """
     for search in searches:
         console.print(Text(f"{search.devices} devices: {search.winner.shape.text}"))
         _print(console, _MESH_COLUMNS, [_mesh_cells(row) for row in rows_of(search)])
-    if len(searches) + len(failed) > 1:
+    if len(searches) + len(failed) > 1 or price is not None:
         console.print(Text("The best mesh of each"))
-        _print(console, _SCALING_COLUMNS, [_scaling_cells(row) for row in scaling_of(searches, failed)])
+        _print(console, _SCALING_COLUMNS, [_scaling_cells(row) for row in scaling_of(searches, failed, price)])
 
 
 _MESH_COLUMNS = "mesh,across hosts,batch,step,tokens/s,MFU,memory,gap,at least,why not".split(",")
-_SCALING_COLUMNS = "devices,mesh,batch,step,a second,MFU,efficiency,device hours per 1e9,why not".split(",")
+_SCALING_COLUMNS = "devices,mesh,batch,step,a second,MFU,efficiency,device hours per 1e9,cost per 1e9,why not".split(
+    ","
+)
 _WORDS = frozenset({"mesh", "across hosts", "why not"})
 
 
@@ -65,6 +74,7 @@ def _scaling_cells(row: ScalingRow) -> list[str]:
         _share(row.mfu),
         _share(row.efficiency),
         _number(row.device_hours),
+        "-" if row.cost is None else f"{row.cost:,.2f}",
         row.reason,
     ]
 

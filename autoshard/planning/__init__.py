@@ -8,7 +8,7 @@ from .limit import MemoryLimit, memory_limit
 from .pairs import demand_edges, pair_problem
 from .planner import CHECKPOINTING, Checkpointing, Planner, is_proven, profile_of, warn_if_unproven
 from .pricing import Prices
-from .tensor_networks import Demand
+from .tensor_networks import Demand, TensorNetwork
 from .timeline import outcome, timeline_of
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Objective",
     "Planner",
     "Prices",
+    "TensorNetwork",
     "demand_edges",
     "formulate",
     "held_pins",

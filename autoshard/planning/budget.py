@@ -91,11 +91,11 @@ Relaxed = tuple[str, Formulation]
 class SolverOptions:
     """How the program is solved; ``time_limit_s`` is for all attempts together.
 
-    ``start`` is a known assignment of the program without memory, ``known`` the answer of the program with memory on
-    another schedule, ``leanest`` the plan found so far that holds least. ``explains`` says whether an error of the
-    budget looks for what would free the most, which takes as long as a plan. A search that ``is_thorough`` does not
-    give up where what the timeline has more leaves the program no answer. ``report`` is told of better costs and
-    bounds, from any thread.
+    ``start`` is a known assignment of the program without memory, ``free`` the solver's solution of it, where there is
+    one; ``known`` the answer of the program with memory on another schedule, ``leanest`` the plan found so far that
+    holds least. ``explains`` says whether an error of the budget looks for what would free the most, which takes as
+    long as a plan. A search that ``is_thorough`` does not give up where what the timeline has more leaves the program
+    no answer. ``report`` is told of better costs and bounds, from any thread.
 
     Raises:
         ValueError: the time limit is no time.
@@ -104,6 +104,7 @@ class SolverOptions:
     backend: str = "auto"
     time_limit_s: float | None = None
     start: tuple[int, ...] | None = None
+    free: Solution | None = None
     known: Found | None = None
     leanest: Found | None = None
     explains: bool = True
@@ -176,7 +177,7 @@ def plan_within_budget(
             fullest moment, and what would free the most.
     """
     search = _Search(limit, options, write)
-    free = search.solved(formulation, formulation.problem, start=options.start)
+    free = search.solved(formulation, formulation.problem, options.free, start=options.start)
     if free is None:
         raise InfeasibleError(f"{search.last.status.value} {search.last.report.explanation}".rstrip())
     budget = limit.allowed_bytes
@@ -250,11 +251,16 @@ class _Search:
         self._fullest: list[int] = []  # the steps of the program that leanest is lean at
         self._byte_ns = 0.0  # what a byte costs there
 
-    def solved(self, formulation: Formulation, problem: Problem, part: float = 1.0, **options: Any) -> Found | None:
-        """Solves a problem in a part of the time left and writes the answer as a plan; None where there is no answer.
-        ``last`` is the solution as the solver gave it.
+    def solved(
+        self, formulation: Formulation, problem: Problem, known: Solution | None = None, **options: Any
+    ) -> Found | None:
+        """Solves a problem in the time left, unless its solution is known, and writes the answer as a plan; None where
+        there is no answer. ``last`` is the solution as the solver gave it.
         """
-        self._solve(problem, part, **options)
+        if known is None:
+            self._solve(problem, 1.0, **options)
+        else:
+            self.last = known
         return None if self.last.choices is None else self._found(formulation, self.last)
 
     def _solve(self, problem: Problem, part: float, **options: Any) -> None:

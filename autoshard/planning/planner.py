@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from torch import nn
 
 from cost_models import Profile, load_profile
-from solver import Solution, Status, solve
+from solver import Assignment, Solution, Status, solve
 
 from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, micro_batched, recomputed
 from ..constraints import AxisScheme, Constraint, Constraints
@@ -172,11 +172,14 @@ class Planner:
         except InfeasibleError as error:
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
 
-    def fitted(self, formulation: Formulation, start: tuple[int, ...] | None = None) -> ShardingPlan:
+    def fitted(
+        self, formulation: Formulation, start: tuple[int, ...] | None = None, free: Solution | None = None
+    ) -> ShardingPlan:
         """The cheapest plan of a program that fits.
 
         Args:
             start: a known assignment; what is found without memory is never worse.
+            free: the solution of the program without memory, where that is known.
 
         Raises:
             InfeasibleError, BudgetError: there is none; the message names no other budget or constraint that would do.
@@ -187,6 +190,7 @@ class Planner:
                 planner.backend,
                 planner.time_limit_s,
                 start,
+                free if program is formulation else None,
                 hints.known,
                 explains=False,
                 is_thorough=hints.is_last,
@@ -232,7 +236,7 @@ class Planner:
             bucket_bytes=self.bucket_bytes,
         )
 
-    def solve(self, formulation: Formulation, start: Sequence[int] | None = None) -> Solution:
+    def solve(self, formulation: Formulation, start: Assignment | Sequence[int] | None = None) -> Solution:
         """The cheapest assignment; one that has choices.
 
         Args:

@@ -20,7 +20,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, groupby, product
+from itertools import accumulate, groupby, pairwise, product
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from ..lowering import LocalProgram, Rank, Storage, in_use, lower, storages
 from ..mesh import Mesh
 from ..micro_batches import held_name, summed_name
 from ..plans import (
+    MemoryKind,
     MemoryOutcome,
     MemoryPhase,
     MemoryPoint,
@@ -43,7 +44,7 @@ from ..plans import (
     TenantKind,
     TensorEntry,
 )
-from ..plans.memory_outcome import MAX_POINTS, MAX_TENANTS
+from ..plans.memory_outcome import MAX_POINTS, MAX_TENANTS, TENANT_KINDS
 from ..plans.natural_order import starred
 from ..recomputation import first_name
 
@@ -63,6 +64,7 @@ class Tenant:
 class Timeline:
     """Every moment of a step in order, with the bytes in use; and who holds them at the peak, largest first.
 
+    ``kinds`` has the bytes of each kind at each of the moments, of the kinds that hold any.
     ``saved`` has for operators of the forward that are computed again the bytes that need not be kept for it.
     """
 
@@ -70,6 +72,7 @@ class Timeline:
     at_peak: tuple[Tenant, ...]
     static: Mapping[TenantKind, int]
     saved: Mapping[str, int]
+    kinds: Mapping[TenantKind, tuple[int, ...]]
 
     @property
     def peak(self) -> MemoryPoint:
@@ -107,7 +110,7 @@ def outcome(
     allocator_margin: float = 0.0,
 ) -> MemoryOutcome:
     """A timeline as a plan file has it: the largest tensors at the peak, and at most MAX_POINTS moments of the step."""
-    tenants = _merged(found.at_peak)
+    tenants, moments = _merged(found.at_peak), _thinned(found.points)
     named, others = tenants[:MAX_TENANTS], tenants[MAX_TENANTS:]
     return MemoryOutcome(
         optimizer=optimizer,
@@ -121,10 +124,19 @@ def outcome(
         peak=found.peak,
         tenants=tuple(named),
         other_bytes=sum(tenant.size_bytes for tenant in others),
-        timeline=tuple(_thinned(found.points)),
+        timeline=tuple(found.points[moment] for moment in moments),
         allocator_margin=allocator_margin,
         saved=tuple(_together(found.saved)),
+        kinds=tuple(_kinds(found, moments)),
     )
+
+
+def _kinds(found: Timeline, moments: list[int]) -> Iterator[MemoryKind]:
+    """What these moments are made of."""
+    for kind in TENANT_KINDS:
+        sizes = tuple(found.kinds[kind][moment] for moment in moments) if kind in found.kinds else ()
+        if any(sizes):
+            yield MemoryKind(kind, sizes)
 
 
 def _together(saved: Mapping[str, int]) -> Iterator[MemorySaved]:
@@ -161,12 +173,11 @@ def _merged(tenants: Iterable[Tenant]) -> list[MemoryTenant]:
     return sorted(merged, key=lambda tenant: (-tenant.size_bytes, tenant.name, tenant.kind))
 
 
-def _thinned(points: tuple[MemoryPoint, ...]) -> Iterator[MemoryPoint]:
-    """At most MAX_POINTS: the fullest moment of each of as many equal parts."""
+def _thinned(points: tuple[MemoryPoint, ...]) -> list[int]:
+    """The places of at most MAX_POINTS: of the fullest moment of each of as many equal parts."""
     parts = min(len(points), MAX_POINTS)
-    for part in range(parts):
-        start, stop = len(points) * part // parts, len(points) * (part + 1) // parts
-        yield max(points[start:stop], key=lambda point: point.size_bytes)
+    bounds = [len(points) * part // parts for part in range(parts)] + [len(points)]
+    return [max(range(*part), key=lambda place: points[place].size_bytes) for part in pairwise(bounds)]
 
 
 @dataclass
@@ -348,18 +359,27 @@ class _Simulation:
         # what one graph gives and another takes is one storage under two keys
         every = {id(lifetime): lifetime for lifetime in (*self._storages.values(), *self._others)}
         lifetimes = [lifetime for lifetime in every.values() if lifetime.size_bytes]
-        changes = [0] * (len(self._moments) + 1)
+        changes: dict[TenantKind, list[int]] = defaultdict(lambda: [0] * (len(self._moments) + 1))
         for lifetime in lifetimes:
-            changes[lifetime.first] += lifetime.size_bytes
-            changes[lifetime.last + 1] -= lifetime.size_bytes
-        used = list(accumulate(changes))[:-1]
+            if lifetime.kind == "temporary" and self._is_kept(lifetime):
+                lifetime.kind = "kept copy"
+            changes[lifetime.kind][lifetime.first] += lifetime.size_bytes
+            changes[lifetime.kind][lifetime.last + 1] -= lifetime.size_bytes
+        courses = {kind: list(accumulate(each))[:-1] for kind, each in changes.items()}
+        used = [sum(sizes) for sizes in zip(*courses.values())] or [0] * len(self._moments)
         fullest = max(range(len(used)), key=used.__getitem__)
         alive = [Tenant(t.name, t.kind, t.size_bytes) for t in lifetimes if t.first <= fullest <= t.last]
-        moments = groupby(zip(self._moments, used), key=lambda moment: moment[0])
-        points = tuple(
-            MemoryPoint(phase, operator, max(size for _, size in sizes)) for (phase, operator), sizes in moments
-        )
-        return Timeline(points, tuple(sorted(alive, key=lambda t: (-t.size_bytes, t.name))), self._static, self._saved)
+        # an operator with copies around it has several moments in a row, of which the fullest counts
+        runs = groupby(range(len(used)), key=self._moments.__getitem__)
+        places = [max(run, key=used.__getitem__) for _, run in runs]
+        points = tuple(MemoryPoint(*self._moments[place], used[place]) for place in places)
+        kinds = {kind: tuple(course[place] for place in places) for kind, course in courses.items()}
+        at_peak = tuple(sorted(alive, key=lambda t: (-t.size_bytes, t.name)))
+        return Timeline(points, at_peak, self._static, self._saved, kinds)
+
+    def _is_kept(self, lifetime: _Lifetime) -> bool:
+        """Whether the forward made it and the backward reads it."""
+        return (self._moments[lifetime.first][0], self._moments[lifetime.last][0]) == ("forward", "backward")
 
 
 def _placeholders(graph: fx.Graph) -> list[fx.Node]:

@@ -4,7 +4,7 @@
 not.
 """
 
-from .memory_outcome import MemoryOutcome, MemoryPhase, MemoryPoint, MemorySaved, MemoryTenant, TenantKind
+from .memory_outcome import MemoryKind, MemoryOutcome, MemoryPhase, MemoryPoint, MemorySaved, MemoryTenant, TenantKind
 from .plan import (
     PHASES,
     Collective,
@@ -30,6 +30,7 @@ __all__ = [
     "CollectiveTotal",
     "Execution",
     "IdenticalLayers",
+    "MemoryKind",
     "MemoryOutcome",
     "MemoryPhase",
     "MemoryPoint",

@@ -14,7 +14,9 @@ from typing import Literal, get_args
 from .units import format_bytes
 
 MemoryPhase = Literal["forward", "backward", "optimizer"]
-TenantKind = Literal["parameter", "gradient", "optimizer", "buffer", "input", "activation", "temporary", "output"]
+TenantKind = Literal[
+    "parameter", "gradient", "optimizer", "buffer", "input", "activation", "kept copy", "temporary", "output"
+]
 TENANT_KINDS: tuple[TenantKind, ...] = get_args(TenantKind)
 
 MAX_POINTS = 128
@@ -62,6 +64,16 @@ class MemoryTenant:
 
 
 @dataclass(frozen=True)
+class MemoryKind:
+    """Bytes of one kind at each point of the course of a step. A ``kept copy`` of a tensor in another layout was made
+    by the forward and is there until the backward has read it; a ``temporary`` one is on its way in one phase.
+    """
+
+    kind: TenantKind
+    size_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class MemorySaved:
     """What need not be kept since the forward because an operator is computed again: ``size_bytes`` of what it makes,
     as far as others of the backward read that. Those of identical layers together: ``operator`` is the name of the
@@ -88,6 +100,7 @@ class MemoryOutcome:
         allocator_margin: what the allocator of the machine reserves beyond what is in use, as a share of that.
         saved: what computing operators again saves, most first; operators that save nothing themselves are not among
             them (what one makes may be read by others that are computed again alone).
+        kinds: what each point of the timeline is made of, in the order of TENANT_KINDS; empty where it is not known.
 
     Raises:
         ValueError: the sizes do not add up, one is negative, or an operator saves twice.
@@ -107,6 +120,7 @@ class MemoryOutcome:
     timeline: tuple[MemoryPoint, ...]
     allocator_margin: float = 0.0
     saved: tuple[MemorySaved, ...] = ()
+    kinds: tuple[MemoryKind, ...] = ()
 
     def __post_init__(self) -> None:
         held = sum(tenant.size_bytes for tenant in self.tenants) + self.other_bytes
@@ -115,6 +129,8 @@ class MemoryOutcome:
         fullest = max((point.size_bytes for point in self.timeline), default=self.peak.size_bytes)
         if fullest != self.peak.size_bytes:
             raise ValueError(f"the timeline's fullest point has {fullest} bytes, the peak {self.peak.size_bytes}")
+        if self.kinds:
+            self._check_kinds()
         always = self.parameter_bytes + self.optimizer_bytes + self.buffer_bytes + self.input_bytes
         if always > self.peak.size_bytes:
             raise ValueError(f"{always} bytes are held whatever runs, more than the peak of {self.peak.size_bytes}")
@@ -127,6 +143,32 @@ class MemoryOutcome:
         price = self.soft_ms_per_gib
         if price is not None and (self.budget_bytes is None or not (0 <= price < math.inf)):
             raise ValueError(f"{price} ms per GiB over the budget {self.budget_bytes} is no soft limit")
+
+    def _check_kinds(self) -> None:
+        names = [each.kind for each in self.kinds]
+        if names != [kind for kind in TENANT_KINDS if kind in names]:
+            raise ValueError(f"the kinds of memory are {', '.join(names)}, not each once in their order")
+        points = len(self.timeline)
+        if not points or any(len(each.size_bytes) != points or min(each.size_bytes) < 0 for each in self.kinds):
+            raise ValueError(f"a kind of memory does not have a size for each of the {points} points of the timeline")
+        for point, *sizes in zip(self.timeline, *(each.size_bytes for each in self.kinds)):
+            if sum(sizes) != point.size_bytes:
+                found = f"{sum(sizes)} bytes at {point.operator}, where {point.size_bytes} are in use"
+                raise ValueError(f"the kinds of memory add up to {found}")
+        for kind, size in self.others.items():
+            if size < 0:
+                raise ValueError(f"the tenants of the peak hold {-size} bytes more of the kind {kind} than are in use")
+
+    @property
+    def others(self) -> dict[TenantKind, int]:
+        """By kind, what those hold at the peak that are not among the tenants; empty where kinds are not known."""
+        peak = next((k for k, point in enumerate(self.timeline) if point.size_bytes == self.peak.size_bytes), 0)
+        named: dict[TenantKind, int] = dict.fromkeys(TENANT_KINDS, 0)
+        for tenant in self.tenants:
+            named[tenant.kind] += tenant.size_bytes
+        left = {each.kind: each.size_bytes[peak] for each in self.kinds}
+        found = {kind: left.get(kind, 0) - size for kind, size in named.items()} if left else {}
+        return {kind: size for kind, size in found.items() if size}
 
     @property
     def static_bytes(self) -> int:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _NUMBER = re.compile(r"([0-9]+)")
+
+MOST_KEPT = 1 << 16
+"""Names whose keys are kept: plans of a model sort the same ones again and again."""
 
 NaturalKey = tuple[tuple[tuple[int, str], ...], str]
 
 
+@lru_cache(MOST_KEPT)
 def natural_key(name: str) -> NaturalKey:
     """The sort key of a name; two names have the same key only if they are equal.
 

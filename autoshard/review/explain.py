@@ -27,7 +27,7 @@ from .session import (
     planner_of,
     priced,
     reporter,
-    with_memory,
+    with_known_memory,
 )
 
 
@@ -130,7 +130,7 @@ class _Question:
             asked=self._instead,
             found=found,
             repriced=self._planner.profile.fingerprint != plan.hardware_fingerprint,
-            plan=with_memory(self._planner, self._now.plan),
+            plan=with_known_memory(self._planner, self._now.plan, plan),
             alternative=alternative,
             reason=reason,
             order=tuple(node.name for node in self._planner.graph.nodes),

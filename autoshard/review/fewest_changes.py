@@ -11,13 +11,41 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver import INFEASIBLE, Edge, Node, Problem, Solution, evaluate, solve
+from solver import INFEASIBLE, Assignment, Edge, Node, Problem, Solution, evaluate, routed, solve
 from solver.solution import relative_gap
 
-from ..planning import Planner
+from ..planning import Formulation, Planner
 
 LARGEST_COST = 1 << 50
 """Of a scaled problem: solvers compute with doubles, which hold whole numbers up to 2^53."""
+
+
+def cheapest_nearest(planner: Planner, formulation: Formulation, wanted: Sequence[int | None]) -> Solution:
+    """The cheapest solution of a program, of several the one that keeps most of the choices wanted.
+
+    What keeps all of them is tried first: where nothing is cheaper, nothing is nearer.
+
+    Raises:
+        InfeasibleError: there is none, or none was found in the time given.
+    """
+    problem = formulation.problem
+    kept = _kept(planner, problem, wanted)
+    solution = planner.solve(formulation, start=kept)
+    if kept is not None and evaluate(problem, *kept).cost == solution.cost:
+        return replace(solution, choices=kept.choices, routes=kept.routes)
+    return with_fewest_changes(planner, problem, solution, wanted)
+
+
+def _kept(planner: Planner, problem: Problem, wanted: Sequence[int | None]) -> Assignment | None:
+    """The cheapest assignment that keeps all choices wanted; None where there is none."""
+    known = {node: 0 for node, each in enumerate(problem.nodes) if len(each.costs) == 1}
+    known |= {node: choice for node, choice in enumerate(wanted) if choice is not None}
+    if len(known) == len(problem.nodes):
+        assignment = routed(problem, [known[node] for node in range(len(problem.nodes))])
+        return assignment if assignment and evaluate(problem, *assignment).feasible else None
+    fixed = replace(problem, fixed={**problem.fixed, **known})
+    found = solve(fixed, backend=planner.backend, time_limit_s=planner.time_limit_s, explains=False)
+    return None if found.choices is None else Assignment(found.choices, found.routes)
 
 
 def with_fewest_changes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -21,10 +21,10 @@ from ..constraints import Constraints, gather_constraints
 from ..errors import ConstraintError, PlanMismatchError
 from ..layout import Layout
 from ..mesh import HybridMesh, Mesh
-from ..planning import Formulation, MemoryLimit, Planner, profile_of, timeline_of
+from ..planning import Formulation, MemoryLimit, Planner, TensorNetwork, profile_of, timeline_of
 from ..plans import ShardingPlan
 from .decisions import Decisions, choices_of, decision_text, decisions_of
-from .fewest_changes import with_fewest_changes
+from .fewest_changes import cheapest_nearest
 
 Progress = Callable[[str], None]
 
@@ -178,8 +178,7 @@ def best_plan(planner: Planner, constraints: Constraints, wanted: Decisions) -> 
     """
     formulation = planner.formulate(constraints)
     with constraints.located():
-        solution = planner.solve(formulation)
-    solution = with_fewest_changes(planner, formulation.problem, solution, choices_of(wanted, formulation))
+        solution = cheapest_nearest(planner, formulation, choices_of(wanted, formulation))
     plan = with_memory(planner, planner.write(formulation, solution))
     return plan if is_within_budget(plan) else planner.plan(constraints)
 
@@ -200,13 +199,28 @@ def routes_of(plan: ShardingPlan, formulation: Formulation) -> tuple[Routes, ...
     taken: dict[tuple[str, str], set[tuple[Layout, Layout]]] = defaultdict(set)
     for entry in plan.redistributions:
         taken[entry.tensor, entry.phase].update(pairwise(entry.own))
+    numbers = _StepNumbers()
     routes = []
     for found in formulation.networks:
-        ends = zip(found.network.tails.tolist(), found.network.heads.tolist(), strict=True)
-        steps = [(found.layouts[tail], found.layouts[head]) for tail, head in ends]
         phases = (taken[found.network.name, phase] for phase in ("forward", "backward"))
-        routes.append(Routes(*(tuple(k for k, step in enumerate(steps) if step in of) for of in phases)))
+        routes.append(Routes(*(numbers.of(found, steps) for steps in phases)))
     return tuple(routes)
+
+
+class _StepNumbers:
+    """The numbers of steps among the arcs of networks; networks of equal tensors share what is looked up in."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], dict[tuple[Layout, Layout], int]] = {}
+
+    def of(self, found: TensorNetwork, steps: Collection[tuple[Layout, Layout]]) -> tuple[int, ...]:
+        """Those of the steps that the network has, ascending."""
+        if not steps:
+            return ()
+        key = id(found.layouts), id(found.network.tails)
+        if key not in self._known:
+            self._known[key] = {step: k for k, step in enumerate(found.ends())}
+        return tuple(sorted(self._known[key][step] for step in steps if step in self._known[key]))
 
 
 def limit_of(plan: ShardingPlan) -> MemoryLimit:
@@ -221,6 +235,14 @@ def with_memory(planner: Planner, plan: ShardingPlan) -> ShardingPlan:
     """A plan that says what it needs in memory, under the planner's limit."""
     timeline = timeline_of(planner.graph, plan, planner.limit.policy)
     return replace(plan, memory=planner.limit.outcome(timeline))
+
+
+def with_known_memory(planner: Planner, plan: ShardingPlan, read: ShardingPlan) -> ShardingPlan:
+    """As :func:`with_memory`, of a plan that was read and priced again: what the file says of memory holds where all
+    that decides it is the same.
+    """
+    same = limit_of(read) == planner.limit and replace(plan, memory=read.memory, solver=read.solver) == read
+    return replace(plan, memory=read.memory) if same and read.memory else with_memory(planner, plan)
 
 
 def is_within_budget(plan: ShardingPlan) -> bool:

@@ -10,6 +10,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from autoshard.errors import BudgetError, CaptureError, InfeasibleError
 from autoshard.mesh import Mesh
 from autoshard.plans import Contender, Contest, contest_json, read_plan, summary_json, write_plan
 from autoshard.precision import FLOATING_DTYPES
-from cost_models import OPTIMIZERS, PRESETS
+from cost_models import OPTIMIZERS, PRESETS, load_profile
 from solver import BACKENDS
 
 from ..plans.synthetic import sharded_plan, transformer_plan
@@ -335,6 +336,33 @@ def test_report_writes_one_page_and_a_trace(folder: Path) -> None:
     assert Path("report.html").read_text().startswith("<!doctype html>")
     assert json.loads(Path("trace.json").read_text())["traceEvents"]
     assert sorted(path.name for path in folder.iterdir()) == ["model.py", "plan.yaml", "report.html", "trace.json"]
+
+
+def test_report_compares_two_plans_on_one_page(folder: Path) -> None:
+    write_plan(sharded_plan(2), "other.yaml")
+    result = invoke("report", "plan.yaml", "other.yaml", "-o", "report.html")
+    assert (result.exit_code, result.stdout) == (0, "wrote report.html\n")
+    page = Path("report.html").read_text()
+    assert "plan.yaml" in page and "other.yaml" in page and "What changes from" in page
+    for wrong in (["plan.yaml"] * 3, ["plan.yaml"] * 2 + ["--trace", "t.json"]):
+        refused = invoke("report", *wrong, "-o", "no.html")
+        assert refused.exit_code == 2 and "were given" in refused.stderr and not Path("no.html").exists()
+
+
+def test_a_report_says_what_the_axes_of_the_mesh_run_on(folder: Path) -> None:
+    plan = replace(sharded_plan(2), hardware="dgx-h100", hardware_fingerprint=load_profile("dgx-h100").fingerprint)
+    write_plan(plan, "known.yaml")
+    write_plan(replace(plan, hardware="ours"), "unknown.yaml")
+
+    def page(*arguments: str) -> str:
+        assert invoke("report", *arguments, "-o", "r.html").exit_code == 0
+        return Path("r.html").read_text()
+
+    assert "dp inside a host of 8, on NVLink 4, 450 GB/s a device" in page("known.yaml")
+    assert "the profile is not at hand" in page("unknown.yaml")
+    assert "another version of tpu-v5e" in page("unknown.yaml", "--hardware", "tpu-v5e")
+    refused = invoke("report", "known.yaml", "-o", "r.html", "--hardware", "none.yaml")
+    assert refused.exit_code == 2 and "none.yaml" in refused.stderr
 
 
 def test_export_writes_python_to_a_file_or_to_standard_output(folder: Path) -> None:

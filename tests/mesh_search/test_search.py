@@ -16,6 +16,7 @@ from autoshard.cli.commands import app
 from autoshard.constraints import gather_constraints
 from autoshard.errors import InfeasibleError, MeshError
 from autoshard.mesh_search import Asked, MeshSearch, search_meshes, shapes_of
+from autoshard.mesh_search.search import held_bytes
 from autoshard.planning import Planner, memory_limit
 from autoshard.plans import read_plan
 from cost_models import Hosts, Profile, dump_profile
@@ -61,6 +62,15 @@ def test_the_winner_is_the_best_of_planning_on_every_shape() -> None:
     assert found.plan.solver.cost_ns == least == costs[found.winner.shape.mesh]
     cut = [each for each in found.candidates if each.verdict == "cut"]
     assert cut and all(each.bound_ns >= least for each in cut)
+
+
+@pytest.mark.parametrize("optimizer", ["none", "adamw"])
+def test_no_plan_holds_less_than_what_is_refused_at_once(optimizer: str) -> None:
+    asked = replace(planner(None, 64), limit=memory_limit(optimizer, None, None, two_hosts()))
+    for shape in shapes_of(4, two_hosts(), 2):
+        fsdp = gather_constraints(tuple(f"family {axis}=fsdp" for axis in shape.mesh.axes), shape.mesh)
+        memory = replace(asked, mesh=shape.mesh).plan(fsdp).memory
+        assert memory is not None and held_bytes(asked) // 4 <= memory.static_bytes <= memory.peak.size_bytes
 
 
 def test_of_several_batches_the_least_for_a_sample_wins() -> None:
@@ -118,6 +128,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_search_prints_tables_and_writes_plans_and_pictures(folder: Path) -> None:
     arguments = "search model.py:model --hardware machine.yaml --devices 2,4 --batch 32,64 -o found".split()
+    arguments += ["--processes", "1", "--price", "2.5"]
     printed = CliRunner().invoke(app, arguments)
     assert printed.exit_code == 0, printed.stderr
     assert printed.stderr == ""
@@ -131,6 +142,7 @@ def test_search_prints_tables_and_writes_plans_and_pictures(folder: Path) -> Non
         assert (best["verdict"], best["mesh"], best["step_s"]) == ("best", str(plan.mesh), plan.step_s)
         assert plan.mesh.size == devices and best["mesh"] in printed.stdout
     assert [row["devices"] for row in said["devices"]] == [2, 4] and said["devices"][0]["efficiency"] == 1
+    assert all(row["cost"] == 2.5 * row["device_hours"] for row in said["devices"]) and "cost" in printed.stdout
 
 
 @pytest.mark.parametrize(
@@ -139,7 +151,8 @@ def test_search_prints_tables_and_writes_plans_and_pictures(folder: Path) -> Non
         ("--devices 0", 2, "'0' is no list of numbers above 0"),
         ("--devices 4 --hardware cpu-none", 2, "cpu-none"),
         ("--devices 4 --hardware one.yaml", 2, "there is no mesh of 4 devices: hardware profile"),
-        ("--devices 2 --memory 1KiB", 2, "no mesh of 2 devices has a plan that fits 1 KiB per rank: the smallest"),
+        ("--devices 2 --memory 1KiB", 2, "no mesh of 2 devices has a plan that fits 1 KiB per rank: parameters, grad"),
+        ("--devices 2 --memory 5KiB", 2, "no mesh of 2 devices has a plan that fits 5 KiB per rank: the smallest"),
         ("--devices 4 --batch 8", 2, "takes no argument 'batch'"),
     ],
 )
@@ -149,7 +162,7 @@ def test_a_mistake_leaves_every_file_as_it_was(folder: Path, arguments: str, cod
     Path("one.yaml").write_text(dump_profile(replace(two_hosts(), network=replace(network, inter_host=None))))
     Path("found").mkdir()
     Path("found/plan-4.yaml").write_text("good")
-    given = f"search model.py:fixed --hardware machine.yaml {arguments} -o found".split()
+    given = f"search model.py:fixed --hardware machine.yaml {arguments} --processes 1 -o found".split()
     result = CliRunner().invoke(app, given)
     assert result.exit_code == code and said in result.stderr, result.stderr
     assert [path.read_text() for path in Path("found").iterdir()] == ["good"]

@@ -15,6 +15,7 @@ from autoshard.plans import (
     Collective,
     Execution,
     IdenticalLayers,
+    MemoryKind,
     MemoryOutcome,
     MemoryPoint,
     MemorySaved,
@@ -196,6 +197,14 @@ def transformer_memory(layers: int, matrices: int = 1 << 17) -> MemoryOutcome:
         ),
         other_bytes=parameters,
         timeline=(MemoryPoint("forward", "embed/embedding", 3 * parameters), peak),
+        kinds=(
+            MemoryKind("parameter", (parameters, parameters)),
+            MemoryKind("gradient", (0, parameters - (9 << 12))),
+            MemoryKind("optimizer", (2 * parameters - (9 << 12), 2 * parameters)),
+            MemoryKind("buffer", (1 << 15, 1 << 15)),
+            MemoryKind("input", (1 << 12, 1 << 12)),
+            MemoryKind("activation", (0, activations)),
+        ),
     )
 
 
@@ -328,7 +337,19 @@ def memories(draw: st.DrawFn, plan: ShardingPlan) -> MemoryOutcome:
     again = sorted({starred(name) for name in plan.recomputed})
     saved = tuple(MemorySaved(name, draw(sizes)) for name in again)
     tenancy = tuple(tenants), other, tuple(timeline)
-    return MemoryOutcome(draw(texts), budget, price, *held, peak, *tenancy, margin, saved)
+    made_of = tuple(kinds_of(total, timeline, tenants)) if draw(st.booleans()) else ()
+    return MemoryOutcome(draw(texts), budget, price, *held, peak, *tenancy, margin, saved, made_of)
+
+
+def kinds_of(total: int, points: Sequence[MemoryPoint], tenants: Sequence[MemoryTenant]) -> Iterator[MemoryKind]:
+    """At the fullest points the tenants and otherwise buffers, at the others activations."""
+    held: dict[str, int] = dict.fromkeys(TENANT_KINDS, 0)
+    for tenant in tenants:
+        held[tenant.kind] += tenant.size_bytes
+    held["buffer"] += total - sum(held.values())
+    for kind in TENANT_KINDS if points else ():
+        less = [point.size_bytes if kind == "activation" else 0 for point in points]
+        yield MemoryKind(kind, tuple(held[kind] if p.size_bytes == total else s for p, s in zip(points, less)))
 
 
 @st.composite

@@ -63,6 +63,17 @@ WITHIN_THE_RECORD = {
     "one tensor twice": ("  freqs: {", "  tokens: {", "'tokens' is named 2 times among the parameters, buffers and"),
     "tenants": ("other_bytes: 1576960", "other_bytes: 5", "the tenants of the peak hold"),
     "timeline": ("wo/mm.1: 7356416", "wo/mm.1: 7356415", "fullest point has 7356415 bytes, the peak 7356416"),
+    "kinds": ("activation: [0, 1048576]", "activation: [0, 1048577]", "add up to 7356417 bytes at layers.3.attention"),
+    "a kind's points": (
+        "activation: [0, 1048576]",
+        "activation: [0, 1048576, 0]",
+        "each of the 2 points of the timeline",
+    ),
+    "a kind of a tenant": (
+        "activation: [0, 1048576]",
+        "kept copy: [0, 1048576]",
+        "the tenants of the peak hold 1048576 bytes more of the kind activation than are in use",
+    ),
     "optimizer": ("optimizer: 3153920", "optimizer: 9153920", "are held whatever runs, more than the peak of 7356416"),
 }
 

@@ -22,15 +22,16 @@ OLD = FOLDER / "transformer.format-1.yaml"
 
 
 def without_the_news_of_format_8(plan: ShardingPlan) -> ShardingPlan:
-    """The dtypes of the model, and nothing known of the peak."""
-    return replace(plan, at_peak_s=None, precision=AS_IT_IS)
+    """The dtypes of the model, and nothing known of the hardware's peak or of what memory is made of."""
+    memory = plan.memory and replace(plan.memory, kinds=())
+    return replace(plan, at_peak_s=None, precision=AS_IT_IS, memory=memory)
 
 
 def without_the_news_of_format_5(plan: ShardingPlan) -> ShardingPlan:
     """No price of the optimizer's step, no margin of the allocator; no micro-batches, and nothing travels together."""
     memory = plan.memory and replace(plan.memory, allocator_margin=0.0)
-    then = without_the_news_of_format_8(plan)
-    return costed(replace(then, optimizer_s=None, memory=memory, bucket_bytes=0))
+    then = without_the_news_of_format_8(replace(plan, memory=memory))
+    return costed(replace(then, optimizer_s=None, bucket_bytes=0))
 
 
 def without_the_news_of_format_4(plan: ShardingPlan) -> ShardingPlan:
@@ -191,6 +192,8 @@ def test_a_precision_or_a_peak_in_a_file_of_format_7_is_refused() -> None:
         parse_plan(text.replace("\nresult:\n", "\nparam_dtype: bfloat16\nresult:\n", 1))
     with pytest.raises(PlanFileError, match="a plan of format 7 has no key in result 'at_peak_s'"):
         parse_plan(text.replace("\nresult:\n", "\nresult:\n  at_peak_s: 0.5\n", 1))
+    with pytest.raises(PlanFileError, match="a plan of format 7 has no key in memory 'kinds'"):
+        parse_plan(text.replace("\nmemory:\n", "\nmemory:\n  kinds: {activation: [1]}\n", 1))
 
 
 def test_every_older_format_has_a_way_to_the_present_one() -> None:

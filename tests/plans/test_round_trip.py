@@ -45,7 +45,7 @@ def test_a_name_with_commas_or_braces_is_read_back_between_braces(name: str, rea
     name = name if "/" in name else f"{name}/mm"
     operators = (*plan.operators, OperatorEntry(name, "forward", (), ()))
     points = (MemoryPoint("forward", name, 7), plan.memory.peak)
-    plan = replace(plan, operators=operators, execution=(), memory=replace(plan.memory, timeline=points))
+    plan = replace(plan, operators=operators, execution=(), memory=replace(plan.memory, timeline=points, kinds=()))
     assert parse_plan(dump_plan(plan)) == plan
     assert yaml.load(dump_plan(plan), reader)["memory"]["timeline"][0] == {"forward": {name: 7}}
 

@@ -16,7 +16,8 @@ from autoshard.plans.dtypes import DTYPE_BYTES
 from autoshard.plans.text.notation import parse_strategy
 from autoshard.plans.units import format_bytes, format_gap, format_seconds
 from autoshard.plans.views.axis_use import axis_lines, samples, throughput_line, tokens, unused_axes
-from autoshard.plans.views.show import MOST_EXPENSIVE, console_for, show_text
+from autoshard.plans.views.expensive import MOST_EXPENSIVE
+from autoshard.plans.views.show import console_for, show_text
 
 from .synthetic import MESH, plans, transformer_plan
 

@@ -72,7 +72,7 @@ def _leaner(plan: ShardingPlan) -> ShardingPlan:
     peak = replace(plan.memory.peak, size_bytes=plan.memory.peak.size_bytes - 1)
     points = tuple(replace(p, size_bytes=min(p.size_bytes, peak.size_bytes)) for p in plan.memory.timeline)
     less = plan.memory.other_bytes - 1
-    return replace(plan, memory=replace(plan.memory, peak=peak, timeline=points, other_bytes=less))
+    return replace(plan, memory=replace(plan.memory, peak=peak, timeline=points, other_bytes=less, kinds=()))
 
 
 def _narrower(plan: ShardingPlan) -> ShardingPlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,22 @@ def test_the_plan_is_priced_as_it_was_made() -> None:
     plan = plan_of("mlp", constraints=PINNED)
     assert found.plan.solver.cost_ns == plan.solver.cost_ns and not found.repriced
     assert found.plan.redistributions == plan.redistributions and found.plan.operators == plan.operators
+
+
+def test_memory_that_the_file_says_is_what_would_be_found() -> None:
+    plan = plan_of("mlp", constraints=PINNED)
+    assert plan.memory is not None
+    another = replace(plan.memory, timeline=())
+    read = {
+        "its own": plan,
+        "no word": replace(plan, memory=None),
+        "other prices": replace(plan, memory=another, compute_s=2 * plan.compute_s),
+    }
+    found = {
+        name: explain(each, *example("mlp"), why="x", hardware=profile_of("slow")).plan.memory
+        for name, each in read.items()
+    }
+    assert found == dict.fromkeys(read, plan.memory)
 
 
 @pytest.mark.parametrize("why", ["up.bias", "output.0", "/relu"])

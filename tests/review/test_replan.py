@@ -17,7 +17,7 @@ from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 from autoshard.plans.text.line_numbers import line_of_decision
 from autoshard.review import Replanned, replan
 from autoshard.review.decisions import choices_of, decisions_of
-from autoshard.review.fewest_changes import count_changes, with_fewest_changes
+from autoshard.review.fewest_changes import cheapest_nearest, count_changes, with_fewest_changes
 from cost_models import optimizer_policy
 from solver import solve
 
@@ -222,6 +222,13 @@ def test_the_nearest_optimum_is_the_nearest_of_all() -> None:
         found = with_fewest_changes(planner, problem, solution, target)
         assert found.choices is not None and cost_of(found.choices) == solution.cost
         changes = count_changes(target, found.choices)
+        again = cheapest_nearest(planner, formulation, target)
+        assert again.choices is not None and cost_of(again.choices) == again.bound == solution.cost
+        assert count_changes(target, again.choices) == changes
+        some = [None if i in free[:2] else choice for i, choice in enumerate(target)]
+        partly = cheapest_nearest(planner, formulation, some)
+        assert partly.choices is not None and cost_of(partly.choices) == solution.cost
+        assert count_changes(some, partly.choices) <= changes
         for others in itertools.product(*(range(len(problem.nodes[i].costs)) for i in free)):
             choices = list(solution.choices)
             for i, choice in zip(free, others):

@@ -11,7 +11,7 @@ from ...errors import PlanFileError
 from ...layout import format_layout
 from ...mesh import Mesh
 from ...precision import AS_IT_IS
-from ..memory_outcome import MemoryOutcome, MemoryPoint, MemorySaved, MemoryTenant
+from ..memory_outcome import MemoryKind, MemoryOutcome, MemoryPoint, MemorySaved, MemoryTenant
 from ..plan import PHASES, OperatorEntry, Redistribution, ShardingPlan, TensorEntry
 from .contradictions import Contradiction, check_decisions, check_record
 from .execution_order import Block, Loop, check_execution, fold_execution, format_loop, format_ns
@@ -226,6 +226,8 @@ def _memory(memory: MemoryOutcome) -> Iterator[str]:
     yield from (f"  {line}" for line in _section("timeline", list(_timeline(memory.timeline)), empty="[]"))
     if memory.saved:
         yield from (f"  {line}" for line in _section("saved", [f"- {_saved(each)}" for each in memory.saved]))
+    if memory.kinds:
+        yield from (f"  {line}" for line in _section("kinds", [_kind(each) for each in memory.kinds]))
 
 
 def _timeline(points: Iterable[MemoryPoint]) -> Iterator[str]:
@@ -247,6 +249,12 @@ def _point(point: MemoryPoint) -> str:
 def _tenant(tenant: MemoryTenant) -> str:
     name, size = quote(tenant.name), tenant.size_bytes
     return f"{{name: {name}, kind: {tenant.kind}, count: {tenant.count}, bytes: {size}}}"
+
+
+def _kind(each: MemoryKind) -> str:
+    """The sizes of a kind; where they are the same at every point, once."""
+    sizes = each.size_bytes if len(set(each.size_bytes)) > 1 else each.size_bytes[:1]
+    return f"{each.kind}: [{', '.join(map(str, sizes))}]"
 
 
 def _saved(each: MemorySaved) -> str:

@@ -80,9 +80,10 @@ def _from_7(document: Document) -> Document:
     for section in ("gathers_ahead", "param_dtype", "reduce_dtype"):
         if section in document:
             raise UnknownSection((section,), 7)
-    result = document.get("result")
-    if isinstance(result, dict) and "at_peak_s" in result:
-        raise UnknownSection(("result", "at_peak_s"), 7)
+    for section, key in (("result", "at_peak_s"), ("memory", "kinds")):
+        lines = document.get(section)
+        if isinstance(lines, dict) and key in lines:
+            raise UnknownSection((section, key), 7)
     return dict(document)
 
 

@@ -13,7 +13,7 @@ from ...errors import PlanFileError
 from ...layout import Layout, parse_layout
 from ...mesh import Mesh
 from ...precision import Precision
-from ..memory_outcome import MAX_POINTS, MemoryOutcome, MemoryPoint, MemorySaved, MemoryTenant
+from ..memory_outcome import MAX_POINTS, MemoryKind, MemoryOutcome, MemoryPoint, MemorySaved, MemoryTenant
 from ..plan import Execution, OperatorEntry, Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
 from .contradictions import Contradiction, check_decisions, check_record
 from .defects import error_at, explain_defect
@@ -110,6 +110,12 @@ def _in_current_format(document: Node, text: str, source: str) -> Node:
 
 def _point(line: PointLine) -> MemoryPoint:
     return MemoryPoint(line.phase, line.operator, line.bytes)
+
+
+def _kinds(section: MemorySection) -> Iterator[MemoryKind]:
+    points = sum(len(points) for line in section.timeline for points in line.values())
+    for kind, sizes in section.kinds.items():
+        yield MemoryKind(kind, sizes * points if len(sizes) == 1 else sizes)
 
 
 def _timeline(section: MemorySection) -> Iterator[MemoryPoint]:
@@ -303,6 +309,7 @@ class _Reader:
                 other_bytes=section.other_bytes,
                 timeline=tuple(_timeline(section)),
                 saved=tuple(MemorySaved(line.operator, line.bytes) for line in section.saved),
+                kinds=tuple(_kinds(section)),
             )
 
     def _names(self, text: str, count: int, seen: set[str]) -> list[str]:

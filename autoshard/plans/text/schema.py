@@ -208,6 +208,10 @@ class MemorySection(_Section):
         Field(max_length=MAX_POINTS, description="Phase, operator, bytes: in their order, several on a line."),
     ]
     saved: Annotated[tuple[SavedLine, ...], Field(description="What computing operators again saves, most first.")] = ()
+    kinds: Annotated[
+        dict[TenantKind, Annotated[tuple[Size, ...], Field(min_length=1, max_length=MAX_POINTS)]],
+        Field(description="Bytes of each kind at each point of the timeline; one number where they are all the same."),
+    ] = Field(default_factory=dict)
 
 
 def _kind(line: object) -> str:

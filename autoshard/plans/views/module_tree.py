@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ...micro_batches import operator_runs
 from ..plan import Redistribution, ShardingPlan
 from ..text.folded_plan import FoldedPlan
 from ..text.name_patterns import fold, format_pattern
 from ..text.notation import format_path
 from ..units import format_bytes, format_seconds
+from .expensive import expense
 from .redistribution_reasons import RedistributionReasons, what_runs
 
 MAX_DEPTH = 16
@@ -19,7 +21,9 @@ MAX_DEPTH = 16
 
 @dataclass
 class TreeMove:
-    """The redistributions of one tensor; of a tensor of identical layers, those of all of them together."""
+    """The redistributions of one tensor; of a tensor of identical layers, those of all of them together. ``count`` and
+    ``seconds`` are of a whole step.
+    """
 
     tensor: str
     phase: str
@@ -28,7 +32,6 @@ class TreeMove:
     why: str
     count: int
     seconds: float
-    size_bytes: int
 
 
 @dataclass
@@ -45,7 +48,18 @@ class TreeNode:
     def ordered(self) -> list[TreeNode]:
         """The modules inside, those that take longest first. A module with nothing but one module inside is skipped."""
         children = [child._joined() for child in self.children.values()]
-        return sorted(children, key=lambda node: (-node.compute_s - node.communication_s, node.name))
+        return sorted(children, key=lambda node: (-node.total_s, node.name))
+
+    @property
+    def total_s(self) -> float:
+        """Computation and communication together."""
+        return self.compute_s + self.communication_s
+
+    @property
+    def dearest_path(self) -> list[TreeNode]:
+        """This module, the one inside it that takes longest, the one inside that, and so on."""
+        inside = self.ordered
+        return [self, *(inside[0].dearest_path if inside else [])]
 
     def _joined(self) -> TreeNode:
         if len(self.children) != 1 or self.moves:
@@ -61,7 +75,8 @@ def module_tree(plan: ShardingPlan, folded: FoldedPlan) -> TreeNode:
     root = TreeNode(plan.model)
     modules: dict[str, list[int]] = defaultdict(list)
     for run in plan.execution:
-        modules[run.name.partition("/")[0]].append(run.predicted_ns)
+        ns = operator_runs(run.name, plan.micro_batches) * run.predicted_ns
+        modules[run.name.partition("/")[0]].append(ns)
     for line in fold([(name, sum(ns)) for name, ns in modules.items()]):
         path = _path(format_pattern(line.pattern, folded.repeats))
         for node in _nodes(root, path):
@@ -73,26 +88,26 @@ def module_tree(plan: ShardingPlan, folded: FoldedPlan) -> TreeNode:
         if not slash:
             held = moved.pattern.names()[0] in tensors
             name, role = (name.rpartition(".")[0], name.rpartition(".")[2]) if held else ("", name)
-        entry, count = moved.value, moved.pattern.count
+        entry, cost = moved.value, expense(plan, moved)
         nodes = _nodes(root, _path(name))
         for node in nodes:
-            node.communication_s += count * entry.predicted_s
+            node.communication_s += cost.predicted_s
         nodes[-1].moves.append(
             TreeMove(
                 role,
                 entry.phase,
                 format_path(entry.path, plan.mesh),
-                _steps(entry),
+                steps_text(entry),
                 reasons.of(moved),
-                count,
-                count * entry.predicted_s,
-                count * sum(collective.size_bytes for collective in entry.collectives),
+                cost.count,
+                cost.predicted_s,
             )
         )
     return root
 
 
-def _steps(entry: Redistribution) -> str:
+def steps_text(entry: Redistribution) -> str:
+    """The collectives of a redistribution with their bytes and times, and which of its steps run for it."""
     steps = [
         f"{c.kind} over {c.axis}, {format_bytes(c.size_bytes)}, {format_seconds(c.predicted_s)}"
         for c in entry.collectives

@@ -19,19 +19,20 @@ from rich.text import Text
 from ...layout import format_layout
 from ...mesh import Mesh
 from ..memory_outcome import MemoryOutcome
-from ..plan import Redistribution, ShardingPlan, TensorEntry
+from ..plan import ShardingPlan, TensorEntry
 from ..text.folded_plan import FoldedPlan, fold_plan
 from ..text.layout_preserving import preserves_layout
 from ..text.name_patterns import Line, Repeats, format_pattern
 from ..text.notation import format_path, format_strategy
 from ..units import format_bytes, format_seconds
 from .axis_use import use_lines
+from .expensive import MOST_EXPENSIVE, by_expense
 from .redistribution_reasons import RedistributionReasons, what_runs
+from .report_values import tenant_words
 from .summary import AgainTotal, PlanSummary, ScheduleTotal, summarize
 
 PIPE_COLUMNS = 4000
 """Width for what is not a terminal: wide enough that no line is folded; tables take only what they need."""
-MOST_EXPENSIVE = 10
 
 
 class _Console(Console):
@@ -69,10 +70,9 @@ def show_text(plan: ShardingPlan, console: Console) -> None:
     if summary.held:
         _print(f"Held over a step of {summary.micro_batches} micro-batches", _held(summary), console)
     if summary.memory is not None:
-        _print("Memory of one rank at its fullest", _memory(summary.memory), console)
+        _print("Memory of one rank at its fullest", _memory(plan, summary.memory), console)
     if folded.redistributions:
-        reasons = RedistributionReasons(plan, folded.repeats)
-        _print("Most expensive redistributions", _redistributions(folded, plan.mesh, reasons), console)
+        _print("Most expensive redistributions", _redistributions(plan, folded), console)
 
 
 def headline(summary: PlanSummary) -> tuple[str, ...]:
@@ -222,28 +222,25 @@ def _collectives(summary: PlanSummary) -> Table:
     return table
 
 
-def _memory(memory: MemoryOutcome) -> Table:
-    table = _table(("tensors", "kind"), ("count", "bytes"))
+def _memory(plan: ShardingPlan, memory: MemoryOutcome) -> Table:
+    table, kind = _table(("tensors", "kind"), ("count", "bytes")), tenant_words(plan)
     for tenant in memory.tenants:
-        _add(table, tenant.name, tenant.kind, tenant.count, format_bytes(tenant.size_bytes))
-    if memory.other_bytes:
+        _add(table, tenant.name, kind(tenant.kind), tenant.count, format_bytes(tenant.size_bytes))
+    for each, size in memory.others.items():
+        _add(table, "all others", kind(each), "", format_bytes(size))
+    if memory.other_bytes and not memory.others:
         _add(table, "all others", "", "", format_bytes(memory.other_bytes))
     _add(table, "together", "", "", format_bytes(memory.peak.size_bytes))
     return table
 
 
-def _redistributions(folded: FoldedPlan, mesh: Mesh, reasons: RedistributionReasons) -> Table:
-    by_time = sorted(folded.redistributions, key=_predicted_s, reverse=True)[:MOST_EXPENSIVE]
+def _redistributions(plan: ShardingPlan, folded: FoldedPlan) -> Table:
+    reasons = RedistributionReasons(plan, folded.repeats)
     table = _table(("tensor", "phase", "path", "collectives", "why"), ("count", "predicted"))
-    for line in by_time:
-        entry = line.value
+    for cost in by_expense(plan, folded)[:MOST_EXPENSIVE]:
+        line, entry = cost.line, cost.line.value
         steps = ", ".join(f"{c.kind} {c.axis} {format_bytes(c.size_bytes)}" for c in entry.collectives) or "none"
         steps = what_runs(entry, steps)
-        pattern, path = format_pattern(line.pattern, folded.repeats), format_path(entry.path, mesh)
-        why, time = reasons.of(line), format_seconds(_predicted_s(line))
-        _add(table, pattern, entry.phase, path, steps, why, line.pattern.count, time)
+        pattern, path = format_pattern(line.pattern, folded.repeats), format_path(entry.path, plan.mesh)
+        _add(table, pattern, entry.phase, path, steps, reasons.of(line), cost.count, format_seconds(cost.predicted_s))
     return table
-
-
-def _predicted_s(line: Line[Redistribution]) -> float:
-    return line.pattern.count * line.value.predicted_s

@@ -179,8 +179,11 @@ def summary_json(plan: ShardingPlan) -> dict[str, object]:
     return {"autoshard_summary": 1, **asdict(summary), **lists, "memory": memory}
 
 
-def _lists(value: dict[str, object]) -> dict[str, object]:
-    return {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
+def _lists(value: object) -> object:
+    """The value with lists for tuples, at any depth, as JSON has them."""
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _schedule(plan: ShardingPlan) -> ScheduleTotal:
