@@ -9,7 +9,7 @@ PIP := $(PY) -m pip install -qq --disable-pip-version-check --no-input -c constr
 # Tried in this order; the first that is new enough and can make a virtual environment is used.
 PYTHON ?= python3.11 python3
 
-.PHONY: setup demo test test-fast loops lint bench screenshots clean
+.PHONY: setup demo test test-fast loops zoo lint bench screenshots clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -28,6 +28,11 @@ test-fast: $(STAMP)
 loops: $(STAMP)
 	@$(PIP) --no-build-isolation --editable '.[loops]'
 	$(PY) -m pytest -n 0 --timeout 600 -W default examples/loops $(ARGS)
+
+# Models that people train, captured, planned and run; make zoo ARGS="llama dit" for some. Writes docs/coverage.md
+zoo: $(STAMP)
+	@$(PIP) --no-build-isolation --editable '.[zoo]'
+	$(PY) -m benchmarks.zoo --write docs/coverage.md $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

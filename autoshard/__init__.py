@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from .mesh import HybridMesh, Mesh
     from .ops import register_operator
+    from .planning.audit import audit
     from .planning.comparison import compare
     from .plans import ShardingPlan, dump_plan, parse_plan, read_plan, write_plan
 
@@ -44,6 +45,7 @@ _LAZY = {
     "Mesh": "autoshard.mesh",
     "ShardingPlan": "autoshard.plans",
     "as_one_process": "autoshard.lowering",
+    "audit": "autoshard.planning.audit",
     "auto_parallelize": "autoshard.api",
     "compare": "autoshard.planning.comparison",
     "constrain": "autoshard.capture",
@@ -74,6 +76,7 @@ __all__ = [
     "Mesh",
     "ShardingPlan",
     "as_one_process",
+    "audit",
     "auto_parallelize",
     "compare",
     "constrain",

@@ -211,6 +211,7 @@ DEFERRED = {
     "autoshard": "the public names are loaded when asked for: reading a plan loads no torch",
     "cost_models": "the public names are loaded when asked for: reading a plan loads no numpy",
     "autoshard.__main__": "the command line needs libraries of an extra: where they are missing, it says which",
+    "autoshard.cli.audit_command": "as for the other commands",
     "autoshard.cli.command_help": "only --help needs the tables of names",
     "autoshard.cli.commands": "each command loads what it needs: help, and plans that are shown, wait for nothing else",
     "autoshard.cli.review_commands": "as for the other commands",

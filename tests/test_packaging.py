@@ -169,13 +169,15 @@ def test_the_command_is_declared_as_the_function_main() -> None:
     assert project["scripts"] == {"autoshard": "autoshard.__main__:main"}
 
 
-def test_a_rank_of_a_job_installs_no_package_of_the_extras_and_make_setup_installs_all_but_loops() -> None:
+def test_a_rank_of_a_job_installs_no_package_of_the_extras_and_make_setup_installs_all_but_loops_and_zoo() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     assert {_name(line) for line in project["dependencies"]} == {"torch", "numpy", "pydantic", "pyyaml"}
     assert {_name(line) for extra in ("plan", "cli") for line in extras[extra]} == set(OF_EXTRAS)
-    assert f"'.[{','.join(name for name in extras if name != 'loops')}]'" in (ROOT / "Makefile").read_text()
-    assert "'.[loops]'" in (ROOT / "Makefile").read_text()
+    assert (
+        f"'.[{','.join(name for name in extras if name not in ('loops', 'zoo'))}]'" in (ROOT / "Makefile").read_text()
+    )
+    assert all(f"'.[{name}]'" in (ROOT / "Makefile").read_text() for name in ("loops", "zoo"))
 
 
 def test_every_dependency_is_pinned_and_explained() -> None:

@@ -146,6 +146,11 @@ def run_on_fakes(
             return model(*fake_args, **fake_kwargs)
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is none of those that a model is run on without memory."""
+    return not isinstance(tensor, FakeTensor)
+
+
 class _Watch(TorchDispatchMode):
     def __init__(self, see: See) -> None:
         super().__init__()

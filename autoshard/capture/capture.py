@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -24,7 +25,9 @@ from .attention import attention, attention_backward
 from .autocast import check_autocast_around
 from .constant import LARGEST, constant, constant_arguments
 from .dynamo import is_explained, model_stack, own_error
+from .effects import ChangesModelError
 from .fake_run import FakeRun
+from .first_call import with_first_call_done
 from .flat import Captured, captured_flat
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 from .kept_graph import read_graph, written_graph
@@ -159,8 +162,11 @@ def _captured(
         refuse_writes(traced, model, names)
         return _Builder(traced, model, names).build(), traced
 
+    def attempt(run: FakeRun | None = None) -> CapturedGraph:
+        return captured_flat(model, args, kwargs, as_it_is, dtype, run) or as_it_is()[0]
+
     def made(run: FakeRun | None = None) -> CapturedGraph:
-        graph = captured_flat(model, args, kwargs, as_it_is, dtype, run) or as_it_is()[0]
+        graph = with_first_call_done(model, args, kwargs, dtype, partial(attempt, run), attempt)
         if precision == AS_IT_IS:
             return graph
         parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -186,7 +192,8 @@ def _explained(model: nn.Module, precision: Precision) -> Iterator[None]:
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(_why(model, error, precision)) from (None if is_explained(error) else error)
+        kind = ChangesModelError if "`lock` context manager" in str(error) else CaptureError
+        raise kind(_why(model, error, precision)) from (None if is_explained(error) else error)
 
 
 class _Builder:

@@ -42,14 +42,20 @@ class Leaves:
         return cls(result, before, after, arguments, mode, specs[3])
 
 
+class ChangesModelError(CaptureError):
+    """The forward changes attributes of the model, or does something under a lock, as what happens once does."""
+
+
 def refuse_side_effects(effects: list[SideEffect]) -> None:
     """Refuses a forward that changes Python objects.
 
     Raises:
-        CaptureError: it changes one.
+        ChangesModelError: it changes attributes of the model and nothing else.
+        CaptureError: it changes something.
     """
+    kind = ChangesModelError if all(effect.name.startswith("model.") for effect in effects) else CaptureError
     for effect in effects:
-        raise CaptureError(
+        raise kind(
             f"the forward changes {effect.name}{at(effect.line)}; a captured step changes no Python state: it would "
             "happen once and never again. Keep it in a buffer (register_buffer), or return it from the forward and "
             "change it outside"

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch.nn.functional as F
-from torch import fx
+from torch import Tensor, fx
 
 from .bags import embedding_bag, has_one_length
+from .multihead import has_a_batch, multihead_attention
 from .recurrent import STEP_BY_STEP
+from .row_numbers import by_position, positions
+
+POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
+"""Pools, and the number of dims that they go over."""
 
 
 def take_apart(module: fx.GraphModule) -> None:
-    """Rewrites a graph of torch functions in place: recurrent modules, but for those on packed sequences, and bags of
-    one length.
+    """Rewrites a graph of torch functions in place: recurrent modules, but for those on packed sequences, bags of one
+    length, attention of several heads, picking from each row, and means that are written as pools.
     """
     for node in module.graph.nodes:
         if node.op != "call_function":
@@ -20,4 +27,26 @@ def take_apart(module: fx.GraphModule) -> None:
             node.target = STEP_BY_STEP[node.target]
         elif node.target is F.embedding_bag and has_one_length(*node.args, **node.kwargs):
             node.target = embedding_bag
+        elif node.target is F.multi_head_attention_forward and has_a_batch(_dims(node), *node.args, **node.kwargs):
+            node.target = multihead_attention
+        elif node.target is operator.getitem and (along := positions(node)) is not None:
+            node.target, node.args = by_position, (*node.args, along)
+        elif node.target in POOLS and len(node.args) == 2 and set(_listed(node.args[1])) == {1}:
+            node.args, node.target = (node.args[0], POOLS[node.target]), mean_of_all
     module.recompile()
+
+
+def mean_of_all(x: Tensor, dims: int) -> Tensor:
+    """A pool that leaves one element of the last so many dims; torch's own asks how a picture lies in memory."""
+    return x.mean([-1 - k for k in range(dims)], keepdim=True)
+
+
+def _listed(sizes: object) -> tuple[object, ...]:
+    return tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,)
+
+
+def _dims(node: fx.Node) -> int:
+    """The number of dims of the first tensor that a node takes."""
+    first = node.args[0] if node.args else node.kwargs.get("query")
+    value = first.meta["example_value"] if isinstance(first, fx.Node) else first
+    return value.dim() if isinstance(value, Tensor) else 0

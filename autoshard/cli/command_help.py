@@ -27,6 +27,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "replan": ("autoshard replan plan.yaml", "autoshard replan edited.yaml model.py:factory -o plan.yaml"),
     "compare": ("autoshard compare examples/llama.py:demo --mesh dp=2,tp=2 --plans plans",),
+    "audit": (
+        "autoshard audit examples/llama.py:demo --mesh dp=2,tp=2",
+        "autoshard audit examples/llama.py:llama3_8b --mesh dp=8,tp=8 --format json",
+    ),
     "search": (
         "autoshard search examples/llama.py:demo --devices 4 -o meshes",
         "autoshard search examples/llama.py:llama3_8b --devices 8,16,32,64 --memory 80GiB --batch 16,32 -o meshes",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .audit_command import audit
 from .command_help import Command
 from .model_factory import load_factory
 from .review_commands import check, explain, replan
@@ -446,7 +447,7 @@ def export(
             typer.echo(f"wrote {output}")
 
 
-for _command in (check, explain, replan, search):
+for _command in (check, explain, replan, search, audit):
     app.command(cls=Command)(_command)
 
 

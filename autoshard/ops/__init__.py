@@ -7,7 +7,7 @@ from . import drawn, elements, factories, images, norms, products, reductions, v
 from .local import run_local
 from .operator import Operator, has, is_contraction, is_free, is_linear, known
 from .overwriting import overwrites
-from .register import register_operator, registered
+from .register import is_registered, register_operator, registered
 from .rule import Rule, replicate_rule
 from .shrink import Form, carries_lengths, small, widened
 
@@ -20,6 +20,7 @@ __all__ = [
     "is_contraction",
     "is_free",
     "is_linear",
+    "is_registered",
     "known",
     "overwrites",
     "register_operator",

@@ -75,7 +75,12 @@ def register_operator(
 
 def registered() -> dict[str, Operator]:
     """What was said of operators here, by their names; entries of autoshard's own are not among it."""
-    return {name: entry for name, entry in entries().items() if getattr(entry.rules, "__module__", "") == __name__}
+    return {name: entry for name, entry in entries().items() if is_registered(entry)}
+
+
+def is_registered(entry: Operator) -> bool:
+    """Whether an entry is one that was said here."""
+    return getattr(entry.rules, "__module__", "") == __name__
 
 
 def _check_is_there(name: str) -> None:

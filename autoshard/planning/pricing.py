@@ -88,6 +88,16 @@ class Prices:
         metas = tuple(self._graph.meta(ref) for ref in node.inputs)
         return np.array([self._operator_s(node, metas, strategy) for strategy in strategies])
 
+    def evenly_s(self, node: Node, whole: Strategy) -> float:
+        """Seconds of an operator with its flops and bytes shared out evenly among all ranks; no layout undercuts it.
+
+        Args:
+            whole: its strategy in which every rank runs all of it.
+        """
+        if is_free(node):
+            return 0.0
+        return self._operator_s(node, tuple(map(self._graph.meta, node.inputs)), whole, self._mesh.size)
+
     def optimizer_s(self, meta: TensorMeta, layouts: Iterable[Layout]) -> np.ndarray:
         """Seconds of the optimizer's step over a trained parameter on one rank in each of its layouts."""
         dtype, itemsize = str(meta.dtype), meta.dtype.itemsize
@@ -214,7 +224,8 @@ class Prices:
         dtype = str(meta.dtype).removeprefix("torch.")
         return float(self._profile.op_s(dtype, float(elements), 3 * elements * meta.dtype.itemsize, "pointwise"))
 
-    def _operator_s(self, node: Node, metas: tuple[TensorMeta, ...], strategy: Strategy) -> float:
+    def _operator_s(self, node: Node, metas: tuple[TensorMeta, ...], strategy: Strategy, among: int = 1) -> float:
+        """Seconds on the largest shards of a strategy; or with their flops and bytes shared out among so many ranks."""
         inputs = [self._local(meta.shape, layout) for meta, layout in zip(metas, strategy.inputs)]
         pairs = [(m, layout) for m, layout in zip(node.outputs, strategy.outputs) if m and layout]
         outputs = [self._local(meta.shape, layout) for meta, layout in pairs]
@@ -224,7 +235,7 @@ class Prices:
             read[0] = min(read[0], written[0])
         flops, kind = _flops(node, inputs, outputs)
         dtype = str(pairs[0][0].dtype if pairs else torch.float32).removeprefix("torch.")
-        return float(self._profile.op_s(dtype, flops, sum(read) + sum(written), kind))
+        return float(self._profile.op_s(dtype, flops / among, (sum(read) + sum(written)) / among, kind))
 
 
 def _size_bytes(meta: TensorMeta) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
+from typing import Literal
 
 import torch
 
@@ -15,7 +16,7 @@ from ..errors import StrategyWarning
 from ..layout import Layout, P, Placement, R, S, has_empty_shard, is_even
 from ..mesh import Mesh
 from ..micro_batches import is_held, is_summed
-from ..ops import Rule, has, known, replicate_rule
+from ..ops import Rule, has, is_registered, known, replicate_rule
 from .dtensor import dtensor_rules
 from .guesses import guessed_rules
 from .rule_check import Check
@@ -32,6 +33,24 @@ class Strategy:
     outputs: tuple[Layout | None, ...]
 
 
+Source = Literal["torch", "autoshard", "user", "guess"]
+"""Who says how an operator can be cut: DTensor's rules, ``autoshard.ops``, ``register_operator``, or nobody, so that a
+guess is tried.
+"""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the rules come from by which an operator can be cut on a mesh; each was checked by numbers.
+
+    ``sources`` are in the order of rules; where there are none every rank runs the whole operator, and ``lack`` says
+    why; it is empty where there is nothing to cut, as in a single number.
+    """
+
+    sources: tuple[Source, ...]
+    lack: str = ""
+
+
 class Enumerator:
     """Strategies of the nodes of one graph on one mesh, worked out once per distinct operator.
 
@@ -42,6 +61,7 @@ class Enumerator:
         self._graph = graph
         self._mesh = mesh
         self._operators: dict[object, tuple[Strategy, ...]] = {}
+        self._rules: dict[object, dict[int, _Found]] = {}
         self._tensors: dict[object, tuple[Strategy, ...]] = {}
         self._has_empty = lru_cache(maxsize=None)(lambda shape, layout: has_empty_shard(shape, layout, mesh))
 
@@ -57,13 +77,29 @@ class Enumerator:
                 return self._passed_on(metas[0], partial=is_summed(node.name))
             key = signature(node, metas)
             if key not in self._operators:
-                self._operators[key] = self._enumerate(node, metas)
+                self._rules[key] = self._rules_of(node, metas)
+                self._operators[key] = self._enumerate(node, metas, self._rules[key])
             return self._operators[key]
         meta = node.outputs[0]
         assert meta is not None
         if node.kind == "buffer":
             return self.held(meta, cut=False)
         return self.held(meta)
+
+    def provenance(self, node: Node) -> Provenance:
+        """Where the rules of an operator come from.
+
+        Warns:
+            StrategyWarning: as :meth:`strategies`.
+        """
+        is_cut = len(self.strategies(node)) > 1
+        found = self._rules[signature(node, tuple(self._graph.meta(ref) for ref in node.inputs))].values()
+        if is_cut:
+            return Provenance(tuple(dict.fromkeys(source for f in found for source in f.rules.values())))
+        if not _could_be_cut(node):
+            return Provenance(())
+        short = "its dims are too short for the axes, or of lengths that they do not cut alike"
+        return Provenance((), next((f.lack for f in found if f.lack), short))
 
     def _passed_on(self, meta: TensorMeta, partial: bool) -> tuple[Strategy, ...]:
         """What is held over a step: in every layout of a DTensor, as it comes; addends are where sums may wait."""
@@ -100,7 +136,8 @@ class Enumerator:
         twice = any(len(layout.axes_of(dim)) > 1 for dim in range(len(meta.shape)))
         return not (twice or meta.dtype.is_complex) or is_even(meta.shape, layout, self._mesh)
 
-    def _enumerate(self, node: Node, metas: tuple[TensorMeta, ...]) -> tuple[Strategy, ...]:
+    def _rules_of(self, node: Node, metas: tuple[TensorMeta, ...]) -> dict[int, _Found]:
+        """The rules of an operator for each size of an axis above 1."""
         sizes = sorted(set(self._mesh.shape) - {1})
         found = {size: _rules(node, metas, size) for size in sizes}
         if sizes and all(f.lack for f in found.values()) and _could_be_cut(node):
@@ -108,8 +145,13 @@ class Enumerator:
                 f"{node.op}: {found[sizes[0]].lack}; {node.name} runs replicated on every rank"
                 + (f" ({node.source})" if node.source else ""),
                 StrategyWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
+        return found
+
+    def _enumerate(
+        self, node: Node, metas: tuple[TensorMeta, ...], found: Mapping[int, _Found]
+    ) -> tuple[Strategy, ...]:
         whole = replicate_rule(len(metas), node.outputs)
         strategies = []
         for combination in product(*([whole, *(found[size].rules if size > 1 else ())] for size in self._mesh.shape)):
@@ -147,10 +189,11 @@ def signature(node: Node, metas: tuple[TensorMeta, ...]) -> object:
 class _Found:
     """The rules of an operator along one axis beside replication.
 
-    ``lack`` says why there is none; empty where there are, and where its dims are only too short for the axis.
+    Each has its source. ``lack`` says why there is none; empty where there are, and where its dims are only too short
+    for the axis.
     """
 
-    rules: tuple[Rule, ...]
+    rules: Mapping[Rule, Source] = field(default_factory=dict)
     lack: str = ""
 
 
@@ -158,45 +201,54 @@ def _rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
     if is_random(node):
         return _drawn_rules(node, metas, parts)
     whole = replicate_rule(len(metas), node.outputs)
-    found = [rule for rule in dict.fromkeys(_written_rules(node, metas, parts)) if rule != whole]
-    usable = [rule for rule in found if _gives_every_rank_a_part(rule, node, metas, parts)]
+    found = {rule: source for rule, source in _written_rules(node, metas, parts).items() if rule != whole}
+    usable = _giving_every_rank_a_part(found, node, metas, parts)
     if found and not usable:
-        return _Found(())
+        return _Found()
     check = Check(node, metas, parts)
-    held = [rule for rule in usable if check.holds(rule)]
+    held = {rule: source for rule, source in usable.items() if check.holds(rule)}
     if not held and node.op.namespace == "aten":  # type: ignore[union-attr]
-        held = guessed_rules(node, metas, check)
-    return _Found(tuple(held), "" if held else _lack(usable, check))
+        held = dict.fromkeys(guessed_rules(node, metas, check), "guess")
+    return _Found(held, "" if held else _lack(len(usable), check))
 
 
 def _drawn_rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
     """Rules that no numbers can check, as other numbers are drawn on shards than on the whole."""
-    found = _written_rules(node, metas, parts) if has(node, "drawn") else []
+    found = _written_rules(node, metas, parts) if has(node, "drawn") else {}
     if not found:
-        return _Found((), "it draws random numbers, which all ranks must draw alike")
-    return _Found(tuple(rule for rule in found if _gives_every_rank_a_part(rule, node, metas, parts)))
+        return _Found(lack="it draws random numbers, which all ranks must draw alike")
+    return _Found(_giving_every_rank_a_part(found, node, metas, parts))
 
 
-def _written_rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> list[Rule]:
-    """Our rules for an operator, or DTensor's and ours beside them."""
+def _written_rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> dict[Rule, Source]:
+    """Our rules for an operator, or the user's, or DTensor's and ours beside them."""
     entry = known(node.op)
     if entry.rules is not None:
-        return entry.rules(node, metas)
-    return [*dtensor_rules(node, metas, parts), *(entry.more_rules(node, metas) if entry.more_rules else ())]
+        return dict.fromkeys(entry.rules(node, metas), "user" if is_registered(entry) else "autoshard")
+    found: dict[Rule, Source] = dict.fromkeys(dtensor_rules(node, metas, parts), "torch")
+    for rule in entry.more_rules(node, metas) if entry.more_rules else ():
+        found.setdefault(rule, "autoshard")
+    return found
 
 
-def _gives_every_rank_a_part(rule: Rule, node: Node, metas: tuple[TensorMeta, ...], parts: int) -> bool:
-    pairs = zip((*rule.inputs, *rule.outputs), (*metas, *node.outputs))
+def _giving_every_rank_a_part(
+    rules: Mapping[Rule, Source], node: Node, metas: tuple[TensorMeta, ...], parts: int
+) -> dict[Rule, Source]:
     axis = Mesh(("axis",), (parts,))
-    return not any(p and meta and has_empty_shard(meta.shape, Layout((p,)), axis) for p, meta in pairs)
+
+    def gives(rule: Rule) -> bool:
+        pairs = zip((*rule.inputs, *rule.outputs), (*metas, *node.outputs))
+        return not any(p and meta and has_empty_shard(meta.shape, Layout((p,)), axis) for p, meta in pairs)
+
+    return {rule: source for rule, source in rules.items() if gives(rule)}
 
 
-def _lack(found: list[Rule], check: Check) -> str:
+def _lack(found: int, check: Check) -> str:
     if not found:
         return "neither torch nor autoshard has a rule that cuts it"
     if not check.can_try:
         return "its sharding rules cannot be checked, as it does not run on random tensors of a size that can be tried"
-    return f"none of its {len(found)} sharding rules gives its numbers when it is checked"
+    return f"none of its {found} sharding rules gives its numbers when it is checked"
 
 
 def _anonymous(value: object) -> object:

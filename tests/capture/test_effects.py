@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import inspect
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -447,3 +448,47 @@ def test_an_operator_that_raises_for_some_data_is_refused() -> None:
         return torch.linalg.inv(m.linear.weight + x.sum())  # culprit
 
     assert "torch.linalg.inv_ex" in refused(body)
+
+
+LOCK = threading.Lock()
+
+
+def test_what_only_the_first_call_sets_up_is_set_up_before() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        if m.number == 0:
+            m.number, m.config.scale = 3, 2.0
+        return m.linear(x) * m.number * m.config.scale
+
+    model, x = Stateful(body), example()
+    graph = capture(model, (x,))
+    assert (model.number, model.config.scale) == (3, 2.0)
+    assert graph.fingerprint == capture(model, (x,)).fingerprint
+
+
+def test_hooks_that_the_first_call_puts_on_under_a_lock_are_part_of_the_step() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        if m.number == 0:
+            with LOCK:
+                m.linear.register_forward_hook(lambda module, args, result: result.exp())
+                m.number = 1
+        return m.linear(x)
+
+    assert any(node.op is torch.ops.aten.exp.default for node in capture(Stateful(body), (example(),)).nodes)
+
+
+@pytest.mark.parametrize("kept", ["number", "tensor"])
+def test_a_model_that_every_call_changes_is_refused_and_left_as_it_was(kept: str) -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        if m.number == 0:
+            m.number = 1
+        if kept == "number":
+            m.number += 1
+        else:
+            m.plain = m.linear(x).detach()
+        return m.linear(x)
+
+    model = Stateful(body)
+    plain = model.plain
+    with pytest.raises(CaptureError, match="the forward changes"):
+        capture(model, (example(),))
+    assert model.number == 0 and model.plain is plain and not model.linear._forward_hooks

@@ -1,4 +1,5 @@
-"""What capture runs in the place of recurrent modules and bags of embeddings gives what torch gives."""
+"""What capture runs in the place of recurrent modules, bags, attention of several heads and picking from rows gives
+what torch gives."""
 
 from __future__ import annotations
 
@@ -10,8 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from autoshard.capture import capture
 from autoshard.capture.bags import embedding_bag
+from autoshard.capture.multihead import multihead_attention
 from autoshard.capture.recurrent import STEP_BY_STEP
+from autoshard.capture.row_numbers import by_position
+from autoshard.capture.taken_apart import mean_of_all, take_apart
 
 KINDS = {
     torch.lstm: lambda **options: nn.LSTM(4, 6, **options),
@@ -58,3 +63,107 @@ def test_bags_of_one_length(mode: str, padding_idx: int | None) -> None:
     results = [function(input=bags, weight=table, **options) for function in (embedding_bag, F.embedding_bag)]
     torch.testing.assert_close(*results)
     torch.testing.assert_close(*(torch.autograd.grad(result.square().sum(), table)[0] for result in results))
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize(
+    ("masks", "dtype"),
+    [("", None), ("causal", None), *product(("steps", "heads", "rows", "both"), (torch.bool, torch.float64))],
+)
+@pytest.mark.parametrize("keys", ["own", "others", "of other sizes"])
+def test_attention_of_several_heads(keys: str, masks: str, dtype: torch.dtype | None, average: bool) -> None:
+    torch.manual_seed(0)
+    sizes = {"kdim": 5, "vdim": 7} if keys == "of other sizes" else {}
+    module = nn.MultiheadAttention(8, 2, bias=keys != "others", **sizes).double()
+    query = torch.randn(4, 3, 8, dtype=torch.float64)
+    given = (
+        (query, *(torch.randn(6, 3, size, dtype=torch.float64) for size in sizes.values())) if sizes else (query,) * 3
+    )
+    if keys == "others":
+        given = (query, *(torch.randn(6, 3, 8, dtype=torch.float64),) * 2)
+    steps = len(given[1])
+
+    def mask(*shape: int) -> torch.Tensor:
+        hidden = torch.rand(*shape) < 0.3
+        hidden[..., 0] = False
+        return (
+            hidden if dtype is torch.bool else torch.randn(*shape, dtype=torch.float64).masked_fill(hidden, -torch.inf)
+        )
+
+    options: dict[str, Any] = {"need_weights": masks in ("heads", "both"), "average_attn_weights": average}
+    if masks in ("steps", "both"):
+        options["attn_mask"] = mask(4, steps)
+    elif masks == "heads":
+        options["attn_mask"] = mask(6, 4, steps)
+    elif masks == "causal":
+        options |= {"attn_mask": torch.ones(4, steps).triu(1).bool(), "is_causal": True}
+    if masks in ("rows", "both"):
+        options["key_padding_mask"] = mask(3, steps)
+
+    seen: list[Any] = []
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        seen.append(multihead_attention(*args, **kwargs))
+        return theirs(*args, **kwargs)
+
+    theirs = F.multi_head_attention_forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "multi_head_attention_forward", both)
+        expected = module(*given, **options)
+    torch.testing.assert_close(seen, [expected])
+
+
+class Transposed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, -1)
+
+
+ARANGE = torch.arange
+PICKED = {
+    "a mask of padding": (lambda x, i: x[ARANGE(4)[:, None, None], ARANGE(5)], True),
+    "in another order": (lambda x, i: x[ARANGE(4), ARANGE(5).unsqueeze(1) + 0], True),
+    "the last of each row": (lambda x, i: x[ARANGE(4), i], True),
+    "several of each row": (lambda x, i: x[ARANGE(4)[:, None], torch.stack([i, i - 1, -1 - i], 1)], True),
+    "one of all rows": (lambda x, i: x[ARANGE(4)[None], i[:2, None]], True),
+    "not all rows": (lambda x, i: x[ARANGE(3), i[:3]], False),
+    "other rows": (lambda x, i: x[ARANGE(4) + -1, i], False),
+    "rows by a parameter": (lambda x, i: x[i - 1, i], False),
+    "a mask": (lambda x, i: x[x[..., 0] > 0, 0], False),
+}
+
+
+@pytest.mark.parametrize("name", PICKED)
+def test_picking_from_rows(name: str) -> None:
+    torch.manual_seed(0)
+    function, is_taken_apart = PICKED[name]
+    x, i = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True), torch.tensor([0, 3, 2, 4])
+    taken: list[bool] = []
+
+    def backend(module: torch.fx.GraphModule, given: Any) -> Any:
+        take_apart(module)
+        taken.append(any(node.target is by_position for node in module.graph.nodes))
+        return module
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        found = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)(x, i)
+    expected = function(x, i)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn(expected.shape, dtype=torch.float64)
+    torch.testing.assert_close(*(torch.autograd.grad((y * weights).sum(), x)[0] for y in (found, expected)))
+    assert taken == [is_taken_apart]
+
+
+@pytest.mark.parametrize(
+    ("pool", "shape"),
+    [
+        (nn.AdaptiveAvgPool1d(1), (2, 3, 4)),
+        (nn.AdaptiveAvgPool2d((1, 1)), (2, 3, 4, 5)),
+        (nn.AdaptiveAvgPool3d(1), (2, 3, 4, 5, 2)),
+    ],
+)
+def test_a_pool_of_everything_is_captured_however_the_picture_lies(pool: nn.Module, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape[0], *shape[2:], shape[1]).movedim(-1, 1)  # the channels last
+    torch.testing.assert_close(mean_of_all(x, x.dim() - 2), pool(x))
+    captured = capture(nn.Sequential(nn.Linear(shape[-1], shape[-1]), Transposed(), pool), (torch.randn(shape),))
+    assert all("strided" not in str(node.op) for node in captured.nodes)

@@ -498,3 +498,36 @@ def test_help_lists_every_name_that_an_option_takes() -> None:
     known = {base.name for mesh in ("a=2", "a=2,b=2") for base in baselines(Mesh.parse(mesh))}
     for name in (*known, *PRESETS, *OPTIMIZERS, *BACKENDS):
         assert re.search(rf"[ ,]{re.escape(name)}(,|$| )", shown), name
+
+
+def test_audit_prints_a_table_or_json(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from autoshard.planning.audit import Audit, AuditedOperator
+
+    operators = (
+        AuditedOperator("aten.sort.default", (), "no rule", 2, 0.0025, "model.py:7: x.sort()", "/sort"),
+        AuditedOperator("aten.mm.default", ("torch", "autoshard"), "", 3, 0.5, "", "/mm"),
+        AuditedOperator("aten.scalar_tensor.default", (), "", 1, 0.0, "", "/scalar_tensor"),
+    )
+    made = Audit(Mesh.parse("dp=2"), "cpu-gloo", operators)
+    seen: list[dict[str, Any]] = []
+    fake = types.ModuleType("autoshard.planning.audit")
+    fake.audit = lambda *given, **options: seen.append(options) or made  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "autoshard.planning.audit", fake)
+
+    arguments = ["audit", "model.py:model", "--mesh", "dp=2", "--hardware", "cpu-gloo"]
+    lines = [re.split(r"\s{2,}", line.strip()) for line in invoke(*arguments).stdout.splitlines()]
+    assert lines[2] == ["aten.sort.default", "none: no rule", "2", "2.5", "model.py:7: x.sort()"]
+    assert lines[3] == ["aten.mm.default", "torch and autoshard", "3", "500", "/mm"]
+    assert lines[4][1] == "a single number"
+    assert lines[-1][0].startswith(
+        "1 of 3 operators (2 of 6 calls) run whole on every rank of dp=2, which costs 2.5 ms"
+    )
+    found = json.loads(invoke(*arguments, "--format", "json").stdout)
+    assert found["operators"][0]["lack"] == "no rule" and found["operators"][1]["sources"] == ["torch", "autoshard"]
+    assert (seen[0]["mesh"], seen[0]["hardware"]) == (Mesh.parse("dp=2"), "cpu-gloo")
+
+
+def test_audit_refuses_hardware_that_there_is_none_of(folder: Path) -> None:
+    result = invoke("audit", "model.py:model", "--mesh", "dp=2", "--hardware", "none-such")
+    assert result.exit_code == 2 and "none-such" in result.stderr and "Traceback" not in result.stderr

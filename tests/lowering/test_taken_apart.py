@@ -69,6 +69,31 @@ class Bags(nn.Module):
         return self.leave(self.bags(tokens)).square().mean()
 
 
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerDecoderLayer(WIDTH, 2, 12, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(STEPS)
+        return self.layer(x, x.flip(1), tgt_mask=mask, tgt_is_causal=True).square().mean()
+
+
+class Picked(nn.Module):
+    """A classifier by the last word of each row, with a mask of padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = (x[..., 0] > -1.0)[torch.arange(len(x))[:, None, None], torch.arange(STEPS)]
+        last = (x[..., 0] > 0).long().argmax(-1)
+        h = self.enter(x)
+        h = (h @ h.mT).masked_fill(~mask, -1e9).softmax(-1) @ h
+        return self.leave(h[torch.arange(len(x)), last]).square().mean()
+
+
 def _tokens() -> Tensor:
     tokens = torch.randint(0, 12, (ROWS, STEPS), generator=torch.Generator().manual_seed(0))
     tokens[0], tokens[1, 0], tokens[2, 1] = 5, 5, 7
@@ -78,6 +103,8 @@ def _tokens() -> Tensor:
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "writes": lambda: (Shifted(), _tokens()),
     "recurrent": lambda: (Recurrent(nn.LSTM, batch_first=True), torch.randn(ROWS, STEPS, WIDTH)),
+    "attention": lambda: (Attention(), torch.randn(ROWS, STEPS, WIDTH)),
+    "picked": lambda: (Picked(), torch.randn(ROWS, STEPS, WIDTH)),
     "bags": lambda: (Bags("mean", 5), _tokens()),
 }
 

@@ -1,0 +1,93 @@
+"""What a model sets up at its first call and leaves alone from then on: settings filled in, hooks put on under a lock.
+
+A captured step changes no Python state, so a forward that does is refused. One that does so once only is run once
+before, on tensors without memory, as its first call would do; if it still cannot be captured, the model is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ..errors import CaptureError
+from .adapter import has_memory
+from .effects import ChangesModelError
+from .fake_run import fake_run
+from .repeat import NotPeriodicError
+
+T = TypeVar("T")
+
+
+def with_first_call_done(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype: torch.dtype | None,
+    attempt: Callable[[], T],
+    again: Callable[[], T],
+) -> T:
+    """What an attempt to capture a model gives or, where its first call changes the model, another one ``again`` behind
+    that call.
+
+    Raises:
+        CaptureError: that of the first attempt, where no second one can be made or it fails too.
+    """
+    try:
+        return attempt()
+    except ChangesModelError as error:
+        before, modes = _Namespaces(model), _modes(model)
+        try:
+            fake_run(model, args, kwargs, dtype)
+            if before.same_as(_Namespaces(model)) or modes != _modes(model) or _keeps_results(model):
+                raise error
+            return again()
+        except (CaptureError, NotPeriodicError):
+            before.restore()
+            raise error from None
+
+
+class _Namespaces:
+    """The attributes of all modules, and of plain objects in these (a configuration), as they are now; of dicts among
+    them (hooks, say) the items.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._dicts = {id(namespace): (namespace, dict(namespace)) for namespace in _namespaces(model)}
+
+    def same_as(self, other: _Namespaces) -> bool:
+        """Whether the same names stand for the same objects in both."""
+        return self._dicts.keys() == other._dicts.keys() and all(
+            items.keys() == other._dicts[key][1].keys()
+            and all(value is other._dicts[key][1][name] for name, value in items.items())
+            for key, (_, items) in self._dicts.items()
+        )
+
+    def restore(self) -> None:
+        """Makes the attributes what they were."""
+        for namespace, items in self._dicts.values():
+            namespace.clear()
+            namespace.update(items)
+
+
+def _namespaces(model: nn.Module) -> Iterator[dict[Any, Any]]:
+    for module in model.modules():
+        yield vars(module)
+        for value in list(vars(module).values()):
+            if isinstance(value, dict):
+                yield value
+            elif hasattr(value, "__dict__") and not isinstance(value, (nn.Module, torch.Tensor, type)):
+                yield from (space for space in [vars(value)] if isinstance(space, dict))
+
+
+def _modes(model: nn.Module) -> list[bool]:
+    """Training or evaluation, which the user switches between calls, is nothing to set up."""
+    return [module.training for module in model.modules()]
+
+
+def _keeps_results(model: nn.Module) -> bool:
+    """Whether the call left a tensor without memory behind, as in a model that keeps what it computes."""
+    values = (value for space in _namespaces(model) for value in space.values())
+    return any(isinstance(value, torch.Tensor) and not has_memory(value) for value in values)

@@ -1,0 +1,96 @@
+"""``x[rows, columns]`` where ``rows`` is ``torch.arange``: each row is picked from by itself, so the batch can be cut.
+
+So padding masks are looked up (``mask[arange(B)[:, None, None, None], arange(S)]``), and what stands at the last word
+of each row (``logits[arange(B), last]``). For torch's own operator row numbers are numbers like any others.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+Along = tuple[int | None, ...]
+"""For each index the dim of the result in which it counts all of what it picks from; None for any other index."""
+
+LARGEST = 1 << 16
+"""Indices of more numbers are not looked at."""
+
+_FUNCTIONS = {torch.arange, torch.unsqueeze, operator.getitem, operator.add, torch.add}
+_METHODS = {"unsqueeze", "view", "reshape", "expand", "long", "add"}
+
+
+def positions(node: fx.Node) -> Along | None:
+    """How a node of ``operator.getitem`` can be computed by :func:`by_position`; None where it cannot."""
+    x, indices = node.args[0], node.args[1]
+    if not isinstance(x, fx.Node) or not isinstance(x.meta.get("example_value"), Tensor):
+        return None
+    indices = indices if isinstance(indices, tuple) else (indices,)
+    if not 2 <= len(indices) <= x.meta["example_value"].dim() or not all(isinstance(i, fx.Node) for i in indices):
+        return None
+    shapes = [getattr(index.meta.get("example_value"), "shape", None) for index in indices]  # type: ignore[union-attr]
+    if any(shape is None for shape in shapes) or any(_is_mask(index) for index in indices):
+        return None
+    result = torch.broadcast_shapes(*shapes)
+    found = tuple(_counts(index, size, len(result)) for index, size in zip(indices, x.meta["example_value"].shape))
+    known = [dim for dim in found if dim is not None]
+    is_picking = len(found) == 2 and found[0] is not None
+    return found if len(set(known)) == len(known) and (len(known) == len(found) or is_picking) else None
+
+
+def by_position(x: Tensor, indices: Sequence[Tensor], along: Along) -> Tensor:
+    """``x[indices]``, where what ``along`` says of these is so; x is (a size for each index, ...)."""
+    shape = torch.broadcast_shapes(*(index.shape for index in indices))
+    rest = x.shape[len(indices) :]
+    if None not in along:
+        order = sorted(range(len(along)), key=lambda k: along[k] or 0)
+        sizes = [x.shape[along.index(dim)] if dim in along else 1 for dim in range(len(shape))]
+        x = x.permute(*order, *range(len(along), x.dim()))
+        return x.reshape(*sizes, *rest).expand(*shape, *rest).clone()
+    rows, picked = along[0], indices[1]
+    assert rows is not None
+    picked = picked.expand(shape).movedim(rows, 0)
+    others = picked.shape[1:]
+    picked = torch.where(picked < 0, picked + x.shape[1], picked).reshape(len(x), math.prod(others), 1)
+    flat = x.reshape(*x.shape[:2], math.prod(rest))
+    found = flat.gather(1, picked.expand(-1, -1, flat.shape[2]))
+    return found.reshape(len(x), *others, *rest).movedim(0, rows)
+
+
+def _counts(index: Any, size: int, dims: int) -> int | None:
+    """The dim of a result of so many dims in which an index is ``arange(size)``, the same in all others."""
+    numbers = _numbers(index)
+    if numbers is None:
+        return None
+    long = [dim for dim, length in enumerate(numbers.shape) if length > 1] or [numbers.dim() - 1]
+    if len(long) > 1 or numbers.dim() == 0 or not torch.equal(numbers.flatten(), torch.arange(size)):
+        return None
+    return long[0] + dims - numbers.dim()
+
+
+def _numbers(node: Any) -> Tensor | None:
+    """What a node gives that is made of ``torch.arange`` and moved about; None where it is not."""
+    if not isinstance(node, fx.Node) or getattr(node.meta.get("example_value"), "numel", int)() > LARGEST:
+        return None
+    if node.target is torch.arange:
+        numbers = torch.arange(*node.args, **{k: v for k, v in node.kwargs.items() if k != "device"})
+        return None if numbers.is_floating_point() else numbers.long()
+    is_known = node.target in (_METHODS if node.op == "call_method" else _FUNCTIONS)
+    if not is_known or any(isinstance(a, fx.Node) for a in (*node.args[1:], *node.kwargs.values())):
+        return None
+    given = _numbers(node.args[0])
+    if given is None:
+        return None
+    if node.op == "call_method":
+        made = getattr(given, str(node.target))(*node.args[1:], **node.kwargs)
+    else:
+        made = node.target(given, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+    return made if isinstance(made, Tensor) and made.dtype is torch.int64 else None
+
+
+def _is_mask(index: Any) -> bool:
+    return index.meta["example_value"].dtype is torch.bool

@@ -1,0 +1,201 @@
+"""What is asked of a member on a mesh, cell by cell, and what came of it."""
+
+from __future__ import annotations
+
+import copy
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import autoshard
+from autoshard.capture import CapturedGraph, capture, input_names
+from autoshard.constraints.baselines import baselines
+from autoshard.errors import AutoshardError, BudgetError, ConstraintError, InfeasibleError
+from autoshard.mesh import Mesh
+from autoshard.plans import ShardingPlan, dump_plan, parse_plan
+from tests.fuzz.judge import capturing_once
+from tests.fuzz.random_plans import random_plan
+from tests.fuzz.ranks import PeerFailed, run_ranks
+from tests.plans_of import profile_of
+
+from .member import Member
+
+SHARE = 0.6
+"""The tight budget, as a share of the peak of the optimum without one."""
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-4}
+"""The largest difference of a loss, gradient or buffer, as a share of its largest number, or of a thousandth of the
+largest number in any gradient: models in double precision that compute norms in single agree no better in sums."""
+
+PREFERRED = ("fsdp+tp", "tp", "ddp", "fsdp", "hsdp", "ddp+tp", "sp", "fsdp+sp")
+"""Of the baselines of a mesh the first two that a model can have are run."""
+
+MOST_TRIED = 5
+"""How many baselines are tried: to find out why there is none takes longer than to plan one."""
+
+TIME_LIMIT_S = 10.0
+"""Of a solve: a plan need not be proved optimal to be run."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One check: ``ok``, ``none`` (a baseline that the model cannot have, with its reason) or ``failed``."""
+
+    mesh: str
+    what: str
+    outcome: str
+    detail: str = ""
+    cpu_s: float = 0.0
+
+
+class Checks:
+    """The checks of one member; each goes on after another that failed."""
+
+    def __init__(
+        self, member: Member, tight: bool = True, keep: Callable[[Checks], None] = lambda checks: None
+    ) -> None:
+        self._member, self._tight, self._keep = member, tight, keep
+        self.cells: list[Cell] = []
+        self.operators: list[dict[str, Any]] = []
+
+    def run(self) -> list[Cell]:
+        """All of them."""
+        self._model, self._given = self._member.example()
+        self._expected = _seen(copy.deepcopy(self._model), self._given)
+        graph = self._cell("", "capture", lambda: capture(self._model, (), self._given, guarded=True))
+        if graph is not None:
+            self._cell("", "audit", self._audit)
+            for text in self._member.meshes:
+                self._on(text, graph)
+        return self.cells
+
+    def _on(self, text: str, graph: CapturedGraph) -> None:
+        mesh = Mesh.parse(text)
+        optimum = self._cell(text, "plan", lambda: self._plan(mesh))
+        if optimum is not None:
+            self._cell(text, "optimum", lambda: self._parity(optimum, graph))
+        if optimum is not None and self._tight:
+            peak = optimum.memory.reserved_bytes if optimum.memory else 0
+            tight = self._cell(text, "plan at 60%", lambda: self._plan(mesh, memory=int(SHARE * peak)))
+            if tight is not None:
+                self._cell(text, "at 60%", lambda: self._parity(tight, graph))
+        names = [base.name for base in baselines(mesh)]
+        had = 0
+        for name in sorted(names, key=lambda name: (PREFERRED + tuple(names)).index(name))[:MOST_TRIED]:
+            had += had < 2 and self._baseline(mesh, name, graph)
+        drawn = self._cell(text, "plan drawn", lambda: random_plan(graph, mesh, 1, self._model, (), self._given))
+        if drawn is not None:
+            self._cell(text, "drawn", lambda: self._parity(parse_plan(dump_plan(drawn)), graph))
+
+    def _baseline(self, mesh: Mesh, name: str, graph: CapturedGraph) -> bool:
+        """Whether the model can have the scheme."""
+        print(self._member.name, mesh, "plan", name, flush=True)
+        try:
+            plan = self._plan(mesh, constraints=[f"baseline {name}"])
+        except (ConstraintError, InfeasibleError) as error:
+            self._note(Cell(str(mesh), name, "none", _short(error)))
+            return False
+        except Exception as error:
+            self._note(Cell(str(mesh), name, "failed", _short(error)))
+            return True
+        self._cell(str(mesh), name, lambda: self._parity(plan, graph))
+        return True
+
+    def _plan(self, mesh: Mesh, **options: Any) -> ShardingPlan:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return autoshard.plan(
+                self._model,
+                (),
+                self._given,
+                mesh=mesh,
+                hardware=profile_of("slow"),
+                time_limit_s=TIME_LIMIT_S,
+                cache=False,
+                **options,
+            )
+
+    def _parity(self, plan: ShardingPlan, graph: CapturedGraph) -> None:
+        """Raises where a rank sees another loss or gradient than one process."""
+        models = [copy.deepcopy(self._model) for _ in range(plan.mesh.size)]
+        names = dict(zip(input_names(self._model, (), self._given), self._given))
+
+        def one(rank: int) -> dict[str, torch.Tensor]:
+            mesh = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.axes)
+            parallel = autoshard.parallelize(models[rank], plan, mesh, (), self._given)
+            shards = autoshard.shard_inputs(plan, mesh, *(self._given[names[entry.name]] for entry in plan.inputs))
+            return _seen(parallel, self._given | dict(zip((names[entry.name] for entry in plan.inputs), shards)))
+
+        with capturing_once(graph):
+            results = run_ranks(plan.mesh.size, one)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):
+            raise error
+        for rank, found in enumerate(results):
+            _compare(self._expected, found, rank, TOLERANCE[self._member.dtype])
+
+    def _audit(self) -> None:
+        made = autoshard.audit(self._model, (), self._given, mesh="a=2,b=4", hardware=profile_of("slow"))
+        self.operators = [vars(operator) for operator in made.operators]
+
+    def _note(self, cell: Cell) -> None:
+        self.cells.append(cell)
+        self._keep(self)
+
+    def _cell(self, mesh: str, what: str, check: Callable[[], Any]) -> Any:
+        print(self._member.name, mesh, what, flush=True)
+        before = time.process_time()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                made = check()
+        except Exception as error:
+            if not isinstance(error, AutoshardError | Differs):
+                traceback.print_exception(error)
+            outcome = "none" if isinstance(error, BudgetError) else "failed"
+            self._note(Cell(mesh, what, outcome, _short(error), time.process_time() - before))
+            return None
+        self._note(Cell(mesh, what, "ok", "", time.process_time() - before))
+        return made
+
+
+class Differs(Exception):
+    """A rank sees another number than one process."""
+
+
+def _seen(model: nn.Module, given: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The loss of a call, the gradients of parameters, and the buffers after it."""
+    result = model(**given)
+    loss = result if isinstance(result, torch.Tensor) else result.loss
+    loss.backward()
+    seen = {"loss": loss.detach()}
+    seen |= {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    seen |= {name: buffer.detach() for name, buffer in model.named_buffers()}
+    return {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in seen.items()}
+
+
+def _compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], rank: int, tolerance: float) -> None:
+    if expected.keys() != found.keys():
+        raise Differs(f"rank {rank} has {sorted(expected.keys() ^ found.keys())}, or has it not")
+    gradients = [float(value.abs().max()) for name, value in expected.items() if name.startswith("gradient")]
+    least = 1e-3 * max(gradients, default=1.0)
+    for name, theirs in expected.items():
+        ours = found[name]
+        if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
+            raise Differs(f"rank {rank}: {name} is {ours.dtype}{list(ours.shape)}")
+        if not theirs.numel() or torch.equal(theirs, ours):
+            continue
+        by = float((theirs.double() - ours.double()).abs().max()) / max(float(theirs.double().abs().max()), least)
+        if not by <= tolerance:
+            raise Differs(f"rank {rank}: {name} differs by {by:.2g}")
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:600]

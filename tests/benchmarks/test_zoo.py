@@ -1,0 +1,68 @@
+"""The runner of ``make zoo``, on its smallest member; transformers is not needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from benchmarks.zoo.checks import Checks
+from benchmarks.zoo.member import Member
+from benchmarks.zoo.page import page, read_found
+
+ROOT = Path(__file__).parents[2]
+
+
+def zoo(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.zoo", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+
+
+def test_a_member_passes_all_checks_and_has_its_rows_on_the_page(tmp_path: Path) -> None:
+    done = zoo("perceptron", "--mesh", "a=3", "--folder", tmp_path, "--write", tmp_path / "page.md")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "perceptron:" in done.stdout and " 0 failed" in done.stdout
+    lines = (tmp_path / "page.md").read_text().splitlines()
+    (row,) = [line for line in lines if line.startswith("| perceptron |")]
+    assert row.startswith("| perceptron | 3 | ok | ok | ") and row.endswith("| ok |")
+    assert any(line.startswith("| torch |") and "`aten.mm`" in line for line in lines)
+
+
+def test_a_member_that_there_is_none_of_is_told() -> None:
+    done = zoo("perceptrons")
+    assert done.returncode == 2 and "no member perceptrons; there are" in done.stderr
+
+
+class Scaled(nn.Module):
+    """A loss times a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).square().mean() * self.scale
+
+
+def test_another_number_on_a_rank_fails_its_cell(tmp_path: Path) -> None:
+    checks = Checks(Member("scaled", lambda: (Scaled(), {"x": torch.randn(4, 4)}), ("a=2",)), tight=False)
+    real = checks._cell
+    checks._cell = lambda mesh, what, check: (_spoil(checks, what), real(mesh, what, check))[1]  # type: ignore[method-assign]
+    cells = {(cell.mesh, cell.what): cell for cell in checks.run()}
+    assert cells["", "capture"].outcome == "ok" and cells["a=2", "optimum"].outcome == "failed"
+    assert "differs by" in cells["a=2", "optimum"].detail
+
+
+def _spoil(checks: Checks, what: str) -> None:
+    if what == "optimum":
+        checks._expected["loss"] *= 1.001
+
+
+def test_a_process_without_an_end_is_a_failure(tmp_path: Path) -> None:
+    found = read_found(tmp_path, "gone", ["Killed"])
+    assert found.failed == ["its process ended: Killed"]
+    assert "| gone |" in page([found])
