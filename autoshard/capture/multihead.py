@@ -67,7 +67,8 @@ def multihead_attention(
         seen = seen.mean(1) if average_attn_weights else seen
     else:
         mixed = F.scaled_dot_product_attention(q, k, v, mask, dropped, is_hint)
-    return F.linear(mixed.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias).transpose(0, 1), seen
+    found = F.linear(mixed.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
+    return found.transpose(0, 1).contiguous(), seen  # in memory as torch's, which says in what order dropout draws
 
 
 def _mask(attention: Tensor | None, padding: Tensor | None, dtype: torch.dtype, heads: int) -> Tensor | None:

@@ -8,15 +8,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from .model_factory import load_factory
 from .terminal import EXIT_MISTAKE, fail, mistakes_explained, progress_shown, warnings_explained
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..mesh import Mesh
     from ..planning.audit import Audit
 
@@ -67,6 +65,10 @@ def audit_json(audit: Audit) -> dict[str, object]:
 
 def show_audit(audit: Audit, console: Console) -> None:
     """Prints the table, then what every rank runs whole in one line."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for title in ("operator", "rules from", "times", "whole costs, ms", "first in"):
         table.add_column(title, overflow="fold", justify="right" if title in ("times", "whole costs, ms") else "left")

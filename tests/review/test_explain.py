@@ -66,7 +66,7 @@ def test_the_plan_is_priced_as_it_was_made() -> None:
 def test_memory_that_the_file_says_is_what_would_be_found() -> None:
     plan = plan_of("mlp", constraints=PINNED)
     assert plan.memory is not None
-    another = replace(plan.memory, timeline=())
+    another = replace(plan.memory, timeline=(), kinds=())
     read = {
         "its own": plan,
         "no word": replace(plan, memory=None),
