@@ -2,6 +2,7 @@
 
     python benchmarks/budgets.py                  # the demo Llama and GPT-2 on dp=2,tp=2 under shares of the free peak
     python benchmarks/budgets.py --model gpt2     # one model
+    python benchmarks/budgets.py --micro-batches 4  # steps of so many
     python benchmarks/budgets.py --time-limit 60  # wall-clock seconds of the solver for each plan
     python benchmarks/budgets.py --json out.json  # the figures too
 
@@ -45,6 +46,7 @@ MODELS, MESH, HARDWARE = ("demo", "gpt2"), "dp=2,tp=2", "cpu-gloo"
 SHARES = (1.0, 0.7, 0.5, 0.4, 0.3)
 MOST_OFF, MOST_DIFFERENT = 0.03, 1e-4
 TIMEOUT_S = 300.0
+Options = dict[str, Any]
 LEAST = re.compile(r"found to work is [^(]*\((\d+) bytes")
 
 
@@ -70,11 +72,11 @@ class Row:
     least_bytes: int = 0
 
 
-def planned(model: str, memory: int | None, time_limit_s: float | None) -> autoshard.ShardingPlan:
+def planned(model: str, memory: int | None, options: Options) -> autoshard.ShardingPlan:
     """The plan of a model of the distributed tests under a budget."""
     module, args = cases.make(model)
-    options = {"memory": memory, "time_limit_s": time_limit_s, "cache": False}  # what is measured is made
-    return autoshard.plan(module, args, mesh=MESH, hardware=HARDWARE, **options)
+    known: Options = {"mesh": MESH, "hardware": HARDWARE, "cache": False}  # what is measured is made
+    return autoshard.plan(module, args, memory=memory, **known, **options)
 
 
 def executed(row: Row, plan: autoshard.ShardingPlan) -> Row:
@@ -104,24 +106,24 @@ def executed(row: Row, plan: autoshard.ShardingPlan) -> Row:
     return Row(**said)
 
 
-def rows_of(model: str, time_limit_s: float | None) -> Iterator[Row]:
+def rows_of(model: str, options: Options) -> Iterator[Row]:
     """The plans of a model, from the whole of the free peak down to the least budget that works."""
-    free = planned(model, None, None).memory
+    free = planned(model, None, options).memory
     assert free is not None
     for share in SHARES:
         budget = int(free.peak.size_bytes * share)
-        row = row_of(model, f"{share:.0%}", budget, time_limit_s)
+        row = row_of(model, f"{share:.0%}", budget, options)
         yield row
         if row.least_bytes:
-            yield row_of(model, "least", row.least_bytes, time_limit_s)
+            yield row_of(model, "least", row.least_bytes, options)
             return
 
 
-def row_of(model: str, asked: str, budget: int, time_limit_s: float | None) -> Row:
+def row_of(model: str, asked: str, budget: int, options: Options) -> Row:
     """The plan under a budget, executed; or the smallest budget found to work."""
     started = time.process_time()
     try:
-        plan = planned(model, budget, time_limit_s)
+        plan = planned(model, budget, options)
     except BudgetError as error:
         found = LEAST.search(str(error))
         assert found is not None, error
@@ -152,6 +154,7 @@ def main() -> None:
     """Reads the arguments, plans and runs, prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, help="one model only")
+    parser.add_argument("--micro-batches", type=int, default=1, help="how many make a step")
     parser.add_argument("--time-limit", type=float, help="wall-clock seconds of the solver for each plan")
     parser.add_argument("--json", type=Path, help="write the figures there")
     arguments = parser.parse_args()
@@ -161,8 +164,9 @@ def main() -> None:
     for heading in (*left, *right, "collectives", "operators", "executed"):
         table.add_column(heading, justify="left" if heading in left else "right")
     rows = []
+    options: Options = {"time_limit_s": arguments.time_limit, "micro_batches": arguments.micro_batches}
     for model in MODELS if arguments.model is None else (arguments.model,):
-        for row in rows_of(model, arguments.time_limit):
+        for row in rows_of(model, options):
             print(" | ".join(cells(row)), file=sys.stderr, flush=True)
             table.add_row(*cells(row))
             rows.append(row)
