@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -171,7 +172,10 @@ def plan(
         of_operators = described(registered())
         return None if of_model is None or of_operators is None else of_model + of_operators
 
+    started_s = time.monotonic()
+
     def make() -> ShardingPlan:
+        nonlocal started_s
         with _as_planned(model, evaluation):
             planner = Planner.of_model(
                 model,
@@ -191,6 +195,7 @@ def plan(
                 tie_layers=tie_layers,
                 limit=limit,
             )
+        started_s = time.monotonic()
         if devices is not None:
             return search_meshes([Asked(planner)], devices, decided, report=report).plan
         held = gathered
@@ -221,7 +226,7 @@ def plan(
         made = kept_plan(asked, key, make, keeps=lambda plan: time_limit_s is None or is_proven(plan), report=report)
     else:
         made = make()
-    warn_if_unproven(made)
+    warn_if_unproven(made, time_limit_s, time.monotonic() - started_s)
     return made
 
 

@@ -119,8 +119,10 @@ def test_a_plan_that_is_not_proven_optimal_warns_with_its_gap(monkeypatch: pytes
         return Solution(Status.FEASIBLE, found.choices, found.cost, found.cost // 2, 0.5, found.report)
 
     monkeypatch.setattr("autoshard.planning.budget.solve", unproven)
-    with pytest.warns(UserWarning, match="not proven optimal.*50"):
+    with pytest.warns(UserWarning, match=r"not proven optimal: its gap is 50\.00%$"):
         assert _plan().solver.status == "feasible"
+    with pytest.warns(UserWarning, match=r"not proven optimal.*time limit of 0\.001 s ended the search"):
+        _plan(time_limit_s=0.001)
 
 
 def test_a_solver_that_ends_without_a_bound_leaves_zero_as_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,7 +320,13 @@ def is_proven(plan: ShardingPlan) -> bool:
     return plan.solver.status == "optimal" or plan.solver.gap <= UNPROVEN
 
 
-def warn_if_unproven(plan: ShardingPlan) -> None:
-    """Warns of a plan that is not proven optimal."""
-    if not is_proven(plan):
-        warnings.warn(f"the plan is not proven optimal: its gap is {format_gap(plan.solver.gap)}", stacklevel=3)
+def warn_if_unproven(plan: ShardingPlan, time_limit_s: float | None, took_s: float) -> None:
+    """Warns of a plan that is not proven optimal, and says so where the time limit has ended the search, as far as the
+    seconds tell that planning took.
+    """
+    if is_proven(plan):
+        return
+    cut = ""
+    if time_limit_s is not None and took_s >= time_limit_s:
+        cut = f"; the time limit of {time_limit_s:g} s ended the search, so another run may find another plan"
+    warnings.warn(f"the plan is not proven optimal: its gap is {format_gap(plan.solver.gap)}{cut}", stacklevel=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -79,8 +80,9 @@ def replan(
     constraints = _with_edits(kept, edits, plan, text, source)
     report("planning around the edits")
     wanted = decisions_of(plan, before)
+    started_s = time.monotonic()
     made = best_plan(planner, constraints, wanted)
-    warn_if_unproven(made)
+    warn_if_unproven(made, planner.time_limit_s, time.monotonic() - started_s)
     edited = edited_names(edits)
     others = sum(
         listed is not None and listed != found and name not in edited
