@@ -60,11 +60,11 @@ def peak_of(case: str, plan: ShardingPlan) -> tuple[int, int]:
     optimizer = torch.optim.AdamW(parallel.parameters())
     for step in range(STEPS):
         batches = (cases.batch(case, step * plan.micro_batches + k) for k in range(plan.micro_batches))
-        shards = [autoshard.shard_inputs(plan, mesh, *batch) for batch in batches]
+        left = [tuple(x.clone() for x in autoshard.shard_inputs(plan, mesh, *batch)) for batch in batches]
         state = [value for each in optimizer.state.values() for value in each.values() if torch.is_tensor(value)]
-        with autoshard.measure_memory(*parallel.parameters(), *parallel.buffers(), *state, *shards[0]) as log:
-            for given in shards:
-                parallel(*given).backward()
+        with autoshard.measure_memory(*parallel.parameters(), *parallel.buffers(), *state) as log:
+            while left:  # a batch counts from its first use until it is gone
+                parallel(*left.pop()).backward()
             optimizer.step()
         optimizer.zero_grad()
     return found.peak.size_bytes, log.peak_bytes
