@@ -4,6 +4,9 @@ A model is captured on fake CPU tensors, where ``F.scaled_dot_product_attention`
 backward. Capture writes both as ``autoshard::attention`` and ``autoshard::attention_backward``, so that a plan says the
 same on every device; lowering calls them, and each picks a kernel of torch for the device it runs on.
 
+Where a rank has a block of the queries of causal attention, ``autoshard::attention_of_block`` and its backward run: the
+keys in front of the block are seen by all its queries, those beside it causally, and those behind it by none.
+
 Shapes: B batch, H heads, T query length, S key length, D head size. Results of shape (B, H, T, D) lie in memory as
 (B, T, H, D), which is how torch's kernels write them: what models make of them, (B, T, H * D), is a view then.
 """
@@ -98,3 +101,84 @@ def _attention_backward_shapes(
 
 attention = define("attention", _attention, _attention_shapes)
 attention_backward = define("attention_backward", _attention_backward, _attention_backward_shapes)
+
+
+def _attention_of_block(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, first: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of a block of queries; its row 0 is query ``first`` of the whole and sees ``first + 1`` keys.
+
+    What two kernels make, of the keys in front of the block and of those beside it, becomes one by their logsumexps.
+    Source: H. Liu et al., Ring Attention, arXiv:2310.01889, section 3.
+    """
+    before, beside = _keys_of_block(q, k, first)
+    if not before:
+        return _attention(q, k[:, :, :beside], v[:, :, :beside], None, True, scale)
+    whole, lse = _attention(q, k[:, :, :before], v[:, :, :before], None, False, scale)
+    if beside == before:
+        return whole, lse
+    causal, beside_lse = _attention(q, k[:, :, before:beside], v[:, :, before:beside], None, True, scale)
+    share = torch.sigmoid(beside_lse - lse)[..., None]
+    merged = torch.lerp(whole.to(share.dtype), causal.to(share.dtype), share).to(q.dtype)
+    return _positions_first(merged), torch.logaddexp(lse, beside_lse)
+
+
+def _attention_of_block_shapes(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, first: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _attention_shapes(q, k, v, None, True, scale)
+
+
+def _attention_of_block_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    scale: float | None,
+    first: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of :func:`_attention_of_block`: of k and v what the queries of the block add to them.
+
+    With the logsumexp of all keys, what a kernel makes of some of the keys is their part of the whole.
+    """
+    before, beside = _keys_of_block(q, k, first)
+    parts = [(0, before, False), (before, beside, True)]
+    found = [
+        _attention_backward(grad, q, k[:, :, lo:hi], v[:, :, lo:hi], out, lse, None, causal, scale)
+        for lo, hi, causal in parts
+        if lo < hi
+    ]
+    dq = found[0][0] if len(found) == 1 else found[0][0] + found[1][0]
+    dk, dv = _empty(k, k.shape).zero_(), _empty(v, v.shape).zero_()
+    start = 0
+    for _, part_k, part_v in found:
+        stop = start + part_k.shape[2]
+        dk[:, :, start:stop], dv[:, :, start:stop] = part_k, part_v
+        start = stop
+    return dq, dk, dv
+
+
+def _attention_of_block_backward_shapes(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    scale: float | None,
+    first: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _attention_backward_shapes(grad, q, k, v, out, lse, None, True, scale)
+
+
+def _keys_of_block(q: torch.Tensor, k: torch.Tensor, first: int) -> tuple[int, int]:
+    """How many keys stand in front of a block of queries, and how many up to its end."""
+    return min(first, k.shape[2]), min(first + q.shape[2], k.shape[2])
+
+
+attention_of_block = define("attention_of_block", _attention_of_block, _attention_of_block_shapes)
+attention_of_block_backward = define(
+    "attention_of_block_backward", _attention_of_block_backward, _attention_of_block_backward_shapes
+)

@@ -108,6 +108,8 @@ class Operator:
     Attributes:
         rules: all of its one-axis rules, in place of DTensor's. Every rule is checked by numbers before it is offered.
         more_rules: rules beside DTensor's.
+        rules_beside_others: rules that are wrong on one axis alone and may be right beside those of other axes, which
+            ``fits`` proves.
         fits: whether a product of its rules is right on a mesh of several axes; left out, blocks of dims of different
             lengths must be even.
         local: what runs on the shards of a rank; left out, the operator itself.
@@ -124,6 +126,7 @@ class Operator:
 
     rules: Rules | None = None
     more_rules: Rules | None = None
+    rules_beside_others: Rules | None = None
     fits: Fits | None = None
     local: Local | None = None
     small: Small | None = None

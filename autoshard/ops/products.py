@@ -1,4 +1,8 @@
-"""Matrix products, and attention, which is two of them. Attention is cut over batch and heads."""
+"""Matrix products, and attention, which is two of them.
+
+Attention is cut over batch, heads and queries. A block of queries wants all keys and values, and gives addends of their
+gradients (context parallelism).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 import torch
 
 from ..capture import Node, Ref
-from ..layout import P_SUM, Placement, R, S
+from ..layout import P_SUM, Placement, R, S, local_range
 from .operator import LocalCall, Metas, Operator, Shape, enter
 from .rule import Rule
 
@@ -55,14 +59,43 @@ def _vector_rules(node: Node, inputs: Metas) -> list[Rule]:
 
 def _attention_rules(node: Node, inputs: Metas) -> list[Rule]:
     """Dims 0 (batch) and 1 (heads) of every tensor; a bias that broadcasts along the dim is whole on each rank."""
-    bias = inputs[-1].shape if isinstance(node.args[-3], Ref) else None
+    bias = _bias_of(node, inputs)
     tensors = inputs if bias is None else inputs[:-1]
     rules = []
     for dim in (0, 1):
         if len({meta.shape[dim] for meta in tensors}) == 1:
             placements = [S(dim)] * len(tensors) + ([] if bias is None else [_bias_placement(bias, dim)])
             rules.append(Rule(tuple(placements), (S(dim),) * len(node.outputs)))
-    return rules
+    return rules if bias is not None and _is_causal(node) else [*rules, _queries_cut(node, bias)]
+
+
+def _queries_cut(node: Node, bias: Shape | None) -> Rule:
+    """Dim 2 of what has a row for every query, against all keys and values."""
+    added = () if bias is None else (_bias_placement(bias, 2),)
+    if len(node.outputs) == 2:
+        return Rule((S(2), R, R, *added), (S(2), S(2)))
+    return Rule((S(2), S(2), R, R, S(2), S(2), *added), (S(2), P_SUM, P_SUM))
+
+
+def _bias_of(node: Node, inputs: Metas) -> Shape | None:
+    return inputs[-1].shape if isinstance(node.args[-3], Ref) else None
+
+
+def _is_causal(node: Node) -> bool:
+    return bool(node.args[-2])
+
+
+def _attention_of_shard(call: LocalCall) -> Any:
+    """Causal attention of a block of queries sees the keys up to each of them."""
+    is_forward = len(call.node.outputs) == 2
+    q = 0 if is_forward else 1
+    length = call.metas[q].shape[2]
+    start, stop = local_range(length, call.inputs[q], 2, call.mesh, call.coordinate)
+    if not _is_causal(call.node) or stop - start == length:
+        return call.run(call.node.op, *call.args)
+    op = torch.ops.autoshard.attention_of_block if is_forward else torch.ops.autoshard.attention_of_block_backward
+    *tensors, _, _, scale = call.args
+    return call.run(op.default, *tensors, scale, start)
 
 
 def _bias_placement(shape: tuple[int, ...], dim: int) -> Placement:
@@ -72,6 +105,8 @@ def _bias_placement(shape: tuple[int, ...], dim: int) -> Placement:
 
 def _attention_flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float:
     """Two products of 2 B H T S D each forward, half of it where causal.
+
+    Of a block of causal queries it is that of the slowest rank, mostly the last, as its queries see the most keys.
 
     Source: Dao 2023, FlashAttention-2, section 4.1.
     """
@@ -84,8 +119,18 @@ def _attention_backward_flops(node: Node, inputs: list[Shape], outputs: list[Sha
 
 
 def _products(count: int, node: Node, q: Shape, k: Shape) -> float:
-    is_causal = node.args[-2]
-    return count * 2.0 * math.prod(q) * k[2] * (0.5 if is_causal else 1.0)
+    whole = node.outputs[0]
+    assert whole is not None
+    seen = _largest_share(whole.shape[2], q[2]) if _is_causal(node) else 1.0
+    return count * 2.0 * math.prod(q) * k[2] * seen
+
+
+def _largest_share(length: int, width: int) -> float:
+    """Of ``width`` times all keys, what the queries of a block of that width see of causal attention; the most of any
+    block. The last one may be shorter.
+    """
+    full, rest = divmod(length, width)
+    return max(width * (full * width - width / 2), rest * (length - rest / 2)) / (width * length)
 
 
 enter("mm", Operator(kernel="matmul", flops=_flops, traits=("contraction",)))
@@ -100,11 +145,23 @@ enter("mv addmv", Operator(rules=_vector_rules, kernel="matmul", flops=_flops))
 enter("bmm baddbmm", Operator(kernel="matmul", flops=_flops, traits=("contraction", "batched")))
 enter(
     "attention",
-    Operator(rules=_attention_rules, kernel="attention", flops=_attention_flops, traits=("attention",)),
+    Operator(
+        rules=_attention_rules,
+        local=_attention_of_shard,
+        kernel="attention",
+        flops=_attention_flops,
+        traits=("attention",),
+    ),
     namespace="autoshard",
 )
 enter(
     "attention_backward",
-    Operator(rules=_attention_rules, kernel="attention", flops=_attention_backward_flops, traits=("attention",)),
+    Operator(
+        rules=_attention_rules,
+        local=_attention_of_shard,
+        kernel="attention",
+        flops=_attention_backward_flops,
+        traits=("attention",),
+    ),
     namespace="autoshard",
 )

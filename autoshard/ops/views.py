@@ -21,10 +21,13 @@ from ..layout import P_SUM, Layout, R, S, is_even, local_range
 from ..mesh import Mesh
 from .lengths import small_lengths, wide
 from .local import with_local_size
-from .operator import Form, LocalCall, Metas, Operator, enter
+from .operator import Form, LocalCall, Metas, Operator, Shape, enter
 from .rule import Rule
 
 aten = torch.ops.aten
+
+_Taken = tuple[int, int, int]
+"""The length of a dim, and the range of it that a rank has."""
 
 
 def _reshape_rules(node: Node, inputs: Metas) -> list[Rule]:
@@ -40,6 +43,19 @@ def _reshape_rules(node: Node, inputs: Metas) -> list[Rule]:
     return rules
 
 
+def _rows_cut_further(node: Node, inputs: Metas) -> list[Rule]:
+    """Dim 1 of (B, T, ...) and the rows of (B * T, ...): the same blocks where other axes leave a rank one row of B."""
+    meta = node.outputs[0]
+    assert meta is not None
+    before, after = inputs[0].shape, meta.shape
+    rules = [Rule((S(1),), (S(0),))] if _are_rows_of(after, before) else []
+    return [*rules, Rule((S(0),), (S(1),))] if _are_rows_of(before, after) else rules
+
+
+def _are_rows_of(flat: Shape, shape: Shape) -> bool:
+    return len(shape) > 1 and min(shape[:2]) > 1 and flat[:1] == (shape[0] * shape[1],)
+
+
 def _is_aligned(
     node: Node, metas: Metas, inputs: tuple[Layout, ...], outputs: tuple[Layout | None, ...], mesh: Mesh
 ) -> bool:
@@ -51,10 +67,8 @@ def _is_aligned(
 def aligned(before: tuple[int, ...], a: Layout, after: tuple[int, ...], b: Layout, mesh: Mesh) -> bool:
     """Whether reshaping every rank's shard in layout ``a`` gives its shard in layout ``b``.
 
-    A block ``[lo, hi)`` of dim ``i`` takes, in row-major order, in each of ``prod(shape[:i])`` periods the elements
-    ``[lo, hi) * prod(shape[i+1:])``. The reshape is local when both sides take the same elements on every rank; of even
-    cuts, whose blocks start at multiples of their width, the first two ranks along every axis tell it. Not seen: a rank
-    that holds one index of a cut dim may hold what is also a cut of the next dim.
+    That is where both take the same elements, in row-major order, on every rank. Of even cuts, whose blocks start at
+    multiples of their width, the first two ranks along every axis tell it.
     """
     even = is_even(before, a, mesh) and is_even(after, b, mesh)
     coordinates = _first_ranks(mesh) if even else mesh.coordinates()
@@ -65,14 +79,21 @@ def _first_ranks(mesh: Mesh) -> list[tuple[int, ...]]:
     return [tuple(min(int(i == axis), size - 1) for i, size in enumerate(mesh.shape)) for axis in range(-1, mesh.ndim)]
 
 
-def _elements(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> set[tuple[int, ...]]:
-    taken: set[tuple[int, ...]] = set()
-    for dim in range(len(shape)):
-        if layout.axes_of(dim):
-            start, stop = local_range(shape[dim], layout, dim, mesh, coordinate)
-            inner = math.prod(shape[dim + 1 :])
-            taken.add((math.prod(shape[:dim]), start * inner, stop * inner))
-    return taken
+def _elements(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> list[_Taken]:
+    """The elements of a rank in row-major order, with as few dims as can say it: a dim goes into the one in front of it
+    where all of it is taken, or where of that one there is one index.
+    """
+    found: list[_Taken] = [(1, 0, 1)]
+    for dim, size in enumerate(shape):
+        start, stop = local_range(size, layout, dim, mesh, coordinate)
+        outer, lo, hi = found[-1]
+        if hi - lo == 1:
+            found[-1] = (outer * size, lo * size + start, lo * size + stop)
+        elif stop - start == size:
+            found[-1] = (outer * size, lo * size, hi * size)
+        else:
+            found.append((size, start, stop))
+    return found
 
 
 def _small_reshape(node: Node, inputs: Metas, parts: int, ranks: int) -> Form | None:
@@ -227,6 +248,7 @@ def _small_range(start: int | None, end: int | None, whole: int, size: int) -> t
 
 _RESHAPE = Operator(
     rules=_reshape_rules,
+    rules_beside_others=_rows_cut_further,
     fits=_is_aligned,
     local=with_local_size(1, aten.reshape.default),
     small_form=_small_reshape,

@@ -153,8 +153,10 @@ class Enumerator:
         self, node: Node, metas: tuple[TensorMeta, ...], found: Mapping[int, _Found]
     ) -> tuple[Strategy, ...]:
         whole = replicate_rule(len(metas), node.outputs)
+        beside = _beside_others(node, metas)
+        choices = ([whole, *found[size].rules, *beside] if size > 1 else [whole] for size in self._mesh.shape)
         strategies = []
-        for combination in product(*([whole, *(found[size].rules if size > 1 else ())] for size in self._mesh.shape)):
+        for combination in product(*choices):
             strategy = _combine(combination)
             if self._is_valid(node, metas, strategy):
                 strategies.append(strategy)
@@ -229,6 +231,12 @@ def _written_rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> dic
     for rule in entry.more_rules(node, metas) if entry.more_rules else ():
         found.setdefault(rule, "autoshard")
     return found
+
+
+def _beside_others(node: Node, metas: tuple[TensorMeta, ...]) -> list[Rule]:
+    """Rules that are right on no axis alone; whether a product with them is, its operator proves."""
+    entry = known(node.op)
+    return entry.rules_beside_others(node, metas) if entry.rules_beside_others else []
 
 
 def _giving_every_rank_a_part(

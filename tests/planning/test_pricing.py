@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.layout import parse_layout, replicated
+from autoshard.layout import Layout, R, S, block, parse_layout, replicated
 from autoshard.mesh import HybridMesh, Mesh
 from autoshard.ops import is_free
 from autoshard.planning import Prices
@@ -63,6 +63,21 @@ def test_attention_counts_two_products_forward_five_backward_and_half_where_caus
             tensors = count * 2 * 4 * 16 * 8 * 4 + 2 * 4 * 16 * 4
             flops = products * product_flops * (0.5 if causal else 1.0)
             assert seconds == pytest.approx(PROFILE.op_s("float32", flops, tensors, "attention"))
+
+
+@pytest.mark.parametrize(("length", "ranks"), [(16, 2), (16, 4), (17, 4), (13, 5)])
+def test_a_block_of_causal_queries_costs_what_it_does_on_the_rank_that_sees_the_most(length: int, ranks: int) -> None:
+    """Of a triangle of T by T the widest block between two lines, uneven ones included."""
+    q = f(2, 4, length, 8)
+    mesh = Mesh.parse(f"cp={ranks}")
+    graph = operator(torch.ops.autoshard.attention.default, q, q, q, None, True, None)
+    cut, whole = Layout((S(2),)), Layout((R,))
+    strategy = Strategy((cut, whole, whole), (cut, cut))
+    blocks = [block(length, ranks, rank) for rank in range(ranks)]
+    pairs = max((hi**2 - lo**2) / 2 for lo, hi in blocks)
+    held = 2 * 4 * 4 * (2 * blocks[0][1] * 8 + 2 * length * 8 + blocks[0][1])
+    expected = PROFILE.op_s("float32", 2 * 2 * 2 * 4 * 8 * pairs, held, "attention")
+    assert _seconds(graph, strategy, mesh) == pytest.approx(expected)
 
 
 def test_a_gather_reads_the_rows_it_returns_not_the_table() -> None:

@@ -220,7 +220,7 @@ def test_a_factory_can_make_any_block(op) -> None:
 
 def test_attention_is_cut_over_heads_only_where_keys_and_values_have_as_many() -> None:
     attention = torch.ops.autoshard.attention.default
-    for kv_heads, expected in [(4, {"R", "S(0)", "S(1)"}), (2, {"R", "S(0)"})]:
+    for kv_heads, expected in [(4, {"R", "S(0)", "S(1)", "S(2)"}), (2, {"R", "S(0)", "S(2)"})]:
         q, kv = f(2, 4, 5, 3), f(2, kv_heads, 5, 3)
         graph = operator(attention, q, kv, kv, None, True, None)
         strategies = Enumerator(graph, Mesh.parse("a=2")).strategies(graph.nodes[-1])
@@ -230,10 +230,11 @@ def test_attention_is_cut_over_heads_only_where_keys_and_values_have_as_many() -
 @pytest.mark.parametrize(
     ("bias", "wanted"),
     [
-        ((2, 4, 5, 5), ["R", "S(0)", "S(1)"]),
-        ((1, 4, 5, 5), ["R", "R", "S(1)"]),
-        ((2, 1, 5, 5), ["R", "S(0)", "R"]),
-        ((5, 5), ["R", "R", "R"]),
+        ((2, 4, 5, 5), ["R", "S(0)", "S(1)", "S(2)"]),
+        ((1, 4, 5, 5), ["R", "R", "S(1)", "S(2)"]),
+        ((2, 1, 5, 5), ["R", "S(0)", "R", "S(2)"]),
+        ((2, 1, 1, 5), ["R", "S(0)", "R", "R"]),
+        ((5, 5), ["R", "R", "R", "S(0)"]),
     ],
 )
 def test_an_attention_bias_is_cut_where_it_does_not_broadcast(bias: tuple[int, ...], wanted: list[str]) -> None:
@@ -241,6 +242,20 @@ def test_an_attention_bias_is_cut_where_it_does_not_broadcast(bias: tuple[int, .
     graph = operator(torch.ops.autoshard.attention.default, q, q, q, f(*bias), False, None)
     strategies = Enumerator(graph, Mesh.parse("a=2")).strategies(graph.nodes[-1])
     assert [str(s.inputs[3][0]) for s in strategies] == wanted
+
+
+def test_a_block_of_queries_takes_all_keys_and_gives_addends_of_their_gradients() -> None:
+    q, kv, lse = f(2, 4, 5, 3), f(2, 4, 7, 3), f(2, 4, 5)
+    forward, backward = torch.ops.autoshard.attention.default, torch.ops.autoshard.attention_backward.default
+    for causal in (False, True):
+        found = []
+        for op, args in ((forward, (q, kv, kv)), (backward, (q, q, kv, kv, q, lse))):
+            graph = operator(op, *args, None, causal, None)
+            strategies = Enumerator(graph, Mesh.parse("a=2")).strategies(graph.nodes[-1])
+            (cut,) = (s for s in strategies if s.outputs[0] == Layout((S(2),)))
+            found.append([str(layout[0]) for layout in (*cut.inputs, *cut.outputs) if layout])
+        assert found[0] == ["S(2)", "R", "R", "S(2)", "S(2)"]
+        assert found[1] == ["S(2)", "S(2)", "R", "R", "S(2)", "S(2)", "S(2)", "P(sum)", "P(sum)"]
 
 
 def test_equal_operators_are_enumerated_once() -> None:
