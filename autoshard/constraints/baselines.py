@@ -5,8 +5,10 @@ name                    scheme of each axis
 ======================  ==========================================================================
 ``ddp``, ``fsdp``       the same on all axes
 ``hsdp``                ``ddp`` on the first axis, ``fsdp`` on the others (PyTorch FSDP, section 3.2.2)
-``tp``, ``sp``, ``ep``  on a mesh of one axis
+``tp``, ``sp``, ``cp``, on a mesh of one axis
+``ep``
 ``ddp+tp`` and so on    the first of the two on all axes but the last, the second on the last
+``fsdp+cp+tp``          ``cp`` on the last but one, ``tp`` on the last (``sp`` alike), ``fsdp`` on the others
 ``NAME/selective``      the same, with the core attention computed again in the backward
 ``NAME/full``           the same, with every layer computed again
 ======================  ==========================================================================
@@ -32,6 +34,7 @@ TITLES: dict[str, str] = {
     "hsdp": "hybrid sharded data parallel",
     "tp": "Megatron tensor parallel",
     "sp": "Megatron tensor and sequence parallel",
+    "cp": "context parallel",
     "ep": "expert parallel",
 }
 
@@ -79,13 +82,16 @@ def baselines(mesh: Mesh) -> tuple[Baseline, ...]:
     """Every baseline without recomputation that a mesh of so many axes can have; whether a model can have it is seen
     when it is planned.
     """
-    last: tuple[Scheme, ...] = ("tp", "sp", "ep")
+    last: tuple[Scheme, ...] = ("tp", "sp", "cp", "ep")
     outer: tuple[Scheme, ...] = ("ddp", "fsdp")
     alike = [Baseline(scheme, (scheme,) * mesh.ndim) for scheme in outer]
     if mesh.ndim == 1:
         return (*alike, *(Baseline(scheme, (scheme,)) for scheme in last))
     hybrid = Baseline("hsdp", ("ddp", *("fsdp",) * (mesh.ndim - 1)))  # type: ignore[arg-type]
     mixed = [Baseline(f"{a}+{b}", (*(a,) * (mesh.ndim - 1), b)) for a in outer for b in last]
+    if mesh.ndim > 2:
+        inner: tuple[tuple[Scheme, Scheme], ...] = (("cp", "tp"), ("cp", "sp"))
+        mixed += [Baseline(f"fsdp+{a}+{b}", (*("fsdp",) * (mesh.ndim - 2), a, b)) for a, b in inner]  # type: ignore[arg-type]
     return (*alike, hybrid, *mixed)
 
 

@@ -90,6 +90,17 @@ class Roles:
         )
 
     @cached_property
+    def sequence(self) -> int:
+        """The length of dim 1 of the first batched input that has two dims, 0 where there is none."""
+        shapes = (self._graph.meta(Ref(i)).shape for i in sorted(self.batched))
+        return next((shape[1] for shape in shapes if len(shape) > 1), 0)
+
+    @cached_property
+    def sequences(self) -> frozenset[int]:
+        """Batched inputs whose dim 1 is the sequence."""
+        return frozenset(i for i in self.batched if self._graph.meta(Ref(i)).shape[1:2] == (self.sequence,))
+
+    @cached_property
     def layered(self) -> Mapping[int, str]:
         """Nodes that belong to a layer, with the path of the outermost layer (``layers.3``). In a model without layers
         all nodes count, with an empty path.

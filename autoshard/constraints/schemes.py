@@ -18,6 +18,13 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
     The all-reduce becomes a reduce-scatter and an all-gather: between the pairs activations are cut along a dim behind
     the batch, the sequence. V. Korthikanti et al., "Reducing Activation Recomputation in Large
     Transformer Models", arXiv:2205.05198, section 4.2.2.
+``cp`` (context parallelism)
+    Inputs are cut along dim 1, the sequence; parameters and their gradients are those of ``ddp``, or, beside an axis of
+    ``fsdp``, cut over both axes. Every rank attends with its block of the queries; keys and values are gathered, their
+    gradients reduce-scattered, and no other activation communicates. Blocks are contiguous: where attention is causal
+    the last rank does most.
+    W. Liang et al., "TorchTitan", arXiv:2410.06511, section 2.1.4; A. Dubey et al., "The Llama 3 Herd of Models",
+    arXiv:2407.21783, section 3.3.2 (which balances the blocks).
 ``ep`` (expert parallelism)
     As ``ddp``, but the weights of experts are cut along the experts, and activations communicate by all-to-all alone:
     tokens go to their experts and back. D. Lepikhin et al., "GShard", arXiv:2006.16668, section 3.2.
@@ -44,19 +51,23 @@ from .values import AxisScheme, Scheme
 
 _ANY_DIM = Placement("S")
 _DATA: frozenset[Scheme] = frozenset({"ddp", "fsdp", "ep"})
+_WITH_HEADS = 4
+"""Dims of queries, keys and values once heads are split off."""
 
 # The collectives that a scheme lets run over its axis; whatever is not here is banned.
-_PARAMETERS: dict[Scheme, frozenset[str]] = {"fsdp": frozenset({"all_gather"})}
+_GATHERED = frozenset({"all_gather"})  # parameters under fsdp
 _GRADIENTS: dict[Scheme, frozenset[str]] = {
     "ddp": frozenset({"all_reduce"}),
     "fsdp": frozenset({"reduce_scatter"}),
     "tp": frozenset({"all_reduce"}),  # of what every rank of the axis has used on other tokens, outside the layers
     "sp": frozenset({"all_reduce"}),  # of norms and biases, which meet other tokens on every rank
+    "cp": frozenset({"all_reduce"}),
     "ep": frozenset({"all_reduce"}),
 }
 _ACTIVATIONS: dict[Scheme, frozenset[str]] = {
     "tp": frozenset({"all_reduce"}),
     "sp": frozenset({"all_gather", "reduce_scatter"}),
+    "cp": frozenset({"all_gather", "reduce_scatter"}),  # of keys and values, and of their gradients
     "ep": frozenset({"all_to_all"}),
 }
 
@@ -91,23 +102,34 @@ class _SchemeLimits:
         self._to, self._roles = limits, limits.roles
         self._scheme, self._axis, self._text = axis_scheme.scheme, axis_scheme.axis, axis_scheme.text
         self._graph, self._mesh = graph, mesh
-        self._sharding = tuple(sorted(f.axis for f in axis_schemes if f.scheme == "fsdp"))
+        given = {f.scheme for f in axis_schemes}
+        sharding = {"fsdp", "cp"} if "fsdp" in given else set()
+        self._sharding = tuple(sorted(f.axis for f in axis_schemes if f.scheme in sharding))
+        self._shards = self._axis in self._sharding
         self._data = tuple(sorted(f.axis for f in axis_schemes if f.scheme in _DATA))
+        self._sequence = tuple(sorted(f.axis for f in axis_schemes if f.scheme == "cp"))
         self._tensor = any(f.scheme in ("tp", "sp") for f in axis_schemes)
 
     def add(self) -> None:
         """Adds all limits of the scheme."""
         self._check()
         for i, _ in self._graph.of_kind("input"):
-            self._only(i, S(0) if self._scheme in _DATA and i in self._roles.batched else R)
-        if self._scheme == "fsdp":
+            self._only(i, self._cut_of_input(i))
+        if self._scheme == "cp":
+            self._cut_queries()
+        if self._shards:
             self._cut_parameters()
-        elif self._scheme in _DATA:
+        elif self._scheme in _DATA or self._scheme == "cp":
             for i, _ in self._graph.of_kind("parameter"):
                 self._only(i, S(0) if self._scheme == "ep" and i in self._roles.experts else R)
         else:
             self._cut_layers()
         self._to.ban(self._banned)
+
+    def _cut_of_input(self, index: int) -> Placement:
+        if self._scheme == "cp" and index in self._roles.sequences:
+            return S(1)
+        return S(0) if self._scheme in _DATA and index in self._roles.batched else R
 
     def _check(self) -> None:
         """Checks, before anything is solved, that the scheme makes sense for the model; else raises an error that says
@@ -123,6 +145,8 @@ class _SchemeLimits:
                 f"{self._text!r} cuts the batch, but the {count} ranks of {names} cannot share {self._roles.batch} rows"
                 + (" evenly" if self._roles.batch >= count else "")
             )
+        if self._scheme == "cp":
+            self._check_sequence()
         if self._scheme == "ep" and not self._roles.experts:
             raise ConstraintError(
                 f"{self._text!r} cuts experts, but no parameter of three dims enters a batched matrix product"
@@ -131,6 +155,28 @@ class _SchemeLimits:
             raise ConstraintError(f"{self._text!r} cuts the matrices of layers, but the model has none")
         if self._scheme in ("tp", "sp"):
             self._check_heads(axis, ranks)
+
+    def _check_sequence(self) -> None:
+        axis, ranks = self._mesh.axes[self._axis], self._mesh.shape[self._axis]
+        if not self._roles.attentions:
+            raise ConstraintError(
+                f"{self._text!r} cuts attention along its queries, but the model has no attention operator "
+                "(F.scaled_dot_product_attention)"
+            )
+        if not self._roles.sequences:
+            raise ConstraintError(f"{self._text!r} cuts the sequence, but the model has no input of two dims")
+        if not self._shares(self._roles.sequence, self._sequence):
+            raise ConstraintError(
+                f"{self._text!r} cuts the sequence, but the {ranks} ranks of {axis} cannot share "
+                f"{self._roles.sequence} positions"
+            )
+        rows = -(-self._roles.batch // math.prod(self._mesh.shape[i] for i in self._data))
+        if rows > 1:
+            raise ConstraintError(
+                f"{self._text!r} cuts the sequence, of which a rank must have one row, but a rank would have {rows}: "
+                "products take rows and positions as one dim, of which no block is some positions of several rows; "
+                "give the other axes more ranks, or the step more micro-batches"
+            )
 
     def _check_heads(self, axis: str, ranks: int) -> None:
         for node, heads in self._roles.heads:
@@ -155,6 +201,10 @@ class _SchemeLimits:
 
     def _only(self, index: int, *placements: Placement, allowed: bool = True) -> None:
         self._to.limit(index, OnAxis(self._axis, placements, allowed, self._text))
+
+    def _cut_queries(self) -> None:
+        for i in self._roles.attentions:
+            self._only(i, S(2))
 
     def _cut_parameters(self) -> None:
         if self._axis != self._sharding[0]:
@@ -184,7 +234,10 @@ class _SchemeLimits:
         if self._scheme == "sp" and ref.node in self._roles.layered and self._roles.of(ref) == "activations":
             dims = len(self._graph.meta(ref).shape)  # only the sequence is gathered, of (batch, sequence, ...)
             banned |= {("all_gather", self._axis, dim) for dim in range(dims) if (dims, dim) != (3, 1)}
-        if self._scheme == "fsdp" and self._roles.of(ref) == "gradients":
+        if self._scheme == "cp" and self._roles.of(ref) == "activations":
+            if len(self._graph.meta(ref).shape) != _WITH_HEADS and not self._roles.is_scalar(ref):
+                banned |= {(kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS}
+        if self._shards and self._roles.of(ref) == "gradients":
             banned.add(("slice", self._axis, -1))  # what is all-reduced stays whole
         return frozenset(banned)
 
@@ -193,11 +246,12 @@ class _SchemeLimits:
         if self._roles.is_scalar(ref):
             return frozenset(REDISTRIBUTION_KINDS)
         if role == "parameters":
-            return _PARAMETERS.get(self._scheme, frozenset())
+            return _GATHERED if self._shards else frozenset()
         if role == "gradients":
             parameter = self._roles.gradients[ref]
-            whole = self._scheme == "fsdp" and self._may_be_whole(parameter)
-            return _GRADIENTS[self._scheme] | (_GRADIENTS["ddp"] if whole else frozenset())
+            if not self._shards:
+                return _GRADIENTS[self._scheme]
+            return _GRADIENTS["fsdp"] | (_GRADIENTS["ddp"] if self._may_be_whole(parameter) else frozenset())
         if self._scheme in ("tp", "sp") and ref.node not in self._roles.layered:
             return frozenset(REDISTRIBUTION_KINDS)
         return _ACTIVATIONS.get(self._scheme, frozenset())

@@ -24,7 +24,7 @@ NAME is a glob pattern for the name of a parameter, an input, the result of an o
 ``output.0``. A placement is ``R``, ``S(dim)``, ``P(sum)``, or ``S`` and ``P`` for any of that kind. KINDS are
 ``all_gather``, ``reduce_scatter``, ``all_reduce`` and ``all_to_all``, separated by commas, or ``collectives`` for all
 of them. TENSORS are ``parameters``, ``gradients`` (of parameters), ``activations`` (all the rest) or ``tensors``.
-SCHEME is one of ``ddp`` (or ``dp-only``), ``fsdp``, ``tp``, ``sp`` and ``ep``.
+SCHEME is one of ``ddp`` (or ``dp-only``), ``fsdp``, ``tp``, ``sp``, ``cp`` and ``ep``.
 
 Partition specs are those of PyTorch/XLA's ``mark_sharding``: one entry per dim of the tensor, an axis by name or
 number, several axes in parentheses, or None for a dim that is whole (:mod:`autoshard.constraints.partition_spec`).
@@ -49,8 +49,8 @@ from .partition_spec import is_partition_spec, parse_partition_spec
 TensorClass = Literal["parameters", "gradients", "activations", "tensors"]
 TENSOR_CLASSES: tuple[TensorClass, ...] = ("parameters", "gradients", "activations", "tensors")
 
-Scheme = Literal["ddp", "fsdp", "tp", "sp", "ep"]
-SCHEMES: tuple[Scheme, ...] = ("ddp", "fsdp", "tp", "sp", "ep")
+Scheme = Literal["ddp", "fsdp", "tp", "sp", "cp", "ep"]
+SCHEMES: tuple[Scheme, ...] = ("ddp", "fsdp", "tp", "sp", "cp", "ep")
 Granularity = Literal["selective", "full"]
 GRANULARITIES: tuple[Granularity, ...] = ("selective", "full")
 SCHEME_ALIASES: dict[str, Scheme] = {"dp-only": "ddp"}

@@ -242,7 +242,7 @@ def test_marks_of_the_model_count_unless_they_are_not_to(calls: list[tuple[Any, 
 def test_an_unknown_baseline_is_a_mistake(calls: list[tuple[Any, ...]]) -> None:
     result = invoke("plan", "model.py:model", "--mesh", "dp=2", "-o", "new.yaml", "--baseline", "hsdp")
     assert (result.exit_code, result.stdout, calls) == (2, "", [])
-    assert "on the mesh dp=2 there are ddp, fsdp, tp, sp, ep" in result.stderr
+    assert "on the mesh dp=2 there are ddp, fsdp, tp, sp, cp, ep" in result.stderr
 
 
 def fake_comparison(monkeypatch: pytest.MonkeyPatch, contest: Contest) -> list[dict[str, Any]]:

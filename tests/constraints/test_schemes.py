@@ -5,19 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from torch import nn
 
+import autoshard
 from autoshard.constraints.baselines import baseline, baselines
 from autoshard.constraints.roles import Roles
 from autoshard.errors import ConstraintError
-from autoshard.layout import R
+from autoshard.layout import R, S
 from autoshard.mesh import Mesh
 from autoshard.plans import Redistribution, ShardingPlan
 from solver import Status, solve
 
-from ..models import graph_of
+from ..models import gpt2, graph_of, llama
 from ..plans_of import formulated, planned
 
 SCALAR_BYTES = 8
+
+ROWS = {
+    "llama": lambda: llama(batch=2),
+    "gpt2": lambda: gpt2(batch=2),
+    "llama of a row": lambda: llama(batch=1),
+}
+CONTEXT = [
+    ("llama of a row", "cp=2", "cp"),
+    ("llama", "dp=2,cp=2", "ddp+cp"),
+    ("llama", "dp=2,cp=2", "fsdp+cp"),
+    ("gpt2", "dp=2,cp=2", "fsdp+cp"),  # 5 positions on 2 ranks
+    ("llama", "dp=2,cp=2,tp=2", "fsdp+cp+tp"),
+    ("llama", "dp=2,cp=2,tp=2", "fsdp+cp+sp"),
+]
+
+
+def planned_by(model: nn.Module, args: tuple[object, ...], mesh: str, constraints: Sequence[str]) -> ShardingPlan:
+    return autoshard.plan(model, args, mesh=mesh, hardware="dgx-h100", constraints=constraints)
 
 
 def made(model: str, mesh: str, constraints: Sequence[str]) -> ShardingPlan:
@@ -93,6 +113,40 @@ def test_megatron_cuts_pairs_of_columns_and_rows(model, columns, rows, scheme, k
         assert set(found) <= kinds | {"all_reduce"}  # gradients of norms
 
 
+@pytest.mark.parametrize(("model", "mesh", "name"), CONTEXT)
+def test_context_parallelism_cuts_the_sequence_and_gathers_keys_and_values(model: str, mesh: str, name: str) -> None:
+    axes = Mesh.parse(mesh)
+    cp = axes.index("cp")
+    plan = planned_by(*ROWS[model](), mesh=mesh, constraints=baseline(name, axes).constraints(axes))
+    assert all(entry.layout[cp] == S(1) for entry in plan.inputs)
+    shards = name.startswith("fsdp")
+    assert all((entry.layout[cp].kind == "S") == shards for entry in plan.parameters)
+    gradients = {"all_gather", "reduce_scatter"} if shards else {"all_reduce"}
+    parameters = {entry.name for entry in plan.parameters}
+    attention, other = [], set()
+    for redistribution, kind in moved(plan, "cp"):
+        is_attention = redistribution.tensor.split("/")[0].rpartition(".")[2] in ("attention", "attn")
+        if redistribution.tensor not in parameters and is_attention:
+            attention.append((redistribution.phase, kind))
+        else:
+            other.add(kind)
+    assert sorted(attention) == [("backward", "reduce_scatter")] * 2 + [("forward", "all_gather")] * 2
+    assert other == gradients
+    queries = {
+        str(e.outputs[0][cp]) for e in plan.operators if "attention" in e.name.rpartition("/")[2] and e.outputs[0]
+    }
+    assert queries == {"S(2)"}
+
+
+def test_keys_and_values_are_gathered_before_heads_are_repeated() -> None:
+    """Llama's two heads of keys and values, not the four that queries see: 6 positions of 2 heads of 6 in float32."""
+    plan = planned_by(*ROWS["llama"](), mesh="dp=2,cp=2", constraints=["baseline ddp+cp"])
+    sizes = [
+        c.size_bytes for r in plan.redistributions for c in r.collectives if c.kind == "all_gather" and "cp" in c.axes
+    ]
+    assert sizes == [6 * 2 * 6 * 4] * 2
+
+
 def test_expert_parallelism_sends_tokens_and_no_expert() -> None:
     plan = made("routed", "ep=2", ["family ep=ep"])
     experts = {entry.name: entry for entry in plan.parameters if ".experts." in entry.name}
@@ -112,6 +166,10 @@ def test_expert_parallelism_sends_tokens_and_no_expert() -> None:
         ("llama", "tp=3", ["family tp=tp"], "the 3 ranks of tp cannot share the 4 heads of layers.0.attention/view"),
         ("gpt2", "tp=3", ["family tp=tp"], "splits the columns of one projection among several"),
         ("llama", "ep=2", ["family ep=ep"], "no parameter of three dims"),
+        ("llama", "cp=2", ["family cp=cp"], "a rank would have 4"),
+        ("llama", "dp=2,cp=2", ["family dp=fsdp", "family cp=cp"], "a rank would have 2"),
+        ("llama", "dp=4,cp=4", ["family dp=fsdp", "family cp=cp"], "the 4 ranks of cp cannot share 6 positions"),
+        ("mlp", "cp=2", ["family cp=cp"], "no attention operator"),
         ("llama", "dp=2", ["family dp=ddp", "family dp=fsdp"], "give one axis two schemes"),
     ],
 )
@@ -174,5 +232,5 @@ def test_a_baseline_names_a_scheme_for_every_axis(mesh: str) -> None:
 
 
 def test_an_unknown_baseline_names_those_there_are() -> None:
-    with pytest.raises(ConstraintError, match=r"ddp, fsdp, tp, sp, ep, each also with .*; did you mean 'fsdp'"):
+    with pytest.raises(ConstraintError, match=r"ddp, fsdp, tp, sp, cp, ep, each also with .*; did you mean 'fsdp'"):
         baseline("fdsp", Mesh.parse("a=2"))

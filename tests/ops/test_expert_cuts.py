@@ -1,0 +1,82 @@
+"""What of an expert's cuts is offered and what is not, line by line: the table of docs/operators.md."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from autoshard.capture import TensorMeta
+from autoshard.errors import StrategyWarning
+from autoshard.mesh import Mesh
+from autoshard.strategies import Enumerator
+
+from ..strategies.subjects import operator
+from ..strategies.test_rule_check import f, i
+
+aten = torch.ops.aten
+
+
+def offered(op: torch._ops.OpOverload, *args: Any, mesh: str = "a=2") -> set[str]:
+    """The strategies of an operator, as in ``S(0), R -> S(0)``."""
+    graph = operator(op, *args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StrategyWarning)
+        strategies = Enumerator(graph, Mesh.parse(mesh)).strategies(graph.nodes[-1])
+    return {
+        ", ".join(" ".join(map(str, layout)) for layout in s.inputs)
+        + " -> "
+        + ", ".join(" ".join(map(str, layout)) for layout in s.outputs if layout)
+        for s in strategies
+    }
+
+
+def test_attention_along_the_queries_is_cut_and_along_the_keys_is_not() -> None:
+    q = f(2, 4, 6, 3)
+    for causal in (False, True):
+        found = offered(torch.ops.autoshard.attention.default, q, q, q, None, causal, None)
+        assert "S(2), R, R -> S(2), S(2)" in found
+        assert not any(", S(2), S(2)" in rule.partition(" -> ")[0] for rule in found)
+
+
+def test_an_embedding_is_cut_along_its_features_and_not_along_its_rows() -> None:
+    looked_up = offered(aten.embedding.default, f(12, 4), i(2, 6))
+    assert "S(1), R -> S(2)" in looked_up
+    assert not any(rule.startswith("S(0)") for rule in looked_up)
+    gradient = offered(aten.embedding_dense_backward.default, f(2, 6, 4), i(2, 6), 12, -1, False)
+    assert "S(2), R -> S(1)" in gradient
+    assert not any(rule.endswith("-> S(0)") for rule in gradient)
+
+
+def test_the_head_is_cut_along_the_vocabulary_and_the_loss_is_not() -> None:
+    assert "R, S(1) -> S(1)" in offered(aten.mm.default, f(6, 4), f(4, 12))
+    assert offered(aten._log_softmax.default, f(6, 12), 1, False) == {"R -> R", "S(0) -> S(0)"}
+    assert offered(aten.gather.default, f(6, 12), 1, i(6, 1)) == {"R, R -> R", "S(0), S(0) -> S(0)"}
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [(aten.split.Tensor, (f(2, 4, 24), 8, 2)), (aten.view.default, (f(2, 4, 24), (2, 4, 3, 2, 4)))],
+)
+def test_the_columns_of_a_fused_projection_are_whole_where_they_are_split(op: Any, args: tuple[Any, ...]) -> None:
+    assert "R, S(1) -> S(1)" in offered(aten.mm.default, f(8, 4), f(4, 24))
+    assert not any(rule.startswith("S(2)") for rule in offered(op, *args))
+
+
+def test_fewer_heads_of_keys_and_values_than_ranks_are_whole_until_they_are_repeated() -> None:
+    heads = offered(aten.view.default, f(2, 6, 6), (2, 6, 2, 3), mesh="a=4")
+    assert not any(rule.startswith("S(2)") for rule in heads)
+    q = f(2, 4, 6, 3)
+    assert "S(1), S(1), S(1) -> S(1), S(1)" in offered(
+        torch.ops.autoshard.attention.default, q, q, q, None, True, None, mesh="a=4"
+    )
+
+
+def test_experts_are_cut_over_one_axis_and_over_two_and_grouped_products_are_whole() -> None:
+    products = offered(aten.bmm.default, f(4, 6, 8), f(4, 8, 2), mesh="a=2,b=2")
+    assert {"S(0) R, S(0) R -> S(0) R", "S(0) S(0), S(0) S(0) -> S(0) S(0)"} <= products
+    tokens, experts = TensorMeta((16, 16), torch.bfloat16), TensorMeta((4, 16, 16), torch.bfloat16)
+    ends = TensorMeta((4,), torch.int32)
+    assert offered(aten._grouped_mm.default, tokens, experts, ends) == {"R, R, R -> R"}
