@@ -2,9 +2,9 @@
 
     python benchmarks/startup.py                     # Llama-3-8B on one of 64 ranks
 
-Each start is a process of its own: rank 0 of a fake process group, the model on the meta device, its plan from a file. They
-share a cache folder, which the first finds empty. Printed are the CPU seconds until ``parallelize`` (imports, plan file,
-model) and those of ``parallelize``.
+Each start is a process of its own: rank 0 of a fake process group, the model on the meta device, its plan from a file.
+They share a cache folder, which the first finds empty. Printed are the CPU seconds until ``parallelize`` (imports, plan
+file, model) and those of ``parallelize``.
 """
 
 from __future__ import annotations
