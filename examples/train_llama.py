@@ -87,6 +87,7 @@ class Job:
         made = self._folder / f"unfinished-{step:06}"
         if dist.get_rank() == 0:
             shutil.rmtree(made, ignore_errors=True)  # of a job that was killed
+        dist.barrier()  # no rank writes into a folder that is being removed
         dcp.save({"model": model, "optimizer": optimizer, "warm_up": self.warm_up.state_dict()}, checkpoint_id=made)
         if dist.get_rank() == 0:
             shutil.rmtree(self._place(step), ignore_errors=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autoshard.apply import check_plan
+from autoshard import apply
+from autoshard.apply import check_once, check_plan
 from autoshard.errors import PlanMismatchError, VerificationError
 from autoshard.layout import Layout, R, S
 from autoshard.plans import Redistribution, ShardingPlan, TensorEntry
@@ -140,6 +143,30 @@ def test_a_plan_with_another_entry_is_refused(change: str) -> None:
     with pytest.raises(kind) as caught:
         check_plan(plan, made().graph)
     assert said in str(caught.value)
+
+
+def test_a_plan_that_was_right_before_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSHARD_CACHE", str(tmp_path / "cache"))
+    check_once(made().plan, made().graph)
+    with monkeypatch.context() as without:
+        without.setattr(apply, "check_plan", None)
+        check_once(made().plan, made().graph)
+        for other in (replace(made().plan, solver=replace(made().plan.solver, gap=0.5)), planned("mlp", "dp=2").plan):
+            with pytest.raises(TypeError):
+                check_once(other, made().graph)
+        without.setattr(apply, "registered", lambda: {"aten.mm.default": "another rule"})
+        with pytest.raises(TypeError):
+            check_once(made().plan, made().graph)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_so_is_one_beside_a_plan_that_was_right(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSHARD_CACHE", str(tmp_path / "cache"))
+    changed, kind, said = CHANGES[change]
+    check_once(made().plan, made().graph)
+    for _ in range(2):
+        with pytest.raises(kind, match=re.escape(said)):
+            check_once(changed(made().plan), made().graph)
 
 
 def test_a_second_entry_for_a_tied_parameter_is_refused() -> None:

@@ -133,6 +133,7 @@ TABLE = {
             "autoshard.capture",
             "autoshard.disk_cache",
             "autoshard.lowering",
+            "autoshard.ops",
             "autoshard.plans",
             "autoshard.plans.text",
             "autoshard.strategies",

@@ -277,6 +277,15 @@ def _content_digest(path: str) -> str:
 @cache
 def _is_of_library(path: str) -> bool:
     """Whether a file is of Python itself or of an installed package."""
-    folders = {os.path.realpath(folder) for folder in sysconfig.get_paths().values()}
-    real = os.path.realpath(path)
-    return "site-packages" in real or "dist-packages" in real or any(real.startswith(f + os.sep) for f in folders)
+    real = os.path.realpath(path) if os.path.islink(path) else os.path.join(_real(os.path.dirname(path)), "")
+    return "site-packages" in real or "dist-packages" in real or real.startswith(_library_folders())
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    return tuple({_real(folder) + os.sep for folder in sysconfig.get_paths().values()})
+
+
+@cache
+def _real(folder: str) -> str:
+    return os.path.realpath(folder)

@@ -7,7 +7,7 @@ from .draws import Draws, Random, check_random
 from .emitter import in_use, storages
 from .failure import Failures
 from .fill import weights_on_meta
-from .identity import check_same_start, check_same_tensors, code_digest
+from .identity import check_same_start, check_same_tensors, code_digest, plan_digest
 from .inputs import Inputs
 from .load import load_weights
 from .local_program import LocalProgram, lower
@@ -46,6 +46,7 @@ __all__ = [
     "check_same_start",
     "check_same_tensors",
     "code_digest",
+    "plan_digest",
     "converted",
     "from_first_rank",
     "in_use",

@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from types import MappingProxyType
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -21,6 +22,10 @@ from .adapter import broadcast, device_of, group_names, maximum, no_advice_on_fl
 from .board import Board, open_board, within
 from .failure import STORE_S, failure_text, is_repeated, print_in_one_line
 from .rank import Rank
+
+NO_DETAILS: Mapping[str, Callable[[], str]] = MappingProxyType({})
+ALIKE = "nothing"
+"""What ranks ask of the first one that have what it has."""
 
 
 @contextmanager
@@ -94,7 +99,7 @@ def check_same(
     stage: str,
     mine: Mapping[str, str],
     advice: Mapping[str, str],
-    details: Callable[[], Mapping[str, str]] = dict,
+    details: Mapping[str, Callable[[], str]] = NO_DETAILS,
     explain: Callable[[str, str], str] = lambda what, theirs: "",
 ) -> None:
     """Checks inside a stage that every rank has what the first one has.
@@ -102,7 +107,7 @@ def check_same(
     Args:
         mine: what this rank has, by what it is called.
         advice: what to do about each difference.
-        details: further texts of the first rank that a rank may read which differs.
+        details: further texts, which the first rank makes where another one differs in that.
         explain: for a rank that differs: how what it has differs from the first rank's text, in words.
 
     Raises:
@@ -110,20 +115,25 @@ def check_same(
     """
     said = f"{stage}/first"
     if board.is_first:
-        for what, text in details().items():
-            board.put(f"{said}/{what}", _packed(text))
         board.put(said, json.dumps(dict(mine)))
+        if details and len(board.ranks) > 1 and (asked := _wait(board, stage, f"{said}/asked")) in details:
+            board.put(f"{said}/{asked}", _packed(details[asked]()))
         return
     theirs = json.loads(_wait(board, stage, said))
     for what, value in mine.items():
         if value != theirs[what]:
-            detail = board.get(f"{said}/{what}")
+            detail = ""
+            if what in details:
+                board.put_first(f"{said}/asked", what)
+                detail = _unpacked(_wait(board, stage, f"{said}/{what}"))
             here, there = f"rank {board.rank}", f"rank {board.ranks[0]}"
             raise JobError(
                 f"{here} and {there} differ in the {what}: {value} on {here}, {theirs[what]} on {there}"
-                + (f"; {explain(what, _unpacked(detail))}" if detail else "")
+                + (f"; {explain(what, detail)}" if detail else "")
                 + f"; {advice[what]}"
             )
+    if details and board.count(f"{said}/alike") == len(board.ranks) - 1:
+        board.put(f"{said}/asked", ALIKE)
 
 
 def _packed(text: str) -> str:

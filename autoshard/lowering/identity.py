@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -44,9 +43,10 @@ def check_same_start(board: Board, stage: str, plan: ShardingPlan, mesh: DeviceM
         "mesh": f"{_axes(mesh)} of the ranks {', '.join(map(str, mesh.mesh.flatten().tolist()))}",
         "number of plans": str(plans),
         "random numbers": random,
-        "plan": f"sha256:{hashlib.sha256(repr(plan).encode()).hexdigest()[:16]}",
+        "plan": f"sha256:{plan_digest(plan)[:16]}",
     }
-    check_same(board, stage, mine, _ADVICE, lambda: _text(plan), lambda what, text: _plans_differ(plan, text, board))
+    details = {"plan": lambda: _text(plan)}
+    check_same(board, stage, mine, _ADVICE, details, lambda what, text: _plans_differ(plan, text, board))
 
 
 def check_same_tensors(board: Board, stage: str, model: nn.Module) -> None:
@@ -59,6 +59,11 @@ def check_same_tensors(board: Board, stage: str, model: nn.Module) -> None:
     meta = [name for name, tensor in tensors if tensor.is_meta]
     digest = hashlib.sha256(repr(sorted(meta)).encode()).hexdigest()[:8]
     check_same(board, stage, {"tensors": f"{len(meta)} of {len(tensors)} on the meta device ({digest})"}, _ADVICE)
+
+
+def plan_digest(plan: ShardingPlan) -> str:
+    """A digest of all that a plan says, in hexadecimal."""
+    return hashlib.sha256(repr(plan).encode()).hexdigest()
 
 
 @cache
@@ -75,12 +80,12 @@ def _axes(mesh: DeviceMesh) -> str:
     return ",".join(f"{name}={size}" for name, size in zip(names, mesh.shape))
 
 
-def _text(plan: ShardingPlan) -> Mapping[str, str]:
-    """The plan for ranks that have another; nothing where it contradicts itself, which is refused later."""
+def _text(plan: ShardingPlan) -> str:
+    """The plan for a rank that has another; nothing where it contradicts itself."""
     try:
-        return {"plan": dump_plan(plan)}
+        return dump_plan(plan)
     except PlanFileError:
-        return {}
+        return ""
 
 
 def _plans_differ(mine: ShardingPlan, text: str, board: Board) -> str:

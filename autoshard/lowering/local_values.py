@@ -113,7 +113,7 @@ def _key(arg: Any, given: list[Value]) -> Hashable:
         given.append(arg.meta["value"])
         return given[-1].looks
     if isinstance(arg, (tuple, list)):
-        return tuple(_key(each, given) for each in arg)
+        return tuple([_key(each, given) for each in arg])
     return type(arg), arg
 
 

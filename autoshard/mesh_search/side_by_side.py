@@ -62,10 +62,9 @@ def side_by_side(work: Callable[[Job], Result], processes: int) -> Iterator[DoAl
             "takes up to 2 GB for a large model: use --processes 1, or fewer --axes"
         ) from None
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - before:
             child.terminate()
-            child.join()
+        pool.shutdown(cancel_futures=True)  # its thread waits for them
 
 
 _work: Callable[[Any], Any]

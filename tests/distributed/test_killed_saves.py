@@ -21,10 +21,10 @@ EXAMPLES = str(Path(__file__).parents[2] / "examples")
 KILLS, RANKS, MOST_S, TIMEOUT_S = 50, 2, 0.08, 20.0
 
 
-def _saving(rank: int, folder: Path, store: Path) -> None:
+def _saving(rank: int, folder: Path, store: Path, said: Path) -> None:
     """A rank that goes on from the last checkpoint and saves for ever; every weight is the number of the step."""
     sys.path.insert(0, EXAMPLES)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     import torch.distributed as dist
 
     from train_llama import Job
@@ -67,14 +67,15 @@ def test_a_job_that_is_killed_while_it_saves_leaves_the_checkpoint_before(tmp_pa
     folder, chosen, unfinished, step = tmp_path / "checkpoints", random.Random(0), 0, 0
     folder.mkdir()
     for kill in range(KILLS):
+        store, said = tmp_path / f"store{kill}", tmp_path / f"said{kill}"
         (folder / "saves").unlink(missing_ok=True)
-        ranks = [context.Process(target=_saving, args=(r, folder, tmp_path / f"store{kill}")) for r in range(RANKS)]
+        ranks = [context.Process(target=_saving, args=(r, folder, store, said)) for r in range(RANKS)]
         try:
             for rank in ranks:
                 rank.start()
             deadline = time.monotonic() + TIMEOUT_S
             while not (folder / "saves").exists():
-                assert time.monotonic() < deadline and all(rank.is_alive() for rank in ranks)
+                assert time.monotonic() < deadline and all(rank.is_alive() for rank in ranks), said.read_text()
                 time.sleep(0.002)
             time.sleep(chosen.uniform(0, MOST_S))
         finally:
