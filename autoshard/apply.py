@@ -241,7 +241,7 @@ def _as_planned(
     except VerificationError as error:
         raise PlanMismatchError(
             f"a batch of {size} cannot have the layouts of the plan, which is one for {batch_size(plan)}: {error}. "
-            "Give a size that its axes divide as they divide that, or make a plan for it (autoshard plan ... "
+            "Give a size of which every rank has a part, or make a plan for it (autoshard plan ... "
             "--held-as PLAN.yaml) and give parallelize both"
         ) from None
     return graph, resized

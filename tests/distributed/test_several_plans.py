@@ -110,13 +110,13 @@ def _train_other_sizes(text: str) -> tuple[float, list[bool], list[tuple[str, st
     plan = autoshard.parse_plan(text)
     mesh = device_mesh_of(plan)
     differing = caught(lambda: autoshard.parallelize(Net(), plan, mesh, batches=[6] if dist.get_rank() else [4]))
-    odd = caught(lambda: autoshard.parallelize(Net(), plan, mesh, batches=[5]))
+    single = caught(lambda: autoshard.parallelize(Net(), plan, mesh, batches=[1]))
     wrong = caught(lambda: autoshard.parallelize(Net(), plan, mesh, batches=[0]))
     reference = Net()
-    parallel: Any = autoshard.parallelize(deepcopy(reference), plan, mesh, batches=[6, 4, 8, 2])
+    parallel: Any = autoshard.parallelize(deepcopy(reference), plan, mesh, batches=[5, 8, 2])
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (parallel, reference)]
     worst, as_needed = 0.0, []
-    for step, rows in enumerate((8, 6, 4, 8, 2, 6)):
+    for step, rows in enumerate((8, 5, 8, 2, 5)):
         x = batch(rows, step)
         shards = autoshard.shard_inputs(plan, mesh, x, batch=rows)
         with autoshard.measure_collectives(mesh) as log:
@@ -133,15 +133,17 @@ def _train_other_sizes(text: str) -> tuple[float, list[bool], list[tuple[str, st
             optimizer.step()
             optimizer.zero_grad()
     worst = max(worst, worst_parameter(parallel, reference))
-    return worst, as_needed, [differing, odd, wrong, caught(lambda: parallel(batch(7)))]
+    return worst, as_needed, [differing, single, wrong, caught(lambda: parallel(batch(7)))]
 
 
 def test_one_plan_serves_batches_of_other_sizes() -> None:
     for rank, (worst, as_needed, refused) in enumerate(run_ranks(4, _train_other_sizes, plans()[0], timeout_s=120.0)):
         assert worst <= LIMIT
         assert all(as_needed)
-        (_, differing), (odd_is, odd), (_, wrong), (_, unplanned) = refused
-        assert odd_is == "PlanMismatchError" and "a batch of 5 cannot have the layouts of the plan" in odd
+        (_, differing), (kind, single), (_, wrong), (_, unplanned) = refused
+        assert (
+            kind in ("PlanMismatchError", "JobError") and "a batch of 1 cannot have the layouts of the plan" in single
+        )
         assert "batches" in differing and ("give all ranks the same batches=" in differing or rank != 3)
         assert "batches names the size 0" in wrong
-        assert "none of the 4 plans" in unplanned and "batches=[...]" in unplanned
+        assert "none of the 3 plans" in unplanned and "batches=[...]" in unplanned
