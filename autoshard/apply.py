@@ -35,6 +35,8 @@ from .lowering import (
     Random,
     ServedPlan,
     agreed,
+    at_batch,
+    batch_size,
     bind,
     check_class,
     check_graph,
@@ -52,6 +54,7 @@ from .lowering import (
     plan_digest,
     shard_parameters,
     verify,
+    with_batch,
 )
 from .ops import registered
 from .plans import ShardingPlan
@@ -70,6 +73,7 @@ def parallelize(
     kwargs: dict[str, Any] | None = None,
     *,
     random: Random = "per-shard",
+    batches: Sequence[int] = (),
 ) -> nn.Module:
     """Makes a model the module that runs a plan on this rank. Every rank calls it with the same plan.
 
@@ -87,6 +91,9 @@ def parallelize(
         random: how numbers are drawn (dropout): ``per-shard``, each shard its own and replicas alike; or
             ``as-one-process``, the numbers of one process whatever the plan, for which every rank draws whole tensors.
             See ``docs/random.md``.
+        batches: further sizes of the batch, which every plan is to serve with the layouts that it has: a last batch of
+            fewer samples, say. The model is captured for each of them. What a plan says of time and memory is said
+            of the size that it was made for.
 
     Returns:
         The model, which trains now: parameters are DTensors under their original FQNs, gradients arrive in their
@@ -97,7 +104,8 @@ def parallelize(
         VerificationError: a plan that contradicts itself, a layout that no rule allows, or a lowered graph that would
             not communicate as planned.
         CaptureError: the model is not one static graph.
-        InputError: it is a parallel module already, its class cannot have a subclass, or ``random`` is no way to draw.
+        InputError: it is a parallel module already, its class cannot have a subclass, ``random`` is no way to draw, or
+            a plan cannot have a batch of another size.
         JobError: the ranks have different plans, meshes, models, versions of torch or autoshard, or another rank failed
             here or did not come; says which, and in what.
     """
@@ -105,6 +113,7 @@ def parallelize(
     if not plans:
         raise InputError("parallelize was given an empty list of plans; give it one plan, or several")
     check_random(random)
+    sizes = _sizes(plans, batches)
     board = open_board(mesh)
     failures = Failures(board)
     for k, each in enumerate(plans):
@@ -112,18 +121,39 @@ def parallelize(
         with agreed(board, stage):
             check_mesh(each, mesh)
             check_order(each, mesh)
-            check_same_start(board, stage, each, mesh, len(plans), random)
+            check_same_start(board, stage, each, mesh, len(plans), random, sizes)
     with agreed(board, STAGES[1]):
         check_class(model)
         with _no_collection():
-            lowered = [_lowered(model, each, mesh, args, kwargs, random) for each in plans]
-        check_held_alike(plans, [each.program for each in lowered])
+            lowered = [
+                _lowered(model, each, mesh, args, kwargs, random, size) for size in (None, *sizes) for each in plans
+            ]
+        check_held_alike([each.plan for each in lowered], [each.program for each in lowered])
         check_same_tensors(board, STAGES[1], model)
     with agreed(board, STAGES[2]), failures.telling(STAGES[2]):
         shard_parameters(model, plans[0], mesh)
         draws = Draws(mesh) if any(each.program.is_random for each in lowered) else None
         served = [each.served(model, mesh, failures, draws) for each in lowered]
         return converted(model, served, mesh, failures, draws)
+
+
+def _sizes(plans: Sequence[ShardingPlan], batches: Sequence[int]) -> tuple[int, ...]:
+    """The further sizes, each once, without those that all plans were made for.
+
+    Raises:
+        InputError: there can be none.
+    """
+    for size in batches:
+        if type(size) is not int or size < 1:
+            raise InputError(f"batches names the size {size!r}; give whole numbers from 1 up")
+    for plan in plans if batches else ():
+        batch_size(plan)
+        if plan.micro_batches > 1:
+            raise InputError(
+                f"a step of the plan is {plan.micro_batches} micro-batches of one size; batches of other sizes need a "
+                "plan of one"
+            )
+    return tuple(size for size in dict.fromkeys(batches) if any(batch_size(plan) != size for plan in plans))
 
 
 @contextmanager
@@ -157,45 +187,64 @@ class _Lowered:
 
 
 def _lowered(
-    model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, args: Any, kwargs: dict[str, Any] | None, random: Random
+    model: nn.Module,
+    plan: ShardingPlan,
+    mesh: DeviceMesh,
+    args: Any,
+    kwargs: dict[str, Any] | None,
+    random: Random,
+    size: int | None,
 ) -> _Lowered:
     rank = bind(mesh, plan.links)
-    if args is None:
+    if size is not None:
+        args, kwargs = _example(with_batch(plan, size))
+    elif args is None:
         args, kwargs = _example(plan)
     args = as_arguments(args)
     grad = torch.is_grad_enabled() and any(entry.phase == "backward" for entry in plan.operators)
     with torch.set_grad_enabled(grad):
-        graph = _captured(model, plan, args, kwargs)
+        graph, plan = _captured(model, plan, args, kwargs, size)
     program = lower(graph, plan, rank, random=random)
     verify(program, plan, rank.groups)
     return _Lowered(plan, graph, program, Inputs(model, plan, mesh, args, kwargs or {}), grad)
 
 
 def _captured(
-    model: nn.Module, plan: ShardingPlan, args: tuple[Any, ...], kwargs: dict[str, Any] | None
-) -> CapturedGraph:
+    model: nn.Module, plan: ShardingPlan, args: tuple[Any, ...], kwargs: dict[str, Any] | None, size: int | None
+) -> tuple[CapturedGraph, ShardingPlan]:
     """The graph of a plan, captured in the mode that it was made for: as the model is, or in the other one (training or
-    evaluation), in which the model is not left.
+    evaluation), in which the model is not left; and the plan, for a batch of the size where one is given.
 
     Raises:
         PlanMismatchError: it was made for neither; says what differs from the model as it is.
     """
     try:
-        return _as_planned(model, plan, args, kwargs)
+        return _as_planned(model, plan, args, kwargs, size)
     except PlanMismatchError:
         with suppress(PlanMismatchError), in_mode(model, not model.training):
-            return _as_planned(model, plan, args, kwargs)
+            return _as_planned(model, plan, args, kwargs, size)
         raise
 
 
 def _as_planned(
-    model: nn.Module, plan: ShardingPlan, args: tuple[Any, ...], kwargs: dict[str, Any] | None
-) -> CapturedGraph:
+    model: nn.Module, plan: ShardingPlan, args: tuple[Any, ...], kwargs: dict[str, Any] | None, size: int | None
+) -> tuple[CapturedGraph, ShardingPlan]:
     graphs = disk_cache("graphs", code_digest())
     captured = capture(model, args, kwargs, guarded=True, precision=plan.precision, graphs=graphs)
     graph = recomputed(micro_batched(captured, plan.micro_batches), plan.recomputed)
-    check_once(plan, graph)
-    return graph
+    if size is None:
+        check_once(plan, graph)
+        return graph, plan
+    resized = at_batch(plan, graph)
+    try:
+        check_once(resized, graph)
+    except VerificationError as error:
+        raise PlanMismatchError(
+            f"a batch of {size} cannot have the layouts of the plan, which is one for {batch_size(plan)}: {error}. "
+            "Give a size of which every rank has a part, or make a plan for it (autoshard plan ... "
+            "--held-as PLAN.yaml) and give parallelize both"
+        ) from None
+    return graph, resized
 
 
 def check_once(plan: ShardingPlan, graph: CapturedGraph) -> None:

@@ -15,15 +15,20 @@ from ..layout import Layout, R, S, local_range
 from ..plans import ShardingPlan, TensorEntry
 from .adapter import device_of
 from .match import check_mesh
+from .other_batch import with_batch
 from .placements import as_dtensor
 
 
-def shard_inputs(plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def shard_inputs(
+    plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor, batch: int | None = None
+) -> tuple[torch.Tensor, ...]:
     """Cuts a full batch, or what this rank has read of one, into this rank's shards, on this rank's device.
 
     Args:
         tensors: one for each of ``plan.inputs``, in that order: the full tensor, equal on all ranks, or the samples
             that a loader with :func:`autoshard.sampler` reads on this rank.
+        batch: the size of the full batch, where it is not the plan's but one of ``batches`` of
+            :func:`autoshard.parallelize`.
 
     Raises:
         InputError: another number of tensors, or one of another shape than the plan's.
@@ -33,6 +38,8 @@ def shard_inputs(plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor) -
     if len(tensors) != len(plan.inputs):
         names = ", ".join(entry.name for entry in plan.inputs)
         raise InputError(f"the plan has {len(plan.inputs)} inputs ({names}); {len(tensors)} tensors were given")
+    if batch is not None:
+        plan = with_batch(plan, batch)
     part = _Part(plan, mesh)
     return tuple(part.cut(entry, tensor) for entry, tensor in zip(plan.inputs, tensors))
 

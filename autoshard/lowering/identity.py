@@ -22,17 +22,27 @@ _ADVICE = {
     "mesh": "make the same DeviceMesh on all ranks",
     "number of plans": "give all ranks the same plans",
     "random numbers": "give all ranks the same random=... of parallelize",
+    "batches": "give all ranks the same batches=... of parallelize",
     "plan": "give all ranks the same plan file",
     "tensors": "build the model alike on all ranks, on the meta device or with values",
 }
 
 
-def check_same_start(board: Board, stage: str, plan: ShardingPlan, mesh: DeviceMesh, plans: int, random: str) -> None:
+def check_same_start(
+    board: Board,
+    stage: str,
+    plan: ShardingPlan,
+    mesh: DeviceMesh,
+    plans: int,
+    random: str,
+    batches: tuple[int, ...],
+) -> None:
     """Checks that all ranks run one plan, on one mesh, with the same code.
 
     Args:
         plans: how many plans this rank is to run.
         random: how it is to draw random numbers.
+        batches: for which further sizes of the batch.
 
     Raises:
         JobError: on a rank that differs from the first one; says in what.
@@ -43,6 +53,7 @@ def check_same_start(board: Board, stage: str, plan: ShardingPlan, mesh: DeviceM
         "mesh": f"{_axes(mesh)} of the ranks {', '.join(map(str, mesh.mesh.flatten().tolist()))}",
         "number of plans": str(plans),
         "random numbers": random,
+        "batches": ", ".join(map(str, batches)) or "none but those of the plans",
         "plan": f"sha256:{plan_digest(plan)[:16]}",
     }
     details = {"plan": lambda: _text(plan)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from copy import deepcopy
 from typing import Any
 
@@ -13,7 +14,7 @@ import autoshard
 
 from . import cases
 from .harness import caught, run_ranks
-from .parity import device_mesh_of, full, relative, worst_parameter
+from .parity import device_mesh_of, full, planned_collectives, relative, worst_parameter
 
 AXES = "dp=2,tp=2"
 WIDTH = 16
@@ -102,3 +103,47 @@ def test_training_evaluation_and_a_last_batch_are_those_of_one_process() -> None
         assert "plan 2 of 2 holds" in held and "in it and dp:S(0) tp:S(1) in the first" in held
         assert f"rank {rank} is called with what plan {1 if rank else 3} of 3 was made for" in differing
         assert "none of the 3 plans" in unplanned and "--held-as PLAN.yaml" in unplanned
+
+
+def _train_other_sizes(text: str) -> tuple[float, list[bool], list[tuple[str, str]]]:
+    """The largest difference from one process; whether what was sent is what the layouts need; and what is refused."""
+    plan = autoshard.parse_plan(text)
+    mesh = device_mesh_of(plan)
+    differing = caught(lambda: autoshard.parallelize(Net(), plan, mesh, batches=[6] if dist.get_rank() else [4]))
+    single = caught(lambda: autoshard.parallelize(Net(), plan, mesh, batches=[1]))
+    wrong = caught(lambda: autoshard.parallelize(Net(), plan, mesh, batches=[0]))
+    reference = Net()
+    parallel: Any = autoshard.parallelize(deepcopy(reference), plan, mesh, batches=[5, 8, 2])
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (parallel, reference)]
+    worst, as_needed = 0.0, []
+    for step, rows in enumerate((8, 5, 8, 2, 5)):
+        x = batch(rows, step)
+        shards = autoshard.shard_inputs(plan, mesh, x, batch=rows)
+        with autoshard.measure_collectives(mesh) as log:
+            loss = parallel(*shards)
+            loss.backward()
+        expected = reference(x)
+        expected.backward()
+        worst = max(worst, relative(loss, expected))
+        served = next(p.plan for p in parallel._autoshard.plans if p.plan.inputs[0].shape[0] == rows)
+        found, planned = Counter(log.records), planned_collectives(served)
+        beside = {kind for kind, *_ in found - planned}  # the ranks compare which plan they run
+        as_needed.append(not planned - found and beside == {"c10d.allreduce_.default"})
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    worst = max(worst, worst_parameter(parallel, reference))
+    return worst, as_needed, [differing, single, wrong, caught(lambda: parallel(batch(7)))]
+
+
+def test_one_plan_serves_batches_of_other_sizes() -> None:
+    for rank, (worst, as_needed, refused) in enumerate(run_ranks(4, _train_other_sizes, plans()[0], timeout_s=120.0)):
+        assert worst <= LIMIT
+        assert all(as_needed)
+        (_, differing), (kind, single), (_, wrong), (_, unplanned) = refused
+        assert (
+            kind in ("PlanMismatchError", "JobError") and "a batch of 1 cannot have the layouts of the plan" in single
+        )
+        assert "batches" in differing and ("give all ranks the same batches=" in differing or rank != 3)
+        assert "batches names the size 0" in wrong
+        assert "none of the 3 plans" in unplanned and "batches=[...]" in unplanned

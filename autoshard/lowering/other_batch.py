@@ -1,0 +1,84 @@
+"""A plan for batches of another size: the same layouts and order of operators, other shapes and bytes.
+
+Nothing is taken for granted of the other size: the model is captured with it, and what comes of the plan is checked as
+any plan is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..capture import CapturedGraph, Ref
+from ..errors import InputError, PlanMismatchError
+from ..plans import Redistribution, ShardingPlan, TensorEntry
+from ..redistribution import size_bytes, steps_along
+
+
+def batch_size(plan: ShardingPlan) -> int:
+    """The size of the batch that a plan was made for: dim 0 of the first input that has dims.
+
+    Raises:
+        InputError: no input has dims.
+    """
+    for entry in plan.inputs:
+        if entry.shape:
+            return entry.shape[0]
+    raise InputError("the plan has no input with a batch, so that there is no other size of it")
+
+
+def with_batch(plan: ShardingPlan, size: int) -> ShardingPlan:
+    """A plan whose inputs and results have a batch of another size; those whose dim 0 is no batch stay as they are.
+
+    Raises:
+        InputError: no input has dims.
+    """
+    planned = batch_size(plan)
+
+    def sized(entries: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
+        return tuple(replace(e, shape=(size, *e.shape[1:])) if e.shape[:1] == (planned,) else e for e in entries)
+
+    return replace(plan, inputs=sized(plan.inputs), outputs=sized(plan.outputs))
+
+
+def at_batch(plan: ShardingPlan, graph: CapturedGraph) -> ShardingPlan:
+    """A plan with the shapes of a graph that was captured with a batch of another size.
+
+    What it says of time is that of the plan's own batch, and of memory it says nothing.
+
+    Raises:
+        PlanMismatchError: the model runs other operators then; names the first.
+    """
+    planned = {(entry.name, entry.phase) for entry in plan.operators}
+    found = {(node.name, node.phase) for _, node in graph.of_kind("operator")}
+    for name, phase in sorted(planned ^ found)[:1]:
+        runs = "runs" if (name, phase) in found else "does not run"
+        raise PlanMismatchError(
+            f"with this size of the batch the model {runs} the operator {name} in the {phase}, other than with that "
+            f"of the plan, {batch_size(plan)}: make a plan for it (autoshard plan ... --held-as PLAN.yaml), and give "
+            "parallelize both"
+        )
+    refs = {graph.tensor_name(ref): ref for i, node in enumerate(graph.nodes) for ref in _results(i, len(node.outputs))}
+    results = {f"output.{k}": ref for k, ref in enumerate(graph.outputs)}
+
+    def shaped(entry: TensorEntry, ref: Ref | None) -> TensorEntry:
+        return entry if ref is None else replace(entry, shape=graph.meta(ref).shape)
+
+    def moved(entry: Redistribution) -> Redistribution:
+        meta = graph.meta(refs[entry.tensor])
+        sending = [(s, b) for s, b in zip(steps_along(entry.own), entry.own) if s.communicates]
+        sizes = [size_bytes(step, before, meta.shape, meta.dtype.itemsize, plan.mesh) for step, before in sending]
+        sent = (replace(c, size_bytes=size) for c, size in zip(entry.collectives, sizes))
+        return replace(entry, collectives=tuple(sent))
+
+    return replace(
+        plan,
+        fingerprint=graph.fingerprint,
+        inputs=tuple(shaped(entry, refs.get(entry.name)) for entry in plan.inputs),
+        outputs=tuple(shaped(entry, results.get(entry.name)) for entry in plan.outputs),
+        redistributions=tuple(moved(entry) for entry in plan.redistributions),
+        memory=None,
+    )
+
+
+def _results(node: int, count: int) -> list[Ref]:
+    return [Ref(node, k) for k in range(count)]
