@@ -25,15 +25,15 @@ def _any_block(node: Node, inputs: Metas) -> list[Rule]:
 
 
 def _block_of_whole(call: LocalCall) -> Any:
-    """Makes the whole tensor, which is small or cheap, and takes the block of the rank."""
+    """Makes the whole tensor, which is small or cheap, and copies the rank's block: a view would hold the whole."""
     meta, layout = call.node.outputs[0], call.outputs[0]
     assert meta is not None and layout is not None
-    block = call.run(call.node.op, *call.args, **call.kwargs)
+    whole = block = call.run(call.node.op, *call.args, **call.kwargs)
     for dim, size in enumerate(meta.shape):
         start, stop = local_range(size, layout, dim, call.mesh, call.coordinate)
         if stop - start < size:
             block = call.run(aten.slice.Tensor, block, dim, start, stop)
-    return block
+    return block if block is whole else call.run(aten.clone.default, block)
 
 
 def _small_arange(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
