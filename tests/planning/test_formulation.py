@@ -154,7 +154,7 @@ def test_a_pin_is_respected(name: str, pin: str, mesh: str) -> None:
     assert plan.pins == (pin,)
 
 
-@pytest.mark.parametrize("pin", ["tokens=dp:S(2)", "tokens=dp:P(sum)", "layers.0.attention/attention=dp:S(2)"])
+@pytest.mark.parametrize("pin", ["tokens=dp:S(2)", "tokens=dp:P(sum)", "layers.0.attention/attention=dp:S(3)"])
 def test_an_impossible_pin_lists_what_is_possible(pin: str) -> None:
     with pytest.raises(ConstraintError, match=r"cannot hold: on the mesh dp=2, .* can have dp:R; dp:S\(0\)"):
         formulated(graph_of("llama"), "dp=2", "cpu-gloo", (pin,))
