@@ -125,9 +125,9 @@ def parallelize(
     with agreed(board, STAGES[1]):
         check_class(model)
         with _no_collection():
-            lowered = [
-                _lowered(model, each, mesh, args, kwargs, random, size) for size in (None, *sizes) for each in plans
-            ]
+            lowered = [_lowered(model, each, mesh, args, kwargs, random, None) for each in plans]
+            others = [(each, size) for size in sizes for each in plans if batch_size(each) != size]
+            lowered += [_lowered(model, each, mesh, args, kwargs, random, size) for each, size in others]
         check_held_alike([each.plan for each in lowered], [each.program for each in lowered])
         check_same_tensors(board, STAGES[1], model)
     with agreed(board, STAGES[2]), failures.telling(STAGES[2]):
@@ -138,7 +138,7 @@ def parallelize(
 
 
 def _sizes(plans: Sequence[ShardingPlan], batches: Sequence[int]) -> tuple[int, ...]:
-    """The further sizes, each once, without those that all plans were made for.
+    """The further sizes, each once.
 
     Raises:
         InputError: there can be none.
@@ -153,7 +153,7 @@ def _sizes(plans: Sequence[ShardingPlan], batches: Sequence[int]) -> tuple[int, 
                 f"a step of the plan is {plan.micro_batches} micro-batches of one size; batches of other sizes need a "
                 "plan of one"
             )
-    return tuple(size for size in dict.fromkeys(batches) if any(batch_size(plan) != size for plan in plans))
+    return tuple(dict.fromkeys(batches))
 
 
 @contextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ..capture import CapturedGraph, Ref
+from ..capture import CapturedGraph, Ref, TensorMeta
 from ..errors import VerificationError
 from ..layout import Layout, format_layout
+from ..mesh import Mesh
 from ..plans import Redistribution, ShardingPlan
 from ..redistribution import size_bytes, steps_along
 
@@ -48,12 +49,7 @@ def check_redistributions(plan: ShardingPlan, graph: CapturedGraph) -> None:
 
 
 def _check_collectives(entry: Redistribution, plan: ShardingPlan, graph: CapturedGraph, ref: Ref) -> None:
-    meta = graph.meta(ref)
-    right = [
-        (step.kind, plan.mesh.named(step.axes), size_bytes(step, before, meta.shape, meta.dtype.itemsize, plan.mesh))
-        for step, before in zip(steps_along(entry.own), entry.own)
-        if step.communicates
-    ]
+    right = sent_along(entry, plan.mesh, graph.meta(ref))
     said = [(collective.kind, collective.axis, collective.size_bytes) for collective in entry.collectives]
     if said != right:
         texts = (
@@ -64,6 +60,15 @@ def _check_collectives(entry: Redistribution, plan: ShardingPlan, graph: Capture
             f"the redistribution of {_text(entry, plan)} does not communicate as planned: the plan says {found}, its "
             f"path takes {wanted}"
         )
+
+
+def sent_along(entry: Redistribution, mesh: Mesh, meta: TensorMeta) -> list[tuple[str, str, int]]:
+    """The collectives of a redistribution's own steps for a tensor: kind, axis and bytes."""
+    return [
+        (step.kind, mesh.named(step.axes), size_bytes(step, before, meta.shape, meta.dtype.itemsize, mesh))
+        for step, before in zip(steps_along(entry.own), entry.own)
+        if step.communicates
+    ]
 
 
 def _text(entry: Redistribution, plan: ShardingPlan) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..capture import CapturedGraph, Ref
 from ..errors import InputError, PlanMismatchError
 from ..plans import Redistribution, ShardingPlan, TensorEntry
-from ..redistribution import size_bytes, steps_along
+from .needs import sent_along
 
 
 def batch_size(plan: ShardingPlan) -> int:
@@ -57,17 +57,16 @@ def at_batch(plan: ShardingPlan, graph: CapturedGraph) -> ShardingPlan:
             f"of the plan, {batch_size(plan)}: make a plan for it (autoshard plan ... --held-as PLAN.yaml), and give "
             "parallelize both"
         )
-    refs = {graph.tensor_name(ref): ref for i, node in enumerate(graph.nodes) for ref in _results(i, len(node.outputs))}
+    made = (Ref(i, k) for i, node in enumerate(graph.nodes) for k in range(len(node.outputs)))
+    refs = {graph.tensor_name(ref): ref for ref in made}
     results = {f"output.{k}": ref for k, ref in enumerate(graph.outputs)}
 
     def shaped(entry: TensorEntry, ref: Ref | None) -> TensorEntry:
         return entry if ref is None else replace(entry, shape=graph.meta(ref).shape)
 
     def moved(entry: Redistribution) -> Redistribution:
-        meta = graph.meta(refs[entry.tensor])
-        sending = [(s, b) for s, b in zip(steps_along(entry.own), entry.own) if s.communicates]
-        sizes = [size_bytes(step, before, meta.shape, meta.dtype.itemsize, plan.mesh) for step, before in sending]
-        sent = (replace(c, size_bytes=size) for c, size in zip(entry.collectives, sizes))
+        sizes = (size for _, _, size in sent_along(entry, plan.mesh, graph.meta(refs[entry.tensor])))
+        sent = (replace(collective, size_bytes=size) for collective, size in zip(entry.collectives, sizes))
         return replace(entry, collectives=tuple(sent))
 
     return replace(
@@ -78,7 +77,3 @@ def at_batch(plan: ShardingPlan, graph: CapturedGraph) -> ShardingPlan:
         redistributions=tuple(moved(entry) for entry in plan.redistributions),
         memory=None,
     )
-
-
-def _results(node: int, count: int) -> list[Ref]:
-    return [Ref(node, k) for k in range(count)]

@@ -7,6 +7,7 @@ gradients (context parallelism).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -143,25 +144,12 @@ enter(
 )
 enter("mv addmv", Operator(rules=_vector_rules, kernel="matmul", flops=_flops))
 enter("bmm baddbmm", Operator(kernel="matmul", flops=_flops, traits=("contraction", "batched")))
-enter(
-    "attention",
-    Operator(
-        rules=_attention_rules,
-        local=_attention_of_shard,
-        kernel="attention",
-        flops=_attention_flops,
-        traits=("attention",),
-    ),
-    namespace="autoshard",
+_ATTENTION = Operator(
+    rules=_attention_rules,
+    local=_attention_of_shard,
+    kernel="attention",
+    flops=_attention_flops,
+    traits=("attention",),
 )
-enter(
-    "attention_backward",
-    Operator(
-        rules=_attention_rules,
-        local=_attention_of_shard,
-        kernel="attention",
-        flops=_attention_backward_flops,
-        traits=("attention",),
-    ),
-    namespace="autoshard",
-)
+enter("attention", _ATTENTION, namespace="autoshard")
+enter("attention_backward", replace(_ATTENTION, flops=_attention_backward_flops), namespace="autoshard")
