@@ -3,7 +3,17 @@
 To teach autoshard an operator of torch, add a line to its family. For one of your own, call :func:`register_operator`.
 """
 
-from . import drawn, elements, factories, images, norms, products, reductions, views  # noqa: F401  (their entries)
+from . import (  # noqa: F401  (their entries)
+    drawn,
+    elements,
+    factories,
+    images,
+    lookups,
+    norms,
+    products,
+    reductions,
+    views,
+)
 from .local import run_local
 from .operator import Operator, has, is_contraction, is_free, is_linear, known
 from .overwriting import overwrites

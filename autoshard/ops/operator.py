@@ -99,6 +99,8 @@ SmallForm = Callable[[Node, Metas, int, int], Form | None]
 Keeps = Callable[[Node, int, int, int], bool]
 Fits = Callable[[Node, Metas, tuple[Layout, ...], tuple[Layout | None, ...], Mesh], bool]
 Flops = Callable[[Node, list[Shape], list[Shape]], float]
+Meant = Callable[[Node, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
+Passes = Callable[[Node, Metas, tuple[Layout, ...]], float]
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,10 @@ class Operator:
         small_form: the whole small call: takes the node, its tensors, and the ranks of the axis and of the check.
         keeps: whether a length stays as it is in a small call: takes the node, the position of the tensor among the
             arguments, the dim, and the number of dims.
+        meant: the tensors of a small call for the check, of random ones where these mean nothing: takes the small node.
         kernel: the kind of kernel that it is priced as.
+        passes: how often its bytes move, of those read and written once, where on shards it is several kernels: takes
+            the node, its tensors, and the layouts that it wants of them. Left out, once.
         flops: floating-point operations on shards of given shapes: takes the node, and the shapes of arguments and
             results. Left out, one for each element of the largest result (of a reduction, or of its argument).
         traits: what it is, where somebody asks.
@@ -132,7 +137,9 @@ class Operator:
     small: Small | None = None
     small_form: SmallForm | None = None
     keeps: Keeps | None = None
+    meant: Meant | None = None
     kernel: OpKind = "pointwise"
+    passes: Passes | None = None
     flops: Flops | None = None
     traits: tuple[Trait, ...] = ()
 

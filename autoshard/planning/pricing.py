@@ -234,8 +234,10 @@ class Prices:
         if has(node, "rows"):
             read[0] = min(read[0], written[0])
         flops, kind = _flops(node, inputs, outputs)
+        passes = known(node.op).passes
+        moved = (sum(read) + sum(written)) * (passes(node, metas, strategy.inputs) if passes else 1.0)
         dtype = str(pairs[0][0].dtype if pairs else torch.float32).removeprefix("torch.")
-        return float(self._profile.op_s(dtype, flops / among, (sum(read) + sum(written)) / among, kind))
+        return float(self._profile.op_s(dtype, flops / among, moved / among, kind))
 
 
 def _size_bytes(meta: TensorMeta) -> int:

@@ -41,13 +41,18 @@ def test_attention_along_the_queries_is_cut_and_along_the_keys_is_not() -> None:
         assert not any(", S(2), S(2)" in rule.partition(" -> ")[0] for rule in found)
 
 
-def test_an_embedding_is_cut_along_its_features_and_not_along_its_rows() -> None:
-    looked_up = offered(aten.embedding.default, f(12, 4), i(2, 6))
-    assert "S(1), R -> S(2)" in looked_up
-    assert not any(rule.startswith("S(0)") for rule in looked_up)
-    gradient = offered(aten.embedding_dense_backward.default, f(2, 6, 4), i(2, 6), 12, -1, False)
-    assert "S(2), R -> S(1)" in gradient
-    assert not any(rule.endswith("-> S(0)") for rule in gradient)
+@pytest.mark.parametrize(("rows", "mesh"), [(12, "a=2"), (11, "a=2"), (11, "a=3"), (50_257, "a=8")])
+@pytest.mark.parametrize("padding", [-1, 0, 7])
+@pytest.mark.parametrize("by_frequency", [False, True])
+def test_an_embedding_is_cut_along_its_features_and_along_its_rows(
+    rows: int, mesh: str, padding: int, by_frequency: bool
+) -> None:
+    looked_up = offered(aten.embedding.default, f(rows, 24), i(2, 6), padding, by_frequency, mesh=mesh)
+    assert {"S(1), R -> S(2)", "S(0), R -> P(sum)"} <= looked_up
+    gradient = offered(
+        aten.embedding_dense_backward.default, f(2, 6, 24), i(2, 6), rows, padding, by_frequency, mesh=mesh
+    )
+    assert {"S(2), R -> S(1)", "R, R -> S(0)"} <= gradient
 
 
 def test_the_head_is_cut_along_the_vocabulary_and_the_loss_is_not() -> None:
