@@ -8,6 +8,7 @@ from . import (  # noqa: F401  (their entries)
     elements,
     factories,
     images,
+    log_softmax,
     lookups,
     norms,
     products,
@@ -15,7 +16,7 @@ from . import (  # noqa: F401  (their entries)
     views,
 )
 from .local import run_local
-from .operator import Operator, has, is_contraction, is_free, is_linear, known
+from .operator import Operator, has, is_contraction, is_free, is_left_out, is_linear, is_part, known, unread
 from .overwriting import overwrites
 from .register import is_registered, register_operator, registered
 from .rule import Rule, replicate_rule
@@ -29,7 +30,9 @@ __all__ = [
     "has",
     "is_contraction",
     "is_free",
+    "is_left_out",
     "is_linear",
+    "is_part",
     "is_registered",
     "known",
     "overwrites",
@@ -38,5 +41,6 @@ __all__ = [
     "replicate_rule",
     "run_local",
     "small",
+    "unread",
     "widened",
 ]

@@ -42,9 +42,9 @@ enter(
     Operator(kernel="copy", traits=("linear",)),
 )
 enter("mul div neg", Operator(traits=("scaling",)))
-enter("gather index_select", Operator(kernel="indexing", traits=("rows",)))
+enter("index_select", Operator(kernel="indexing", traits=("rows",)))
 enter(
-    "scatter scatter_add scatter_reduce index_add index_copy index index_put _unsafe_index "
+    "scatter scatter_reduce index_add index_copy index index_put _unsafe_index "
     "_unsafe_index_put take topk sort masked_select",
     Operator(kernel="indexing"),
 )
