@@ -21,8 +21,10 @@ from .library import define
 
 aten = torch.ops.aten
 
-_CHUNK = 1 << 24
-"""Elements of which the exponentials are held at a time: 64 MiB of float32."""
+_HELD = {"cpu": 1 << 20, "cuda": 1 << 24}
+"""Elements of which the exponentials are held at a time, by device: a cache's worth, or 64 MiB of float32, as kernels
+take time to start.
+"""
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -37,11 +39,12 @@ def _rows(shape: Sequence[int], dim: int) -> tuple[int, ...]:
 
 def _pieces(x: torch.Tensor, dim: int) -> Iterator[tuple[slice, ...]]:
     """Ranges of whole rows, each of at most so many elements as are held at a time, or of one index of a dim."""
+    held = _HELD.get(x.device.type, _HELD["cuda"])
     along = next((d for d in range(x.dim()) if d != dim % max(1, x.dim()) and x.shape[d] > 1), None)
-    if along is None or x.numel() <= _CHUNK:
+    if along is None or x.numel() <= held:
         yield (slice(None),) * x.dim()
         return
-    width = max(1, _CHUNK * x.shape[along] // x.numel())
+    width = max(1, held * x.shape[along] // x.numel())
     for start in range(0, x.shape[along], width):
         yield tuple(slice(start, start + width) if d == along else slice(None) for d in range(x.dim()))
 
