@@ -83,7 +83,9 @@ def plan(
             or ``"auto"``: the best mesh of so many ``devices`` (``docs/search.md``).
         devices: with ``mesh="auto"`` the number of devices.
         hardware: the name of a shipped profile, the path of a profile file, or a profile.
-        objective: ``step-time`` (compute, communication and the optimizer's step) or ``communication-time``.
+        objective: ``step-time`` (compute, communication and the optimizer's step), ``overlapped-step-time`` (the same
+            where what travels beside computation costs the hardware's ``contention`` of its time) or
+            ``communication-time``.
         constraints: what is decided already: constraints files by their paths, and texts in the forms of
             :mod:`autoshard.constraints`: pins, placements and collectives allowed or forbidden, tensors that are to be
             alike, schemes of axes.

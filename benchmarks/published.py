@@ -6,9 +6,10 @@
 
 Each run's model is planned on the meta device with the scheme, mesh and recomputation that it was run with, on the
 profile of its machine. What is compared is the simulated step (:mod:`autoshard.plans.simulation`), in which gathers and
-reductions hide behind computation as they do in the frameworks that published; what hides costs ``CONTENTION`` of its
-time still. Of several micro-batches each gathers and reduces anew, as FSDP does, so that a step is so many simulated
-forwards and backwards and one optimizer's step. Memory is what the allocator reserves: in use, and its margin.
+reductions hide behind computation as they do in the frameworks that published; what hides costs the profile's
+``contention`` of its time still. Of several micro-batches each gathers and reduces anew, as FSDP does, so that a step
+is so many simulated forwards and backwards and one optimizer's step. Memory is what the allocator reserves: in use, and
+its margin.
 
 ``--plans FOLDER`` keeps the plans, and reads those that are there.
 """
@@ -56,11 +57,6 @@ by 3 (its first 8 digits), which was settled before anything was predicted. All 
 FUSED = 0.5
 """The part of the time of small operators (all but products and attention) that is left when a compiler fuses them.
 Fitted to the fitting rows on ``h100-500w-hbm2e``.
-"""
-
-CONTENTION = 0.4
-"""The part of its time that hidden communication costs: kernels that send share the device with those that compute.
-Fitted to the fitting rows on ``h100-mosaicml``.
 """
 
 CLEAR = 0.05
@@ -121,7 +117,7 @@ def _phases_s(plan: ShardingPlan, run: Run) -> float:
     if run.compiled:
         plan = replace(plan, execution=tuple(replace(e, predicted_ns=_fused_ns(e)) for e in plan.execution))
     simulated = simulate(plan)
-    return (simulated.step_ns + CONTENTION * simulated.hidden_ns) / 1e9 - (plan.optimizer_s or 0.0)
+    return (simulated.step_ns + plan.contention * simulated.hidden_ns) / 1e9 - (plan.optimizer_s or 0.0)
 
 
 def _fused_ns(entry: object) -> int:

@@ -48,6 +48,7 @@ class Objective(StrEnum):
     """What ``plan`` minimises."""
 
     step_time = "step-time"
+    overlapped_step_time = "overlapped-step-time"
     communication_time = "communication-time"
 
 
@@ -98,6 +99,7 @@ _HARDWARE = typer.Option(help="A preset, see below, or a profile file.", metavar
 _CONSTRAINT = typer.Option(
     metavar="TEXT", help="What is decided, for example 'forbid all_gather over tp of activations'. Repeatable."
 )
+_OBJECTIVE = typer.Option(help="What to minimise: all added up, the same with what overlaps, or communication alone.")
 _BACKEND = typer.Option(metavar="NAME", help="The solver, see below.")
 _TIME_LIMIT = typer.Option(metavar="SECONDS", help="Stop the solver after this long.")
 _MEMORY = typer.Option(
@@ -157,9 +159,7 @@ def plan(
     mesh: Annotated[str, _MESH],
     output: Annotated[Path, typer.Option("--output", "-o", help="The plan file to write.")],
     hardware: Annotated[str, _HARDWARE] = "dgx-h100",
-    objective: Annotated[
-        Objective, typer.Option(help="What to minimise: compute plus communication, or communication alone.")
-    ] = Objective.step_time,
+    objective: Annotated[Objective, _OBJECTIVE] = Objective.step_time,
     pin: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=LAYOUT", help="A placement to hold, for example '*.wq.weight=tp:S(0)'. Repeatable."),
@@ -456,6 +456,7 @@ def compare(
     model: Annotated[str, _MODEL],
     mesh: Annotated[str, _MESH],
     hardware: Annotated[str, _HARDWARE] = "dgx-h100",
+    objective: Annotated[Objective, _OBJECTIVE] = Objective.step_time,
     constraint: Annotated[list[str] | None, _CONSTRAINT] = None,
     backend: Annotated[str, _BACKEND] = "auto",
     time_limit: Annotated[float | None, _TIME_LIMIT] = None,
@@ -495,6 +496,7 @@ def compare(
                 kwargs,
                 mesh=parsed_mesh,
                 hardware=hardware,
+                objective=objective.value,
                 constraints=tuple(constraint or ()),
                 backend=backend,
                 time_limit_s=time_limit,

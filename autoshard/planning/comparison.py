@@ -29,7 +29,7 @@ from ..plans import Contender, Contest, ShardingPlan
 from ..plans.schedule import BUCKET_BYTES, bucket_size
 from ..plans.units import format_bytes, format_seconds
 from ..precision import Precision
-from .formulation import Formulation
+from .formulation import Formulation, Objective
 from .limit import memory_limit
 from .planner import Checkpointing, Planner, profile_of
 from .timeline import timeline_of
@@ -45,6 +45,7 @@ def compare(
     mesh: Mesh | str | Mapping[str, int],
     hardware: str | cost_models.Profile = "dgx-h100",
     constraints: Sequence[str] = (),
+    objective: Objective = "step-time",
     backend: str = "auto",
     time_limit_s: float | None = None,
     optimizer: str = "adamw",
@@ -60,7 +61,7 @@ def compare(
     """Plans a model freely and under every baseline of the mesh.
 
     Args:
-        model, args, kwargs, mesh, hardware, backend, optimizer, memory, micro_batches, bucket, param_dtype,
+        model, args, kwargs, mesh, hardware, objective, backend, optimizer, memory, micro_batches, bucket, param_dtype,
             reduce_dtype, name, progress: as for :func:`autoshard.plan`.
         constraints: further ones, for the optimum and the baselines alike.
         time_limit_s: for the solver, for each contender.
@@ -76,7 +77,13 @@ def compare(
     profile = profile_of(hardware)
     limit = memory_limit(optimizer, memory, None, profile)
     bucket_bytes = bucket_size(bucket)
-    options = {"backend": backend, "time_limit_s": time_limit_s, "limit": limit, "bucket_bytes": bucket_bytes}
+    options = {
+        "objective": objective,
+        "backend": backend,
+        "time_limit_s": time_limit_s,
+        "limit": limit,
+        "bucket_bytes": bucket_bytes,
+    }
     planner = Planner.of_model(
         model,
         args,

@@ -19,7 +19,7 @@ from ..errors import ConstraintError, InfeasibleError
 from ..mesh import Mesh
 from ..plans import ShardingPlan
 from .budget import Found
-from .formulation import Formulation
+from .formulation import Formulation, Objective
 from .limit import MemoryLimit
 
 
@@ -39,6 +39,11 @@ class Planning(Protocol):
     @property
     def limit(self) -> MemoryLimit:
         """The budget."""
+        ...
+
+    @property
+    def objective(self) -> Objective:
+        """What is minimised."""
         ...
 
     @property

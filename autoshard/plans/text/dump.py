@@ -178,7 +178,8 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
     yield f"fingerprint: {quote(plan.fingerprint)}"
     yield f"call: {quote(plan.call)}"
     yield f'mesh: "{plan.mesh}"'
-    yield f"hardware: {{name: {quote(plan.hardware)}, fingerprint: {quote(plan.hardware_fingerprint)}}}"
+    contention = "" if plan.contention == 1 else f", contention: {number(plan.contention)}"
+    yield f"hardware: {{name: {quote(plan.hardware)}, fingerprint: {quote(plan.hardware_fingerprint)}{contention}}}"
     yield f"objective: {quote(plan.objective)}"
     yield from _section("pins", [f"- {quote(pin)}" for pin in plan.pins], empty="[]")
     if plan.micro_batches > 1:

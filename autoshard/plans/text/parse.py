@@ -178,6 +178,7 @@ class _Reader:
             bucket_bytes=document.bucket_bytes,
             gathers_ahead=document.gathers_ahead,
             precision=Precision(document.param_dtype, document.reduce_dtype),
+            contention=document.hardware.contention,
         )
         self._check_totals(plan)
         with self._at("execution"):

@@ -67,6 +67,10 @@ class HardwareSection(_Section):
 
     name: str
     fingerprint: str
+    contention: Annotated[
+        float,
+        Field(ge=0, le=1, description="The share of its time that a collective costs beside computation."),
+    ] = 1.0
 
 
 class ResultSection(_Section):

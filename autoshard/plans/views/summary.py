@@ -15,7 +15,7 @@ from ..memory_outcome import MemoryOutcome
 from ..natural_order import starred
 from ..plan import Collective, CollectiveKind, Phase, ShardingPlan, TensorEntry
 from ..schedule import schedule
-from ..simulation import simulate
+from ..simulation import overlapped_s, simulate
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class PlanSummary:
     ``collectives`` is ordered by phase (forward first), kind and axis. ``parameter_bytes`` is the size of all
     parameters, each counted once; ``parameter_bytes_per_rank`` that of the largest shards, which is what rank 0 holds.
     ``recomputed`` is ordered by time, longest first; ``held`` by what it is, and by bytes, most first.
+    ``step_s`` adds all up; in ``overlapped_s`` what hides behind computation costs the ``contention`` of it.
     ``optimizer_s``, ``mfu`` and ``memory`` are None for a plan from before plans knew of them.
     """
 
@@ -107,6 +108,8 @@ class PlanSummary:
     bound_ns: int
     gap: float
     step_s: float
+    contention: float
+    overlapped_s: float
     compute_s: float
     communication_s: float
     optimizer_s: float | None
@@ -141,6 +144,8 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         bound_ns=plan.solver.bound_ns,
         gap=plan.solver.gap,
         step_s=plan.step_s,
+        contention=plan.contention,
+        overlapped_s=overlapped_s(plan),
         compute_s=plan.compute_s,
         communication_s=plan.communication_s,
         optimizer_s=plan.optimizer_s,
