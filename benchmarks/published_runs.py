@@ -38,7 +38,6 @@ NAMES = {
 """Axes of a row's mesh, and what they are called in ours, the outermost first."""
 
 WITHOUT_A_SCHEME = (
-    (r"async\w*[ -]?tp", "asynchronous tensor parallelism"),
     (r"ulysses|ring attention", "that sequence parallelism"),
     (r"offload", "offloading"),
     (r"\bEP\b|expert|\bMoE\b", "experts"),
@@ -219,6 +218,11 @@ class Run:
     def recomputes_operators(self) -> bool:
         """Whether it is torchtitan's policy that keeps some operators of a block."""
         return bool(re.search(r"\bop(s|erators?)?\b", self.row.text("recompute").lower()))
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether tensor parallelism moves its activations in pieces, while products run on others (AsyncTP)."""
+        return bool(re.search(r"async\w*[ -]?tp", self.scheme, re.I))
 
     @property
     def gathers_once(self) -> bool:
