@@ -75,6 +75,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"what a row may take ({SECONDS:g})")
     parser.add_argument("--plans", type=Path, help="a folder that keeps the plans")
     parser.add_argument("--picture", type=Path, help="an SVG file: predicted against published")
+    parser.add_argument("--tables", type=Path, help="a Markdown file: the tables of docs/validation.md")
     parser.add_argument("--collectives", type=Path, help="measured collectives, held against the profiles instead")
     options = parser.parse_args(given)
     if options.collectives:
@@ -96,10 +97,13 @@ def main(given: Sequence[str] | None = None) -> int:
             print(f"  {each.run.name:42} {each.found}")
     for run in chosen[len(ended) :]:
         print(f"  {run.name:42} interrupted")
-    if any(one.error is not None for one in found):
-        _summary([one for one in found if one.error is not None])
+    held = [one for one in found if one.error is not None]
+    if held:
+        _summary(held)
         if options.picture:
-            options.picture.write_text(svg(_picture(found)))
+            options.picture.write_text(svg(_picture(held)))
+        if options.tables:
+            options.tables.write_text(_tables(held))
     return 0
 
 
@@ -158,9 +162,30 @@ def _print_errors(name: str, errors: Sequence[float]) -> None:
         print(f"{name:42} {len(errors):5} {statistics.median(errors):7.1%} {max(errors):8.1%}")
 
 
-def _picture(every: Sequence[Prediction]) -> Picture:
+def _tables(found: Sequence[Prediction]) -> str:
+    """Validation rows in Markdown: by source, and each."""
+    held_out = [one for one in found if not one.is_fitting]
+    by_source = defaultdict(list)
+    for one in held_out:
+        by_source[f"`{one.run.source}-*`"].append(abs(one.error or 0.0))
+        by_source["**all**"].append(abs(one.error or 0.0))
+    by_source["**all**"] = by_source.pop("**all**")
+    lines = ["| source | validation rows | median | largest |", "|---|--:|--:|--:|"]
+    lines += [f"| {k} | {len(v)} | {statistics.median(v):.1%} | {max(v):.1%} |" for k, v in by_source.items()]
+    lines += ["", "| run | predicted, s | published, s | error | memory, GiB: predicted / published |"]
+    lines += ["|---|--:|--:|--:|--:|"]
+    for one in held_out:
+        theirs = one.run.published_bytes
+        against = "not stated" if theirs is None else f"{theirs / 2**30:.1f} ({one.memory_error:+.0%})"
+        memory = "" if one.run.is_one_layer else f"{one.reserved_bytes / 2**30:.1f} / {against}"
+        lines.append(
+            f"| `{one.run.name}` | {one.step_s:.4g} | {one.run.published_s:.4g} | {one.error:+.1%} | {memory} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _picture(found: Sequence[Prediction]) -> Picture:
     """Predicted over published seconds of a step, dots filled where constants were fitted; lines at 15% either way."""
-    found = [one for one in every if one.error is not None]
     times = [s for one in found for s in (one.step_s, one.run.published_s or one.step_s)]
     low, high = min(times) / 1.5, max(times) * 1.5
     panel = Panel(Scale(low, high, 70.0, 490.0), Scale(low, high, 466.0, 46.0))

@@ -126,10 +126,12 @@ class _Held:
 
     @property
     def _drawn_again(self) -> float:
-        if "recomputation full" not in self.run.constraints:
-            return 0.0
-        drawn = [each for each in self.memory.tenants if each.kind == "activation" and "*" in each.name]
-        return math.fsum(each.size_bytes for each in drawn if each.name.endswith("/native_dropout"))
+        """Bytes of dropout in what is computed again: in all of a layer, or in its attention."""
+        layers = {"recomputation full": r"h\.\*.*", "recomputation selective": r"h\.\*\.attn"}
+        within = next((layers[each] for each in self.run.constraints if each in layers), "none")
+        dropout = re.compile(rf"{within}/native_dropout(\.\d+)?")
+        drawn = (each for each in self.memory.tenants if each.kind == "activation")
+        return math.fsum(each.size_bytes for each in drawn if dropout.fullmatch(each.name))
 
     @property
     def _root(self) -> list[TensorEntry]:

@@ -46,6 +46,7 @@ def write(path: Path, *lines: dict[str, str], columns: tuple[str, ...] = COLUMNS
     return str(path)
 
 
+@pytest.mark.slow
 def test_rows_are_predicted_and_what_cannot_be_built_is_named(tmp_path, capsys) -> None:
     """Of the rows the compiled one is faster than the eager one, which is the published order; the others are named,
     each with its reason, and stop nothing.
@@ -60,9 +61,10 @@ def test_rows_are_predicted_and_what_cannot_be_built_is_named(tmp_path, capsys) 
     lines = [LLAMA | {"id": name} | cells for name, (cells, _) in bad.items()]
     lines += [LLAMA, LLAMA | {"id": "tiny-compiled", "compile": "yes", "step_s": "0.005"}]
     lines.append(LLAMA | {"id": "tiny-unpublished", "step_s": "", "memory_gib": ""})
-    picture = tmp_path / "runs.svg"
+    picture, tables = tmp_path / "runs.svg", tmp_path / "tables.md"
     data = write(tmp_path / "runs.csv", *lines)
-    assert published.main(["--data", data, "--plans", str(tmp_path / "plans"), "--picture", str(picture)]) == 0
+    kept = ["--plans", str(tmp_path / "plans"), "--picture", str(picture), "--tables", str(tables)]
+    assert published.main(["--data", data, *kept]) == 0
     each, _, summary = capsys.readouterr().out.partition("Not predicted")
     for name, (_, reason) in bad.items():
         assert reason in next(line for line in each.splitlines() if line.startswith(name))
@@ -70,6 +72,9 @@ def test_rows_are_predicted_and_what_cannot_be_built_is_named(tmp_path, capsys) 
     assert "not stated" in next(line for line in each.splitlines() if line.startswith("tiny-unpublished"))
     assert "pairs in the published order, all rows: 1 of 1 (100%)" in summary
     assert picture.read_text().count("<circle") == 2
+    assert [line.split("`")[1] for line in tables.read_text().splitlines() if "| `" in line] == [
+        *("tiny-*", "tiny-eager", "tiny-compiled")
+    ]
 
 
 def test_a_file_without_most_columns_is_read(tmp_path, capsys) -> None:
@@ -79,6 +84,7 @@ def test_a_file_without_most_columns_is_read(tmp_path, capsys) -> None:
     assert [line.split("  ")[1] for line in summary.splitlines()[1:]] == ["a", "a (row 2)", "row 3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cells",
     [
@@ -223,6 +229,7 @@ def confused(one: object) -> object:
     raise KeyError("what")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "reason"), [(slow, "more than 0.2 s"), (killed, "ended with -9"), (confused, "KeyError: 'what'")]
 )
