@@ -46,7 +46,6 @@ def write(path: Path, *lines: dict[str, str], columns: tuple[str, ...] = COLUMNS
     return str(path)
 
 
-@pytest.mark.slow
 def test_rows_are_predicted_and_what_cannot_be_built_is_named(tmp_path, capsys) -> None:
     """Of the rows the compiled one is faster than the eager one, which is the published order; the others are named,
     each with its reason, and stop nothing.
@@ -84,7 +83,6 @@ def test_a_file_without_most_columns_is_read(tmp_path, capsys) -> None:
     assert [line.split("  ")[1] for line in summary.splitlines()[1:]] == ["a", "a (row 2)", "row 3"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "cells",
     [
@@ -229,7 +227,6 @@ def confused(one: object) -> object:
     raise KeyError("what")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "reason"), [(slow, "more than 0.2 s"), (killed, "ended with -9"), (confused, "KeyError: 'what'")]
 )
