@@ -77,11 +77,14 @@ class _Held:
         return in_use, self._gathered(self._root) + self._layer + self._shards(WIDE)
 
     def fsdp1(self) -> tuple[float, float]:
-        """FSDP1 has no copy in the computation's pool: a unit is where it was gathered, two of them in flight."""
+        """FSDP1 has no copy in the computation's pool: a unit is where it was gathered, two of them in flight, or all
+        where they stay gathered.
+        """
         in_use = self._in_use - self._gradients_at_peak + self._more_of_root
         wide = WIDE if self.run.precision.get("reduce_dtype") == "float32" else 0
         cast = wide / NARROW * max(self._gathered(self._root), self._layer)  # of the unit whose gradient is reduced
-        return in_use, self._layer + cast + self._shards(WIDE)
+        gathered = self._gathered(self.plan.parameters) - self._gathered(self._root) if self.run.gathers_once else 0.0
+        return in_use, max(gathered, self._layer) + cast + self._shards(WIDE)
 
     def megatron(self) -> tuple[float, float]:
         state = self.memory.optimizer_bytes

@@ -96,7 +96,7 @@ class Run:
         gpu = self.row.text("gpu").upper()
         found = re.search(r"(?<![A-WYZ])(A100|H100|H200|B200)(?!\d)", gpu)
         other = re.search(r"PCIE|NVL\b|BRIDGE", gpu)
-        hosts_of = self.row.whole("gpus_per_node", 8)
+        hosts_of = int(self.row.number("gpus_per_node") or 8)
         if not found or other:
             raise CannotBuild(f"no profile of {self.row.text('gpu') or 'a GPU that is not stated'}")
         if hosts_of != 8 and self.devices > hosts_of:
@@ -259,9 +259,9 @@ class Run:
             raise CannotBuild("it computes in float8")
         if not re.search(r"bf16|bfloat16|fp16|float16", dtype):
             raise CannotBuild(f"it computes in {dtype}" if dtype else "the dtype is not stated")
-        if dtype.startswith("mixed fp16"):  # Megatron: the model in 16 bits, the optimizer holds the master weights
-            return {"optimizer": "adamw-master-weights"}
-        if self.software == "megatron":
+        if self.software == "megatron":  # the model in 16 bits, the optimizer holds the master weights
+            if re.search("fp16|float16", dtype.replace("bfloat16", "")):
+                return {"optimizer": "adamw-master-weights"}
             return {"param_dtype": "bfloat16", "reduce_dtype": "float32", "optimizer": "adamw-master-weights"}
         reduced = "bfloat16" if "pure" in dtype else "float32"  # Composer: PURE reduces in bfloat16, DEFAULT does not
         return {"param_dtype": "bfloat16", "reduce_dtype": reduced}
