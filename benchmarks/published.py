@@ -78,14 +78,14 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--tables", type=Path, help="a Markdown file: the tables of docs/validation.md")
     parser.add_argument("--collectives", type=Path, help="measured collectives, held against the profiles instead")
     options = parser.parse_args(given)
-    if options.collectives:
-        return report_collectives(options.collectives)
-    if not options.data:
+    if not (options.collectives or options.data):
         parser.error("--data FILE, or --collectives FILE")
     try:
+        if options.collectives:
+            return report_collectives(options.collectives)
         runs = read_runs(options.data)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        parser.error(f"cannot read {options.data}: {error}")
+        parser.error(f"cannot read {options.collectives or options.data}: {error}")
     patterns = options.rows.split(",")
     chosen = [run for run in runs if any(fnmatch.fnmatch(run.name, each) for each in patterns)]
     with tempfile.TemporaryDirectory() as own:

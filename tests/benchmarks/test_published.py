@@ -213,6 +213,22 @@ def test_what_a_row_leaves_out_is_derived() -> None:
     assert by_mfu.published_s == pytest.approx(by_mfu.mfu_flops / (4 * 989e12 * 0.5))
 
 
+def test_collectives_are_compared_and_others_counted(tmp_path, capsys) -> None:
+    """One that takes exactly what the profile says has no error; one twice as long is priced at half."""
+    collectives = importlib.import_module("published_collectives")
+    took_s = collectives.seconds(collectives.load_profile("dgx-h100"), "all_gather", 2, 8, 2**30)
+    cells = {"gpu": "H100 SXM", "nodes": "2", "gpus": "16", "collective": "all_gather", "size_bytes": str(2**30)}
+    lines = [cells | {"time_us": f"{took_s * 1e6 * times!r}"} for times in (1, 2)]
+    lines += [cells, cells | {"gpu": "V100"}, cells | {"gpus": "3"}, cells | {"time_us": "5", "collective": "sendrecv"}]
+    columns = ("gpu", "nodes", "gpus", "collective", "size_bytes", "time_us")
+    data = write(tmp_path / "collectives.csv", *lines, columns=columns)
+    assert published.main(["--collectives", data]) == 0
+    table, _, left_out = capsys.readouterr().out.partition("Left out")
+    assert "all_gather      hosts of 8, from 64 MiB                 2    -25%      25%    -50%" in table
+    for reason in ("neither time nor rate", "no profile of V100", "3 ranks on 2 hosts", "collective 'sendrecv'"):
+        assert reason in left_out
+
+
 def slow(one: object) -> object:
     time.sleep(60)
     return one
