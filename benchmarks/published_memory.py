@@ -16,6 +16,9 @@ A plan's memory is that of what autoshard runs. Others hold more, by design, and
   (``_CachingTorchDispatchMode`` in ``torch/utils/checkpoint.py``): under torchtitan's also that of a block's last
   product, which no backward reads. A compiler that partitions the graph does not keep it, nor does a plan.
 - *A compiled loss* holds logits and their gradient in 16 bits instead of three tensors in 32.
+- *A loss cut by vocabulary* (torchtitan's, beside tensor parallelism) holds four tensors in 32 bits in its backward,
+  ours three: logarithms, the gradient, their sum and its product (``_nll_loss_and_log_softmax_backward`` in
+  ``torch/distributed/tensor/parallel/loss.py``).
 - *Megatron* accumulates gradients in float32, which are there all the time: 18 bytes for a parameter, 6 and 12 / d
   where d ranks share the optimizer's state (``megatron/training/theoretical_memory_usage.py``).
 - *Megatron* draws dropout again where it computes a layer again (``CheckpointFunction`` in
@@ -96,11 +99,15 @@ class _Held:
 
     @property
     def _in_use(self) -> float:
-        """At the peak; with a compiled loss at what is then the fullest moment."""
+        """At the peak; with a compiled loss at what is then the fullest moment; with a loss that is cut by vocabulary
+        the tensor that it holds beside ours.
+        """
         peak = self.memory.peak.size_bytes
         wide = [tenant.size_bytes for tenant in self.memory.tenants if tenant.name.startswith("/")]
-        if not self.run.compiles_loss or not wide or not self.memory.peak.operator.startswith("/"):
+        if not wide or not self.memory.peak.operator.startswith("/"):
             return peak
+        if not self.run.compiles_loss:
+            return peak + (max(wide) if self.run.software == "fsdp2" and "tp" in self.plan.mesh.axes else 0)
         others = [point.size_bytes for point in self.memory.timeline if not point.operator.startswith("/")]
         return max(peak - sum(wide) + max(wide), *others)  # twice 16 bits are one of the tensors in 32
 

@@ -18,6 +18,7 @@ from autoshard.plans.plan import Execution, Redistribution
 from autoshard.plans.simulation import Span, simulate
 from autoshard.precision import is_cast
 from cost_models import load_profile
+from published_float8 import casts_s, in_float8
 from published_memory import NARROW, WIDE, reserved_bytes, shard_bytes
 from published_runs import Run
 
@@ -27,7 +28,9 @@ FITTING = (
     *("mpt-70b-h100-32-ac", "mpt-30b-h100-32-ac", "mpt-13b-h100-64", "mpt-3b-h100-64"),
     *("mpt-70b-a10040-128-ac", "mpt-30b-a10040-128-ac"),
     *("kor-22b-8-full", "kor-22b-layer-sp", "kor-22b-layer-full", "kor-22b-layer-spsel"),
-    "tt25-70b-256-bf16-asynctp",  # which could not be built when constants were fitted
+    # which could not be built when constants were fitted, so that none knows them
+    *("tt25-70b-256-bf16-asynctp", "tt25-70b-256-float8-tensorwise-vanillatp"),
+    *("tt25-70b-256-float8-tensorwise-asynctp", "tt24-70b-256-2D", "tt25-8b-h200-32", "tt25-8b-h200-64"),
 )
 """The rows to which constants of the profiles may be fitted: those that can be built of the ids whose SHA-256 is
 divisible by 3 (its first 8 digits), which was settled before anything was predicted. All other rows are validation.
@@ -105,6 +108,10 @@ def _reduction_s(plan: ShardingPlan, run: Run) -> float:
 
 def _phases_s(plan: ShardingPlan, run: Run) -> float:
     """Seconds of one forward and backward."""
+    casts = 0.0
+    if run.in_float8:
+        profile = load_profile(run.hardware)
+        plan, casts = in_float8(plan, profile), FUSED * casts_s(run, profile)
     if run.compiled:
         plan = replace(plan, execution=tuple(replace(e, predicted_ns=_fused_ns(e)) for e in plan.execution))
     if run.gathers_once:
@@ -112,7 +119,7 @@ def _phases_s(plan: ShardingPlan, run: Run) -> float:
     simulated = simulate(plan)
     in_pieces_ns = sum(map(_beside_products_ns, simulated.spans)) if run.is_asynchronous else 0
     step_ns, hidden_ns = simulated.step_ns - in_pieces_ns, simulated.hidden_ns + in_pieces_ns
-    return (step_ns + CONTENTION * hidden_ns) / 1e9 - (plan.optimizer_s or 0.0)
+    return (step_ns + CONTENTION * hidden_ns) / 1e9 + casts - (plan.optimizer_s or 0.0)
 
 
 def _beside_products_ns(span: Span) -> int:

@@ -255,9 +255,9 @@ class Run:
             CannotBuild: another than 16 bits.
         """
         dtype = self.row.text("dtype").lower()
-        if re.search(r"fp8|float8|int8|e4m3|fp4", dtype):
-            raise CannotBuild("it computes in float8")
-        if not re.search(r"bf16|bfloat16|fp16|float16", dtype):
+        if re.search(r"fp8|float8|int8|e4m3|fp4", dtype) and not self.in_float8:
+            raise CannotBuild(f"it computes in {dtype}, of which no rate is known")
+        if not self.in_float8 and not re.search(r"bf16|bfloat16|fp16|float16", dtype):
             raise CannotBuild(f"it computes in {dtype}" if dtype else "the dtype is not stated")
         if self.software == "megatron":  # the model in 16 bits, the optimizer holds the master weights
             if re.search("fp16|float16", dtype.replace("bfloat16", "")):
@@ -265,6 +265,12 @@ class Run:
             return {"param_dtype": "bfloat16", "reduce_dtype": "float32", "optimizer": "adamw-master-weights"}
         reduced = "bfloat16" if "pure" in dtype else "float32"  # Composer: PURE reduces in bfloat16, DEFAULT does not
         return {"param_dtype": "bfloat16", "reduce_dtype": reduced}
+
+    @property
+    def in_float8(self) -> bool:
+        """Whether products of layers are in float8 with one scale for a tensor, as torchao's are if nothing is said."""
+        dtype = self.row.text("dtype").lower()
+        return dtype.startswith("float8") and "row" not in dtype and self.compiled and self.software == "fsdp2"
 
     @cached_property
     def accumulated(self) -> int:

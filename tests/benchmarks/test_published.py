@@ -51,7 +51,7 @@ def test_rows_are_predicted_and_what_cannot_be_built_is_named(tmp_path, capsys) 
     each with its reason, and stop nothing.
     """
     bad = {
-        "float8": ({"dtype": "float8 rowwise"}, "it computes in float8"),
+        "float8": ({"dtype": "float8 rowwise"}, "it computes in float8 rowwise, of which no rate"),
         "gpu": ({"gpu": "V100"}, "no profile of V100"),
         "scheme": ({"scheme": "Frobnicate", "mesh": "dp=4"}, "no scheme is called 'Frobnicate'"),
         "pipeline": ({"pp": "4"}, "the mesh has a pipeline"),
@@ -139,6 +139,24 @@ def test_asynchronous_tensor_parallelism_pays_a_share_of_what_it_hides() -> None
     assert saved_s == pytest.approx((1 - predictions.CONTENTION) * moved_s, rel=1e-3)
 
 
+def test_in_float8_products_of_layers_take_half_and_casts_their_bytes() -> None:
+    plans = predictions.Plans()
+    cells = {"mesh": "dp_shard=2, tp=2", "scheme": "FSDP2+TP", "compile": "yes", "recompute": "full"}
+    wide, narrow = run(**cells), run(dtype="float8 tensorwise", **cells)
+    plan, profile = plans.of(wide, 2), predictions.load_profile(wide.hardware)
+    faster = predictions.in_float8(plan, profile)
+    halved = {old.name for old, new in zip(plan.execution, faster.execution) if new.predicted_ns < old.predicted_ns}
+    assert {"layers.0.attention.wq/mm", "layers.1.feed_forward.w2/bwd.mm", "layers.0.attention.wo/again.mm"} <= halved
+    assert not any("attention/attention" in name or name.startswith("output") for name in halved)
+    tokens = 4 * 32 // 2  # of each of two replicas
+    inputs, gradients = tokens * (3 * 64 + 128), tokens * (3 * 64 + 2 * 32 + 2 * 128)
+    size_bytes = 5 * 2 * (3 * inputs + gradients) / 2  # two layers, three casts of inputs, on half of the ranks each
+    assert predictions.casts_s(narrow, profile) == pytest.approx(profile.op_s("bfloat16", 0.0, size_bytes, "pointwise"))
+    assert predictions.predict(narrow, plans).step_s != predictions.predict(wide, plans).step_s
+    with pytest.raises(CannotBuild, match="no float8"):
+        predictions.in_float8(plan, predictions.load_profile("dgx-a100"))
+
+
 def test_what_fsdp2_reserves_beside_the_computation_is_counted_by_hand() -> None:
     """Beyond the plan's own peak, at the loss: the embedding; the last product of each block, which the policy keeps;
     buffers of the gathered root and of a layer; gradients in float32, of which none are there at the loss.
@@ -188,7 +206,8 @@ def test_megatron_holds_18_bytes_for_a_parameter() -> None:
         ({"recompute": "some"}, "recomputation is 'some'"),
         ({"dtype": ""}, "the dtype is not stated"),
         ({"dtype": "tf32"}, "in tf32"),
-        ({"dtype": "FP8 hybrid"}, "float8"),
+        ({"dtype": "FP8 hybrid"}, "fp8 hybrid, of which no rate"),
+        ({"dtype": "float8 tensorwise"}, "of which no rate"),  # eager
         ({"local_batch": "1.5"}, "local_batch is '1.5'"),
         ({"local_batch": ""}, "the micro-batch is not stated"),
         ({"layers": "a few"}, "layers is 'a few'"),
