@@ -74,9 +74,9 @@ class AgainstExpert:
 
     def of(self, entry: Redistribution) -> str:
         """For example ``1.4 ms more than with ddp+sp: there nothing sent; earned by the optimizer's step, 7.6 ms where
-        ddp+sp takes 19.9 ms``; empty where nothing is known.
+        ddp+sp takes 19.9 ms``; empty where nothing is known, or nothing sent.
         """
-        if self._against is None:
+        if self._against is None or not entry.collectives:
             return ""
         name, role = self._roles.of(entry)
         found = self._against.tensor(name, role)
