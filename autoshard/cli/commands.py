@@ -60,6 +60,12 @@ class Checkpointing(StrEnum):
     none = "none"
 
 
+class Against(StrEnum):
+    """What a plan is held against."""
+
+    experts = "experts"
+
+
 class Dtype(StrEnum):
     """What parameters are cast to, and what gradients are reduced in."""
 
@@ -116,6 +122,9 @@ _PARAM_DTYPE = typer.Option(
     help="What parameters are cast to for the step, before they are gathered; by default they stay as they are."
 )
 _REDUCE_DTYPE = typer.Option(help="What gradients are reduced in; by default as --param-dtype.")
+_AGAINST = typer.Option(
+    help="Plan the schemes that people use by hand too: the plan says how far it is from the best, and what earns that."
+)
 _OPTIMIZER = typer.Option(metavar="POLICY", help="Whose state and step count, see below.")
 
 
@@ -203,6 +212,7 @@ def plan(
             help="What the backward computes again: what is best under the budget, what the model marks, or nothing."
         ),
     ] = Checkpointing.free,
+    against: Annotated[Against | None, _AGAINST] = None,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Make the plan anew, even where one made of the same was kept on disk.")
     ] = False,
@@ -213,6 +223,7 @@ def plan(
     from ..plans import check_writable, read_plan, summarize, write_plan
     from ..plans.schedule import BUCKET
     from ..plans.views.axis_use import use_lines
+    from ..plans.views.expert_words import expert_lines
     from ..plans.views.show import headline
 
     with _mistakes_explained():
@@ -249,12 +260,13 @@ def plan(
                 memory=memory,
                 memory_soft=memory_soft,
                 optimizer=optimizer,
+                against="experts" if against is Against.experts else None,
                 name=model,
                 cache=not no_cache,
                 progress=progress,
             )
         write_plan(made, output)
-        for line in (f"wrote {output}", *headline(summarize(made)), *use_lines(made)):
+        for line in (f"wrote {output}", *headline(summarize(made)), *use_lines(made), *expert_lines(made)):
             typer.echo(line)
 
 

@@ -26,6 +26,7 @@ from ..constraints.baselines import Baseline, baselines
 from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..mesh import Mesh
 from ..plans import Contender, Contest, ShardingPlan
+from ..plans.expert_attribution import distance
 from ..plans.schedule import BUCKET_BYTES, bucket_size
 from ..plans.units import format_bytes, format_seconds
 from ..precision import Precision
@@ -104,6 +105,28 @@ def compare(
     return Contest(optimum, tuple(ranked))
 
 
+def against_experts(
+    planner: Planner, plan: ShardingPlan, report: Callable[[str], None] = lambda stage: None
+) -> ShardingPlan:
+    """A plan with its distance to the best plan of experts, under the constraints and the budget that it was made
+    under; without one where no scheme has a plan. Where an expert's plan costs less, as the search under a budget is no
+    proof, that is the answer.
+
+    Args:
+        planner: the one that the plan was made by.
+        report: called with the name of each stage as it starts.
+    """
+    race = _Race(planner, plan.pins, report)
+    for _ in race.run(baselines(planner.mesh)):
+        pass
+    if race.best is None:
+        return plan
+    theirs, baseline = race.best
+    if _is_worse(plan, theirs):
+        plan = _adopted(theirs, plan.solver.bound_ns, plan.pins)
+    return replace(plan, against=distance(plan, baseline.name, theirs))
+
+
 @dataclass(frozen=True, eq=False)
 class _Entry:
     """A plan that fits, its program without memory, and that program's solution."""
@@ -139,6 +162,11 @@ class _Race:
         self._planner, self._constraints = replace(planner, report=self._solving), constraints
         self._told = replace(self._planner, chooses_again=False)  # by constraints alone what is computed again
         self._best: tuple[_Entry, Baseline] | None = None
+
+    @property
+    def best(self) -> tuple[ShardingPlan, Baseline] | None:
+        """The best plan so far, and the baseline that it is one of."""
+        return None if self._best is None else (self._best[0].plan, self._best[1])
 
     def _start(self, stage: str) -> None:
         self._stage = stage

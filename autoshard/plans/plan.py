@@ -18,6 +18,7 @@ from ..mesh import TOGETHER, Mesh
 from ..micro_batches import redistribution_runs
 from ..precision import AS_IT_IS, Precision
 from ..recomputation import first_name
+from .expert_distance import ExpertDistance
 from .memory_outcome import MemoryOutcome
 from .natural_order import natural_key
 
@@ -186,7 +187,8 @@ class ShardingPlan:
     ``compute_s``, ``communication_s`` and ``optimizer_s``, the step of the optimizer whose state is counted, add up to
     the predicted step time. ``optimizer_s`` is None for a plan from before the optimizer's step had a price, ``memory``
     for one that was written before plans knew of memory. ``at_peak_s`` is what the model's products, convolutions and
-    attention take at least, shared out evenly at the peak of the hardware; None where it is not known.
+    attention take at least, shared out evenly at the peak of the hardware; None where it is not known. ``against`` is
+    the distance to the best plan of experts under the same constraints; None where nobody asked for it.
     """
 
     model: str
@@ -215,6 +217,7 @@ class ShardingPlan:
     gathers_ahead: bool = True
     precision: Precision = AS_IT_IS
     contention: float = 1.0
+    against: ExpertDistance | None = None
 
     def __post_init__(self) -> None:
         canonical: dict[str, list[TensorEntry] | list[OperatorEntry] | list[Redistribution] | list[Execution]] = {

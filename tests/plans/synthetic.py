@@ -27,6 +27,7 @@ from autoshard.plans import (
     TensorEntry,
 )
 from autoshard.plans.dtypes import DTYPE_BYTES
+from autoshard.plans.expert_attribution import distance
 from autoshard.plans.memory_outcome import TENANT_KINDS, reserved_bytes
 from autoshard.plans.natural_order import starred
 from autoshard.plans.plan import PHASES
@@ -402,7 +403,10 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
         precision=draw(st.sampled_from((AS_IT_IS, Precision("bfloat16", "float32"), Precision(None, "float16")))),
     )
     plan = costed(plan, draw(st.floats(0, 1)))
-    return replace(plan, memory=draw(st.none() | memories(plan)))
+    plan = replace(plan, memory=draw(st.none() | memories(plan)))
+    if plan.execution and draw(st.booleans()):
+        plan = replace(plan, against=distance(plan, draw(texts), replace(plan, optimizer_s=draw(seconds))))
+    return plan
 
 
 def costed(plan: ShardingPlan, bound: float = 1.0, sums: bool = False) -> ShardingPlan:

@@ -22,6 +22,7 @@ from ...mesh import Mesh
 from ...micro_batches import operator_runs
 from ...redistribution import size_bytes, steps_along
 from ..dtypes import DTYPE_BYTES
+from ..expert_distance import SENT, ExpertDistance, Role
 from ..memory_outcome import MemoryOutcome, MemoryPoint
 from ..natural_order import starred
 from ..plan import Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
@@ -64,6 +65,8 @@ def check_record(plan: ShardingPlan) -> None:
     _check_compute(plan)
     _check_communication(plan)
     _check_cost(plan)
+    if plan.against is not None:
+        _check_against(plan, plan.against)
 
 
 def check_decisions(plan: ShardingPlan) -> None:
@@ -160,6 +163,21 @@ def _check_cost(plan: ShardingPlan) -> None:
     if not _near(plan.solver.cost_ns, ns, rounded):
         said = f"the cost is {plan.solver.cost_ns} ns, but {parts} give {round(ns)} ns"
         raise Contradiction(said, "result", "cost_ns")
+
+
+def _check_against(plan: ShardingPlan, against: ExpertDistance) -> None:
+    """The differences from the best plan of experts add up to the distance, in each of the three kinds of time."""
+    kinds: tuple[tuple[str, tuple[Role, ...], float, float], ...] = (
+        ("compute_s", ("computation",), against.compute_s, plan.compute_s),
+        ("communication_s", SENT, against.communication_s, plan.communication_s),
+        ("optimizer_s", ("optimizer",), against.optimizer_s, plan.optimizer_s or 0.0),
+    )
+    for name, roles, theirs_s, ours_s in kinds:
+        saved_s, right_s = against.saved_s(roles), theirs_s - ours_s
+        # the times of operators, from which those of parts are added up, are whole nanoseconds
+        if abs(saved_s - right_s) > plan.micro_batches * len(plan.operators) * 1e-9 + FLOAT * (ours_s + theirs_s):
+            said = f"the parts of against save {saved_s} s of {name}, but {theirs_s} s there and {ours_s} s here are"
+            raise Contradiction(f"{said} {right_s} s apart", "result", "against")
 
 
 def _near(whole: int, exact: float, rounded: int) -> bool:

@@ -27,6 +27,7 @@ from ..text.notation import format_path, format_strategy
 from ..units import format_bytes, format_seconds
 from .axis_use import use_lines
 from .expensive import MOST_EXPENSIVE, by_expense
+from .expert_words import expert_lines
 from .redistribution_reasons import RedistributionReasons, what_runs
 from .report_values import tenant_words
 from .summary import AgainTotal, PlanSummary, summarize
@@ -150,6 +151,7 @@ def _header(summary: PlanSummary, plan: ShardingPlan) -> Panel:
         f"mesh {summary.mesh} ({summary.ranks} ranks), hardware {summary.hardware}, objective {summary.objective}",
         *headline(summary),
         *use_lines(plan),
+        *expert_lines(plan),
         *(f"pin {pin}" for pin in plan.pins),
     ]
     return Panel.fit(Text("\n".join(lines)), title=Text(summary.model), title_align="left")

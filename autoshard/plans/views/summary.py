@@ -11,6 +11,7 @@ from ...layout import Layout, format_layout, largest_local_shape
 from ...micro_batches import held_name, summed_name
 from ...recomputation import again_name
 from ..dtypes import DTYPE_BYTES
+from ..expert_distance import ExpertDistance
 from ..memory_outcome import MemoryOutcome
 from ..natural_order import starred
 from ..plan import Collective, CollectiveKind, Phase, ShardingPlan, TensorEntry
@@ -93,7 +94,8 @@ class PlanSummary:
     parameters, each counted once; ``parameter_bytes_per_rank`` that of the largest shards, which is what rank 0 holds.
     ``recomputed`` is ordered by time, longest first; ``held`` by what it is, and by bytes, most first.
     ``step_s`` adds all up; in ``overlapped_s`` what hides behind computation costs the ``contention`` of it.
-    ``optimizer_s``, ``mfu`` and ``memory`` are None for a plan from before plans knew of them.
+    ``optimizer_s``, ``mfu`` and ``memory`` are None for a plan from before plans knew of them, ``against`` for one that
+    was not held against experts.
     """
 
     model: str
@@ -127,6 +129,7 @@ class PlanSummary:
     held: tuple[HeldTotal, ...]
     schedule: ScheduleTotal
     memory: MemoryOutcome | None
+    against: ExpertDistance | None
 
 
 def summarize(plan: ShardingPlan) -> PlanSummary:
@@ -165,13 +168,14 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         held=_held(plan),
         schedule=_schedule(plan),
         memory=plan.memory,
+        against=plan.against,
     )
 
 
 def summary_json(plan: ShardingPlan) -> dict[str, object]:
     """The summary as JSON-ready values: the keys of :class:`PlanSummary`, :class:`CollectiveTotal`,
-    :class:`AgainTotal`, :class:`HeldTotal`, :class:`ScheduleTotal` and
-    :class:`~autoshard.plans.memory_outcome.MemoryOutcome`.
+    :class:`AgainTotal`, :class:`HeldTotal`, :class:`ScheduleTotal`,
+    :class:`~autoshard.plans.memory_outcome.MemoryOutcome` and :class:`~autoshard.plans.expert_distance.ExpertDistance`.
 
     The keys are stable: later versions add some and change none. ``docs/plan_file.md`` lists them.
     """
@@ -181,7 +185,8 @@ def summary_json(plan: ShardingPlan) -> dict[str, object]:
     memory = None if summary.memory is None else _lists(asdict(summary.memory))
     held = [asdict(total) for total in summary.held]
     lists = {"collectives": collectives, "recomputed": recomputed, "held": held}
-    return {"autoshard_summary": 1, **asdict(summary), **lists, "memory": memory}
+    against = None if summary.against is None else _lists(asdict(summary.against))
+    return {"autoshard_summary": 1, **asdict(summary), **lists, "memory": memory, "against": against}
 
 
 def _lists(value: object) -> object:
