@@ -179,17 +179,17 @@ class _SchemeLimits:
             )
 
     def _check_heads(self, axis: str, ranks: int) -> None:
+        for node in self._roles.fused:
+            raise ConstraintError(
+                f"{self._text!r} cuts projections by columns, but {self._graph.nodes[node].name} splits the columns of "
+                "one projection among several; make each its own"
+            )
         for node, heads in self._roles.heads:
             if heads % ranks:
                 raise ConstraintError(
                     f"{self._text!r} cuts attention by heads, but the {ranks} ranks of {axis} cannot share the {heads} "
                     f"heads of {self._graph.nodes[node].name}"
                 )
-        for node in self._roles.fused:
-            raise ConstraintError(
-                f"{self._text!r} cuts projections by columns, but {self._graph.nodes[node].name} splits the columns of "
-                "one projection among several; make each its own"
-            )
 
     def _shares(self, size: int, axes: tuple[int, ...]) -> bool:
         """Whether a dim of this size can be cut over these axes: every rank gets a part, and equal ones where there are

@@ -226,6 +226,11 @@ class Found:
         """What it holds at most."""
         return self.timeline.peak.size_bytes
 
+    def peak_on(self, bucket_bytes: int, gathers_ahead: bool) -> int:
+        """What it would hold at most on another schedule, in bytes."""
+        there = replace(self.plan, bucket_bytes=bucket_bytes, gathers_ahead=gathers_ahead)
+        return timeline_of(self.formulation.graph, there, self.policy).peak.size_bytes
+
     @property
     def assignment(self) -> Assignment:
         """Its choices and routes."""

@@ -63,6 +63,6 @@ def _spoil(checks: Checks, what: str) -> None:
 
 
 def test_a_process_without_an_end_is_a_failure(tmp_path: Path) -> None:
-    found = read_found(tmp_path, "gone", ["Killed"])
-    assert found.failed == ["its process ended: Killed"]
+    found = read_found(tmp_path, "gone", ["a=2"], ["Killed"])
+    assert found.failed == ["a=2: its process ended: Killed"]
     assert "| gone |" in page([found])
