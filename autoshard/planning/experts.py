@@ -16,9 +16,10 @@ from ..capture import CapturedGraph
 from ..constraints import Constraint, gather_constraints
 from ..constraints.baselines import Baseline, baselines
 from ..errors import ConstraintError
+from ..lowering import Results
 from ..mesh import Mesh
 from ..plans import ShardingPlan
-from .budget import Found
+from .budget import NEAR, Found
 from .formulation import Formulation
 from .limit import MemoryLimit
 
@@ -59,6 +60,11 @@ class Planning(Protocol):
     @property
     def gathers_ahead(self) -> bool:
         """Whether parameters are gathered before they are read."""
+        ...
+
+    @property
+    def results(self) -> Results:
+        """What operators make, as far as it is known."""
         ...
 
     def program(self, constraints: Sequence[Constraint]) -> Formulation:
@@ -118,8 +124,16 @@ def experts(planners: Sequence[Planning], constraints: Sequence[Constraint], bel
 
 
 def _from_where_it_fits(found: Found, planners: list[_P], budget: int) -> list[_P]:
-    """The planners from the first on whose schedule a plan would fit, the last one at least."""
-    while len(planners) > 1 and found.peak_on(planners[0].bucket_bytes, planners[0].gathers_ahead) > budget:
+    """The planners from the first on whose schedule a plan would fit; the last one, which holds least, where it would
+    nearly do so there, as prices on that schedule are others; else none.
+    """
+
+    def peak_bytes(planner: _P) -> int:
+        return found.peak_on(planner.bucket_bytes, planner.gathers_ahead)
+
+    if not planners or peak_bytes(planners[-1]) > (1 + NEAR) * budget:
+        return []
+    while len(planners) > 1 and peak_bytes(planners[0]) > budget:
         planners = planners[1:]
     return planners
 
@@ -135,4 +149,4 @@ def _planned(planner: Planning, baseline: Baseline, constraints: Sequence[Constr
     if solution.choices is None:
         return None
     plan = replace(planner.write(formulation, solution), pins=tuple(each.text for each in constraints))
-    return Found(solution, plan, formulation, planner.limit.policy)
+    return Found(solution, plan, formulation, planner.limit.policy, planner.results)

@@ -16,6 +16,7 @@ from solver import Assignment, Solution, Status, solve
 from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, micro_batched, recomputed
 from ..constraints import AxisScheme, Constraint, Constraints
 from ..errors import ConstraintError, InfeasibleError
+from ..lowering import Results
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
 from ..plans.schedule import BUCKET_BYTES
@@ -60,8 +61,8 @@ class Planner:
 
     ``model`` is the name that plans give it, ``call`` how it is called (:mod:`autoshard.capture.calls`); where it
     ``chooses_again``, a budget that binds lets the program decide what is computed again. ``report`` is told of better
-    costs and bounds while it solves, from any thread. The ``rulebook`` fills with the rules that its programs want. The
-    other options are those of :func:`autoshard.plan`.
+    costs and bounds while it solves, from any thread. The ``rulebook`` fills with the rules that its programs want,
+    ``results`` with what operators make where plans are lowered. The other options are those of :func:`autoshard.plan`.
     """
 
     graph: CapturedGraph
@@ -79,6 +80,7 @@ class Planner:
     gathers_ahead: bool = True
     report: Callable[[str], None] = lambda said: None
     rulebook: Rulebook = field(default_factory=Rulebook)
+    results: Results = field(default_factory=Results)
 
     @classmethod
     def of_model(
@@ -158,6 +160,7 @@ class Planner:
             explains=hints.is_last,
             is_thorough=hints.is_last,
             report=self.report,
+            results=self.results,
         )
         try:
             return plan_within_budget(
@@ -194,6 +197,7 @@ class Planner:
                 explains=False,
                 is_thorough=hints.is_last,
                 report=self.report,
+                results=self.results,
             )
             wider = planner._wider(program.constraints)
             return plan_within_budget(program, planner.limit, options, planner.write, wider=wider)
