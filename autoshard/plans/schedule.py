@@ -9,9 +9,9 @@ in between:
   several axes that is the last one; each before it sets out a window earlier. Where a plan
   does not gather ahead, which holds less, a window sets out where its first tensor is read.
 - Gradients are reduced in buckets of ``bucket_bytes`` at most, in the order in which they are made. A bucket sets out
-  once its last gradient is made, and is waited for when the next bucket sets out, or behind the last operator (before
-  the first one that casts what was reduced to the dtypes of parameters): one is on its way at a time, so what is in
-  flight is bounded.
+  once its last gradient is made. It is waited for when another sets out with which more than twice ``bucket_bytes``
+  would be on their way, or behind the last operator (before the first one that casts what was reduced to the dtypes of
+  parameters): a full bucket travels while the next one fills and sets out, and what is in flight is bounded.
 
 What travels together takes the same steps over the same axes in the same dtype: one collective for each of the steps.
 All of that follows from the plan, so every rank has the same order, which no rank leaves. Nothing here needs torch.
@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Literal
 
 from cost_models.collective_kinds import RedistributionKind as CollectiveKind
@@ -58,6 +59,9 @@ def bucket_size(given: str | int) -> int:
 
 END = "results"
 """The place behind the last operator of a phase, where it gives its results; operators' names have a slash."""
+
+MOST_IN_FLIGHT = 2
+"""How many full buckets of gradients may be on their way."""
 
 GATHERS = frozenset({"all_gather"})
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
@@ -257,10 +261,17 @@ class _Reader:
         full += open_.values()
         full.sort(key=lambda bucket: bucket[-1].place)
         names = [*self._names["backward"], END]
-        starts = [names[bucket[-1].place + 1] for bucket in full]
+        starts = [*(names[bucket[-1].place + 1] for bucket in full), self._over]
         for k, bucket in enumerate(full):
-            count = len(bucket[0].entry.collectives) + 1
-            yield _bucket("backward", bucket, [*starts[k : k + count], *[self._over] * count][:count])
+            issued = [min(k + step, len(full)) for step in range(len(bucket[0].entry.collectives))]
+            arrives = max(min(issued[-1] + 1, len(full)), self._too_many(full, k))
+            yield _bucket("backward", bucket, [starts[place] for place in (*issued, arrives)])
+
+    def _too_many(self, full: Sequence[Sequence[_Found]], k: int) -> int:
+        """The first bucket with which, beside bucket ``k`` and those between, more is on its way than may be."""
+        in_flight = accumulate(map(_size, full[k:]))
+        most = MOST_IN_FLIGHT * self._plan.bucket_bytes
+        return k + next((ahead for ahead, size in enumerate(in_flight) if ahead and size > most), len(full) - k)
 
     def _reductions(self) -> Iterator[_Found]:
         for entry in self._plan.redistributions:

@@ -154,6 +154,26 @@ def test_each_step_of_a_gather_over_two_axes_has_a_window_to_itself() -> None:
     assert ways[names[3]] == [("tp", names[1], names[2]), ("dp", names[2], names[3])]
 
 
+@pytest.mark.parametrize("size_bytes", SIZES)
+@pytest.mark.parametrize("name", PLANS)
+def test_gradients_on_their_way_are_two_buckets_at_most(name: str, size_bytes: int) -> None:
+    """Where a bucket sets out, all before it but those that have room beside it have arrived; where there is room it
+    travels beside the one before.
+    """
+    plan = replace(PLANS[name], bucket_bytes=size_bytes)
+    places, parameters = order(plan, "backward"), {entry.name for entry in plan.parameters}
+    buckets = [b for b in schedule(plan).buckets if b.members[0].consumers[0] in parameters and len(b.travels) == 1]
+    buckets = [b for b in buckets if b.phase == "backward"]
+    assert buckets, "nothing is reduced, so nothing was checked"
+    begun = sorted({places[bucket.travels[0].sets_out] for bucket in buckets})
+    for moment in begun:
+        flying = [b for b in buckets if places[b.travels[0].sets_out] <= moment < places[b.travels[0].arrives]]
+        setting_out = [b for b in flying if places[b.travels[0].sets_out] == moment]
+        assert sum(map(size, flying)) <= max(2 * size_bytes, sum(map(size, setting_out)))
+    if name == "llama3_8b" and size_bytes == SIZES[2]:
+        assert any(places[a.travels[0].arrives] > places[b.travels[0].sets_out] for a, b in zip(buckets, buckets[1:]))
+
+
 def test_where_a_gradient_is_not_wanted_its_bucket_goes_without_it() -> None:
     plan = replace(PLANS["llama3_8b"], bucket_bytes=1 << 40)
     reduced = [b for b in schedule(plan).buckets if b.members[0].consumers[0] in {e.name for e in plan.parameters}]
