@@ -46,6 +46,23 @@ def test_the_operator_that_mixes_the_batch_is_named(model: nn.Module, args: tupl
         autoshard.plan(model, args, mesh="dp=2", hardware="cpu-gloo", constraints=["baseline ddp"])
 
 
+def test_rows_that_ranks_cannot_share_evenly_are_called_that() -> None:
+    """Blocks of 2, 2 and 1 rows of (5, 7, 6) are 14, 14 and 7 rows of (35, 6), of which blocks are 12, 12 and 11."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Flatten(0, 1), nn.Linear(6, 6))
+    with pytest.raises(
+        InfeasibleError, match=r"has no rule for blocks of 5 rows over 3 ranks, of which one is shorter"
+    ):
+        autoshard.plan(model, (torch.ones(5, 7, 6),), mesh="dp=3", hardware="cpu-gloo", constraints=["baseline ddp"])
+
+
+@pytest.mark.parametrize("scheme", ["ddp", "fsdp", "tp", "sp", "cp", "ep"])
+def test_any_scheme_holds_on_an_axis_of_one_rank(scheme: str) -> None:
+    plan = autoshard.plan(
+        nn.Linear(6, 6), (torch.ones(4, 6),), mesh="a=1,b=2", hardware="cpu-gloo", constraints=[f"family a={scheme}"]
+    )
+    assert plan.mesh.shape == (1, 2)
+
+
 class Layer(nn.Module):
     """Attention that may take batch and heads as one dim, as BLOOM's does: no block of it is some heads of all rows."""
 
