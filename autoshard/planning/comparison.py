@@ -208,7 +208,7 @@ class _Race:
             yield Contender(baseline.name, baseline.title, None, str(error))
             return
         plan, limit = self._told.write(formulation, solution), self._planner.limit
-        timeline = timeline_of(formulation.graph, plan, limit.policy)
+        timeline = timeline_of(formulation.graph, plan, limit.policy, self._told.results)
         if limit.allowed_bytes is None or timeline.peak.size_bytes <= limit.allowed_bytes:
             plan = replace(plan, memory=limit.outcome(timeline))
             yield self._noted(baseline, _Entry(plan, formulation, solution))

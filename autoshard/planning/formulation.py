@@ -40,7 +40,7 @@ from ..mesh import Mesh
 from ..micro_batches import operator_runs
 from ..ops import is_free
 from ..recomputation import again_name
-from ..strategies import Strategy
+from ..strategies import Rulebook, Strategy
 from .candidates import candidates
 from .layer_ties import in_groups, marks_of, tied_classes
 from .pricing import NO_OPTIMIZER, Prices
@@ -136,6 +136,7 @@ def formulate(
     chooses_again: bool = False,
     policy: OptimizerPolicy = NO_OPTIMIZER,
     bucket_bytes: int = 0,
+    rulebook: Rulebook | None = None,
 ) -> Formulation:
     """Builds the integer program of a graph on a mesh of a machine.
 
@@ -152,6 +153,7 @@ def formulate(
         chooses_again: let the program decide what is computed again, beside what constraints want.
         policy: of the optimizer whose step is priced; by default of none.
         bucket_bytes: how much travels together (:mod:`autoshard.plans.schedule`).
+        rulebook: the rules of operators that are known already.
 
     Raises:
         ConstraintError: a constraint names nothing, or leaves its tensor or operator no layout that it can have.
@@ -169,7 +171,7 @@ def formulate(
         mesh,
         prices,
         limits,
-        candidates(graph, mesh, limits),
+        candidates(graph, mesh, limits, rulebook),
         objective=objective,
         constraints=constraints,
         tie_layers=tie_layers,

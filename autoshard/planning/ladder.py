@@ -158,4 +158,4 @@ def _is_near(planner: Planning, plan: ShardingPlan) -> bool:
     """Whether a plan of another schedule would nearly fit on the planner's."""
     here = replace(plan, bucket_bytes=planner.bucket_bytes, gathers_ahead=planner.gathers_ahead)
     budget = planner.limit.allowed_bytes
-    return budget is None or is_near(planner.graph, here, planner.limit.policy, budget)
+    return budget is None or is_near(planner.graph, here, planner.limit.policy, budget, planner.results)
