@@ -85,8 +85,15 @@ def _added_to_block(call: LocalCall) -> Any:
 
 
 def _added_cut(node: Node, inputs: Metas) -> list[Rule]:
+    """The result is cut along the dim that indices are of, or they are: then ranks have addends of it. Where indices
+    are shorter than what is added, the rest of that is left out, so that blocks of both do not belong together.
+    """
+    _, index, added = inputs
     dim = _dim(node, inputs)
-    return [Rule((S(dim), R, R), (S(dim),))]
+    rules = [Rule((S(dim), R, R), (S(dim),)), Rule((P_SUM, R, P_SUM), (P_SUM,))]
+    if added.shape and index.shape[dim] == added.shape[dim]:
+        rules.append(Rule((P_SUM, S(dim), S(dim)), (P_SUM,)))
+    return rules
 
 
 def _put_cut(node: Node, inputs: Metas) -> list[Rule]:
