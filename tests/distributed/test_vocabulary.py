@@ -61,7 +61,8 @@ def test_table_head_and_loss_are_cut_along_the_vocabulary(case: str, axes: str, 
     plan = _plan(case, axes, pins)
     for name in ("/row_max", "/row_sum", "/bwd.row_total"):
         assert _moved(plan, name) == {"all_reduce"}
-    assert _moved(plan, "/gather") <= {"all_reduce", "reduce_scatter"} != set()
+    for name in ("/gather", "/squeeze", "/neg"):  # addends of the targets' logits, until somewhere they are added up
+        assert _moved(plan, name) <= {"all_reduce", "reduce_scatter"}
     for name in ("/_log_softmax", "/bwd.mul", "/bwd._log_softmax_backward_data"):
         assert not _moved(plan, name)
     runs: list[PlannedRun] = run_ranks(plan.mesh.size, run_planned, case, autoshard.dump_plan(plan), timeout_s=200.0)
