@@ -6,10 +6,10 @@
 
 Each run's model is planned on the meta device with the scheme, mesh and recomputation that it was run with, on the
 profile of its machine. What is compared is the simulated step (:mod:`autoshard.plans.simulation`), in which gathers and
-reductions hide behind computation as they do in the frameworks that published; what hides costs ``CONTENTION`` of its
-time still. Of several micro-batches each gathers and reduces anew, as FSDP does, so that a step is so many simulated
-forwards and backwards and one optimizer's step. Memory is what the allocator of that software reserves
-(``published_memory.py``).
+reductions hide behind computation as they do in the frameworks that published; what hides costs the profile's
+``contention`` of its time still. Of several micro-batches each gathers and reduces anew, as FSDP does, so that a step
+is so many simulated forwards and backwards and one optimizer's step. Memory is what the allocator of that software
+reserves (``published_memory.py``).
 
 A row is predicted in a process of its own and printed as it comes. One that cannot be built, or takes more than
 ``--seconds``, is named at the end with the reason. ``--plans FOLDER`` keeps the plans, and reads those that are there.

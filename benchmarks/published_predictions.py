@@ -41,11 +41,6 @@ FUSED = 0.5
 Fitted to the fitting rows on ``h100-500w-hbm2e``.
 """
 
-CONTENTION = 0.4
-"""The part of its time that hidden communication costs: kernels that send share the device with those that compute.
-Fitted to the fitting rows on ``h100-mosaicml``.
-"""
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -108,9 +103,8 @@ def _reduction_s(plan: ShardingPlan, run: Run) -> float:
 
 def _phases_s(plan: ShardingPlan, run: Run) -> float:
     """Seconds of one forward and backward."""
-    casts = 0.0
+    casts, profile = 0.0, load_profile(run.hardware)
     if run.in_float8:
-        profile = load_profile(run.hardware)
         plan, casts = in_float8(plan, profile), FUSED * casts_s(run, profile)
     if run.compiled:
         plan = replace(plan, execution=tuple(replace(e, predicted_ns=_fused_ns(e)) for e in plan.execution))
@@ -119,7 +113,7 @@ def _phases_s(plan: ShardingPlan, run: Run) -> float:
     simulated = simulate(plan)
     in_pieces_ns = sum(map(_beside_products_ns, simulated.spans)) if run.is_asynchronous else 0
     step_ns, hidden_ns = simulated.step_ns - in_pieces_ns, simulated.hidden_ns + in_pieces_ns
-    return (step_ns + CONTENTION * hidden_ns) / 1e9 + casts - (plan.optimizer_s or 0.0)
+    return (step_ns + profile.contention * hidden_ns) / 1e9 + casts - (plan.optimizer_s or 0.0)
 
 
 def _beside_products_ns(span: Span) -> int:

@@ -96,7 +96,7 @@ def trace(
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         forward = forward_of(model, fake_args, fake_kwargs)
         fake_args, fake_kwargs = tree_map(_known_to_aot, (fake_args, fake_kwargs))
-        decompositions: Any = {**get_decompositions(_DECOMPOSED), aten.index_put.default: _put_where}
+        decompositions: Any = {**get_decompositions(_DECOMPOSED), aten.index_put.default: _put_where, **_FILLED}
         # the backward is called outside of autocast
         stack.enter_context(functorch_config.patch({"backward_pass_autocast": "off"}))
         joint = aot_export_joint_with_descriptors(
@@ -140,7 +140,7 @@ def run_on_fakes(
         dtype: as for :func:`trace`.
     """
     faker = _Faker(FakeTensorMode(), dtype)
-    with faker.fake_module(model), marking(), _same_modes():
+    with faker.fake_module(model), marking(), _same_modes(), _said_once():
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0])):
             return model(*fake_args, **fake_kwargs)
@@ -169,6 +169,23 @@ def _put_where(x: torch.Tensor, indices: list[Any], values: torch.Tensor, accumu
         return NotImplemented
     mask = mask.reshape(*mask.shape, *(1 for _ in range(x.dim() - mask.dim())))
     return torch.where(mask, values.reshape(()), x)
+
+
+def _zeros(x: torch.Tensor, size: Any, **options: Any) -> Any:
+    """A tensor of zeros is of the dtype of another, and needs nothing else of it: any rank can make any block."""
+    return _filled(x, size, 0, **options)
+
+
+def _ones(x: torch.Tensor, size: Any, **options: Any) -> Any:
+    return _filled(x, size, 1, **options)
+
+
+def _filled(x: torch.Tensor, size: Any, value: Any, **options: Any) -> Any:
+    given = {key: option for key, option in options.items() if option is not None}
+    return aten.full.default(size, value, **{"dtype": x.dtype, "device": x.device, **given})
+
+
+_FILLED = {aten.new_zeros.default: _zeros, aten.new_ones.default: _ones, aten.new_full.default: _filled}
 
 
 def mark_of(node: torch.fx.Node) -> Mark | None:

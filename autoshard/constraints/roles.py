@@ -164,14 +164,21 @@ class Roles:
 
     @cached_property
     def fused(self) -> tuple[int, ...]:
-        """Operators of layers that split the last dim of (batch, sequence, C)."""
+        """Operators of layers that split the last dim of (batch, sequence, C), or take some of the heads that were made
+        of it: queries, keys and values of one projection.
+        """
         found = []
+        made = {i for i, _ in self.heads}
         for i, node in self._graph.of_kind("operator"):
-            if has(node, "split") and i in self.layered and node.phase == "forward":
-                dims = len(self._graph.meta(node.inputs[0]).shape)
-                dim = node.args[2] if len(node.args) > 2 else 0
-                if dims == 3 and dim % dims == 2:
-                    found.append(i)
+            if i not in self.layered or node.phase != "forward" or not (has(node, "split") or has(node, "part")):
+                continue
+            shape = self._graph.meta(node.inputs[0]).shape
+            at = 2 if has(node, "split") else 1
+            dim = node.args[at] if len(node.args) > at else 0
+            splits_columns = has(node, "split") and len(shape) == 3
+            takes_heads = node.inputs[0].node in made and self._graph.meta(Ref(i)).shape != shape
+            if (splits_columns or takes_heads) and dim % len(shape) == 2:
+                found.append(i)
         return tuple(found)
 
     def _multiplied(self) -> Iterator[tuple[int, Node, int]]:

@@ -73,7 +73,7 @@ _ACTIVATIONS: dict[Scheme, frozenset[str]] = {
 
 
 def limit_to_schemes(limits: Limits, axis_schemes: Sequence[AxisScheme], graph: CapturedGraph, mesh: Mesh) -> None:
-    """Adds what schemes leave, each on its axis.
+    """Adds what schemes leave, each on its axis. On an axis of one rank any scheme holds.
 
     Raises:
         ConstraintError: an axis has two schemes, or a scheme makes no sense for the model; the message says why.
@@ -84,8 +84,9 @@ def limit_to_schemes(limits: Limits, axis_schemes: Sequence[AxisScheme], graph: 
             raise ConstraintError(
                 f"the constraints {schemes[axis_scheme.axis].text!r} and {axis_scheme.text!r} give one axis two schemes"
             )
-    for axis_scheme in schemes.values():
-        _SchemeLimits(limits, axis_scheme, tuple(schemes.values()), graph, mesh).add()
+    shared = tuple(axis_scheme for axis_scheme in schemes.values() if mesh.shape[axis_scheme.axis] > 1)
+    for axis_scheme in shared:
+        _SchemeLimits(limits, axis_scheme, shared, graph, mesh).add()
 
 
 class _SchemeLimits:
@@ -179,17 +180,17 @@ class _SchemeLimits:
             )
 
     def _check_heads(self, axis: str, ranks: int) -> None:
+        for node in self._roles.fused:
+            raise ConstraintError(
+                f"{self._text!r} cuts projections by columns, but {self._graph.nodes[node].name} splits the columns of "
+                "one projection among several; make each its own"
+            )
         for node, heads in self._roles.heads:
             if heads % ranks:
                 raise ConstraintError(
                     f"{self._text!r} cuts attention by heads, but the {ranks} ranks of {axis} cannot share the {heads} "
                     f"heads of {self._graph.nodes[node].name}"
                 )
-        for node in self._roles.fused:
-            raise ConstraintError(
-                f"{self._text!r} cuts projections by columns, but {self._graph.nodes[node].name} splits the columns of "
-                "one projection among several; make each its own"
-            )
 
     def _shares(self, size: int, axes: tuple[int, ...]) -> bool:
         """Whether a dim of this size can be cut over these axes: every rank gets a part, and equal ones where there are

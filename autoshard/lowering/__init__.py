@@ -11,7 +11,7 @@ from .identity import check_same_start, check_same_tensors, code_digest, plan_di
 from .inputs import Inputs
 from .load import load_weights
 from .local_program import LocalProgram, lower
-from .local_values import Storage
+from .local_values import Results, Storage
 from .match import check_graph, check_held_alike, check_mesh, check_order, mesh_of
 from .module import ParallelModule, as_one_process, check_class, converted, manual_seed, plan_of
 from .needs import check_redistributions
@@ -32,6 +32,7 @@ __all__ = [
     "ParallelModule",
     "Random",
     "Rank",
+    "Results",
     "ServedPlan",
     "Storage",
     "agreed",

@@ -94,11 +94,12 @@ def links_of(mesh: DeviceMesh) -> dict[str, str]:
 
 
 @contextmanager
-def without_values(device: torch.device) -> Iterator[None]:
+def without_values(device: torch.device, mode: FakeTensorMode | None = None) -> Iterator[None]:
     """Inside, tensors of a device are made, and operators run on them as they stand, without values. The device counts:
-    for half types, a batch norm saves its statistics in other dtypes on a CPU than on the meta device.
+    for half types, a batch norm saves its statistics in other dtypes on a CPU than on the meta device. Tensors go
+    together that were made in one ``mode``, which is a new one where none is given.
     """
-    with FakeTensorMode(), torch.autocast(device.type, enabled=False):
+    with mode or FakeTensorMode(), torch.autocast(device.type, enabled=False):
         yield
 
 

@@ -96,6 +96,7 @@ def lower(
     *,
     adds: bool = False,
     random: Random = "per-shard",
+    known: Results | None = None,
 ) -> LocalProgram:
     """Writes the local program of one rank.
 
@@ -106,13 +107,15 @@ def lower(
             tangents of these alone, and runs what they need alone.
         adds: whether the backward adds the gradients to sums that it takes.
         random: how random numbers are drawn (:mod:`autoshard.lowering.draws`).
+        known: what operators make, from other programs of the model; gets what those of this one do.
 
     Raises:
         VerificationError: the plan lacks a redistribution that its layouts need, or an operator on shards gives
             another shape than the plan says.
     """
-    with without_values(rank.device):
-        return _Lowering(graph, plan, rank, used, adds, random).run()
+    known = known or Results()
+    with without_values(rank.device, known.mode):
+        return _Lowering(graph, plan, rank, used, adds, random, known).run()
 
 
 class _Lowering:
@@ -124,13 +127,13 @@ class _Lowering:
         used: Collection[int] | None,
         adds: bool,
         random: Random,
+        known: Results,
     ) -> None:
         self._graph, self._mesh, self._coordinate, self._device = graph, plan.mesh, rank.coordinate, rank.device
         self._operators = {entry.name: entry for entry in plan.operators}
         self._held = {e.name: e.layout for e in (*plan.parameters, *plan.buffers, *plan.inputs)}
         self._outputs = {entry.name: entry.layout for entry in plan.outputs}
         self._paths = {(r.tensor, r.phase, r.path[0], r.path[-1]): r for r in plan.redistributions}
-        known = Results()
         self._emitters: dict[str, GraphEmitter] = {
             phase: GraphEmitter(plan.mesh, rank.groups, known) for phase in PHASES
         }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .adapter import memory_of
+from .adapter import FakeTensorMode, memory_of
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,16 +57,24 @@ def value_of(tensor: torch.Tensor, storage: Storage | None = None) -> Value:
 
 
 class Results:
-    """What operators make, as far as somebody asked."""
+    """What operators make, as far as somebody asked: of one graph, or of several of one model.
 
-    def __init__(self) -> None:
+    Args:
+        most: how many are known at most before all are forgotten.
+    """
+
+    def __init__(self, most: int = 20_000) -> None:
+        self.mode = FakeTensorMode()
         self._known: dict[Hashable, tuple[Any, Hashable, Any]] = {}
+        self._most = most
 
     def of(self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value:
         """The result of an operator, among whose arguments are nodes that have a value."""
         given: list[Value] = []
         key = op, _key(args, given), tuple((name, _key(arg, given)) for name, arg in sorted(kwargs.items()))
         if key not in self._known:
+            if len(self._known) >= self._most:
+                self._known.clear()
             self._known[key] = self._asked(op, args, kwargs, given)
         tensor, looks, places = self._known[key]
         memory = [storage for value in given for _, storage in value.leaves()]

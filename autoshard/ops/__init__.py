@@ -3,7 +3,7 @@
 To teach autoshard an operator of torch, add a line to its family. For one of your own, call :func:`register_operator`.
 """
 
-from . import drawn, elements, factories, images, norms, products, reductions, views  # noqa: F401  (their entries)
+from . import drawn, elements, factories, grouped, images, indexing, norms, products, reductions, views  # noqa: F401  (their entries)
 from .local import run_local
 from .operator import Operator, has, is_contraction, is_free, is_linear, known
 from .overwriting import overwrites

@@ -1,11 +1,14 @@
-"""Operators that work element by element, or move elements: casts, sums, triangles, copies, indexing."""
+"""Operators that work element by element, or move elements: casts, sums, triangles, copies, indexing.
+
+Where an index says what is read or written: :mod:`autoshard.ops.indexing`.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..capture import Node
-from ..layout import P_SUM, R, S, local_range
+from ..capture import Node, TensorMeta
+from ..layout import P_SUM, Placement, R, S, local_range
 from .operator import LocalCall, Metas, Operator, enter
 from .rule import Rule
 
@@ -23,28 +26,47 @@ def _triangle_of_block(call: LocalCall) -> Any:
     return call.run(node.op, call.args[0], diagonal + row - column)
 
 
-def _prelu_rules(node: Node, inputs: Metas) -> list[Rule]:
-    """Element by element; the slopes, and what else is of length 1 along a dim, are whole there."""
-    shape = inputs[0].shape
+def _element_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Element by element, cut along any dim of the result. Dims count from the last; what is of length 1 along one, or
+    has none, is repeated there and whole: the slopes of ``prelu``, what ``copy`` copies.
+    """
+    meta = node.outputs[0]
+    assert meta is not None
+    rank = len(meta.shape)
+
+    def cut(other: TensorMeta | None, dim: int) -> Placement:
+        d = -1 if other is None else dim - rank + len(other.shape)
+        return S(d) if other and d >= 0 and other.shape[d] == meta.shape[dim] else R
+
     return [
-        Rule(tuple(S(d) if meta.shape[d] > 1 else R for meta in inputs), (S(d),) * len(node.outputs))
-        for d, size in enumerate(shape)
+        Rule(tuple(cut(m, d) for m in inputs), tuple(None if m is None else cut(m, d) for m in node.outputs))
+        for d, size in enumerate(meta.shape)
         if size > 1
     ]
 
 
-enter("_prelu_kernel _prelu_kernel_backward", Operator(rules=_prelu_rules))
+def _taking_values(node: Node, inputs: Metas) -> list[Rule]:
+    """A tensor that takes the values of another: only its size matters, so that these may be addends as they come."""
+    return [*_element_rules(node, inputs), Rule((R, P_SUM), (P_SUM,)), Rule((P_SUM, P_SUM), (P_SUM,))]
+
+
+enter(
+    "_prelu_kernel _prelu_kernel_backward log_sigmoid_forward log_sigmoid_backward softplus_backward floor_divide",
+    Operator(rules=_element_rules),
+)
+enter("fill.Scalar", Operator(rules=_element_rules, kernel="copy"))
+enter("fill.Tensor", Operator(rules=_taking_values, kernel="copy"))
+enter("copy", Operator(rules=_taking_values, kernel="copy", traits=("linear",)))
 enter("add.Tensor", Operator(traits=("sum",)))
 enter("_to_copy", Operator(kernel="copy", traits=("cast",)))
 enter("tril triu", Operator(more_rules=_triangle_rules, local=_triangle_of_block))
 enter(
-    "cat stack clone copy contiguous repeat flip roll constant_pad_nd select_scatter",
+    "cat stack clone contiguous flip roll constant_pad_nd select_scatter",
     Operator(kernel="copy", traits=("linear",)),
 )
 enter("mul div neg", Operator(traits=("scaling",)))
 enter("embedding gather index_select", Operator(kernel="indexing", traits=("rows",)))
 enter(
-    "embedding_dense_backward scatter scatter_add scatter_reduce index_add index_copy index index_put _unsafe_index "
-    "_unsafe_index_put take topk sort masked_select",
+    "embedding_dense_backward scatter scatter_reduce index_copy index take topk sort masked_select",
     Operator(kernel="indexing"),
 )

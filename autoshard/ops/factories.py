@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..capture import Node
-from ..layout import S, local_range
+from ..layout import P_SUM, S, local_range
 from .lengths import small_lengths
 from .local import with_local_size
 from .operator import Form, LocalCall, Metas, Operator, enter
@@ -22,6 +22,12 @@ def _any_block(node: Node, inputs: Metas) -> list[Rule]:
     meta = node.outputs[0]
     assert meta is not None
     return [Rule((), (S(d),)) for d in range(len(meta.shape))]
+
+
+def _block_or_addend_of_zeros(node: Node, inputs: Metas) -> list[Rule]:
+    """Zeros are what ranks add up to that each have zeros: a sum can be written into them in parts."""
+    is_zero = len(node.args) < 2 or node.args[1] == 0
+    return [*_any_block(node, inputs), *[Rule((), (P_SUM,))] * is_zero]
 
 
 def _block_of_whole(call: LocalCall) -> Any:
@@ -58,7 +64,8 @@ def _without_strides(call: LocalCall) -> Any:
     return with_local_size(1, aten.new_empty.default)(replace(call, args=call.args[:2]))
 
 
-enter("zeros ones full", Operator(rules=_any_block, local=with_local_size(0), kernel="copy"))
+enter("zeros full", Operator(rules=_block_or_addend_of_zeros, local=with_local_size(0), kernel="copy"))
+enter("ones", Operator(rules=_any_block, local=with_local_size(0), kernel="copy"))
 enter("empty", Operator(rules=_any_block, local=with_local_size(0), traits=("uninitialised",)))
 enter("arange", Operator(rules=_any_block, local=_block_of_whole, small=_small_arange))
 enter("linspace logspace eye tril_indices triu_indices", Operator(rules=_any_block, local=_block_of_whole))
@@ -72,4 +79,4 @@ enter("new_zeros new_ones new_full", Operator(local=with_local_size(1), kernel="
 enter("new_empty", Operator(local=with_local_size(1), traits=("uninitialised",)))
 enter("new_empty_strided", Operator(local=_without_strides, traits=("uninitialised",)))
 enter("empty_like", Operator(kernel="copy", traits=("uninitialised",)))
-enter("zeros_like ones_like full_like fill", Operator(kernel="copy"))
+enter("zeros_like ones_like full_like", Operator(kernel="copy"))

@@ -40,6 +40,21 @@ def _keeps_channels(node: Node, position: int, dim: int, rank: int) -> bool:
     return dim == 1 or rank == 1
 
 
+def _weight_norm_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Directions and lengths are cut along the dim that has the lengths: each is the norm of all else."""
+    dim = node.args[len(inputs)] if len(node.args) > len(inputs) else 0
+    cut = S(dim % len(inputs[0].shape))
+    return [Rule((cut,) * len(inputs), (cut,) * len(node.outputs))]
+
+
+def _weight_norm_backward_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """The same, and addends of the gradient, in which it is linear."""
+    addends = Rule((P_SUM, R, R, R), (P_SUM, P_SUM))
+    return [*_weight_norm_rules(node, inputs), addends]
+
+
+enter("_weight_norm_interface", Operator(rules=_weight_norm_rules, kernel="normalization"))
+enter("_weight_norm_interface_backward", Operator(rules=_weight_norm_backward_rules, kernel="normalization"))
 enter(
     "native_group_norm",
     Operator(

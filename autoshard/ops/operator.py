@@ -33,6 +33,7 @@ Trait = Literal[
     "drawn",
     "linear",
     "mean",
+    "part",
     "reshape",
     "rows",
     "scaling",
@@ -50,6 +51,7 @@ Trait = Literal[
 * ``drawn``: it draws a random number for each element, by itself, in shapes that all its tensors share;
 * ``linear``: of all its tensors taken together: what it makes of sums is the sum of what it makes of the addends;
 * ``mean``: it averages, so that DTensor's averages of shards stand for sums here;
+* ``part``: it takes one range, or one index, of the dim that is its second argument;
 * ``reshape``: the same elements in row-major order;
 * ``rows``: it reads some rows of its first argument, not all of it;
 * ``scaling``: linear where it takes one tensor;

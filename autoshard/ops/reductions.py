@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..capture import Node, TensorMeta
-from ..layout import Layout, P, Placement, S
+from ..layout import P_SUM, Layout, P, Placement, S
 from .operator import LocalCall, Metas, Operator, enter
 from .rule import Rule
 
@@ -51,13 +51,18 @@ def _mean_length(node: Node, meta: TensorMeta, layout: Layout) -> int | None:
     return math.prod(meta.shape[d] for d in averaged)
 
 
+def _running_sum_of_addends(node: Node, inputs: Metas) -> list[Rule]:
+    return [Rule((P_SUM,), (P_SUM,))]
+
+
+enter("cumsum", Operator(more_rules=_running_sum_of_addends, kernel="reduction"))
 enter("any", Operator(more_rules=partial(_truths, P("max")), kernel="reduction"))
 enter("all", Operator(more_rules=partial(_truths, P("min")), kernel="reduction"))
 enter("mean", Operator(local=_mean, kernel="reduction", traits=("mean",)))
 enter("norm", Operator(more_rules=_norm_rules, kernel="reduction"))
 enter("sum", Operator(kernel="reduction", traits=("linear",)))
 enter(
-    "prod amax amin aminmax max min argmax argmin var var_mean std std_mean linalg_vector_norm cumsum cumprod "
+    "prod amax amin aminmax max min argmax argmin var var_mean std std_mean linalg_vector_norm cumprod "
     "nll_loss_forward nll_loss_backward mse_loss mse_loss_backward",
     Operator(kernel="reduction"),
 )

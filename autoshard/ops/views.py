@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..capture import Node, Ref, TensorMeta
-from ..layout import P_SUM, Layout, R, S, is_even, local_range
+from ..layout import P_SUM, Layout, R, S, is_even, local_range, local_shape
 from ..mesh import Mesh
 from .lengths import small_lengths, wide
 from .local import with_local_size
@@ -153,6 +153,16 @@ def _expand_rules(node: Node, inputs: Metas) -> list[Rule]:
     return [Rule((R,), (S(d),)) for d in repeated]
 
 
+def _repeated_local(call: LocalCall) -> Any:
+    """``repeat`` to the rank's block: along a dim of one index as often as the block is long."""
+    meta, layout = call.node.outputs[0], call.outputs[0]
+    assert meta is not None and layout is not None
+    sizes = local_shape(meta.shape, layout, call.mesh, call.coordinate)
+    before = (1,) * (len(sizes) - len(call.metas[0].shape)) + call.metas[0].shape
+    times = tuple(size if one == 1 else count for size, one, count in zip(sizes, before, call.node.args[1]))
+    return call.run(call.node.op, call.args[0], times)
+
+
 def _window_rules(node: Node, inputs: Metas) -> list[Rule]:
     """Windows, and the gradient of a tensor of which they are: any dim but those of the windows."""
     windowed, rank = _window_dim(node, len(inputs[0].shape)), len(inputs[0].shape)
@@ -258,6 +268,7 @@ enter("view reshape", _RESHAPE)
 enter("_unsafe_view", replace(_RESHAPE, traits=("reshape", "view")))
 enter("constrain", Operator(rules=_constrain_rules, local=_same, traits=("view",)), namespace="autoshard")
 enter("expand", Operator(more_rules=_expand_rules, local=with_local_size(1)))
+enter("repeat", Operator(more_rules=_expand_rules, local=_repeated_local, kernel="copy", traits=("linear",)))
 enter("squeeze squeeze_copy", Operator(local=_squeezed))
 enter("view_as_complex view.dtype", Operator(local=_on_rows))
 enter("unfold", Operator(rules=_window_rules, small=_small_windows, keeps=_keeps_windows))
@@ -271,7 +282,8 @@ enter("diagonal_backward", Operator(rules=partial(_diagonal_rules, True), local=
 enter("unbind", Operator(keeps=_keeps_pieces))
 enter("split split_with_sizes", Operator(small=_small_split, traits=("split",)))
 enter("split_with_sizes_copy unsafe_split", Operator(small=_small_split))
-enter("slice", Operator(small=_small_slice))
+enter("slice", Operator(small=_small_slice, traits=("part",)))
+enter("select", Operator(traits=("part",)))
 enter(
     "slice_backward", Operator(local=with_local_size(1), small=_small_slice_backward, kernel="copy", traits=("linear",))
 )

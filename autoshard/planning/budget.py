@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +42,7 @@ from solver import Node as SolverNode
 
 from ..capture import CapturedGraph, recomputable, recomputed
 from ..errors import BudgetError, InfeasibleError
+from ..lowering import Results
 from ..plans import ShardingPlan
 from ..plans.schedule import schedule
 from ..plans.units import format_bytes, format_seconds
@@ -95,7 +96,8 @@ class SolverOptions:
     one; ``known`` the answer of the program with memory on another schedule, ``leanest`` the plan found so far that
     holds least. ``explains`` says whether an error of the budget looks for what would free the most, which takes as
     long as a plan. A search that ``is_thorough`` does not give up where what the timeline has more leaves the program
-    no answer. ``report`` is told of better costs and bounds, from any thread.
+    no answer. ``report`` is told of better costs and bounds, from any thread. ``results`` are what operators make, as
+    far as it is known.
 
     Raises:
         ValueError: the time limit is no time.
@@ -110,6 +112,7 @@ class SolverOptions:
     explains: bool = True
     is_thorough: bool = True
     report: Callable[[str], None] = lambda said: None
+    results: Results = field(default_factory=Results)
 
     def __post_init__(self) -> None:
         if self.time_limit_s is not None and not self.time_limit_s > 0:
@@ -133,13 +136,13 @@ class NothingFitsError(BudgetError):
         self.bound_ns, self.is_proven, self.least_bytes, self.nearest = bound_ns, is_proven, least_bytes, nearest
 
 
-def is_near(graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, budget: int) -> bool:
+def is_near(graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, budget: int, results: Results) -> bool:
     """Whether a plan's schedule is not what keeps it from fitting: it nearly fits, or would not fit without one."""
-    peak = timeline_of(graph, plan, policy).peak.size_bytes
+    peak = timeline_of(graph, plan, policy, results).peak.size_bytes
     if peak <= (1 + NEAR) * budget:
         return True
     alone = replace(plan, bucket_bytes=0, gathers_ahead=True)
-    return peak <= (1 + ADDED) * timeline_of(graph, alone, policy).peak.size_bytes
+    return peak <= (1 + ADDED) * timeline_of(graph, alone, policy, results).peak.size_bytes
 
 
 def said_by(report: Callable[[str], None]) -> Callable[[Incumbent], None]:
@@ -209,22 +212,31 @@ def plan_within_budget(
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """An answer of the solver: the plan it stands for, and what that plan really holds in memory, moment by moment."""
+    """An answer of the solver: the plan it stands for, and what that plan really holds in memory, moment by moment.
+
+    ``results`` are what operators make, as far as answers before had them.
+    """
 
     solution: Solution
     plan: ShardingPlan
     formulation: Formulation
     policy: OptimizerPolicy
+    results: Results
 
     @cached_property
     def timeline(self) -> Timeline:
         """What the plan holds, moment by moment."""
-        return timeline_of(self.formulation.graph, self.plan, self.policy)
+        return timeline_of(self.formulation.graph, self.plan, self.policy, self.results)
 
     @property
     def peak_bytes(self) -> int:
         """What it holds at most."""
         return self.timeline.peak.size_bytes
+
+    def peak_on(self, bucket_bytes: int, gathers_ahead: bool) -> int:
+        """What it would hold at most on another schedule, in bytes."""
+        there = replace(self.plan, bucket_bytes=bucket_bytes, gathers_ahead=gathers_ahead)
+        return timeline_of(self.formulation.graph, there, self.policy, self.results).peak.size_bytes
 
     @property
     def assignment(self) -> Assignment:
@@ -273,7 +285,8 @@ class _Search:
         )
 
     def _found(self, formulation: Formulation, solution: Solution) -> Found:
-        found = Found(solution, self._write(formulation, solution), formulation, self._limit.policy)
+        written = self._write(formulation, solution)
+        found = Found(solution, written, formulation, self._limit.policy, self._options.results)
         if self.leanest is None or found.peak_bytes < self.leanest.peak_bytes:
             self.leanest = found
         budget = self._limit.allowed_bytes
@@ -300,7 +313,7 @@ class _Search:
         bound, self.is_proven = self.last.bound, self.last.status is Status.INFEASIBLE
         if found is not None and found.peak_bytes > budget and not self._options.is_thorough:
             self.nearest = found
-            if self._fitting is None and not is_near(program.graph, found.plan, self._limit.policy, budget):
+            if self._fitting is None and not self._is_near(found, budget):
                 return None, bound
         for left in reversed(range(ROUNDS if self._options.is_thorough else FEWER_ROUNDS)):
             if found is None or found.peak_bytes <= budget or not left:
@@ -319,6 +332,9 @@ class _Search:
             return None, bound
         counted = evaluate(program.problem, *leanest.assignment).peak_usage
         return self._between(program, counted, budget, budget, leanest), bound
+
+    def _is_near(self, found: Found, budget: int) -> bool:
+        return is_near(found.formulation.graph, found.plan, self._limit.policy, budget, self._options.results)
 
     def _between(self, program: Formulation, low: int, high: int, budget: int, best: Found) -> Found:
         """The cheapest answer found under limits between one whose answer fits and one whose answer does not."""
@@ -430,7 +446,7 @@ class _Search:
         freed: list[tuple[int, str]] = []
         for name in OPTIMIZERS:
             if name not in ("none", self._limit.optimizer):
-                peak = timeline_of(found.formulation.graph, found.plan, optimizer_policy(name)).peak
+                peak = timeline_of(found.formulation.graph, found.plan, optimizer_policy(name), found.results).peak
                 freed.append((found.peak_bytes - peak.size_bytes, f"the optimizer policy {name}"))
         for name, formulation in relaxed:
             other = self._leanest_of(formulation)

@@ -8,21 +8,26 @@ from ..constraints.names import names_of, results_of
 from ..errors import ConstraintError
 from ..layout import Layout, format_layout, format_strategy
 from ..mesh import Mesh
-from ..strategies import Enumerator, Strategy
+from ..strategies import Enumerator, Rulebook, Strategy
 
 MOST_SHOWN = 12
 """Layouts or strategies that an error lists."""
 
 
-def candidates(graph: CapturedGraph, mesh: Mesh, limits: Limits) -> tuple[tuple[Strategy, ...], ...]:
+def candidates(
+    graph: CapturedGraph, mesh: Mesh, limits: Limits, rulebook: Rulebook | None = None
+) -> tuple[tuple[Strategy, ...], ...]:
     """The strategies of every node of a graph, then the layouts of every result that leaves it, under their limits.
 
     Equal strategies under equal limits are the same tuple, so that prices are worked out once.
 
+    Args:
+        rulebook: the rules that are known already.
+
     Raises:
         ConstraintError: a limit leaves none; the message says what there is, and which other limit stands in the way.
     """
-    enumerator = Enumerator(graph, mesh)
+    enumerator = Enumerator(graph, mesh, rulebook)
     found = [enumerator.strategies(node) for node in graph.nodes]
     mutated = {ref for _, ref in graph.mutations}
     found += [enumerator.held(graph.meta(ref), cut=ref not in mutated) for _, ref in results_of(graph)]

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from solver import Solution
 
 from ..capture import CapturedGraph
 from ..constraints import Constraint, gather_constraints
 from ..constraints.baselines import Baseline, baselines
-from ..errors import ConstraintError, InfeasibleError
+from ..errors import ConstraintError
+from ..lowering import Results
 from ..mesh import Mesh
 from ..plans import ShardingPlan
-from .budget import Found
-from .formulation import Formulation
+from .budget import NEAR, Found
+from .formulation import Formulation, Objective
 from .limit import MemoryLimit
 
 
@@ -42,6 +43,11 @@ class Planning(Protocol):
         ...
 
     @property
+    def objective(self) -> Objective:
+        """What is minimised."""
+        ...
+
+    @property
     def time_limit_s(self) -> float | None:
         """For the solver."""
         ...
@@ -61,12 +67,17 @@ class Planning(Protocol):
         """Whether parameters are gathered before they are read."""
         ...
 
+    @property
+    def results(self) -> Results:
+        """What operators make, as far as it is known."""
+        ...
+
     def program(self, constraints: Sequence[Constraint]) -> Formulation:
         """The program under constraints."""
         ...
 
-    def solve(self, formulation: Formulation) -> Solution:
-        """Its cheapest assignment."""
+    def solution(self, formulation: Formulation, *, explains: bool) -> Solution:
+        """What the solver says of it; why there is no answer is looked for where it ``explains``."""
         ...
 
     def write(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
@@ -76,6 +87,9 @@ class Planning(Protocol):
     def having(self, **changes: Any) -> Self:
         """The same with other options."""
         ...
+
+
+_P = TypeVar("_P", bound=Planning)
 
 
 def experts(planners: Sequence[Planning], constraints: Sequence[Constraint], below_ns: float) -> Iterator[Found]:
@@ -98,7 +112,9 @@ def experts(planners: Sequence[Planning], constraints: Sequence[Constraint], bel
             below_ns = plain.cost_ns
             continue
         selective, full = baseline.recomputing() if planners[0].chooses_again else (baseline, baseline)
-        for planner in told:
+        left = told
+        while left:
+            planner, *left = left
             found = _planned(planner, full, constraints)
             if found is None:
                 break
@@ -109,6 +125,22 @@ def experts(planners: Sequence[Planning], constraints: Sequence[Constraint], bel
                 if less is not None:
                     yield less
                 break
+            left = _from_where_it_fits(found, left, budget)
+
+
+def _from_where_it_fits(found: Found, planners: list[_P], budget: int) -> list[_P]:
+    """The planners from the first on whose schedule a plan would fit; the last one, which holds least, where it would
+    nearly do so there, as prices on that schedule are others; else none.
+    """
+
+    def peak_bytes(planner: _P) -> int:
+        return found.peak_on(planner.bucket_bytes, planner.gathers_ahead)
+
+    if not planners or peak_bytes(planners[-1]) > (1 + NEAR) * budget:
+        return []
+    while len(planners) > 1 and peak_bytes(planners[0]) > budget:
+        planners = planners[1:]
+    return planners
 
 
 def _planned(planner: Planning, baseline: Baseline, constraints: Sequence[Constraint]) -> Found | None:
@@ -116,8 +148,10 @@ def _planned(planner: Planning, baseline: Baseline, constraints: Sequence[Constr
     try:
         schemes = gather_constraints(baseline.constraints(planner.mesh), planner.mesh).values
         formulation = planner.program([*constraints, *schemes])
-        solution = planner.solve(formulation)
-    except (ConstraintError, InfeasibleError):
+    except ConstraintError:
+        return None
+    solution = planner.solution(formulation, explains=False)
+    if solution.choices is None:
         return None
     plan = replace(planner.write(formulation, solution), pins=tuple(each.text for each in constraints))
-    return Found(solution, plan, formulation, planner.limit.policy)
+    return Found(solution, plan, formulation, planner.limit.policy, planner.results)

@@ -40,14 +40,14 @@ from ..mesh import Mesh
 from ..micro_batches import operator_runs
 from ..ops import is_free
 from ..recomputation import again_name
-from ..strategies import Strategy
+from ..strategies import Rulebook, Strategy
 from .candidates import candidates
 from .layer_ties import in_groups, marks_of, tied_classes
 from .pricing import NO_OPTIMIZER, Prices
 from .tensor_networks import HELD, Demand, TensorNetwork, layout_of, networks_of
 
-Objective = Literal["step-time", "communication-time"]
-OBJECTIVES: tuple[Objective, ...] = ("step-time", "communication-time")
+Objective = Literal["step-time", "overlapped-step-time", "communication-time"]
+OBJECTIVES: tuple[Objective, ...] = ("step-time", "overlapped-step-time", "communication-time")
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,12 +136,15 @@ def formulate(
     chooses_again: bool = False,
     policy: OptimizerPolicy = NO_OPTIMIZER,
     bucket_bytes: int = 0,
+    rulebook: Rulebook | None = None,
 ) -> Formulation:
     """Builds the integer program of a graph on a mesh of a machine.
 
     Args:
-        objective: ``step-time`` adds compute, communication and the optimizer's step; ``communication-time`` counts
-            communication alone, under which full replication is free: it is meant for use with pins.
+        objective: ``step-time`` adds compute, communication and the optimizer's step; in ``overlapped-step-time`` what
+            may travel beside computation costs the profile's ``contention`` of that, as if all of it did;
+            ``communication-time`` counts communication alone, under which full replication is free: it is meant for use
+            with pins.
         graph: as captured; the program's is the one in which what the constraints want is computed again.
         constraints: what is decided already.
         tie_layers: decide identical layers once.
@@ -150,6 +153,7 @@ def formulate(
         chooses_again: let the program decide what is computed again, beside what constraints want.
         policy: of the optimizer whose step is priced; by default of none.
         bucket_bytes: how much travels together (:mod:`autoshard.plans.schedule`).
+        rulebook: the rules of operators that are known already.
 
     Raises:
         ConstraintError: a constraint names nothing, or leaves its tensor or operator no layout that it can have.
@@ -159,14 +163,15 @@ def formulate(
     wanted = again_under(constraints, graph)
     open_ones = _worth_it(graph, may_be_again(constraints, graph) | wanted) if chooses_again else frozenset[str]()
     graph = recomputed(graph, wanted | open_ones)
-    prices = Prices(graph, mesh, profile, policy, bucket_bytes)
+    contention = profile.contention if objective == "overlapped-step-time" else 1.0
+    prices = Prices(graph, mesh, profile, policy, bucket_bytes, contention)
     limits = compile_constraints(constraints, graph, mesh)
     return assemble(
         graph,
         mesh,
         prices,
         limits,
-        candidates(graph, mesh, limits),
+        candidates(graph, mesh, limits, rulebook),
         objective=objective,
         constraints=constraints,
         tie_layers=tie_layers,
@@ -343,7 +348,7 @@ class _Costs:
         self, graph: CapturedGraph, prices: Prices, strategies: tuple[tuple[Strategy, ...], ...], objective: Objective
     ) -> None:
         self._graph, self._prices, self._strategies = graph, prices, strategies
-        self._computes = objective == "step-time"
+        self._computes = objective != "communication-time"
         self._trained = frozenset(name for name, _ in graph.gradients) if self._computes else frozenset[str]()
         self._known: dict[object, np.ndarray] = {}
 

@@ -15,18 +15,21 @@ from solver import Assignment, Solution, Status, solve
 
 from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, micro_batched, recomputed
 from ..constraints import AxisScheme, Constraint, Constraints
-from ..errors import ConstraintError, InfeasibleError
+from ..errors import BudgetError, ConstraintError, InfeasibleError
+from ..lowering import Results
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
 from ..plans.schedule import BUCKET_BYTES
+from ..plans.simulation import overlapped_s
 from ..plans.units import format_gap
 from ..precision import AS_IT_IS, Precision
-from .batch_mixing import why_not_cut
+from ..strategies import Rulebook
+from .blocking import ANY_PLAN, why_not
 from .budget import SolverOptions, plan_within_budget, said_by
 from .decided import decided
 from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
-from .ladder import Hints, on_any_schedule
+from .ladder import Hints, Search, on_any_schedule
 from .limit import MemoryLimit
 
 BLAME_S = 20.0
@@ -37,9 +40,6 @@ MOST_RELAXED = 5
 
 UNPROVEN = 1e-6
 """The gap from which on a plan counts as not proven."""
-
-ANY_PLAN = 1e9
-"""A gap at which the solver stops with the first assignment it finds."""
 
 Checkpointing: TypeAlias = Literal["free", "as-marked", "none"]
 CHECKPOINTING: tuple[Checkpointing, ...] = ("free", "as-marked", "none")
@@ -62,8 +62,8 @@ class Planner:
 
     ``model`` is the name that plans give it, ``call`` how it is called (:mod:`autoshard.capture.calls`); where it
     ``chooses_again``, a budget that binds lets the program decide what is computed again. ``report`` is told of better
-    costs and bounds while it solves, from any thread. The other options are those
-    of :func:`autoshard.plan`.
+    costs and bounds while it solves, from any thread. The ``rulebook`` fills with the rules that its programs want,
+    ``results`` with what operators make where plans are lowered. The other options are those of :func:`autoshard.plan`.
     """
 
     graph: CapturedGraph
@@ -80,6 +80,8 @@ class Planner:
     bucket_bytes: int = BUCKET_BYTES
     gathers_ahead: bool = True
     report: Callable[[str], None] = lambda said: None
+    rulebook: Rulebook = field(default_factory=Rulebook)
+    results: Results = field(default_factory=Results)
 
     @classmethod
     def of_model(
@@ -148,7 +150,8 @@ class Planner:
         formulation = self.formulate(constraints)
         report("solving")
         with constraints.located():
-            return on_any_schedule(self, formulation, Planner._planned, asks_experts=True)
+            found = on_any_schedule(self, formulation, Planner._planned, asks_experts=True)
+        return self._or_as_if_nothing_hid(found, constraints.values, Planner._planned)
 
     def _planned(self, formulation: Formulation, hints: Hints) -> ShardingPlan:
         options = SolverOptions(
@@ -159,6 +162,7 @@ class Planner:
             explains=hints.is_last,
             is_thorough=hints.is_last,
             report=self.report,
+            results=self.results,
         )
         try:
             return plan_within_budget(
@@ -195,11 +199,30 @@ class Planner:
                 explains=False,
                 is_thorough=hints.is_last,
                 report=self.report,
+                results=self.results,
             )
             wider = planner._wider(program.constraints)
             return plan_within_budget(program, planner.limit, options, planner.write, wider=wider)
 
-        return on_any_schedule(self, formulation, search, asks_experts=False)
+        found = on_any_schedule(self, formulation, search, asks_experts=False)
+        return self._or_as_if_nothing_hid(found, formulation.constraints, search)
+
+    def _or_as_if_nothing_hid(
+        self, found: ShardingPlan, constraints: Sequence[Constraint], search: Search[Planner]
+    ) -> ShardingPlan:
+        """Where what hides has a share of its price, the shorter of the plan that counts on all of it to hide, and of
+        the one that counts on none: what hides depends on the schedule, which no program knows. The bound is the
+        first's.
+        """
+        if self.objective != "overlapped-step-time" or self.profile.contention == 1 or not self.bucket_bytes:
+            return found
+        other = self.having(objective="step-time")
+        try:
+            plan = on_any_schedule(other, other.program(constraints), search, asks_experts=False)
+        except (InfeasibleError, BudgetError):
+            return found
+        plan = self._judged(replace(plan, objective=self.objective), found.solver.bound_ns)
+        return min(found, plan, key=lambda each: each.solver.cost_ns)
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
         for k, constraint in enumerate(constraints[:MOST_RELAXED]):
@@ -234,6 +257,7 @@ class Planner:
             chooses_again=chooses_again,
             policy=self.limit.policy,
             bucket_bytes=self.bucket_bytes,
+            rulebook=self.rulebook,
         )
 
     def solve(self, formulation: Formulation, start: Assignment | Sequence[int] | None = None) -> Solution:
@@ -246,22 +270,37 @@ class Planner:
             InfeasibleError: there is none, or none was found in the time given; the message names the constraints that
                 contradict each other.
         """
-        solution = solve(
-            formulation.problem,
-            backend=self.backend,
-            time_limit_s=self.time_limit_s,
-            start=start,
-            progress=said_by(self.report),
-        )
+        solution = self.solution(formulation, start)
         if solution.choices is None:
             said = f"{solution.status.value} {solution.report.explanation}".rstrip()
             raise InfeasibleError(self._no_plan(formulation, said))
         return solution
 
+    def solution(
+        self, formulation: Formulation, start: Assignment | Sequence[int] | None = None, explains: bool = True
+    ) -> Solution:
+        """What the solver says of a program, which may be that there is no answer; why there is none is looked for
+        where it ``explains``.
+        """
+        return solve(
+            formulation.problem,
+            backend=self.backend,
+            time_limit_s=self.time_limit_s,
+            start=start,
+            explains=explains,
+            progress=said_by(self.report),
+        )
+
     def write(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
         """The plan of a solution."""
         plan = interpret(*decided(formulation, solution), self.profile, self.model, self.call)
-        return replace(plan, gathers_ahead=self.gathers_ahead)
+        plan = replace(plan, gathers_ahead=self.gathers_ahead)
+        return self._judged(plan, plan.solver.bound_ns) if self.objective == "overlapped-step-time" else plan
+
+    def _judged(self, plan: ShardingPlan, bound_ns: int) -> ShardingPlan:
+        """The plan at the cost of its step as its schedule runs it."""
+        cost_ns = round(overlapped_s(plan) * 1e9)
+        return replace(plan, solver=plan.solver.having(cost_ns, min(cost_ns, bound_ns)))
 
     def _no_plan(self, formulation: Formulation, reason: str) -> str:
         """What the solver said of a program without an answer, and the constraints that are to blame."""
@@ -272,7 +311,7 @@ class Planner:
         if reason.startswith(infeasible) and texts:
             blamed = self.contradiction(formulation.constraints)
             if len(blamed) == 1:
-                if why := self._mixing(blamed[0]):
+                if isinstance(blamed[0], AxisScheme) and (why := self._blocking(blamed[0])):
                     return f"no plan{under}: {why}"
                 return f"{said} The constraint {blamed[0].text!r} leaves none, whatever the others say."
             if blamed:
@@ -282,12 +321,9 @@ class Planner:
         also = f" The annotations in the model count too: {'; '.join(marks)}." if marks else ""
         return f"no plan{under}: {reason}{also}"
 
-    def _mixing(self, constraint: Constraint) -> str:
-        """Of a scheme that cuts the batch the operator that stands in its way; empty where none is found."""
-        if not (isinstance(constraint, AxisScheme) and constraint.scheme in ("ddp", "fsdp", "ep")):
-            return ""
-        why = why_not_cut(self.graph, self.mesh.shape[constraint.axis])
-        return why and f"{constraint.text!r} cuts the batch, but {why}"
+    def _blocking(self, scheme: AxisScheme) -> str:
+        """The operator that stands in the way of a scheme; empty where none is found."""
+        return why_not(self.graph, scheme, self.mesh, self.profile, self.rulebook)
 
     def contradiction(self, constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
         """Of constraints under which there is no plan a minimal part under which there is none.

@@ -7,6 +7,9 @@ bytes of the largest shard (:mod:`cost_models.optimizers`).
 What travels together is not priced by itself: of parameters that are gathered ahead each has its part, by bytes, of the
 seconds of all its layer in one collective, and gradients theirs of all gradients in one, but of no more than a bucket
 has. So prices are no higher than what the schedule of the plan comes to, where a bucket is less full: a bound holds.
+
+Steps in which a tensor travels with others may hide behind computation. With a ``contention`` below 1 they have that
+share of their price, as if all of them hid: no schedule of the plan takes less. A plan's own times are whole.
 """
 
 from __future__ import annotations
@@ -59,9 +62,11 @@ class Prices:
         profile: Profile,
         policy: OptimizerPolicy = NO_OPTIMIZER,
         bucket_bytes: int = 0,
+        contention: float = 1.0,
     ) -> None:
         self._graph = graph
         self.bucket_bytes = bucket_bytes
+        self._contention = contention
         self._mesh = mesh
         self._profile = profile
         self._policy = policy
@@ -160,8 +165,9 @@ class Prices:
 
         def price(step: Step, size: int, copied: int) -> float:
             moves = ((step.kind, axis, dim) for axis in step.axes for dim in (-1, step.source))
-            return math.inf if not banned.isdisjoint(moves) else self._step_s(step, size, copied, together)
+            return math.inf if not banned.isdisjoint(moves) else self._step_s(step, size, copied, together, contention)
 
+        contention = self._contention
         key = (meta.shape, meta.dtype.itemsize, reduces | {"sum"}, banned, together)
         if key not in self._steps:
             layouts = layouts_of(meta.shape, self._mesh, tuple(sorted(reduces | {"sum"})))
@@ -211,11 +217,13 @@ class Prices:
             self._paths[id(steps)] = cheapest_paths(steps)
         return self._paths[id(steps)]
 
-    def _step_s(self, step: Step, size: int, copied: int, together: Together = ALONE) -> float:
+    def _step_s(self, step: Step, size: int, copied: int, together: Together = ALONE, contention: float = 1.0) -> float:
         sent = 0.0
         if step.communicates and size:
-            whole = max(size, together.size_bytes) if step.kind in together.kinds else size
+            travels = step.kind in together.kinds
+            whole = max(size, together.size_bytes) if travels else size
             sent = self._topology.collective_s(step.kind, step.axes, whole) * (size / whole)
+            sent *= contention if travels else 1.0
         return float(sent + self._profile.copy_s(copied))
 
     def _addition_s(self, meta: TensorMeta, layout: Layout) -> float:

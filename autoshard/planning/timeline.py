@@ -30,7 +30,7 @@ from cost_models import OptimizerPolicy
 
 from ..capture import CapturedGraph, micro_batched, recomputed
 from ..layout import is_even, local_shape
-from ..lowering import LocalProgram, Rank, Storage, in_use, lower, storages
+from ..lowering import LocalProgram, Rank, Results, Storage, in_use, lower, storages
 from ..mesh import Mesh
 from ..micro_batches import held_name, summed_name
 from ..plans import (
@@ -80,25 +80,35 @@ class Timeline:
         return max(self.points, key=lambda point: point.size_bytes)
 
 
-def timeline_of(graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy) -> Timeline:
+def timeline_of(
+    graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, known: Results | None = None
+) -> Timeline:
     """What the fullest rank holds in memory over one training step.
 
     Shards of rank 0 are the largest, but where a tensor is cut unevenly the others pad theirs before they send them, so
     the ranks at the corners of the mesh are looked at too.
+
+    Args:
+        known: what operators make, from other plans of the model (:func:`autoshard.lowering.lower`).
     """
+    known = known or Results()
     graph = recomputed(micro_batched(graph, plan.micro_batches), plan.recomputed)
     corners = _corners(plan.mesh) if _is_uneven(graph, plan) else [(0,) * plan.mesh.ndim]
-    timelines = (timeline(graph, plan, policy, corner) for corner in corners)
+    timelines = (timeline(graph, plan, policy, corner, known) for corner in corners)
     return max(timelines, key=lambda found: found.peak.size_bytes)
 
 
 def timeline(
-    graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, coordinate: tuple[int, ...]
+    graph: CapturedGraph,
+    plan: ShardingPlan,
+    policy: OptimizerPolicy,
+    coordinate: tuple[int, ...],
+    known: Results | None = None,
 ) -> Timeline:
     """What the rank at a coordinate of the mesh holds in memory over one training step. Needs no process group."""
     graph = recomputed(micro_batched(graph, plan.micro_batches), plan.recomputed)
     rank = Rank(coordinate, torch.device("cpu"), {link: link for link in plan.links})
-    program = lower(graph, plan, rank, adds=plan.micro_batches > 1)
+    program = lower(graph, plan, rank, adds=plan.micro_batches > 1, known=known)
     return _Simulation(graph, plan, policy, program, coordinate).run()
 
 

@@ -51,15 +51,37 @@ class Provenance:
     lack: str = ""
 
 
+class Rulebook:
+    """The checked rules of operators, each looked up and checked once for a number of ranks.
+
+    They depend on no graph and no mesh: planning a model under other constraints, or with other operators computed
+    again, need not check them anew, which is half of the time that a program takes to write.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[object, _Found] = {}
+
+    def of(self, node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
+        """The rules of an operator along an axis of so many ranks."""
+        key = (signature(node, metas), parts)
+        if key not in self._found:
+            self._found[key] = _rules(node, metas, parts)
+        return self._found[key]
+
+
 class Enumerator:
     """Strategies of the nodes of one graph on one mesh, worked out once per distinct operator.
 
     Two operators are the same when name, arguments and the shapes and dtypes of inputs and results agree.
+
+    Args:
+        rulebook: the rules that are known from other graphs, which gets those of this one.
     """
 
-    def __init__(self, graph: CapturedGraph, mesh: Mesh) -> None:
+    def __init__(self, graph: CapturedGraph, mesh: Mesh, rulebook: Rulebook | None = None) -> None:
         self._graph = graph
         self._mesh = mesh
+        self._rulebook = rulebook or Rulebook()
         self._operators: dict[object, tuple[Strategy, ...]] = {}
         self._rules: dict[object, dict[int, _Found]] = {}
         self._tensors: dict[object, tuple[Strategy, ...]] = {}
@@ -139,7 +161,7 @@ class Enumerator:
     def _rules_of(self, node: Node, metas: tuple[TensorMeta, ...]) -> dict[int, _Found]:
         """The rules of an operator for each size of an axis above 1."""
         sizes = sorted(set(self._mesh.shape) - {1})
-        found = {size: _rules(node, metas, size) for size in sizes}
+        found = {size: self._rulebook.of(node, metas, size) for size in sizes}
         if sizes and all(f.lack for f in found.values()) and _could_be_cut(node):
             warnings.warn(
                 f"{node.op}: {found[sizes[0]].lack}; {node.name} runs replicated on every rank"
@@ -210,7 +232,8 @@ def _rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
     check = Check(node, metas, parts)
     held = {rule: source for rule, source in usable.items() if check.holds(rule)}
     if not held and node.op.namespace == "aten":  # type: ignore[union-attr]
-        held = dict.fromkeys(guessed_rules(node, metas, check), "guess")
+        guessed: dict[Rule, Source] = dict.fromkeys(guessed_rules(node, metas, check), "guess")
+        held = _giving_every_rank_a_part(guessed, node, metas, parts)
     return _Found(held, "" if held else _lack(len(usable), check))
 
 

@@ -6,8 +6,9 @@
     python -m benchmarks.zoo --write docs/coverage.md         # the page from what was found, run now or before
     python -m benchmarks.zoo --only-write --write docs/coverage.md
 
-Weights are random and models tiny: nothing is downloaded. Each model runs in a process of its own, whose results are
-kept in ``--folder``, so that a failure, or the end of the process, costs this model alone.
+Weights are random and models tiny: nothing is downloaded. Each model runs in a process of its own, so that a failure,
+or the end of the process, costs this model alone. Results are kept in ``--folder``, a file for each model and mesh: a
+run of some models on one mesh replaces these and leaves the others, and the page is of all that were run.
 
 Exit codes: 0 all checks passed, 1 one failed.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from autoshard.atomic_write import write_whole
 
-from .page import Found, page, read_found, summary
+from .page import Found, file_of, page, read_found, summary
 
 LIMIT_S = 3600
 
@@ -47,32 +48,35 @@ def main() -> int:
     if unknown := [name for name in options.names if name not in MEMBERS]:
         parser.error(f"no member {', '.join(unknown)}; there are {', '.join(MEMBERS)}")
     options.folder.mkdir(exist_ok=True)
-    names = options.names or list(MEMBERS)
-    found = [read_found(options.folder, name) if options.only_write else _in_a_process(name, options) for name in names]
+    asked = {name: tuple(options.mesh) or MEMBERS[name].meshes for name in options.names or MEMBERS}
+    if options.only_write:
+        found = [read_found(options.folder, name) for name in asked]
+    else:
+        found = [_in_a_process(name, meshes, options) for name, meshes in asked.items()]
     if options.write:
-        whole = [read_found(options.folder, name) for name in MEMBERS]
-        write_whole(options.write, page(whole).encode())
+        write_whole(options.write, page(read_found(options.folder, name) for name in MEMBERS).encode())
     return int(any(each.failed for each in found))
 
 
-def _in_a_process(name: str, options: argparse.Namespace) -> Found:
-    """What a member's process wrote; its last words where it wrote nothing."""
+def _in_a_process(name: str, meshes: tuple[str, ...], options: argparse.Namespace) -> Found:
+    """What a member's process wrote of these meshes; its last words of those of which it wrote nothing."""
     command = [sys.executable, "-m", "benchmarks.zoo", name, "--here", "--folder", str(options.folder)]
-    command += ["--no-budget"] * options.no_budget + [word for mesh in options.mesh for word in ("--mesh", mesh)]
+    command += ["--no-budget"] * options.no_budget + [word for mesh in meshes for word in ("--mesh", mesh)]
     log = options.folder / f"{name}.log"
-    (options.folder / f"{name}.json").unlink(missing_ok=True)
+    for mesh in meshes:
+        file_of(options.folder, name, mesh).unlink(missing_ok=True)
     with log.open("w") as file:
         try:
             subprocess.run(command, stdout=file, stderr=file, timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             print(f"no end after {LIMIT_S} s", file=file)
-    found = read_found(options.folder, name, log.read_text().strip().splitlines()[-1:])
+    found = read_found(options.folder, name, meshes, log.read_text().strip().splitlines()[-1:])
     print("\n".join(summary(found)), flush=True)
     return found
 
 
 def _run(options: argparse.Namespace) -> None:
-    """One member, in this process; what is found is written after each check."""
+    """One member, in this process; what is found on a mesh is written after each check."""
     import torch
 
     from .checks import Checks
@@ -80,15 +84,13 @@ def _run(options: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     (name,) = options.names
-    member = MEMBERS[name]
-    if options.mesh:
-        member = replace(member, meshes=tuple(options.mesh))
 
-    def keep(checks: Checks) -> None:
-        text = json.dumps({"cells": [vars(cell) for cell in checks.cells], "operators": checks.operators}, indent=1)
-        write_whole(options.folder / f"{name}.json", text.encode())
+    def keep(checks: Checks, mesh: str) -> None:
+        cells = [vars(cell) for cell in checks.cells if cell.mesh in ("", mesh)]
+        text = json.dumps({"cells": cells, "operators": checks.operators}, indent=1)
+        write_whole(file_of(options.folder, name, mesh), text.encode())
 
-    Checks(member, not options.no_budget, keep).run()
+    Checks(replace(MEMBERS[name], meshes=tuple(options.mesh)), not options.no_budget, keep).run()
 
 
 if __name__ == "__main__":

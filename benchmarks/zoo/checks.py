@@ -17,8 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 import autoshard
 from autoshard.capture import CapturedGraph, capture, input_names
 from autoshard.constraints.baselines import baselines
-from autoshard.errors import AutoshardError, BudgetError, ConstraintError, InfeasibleError
+from autoshard.errors import AutoshardError, ConstraintError, InfeasibleError
 from autoshard.mesh import Mesh
+from autoshard.planning.budget import NothingFitsError
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 from tests.fuzz.judge import capturing_once
 from tests.fuzz.random_plans import random_plan
@@ -46,7 +47,11 @@ TIME_LIMIT_S = 10.0
 
 @dataclass(frozen=True)
 class Cell:
-    """One check: ``ok``, ``none`` (a baseline that the model cannot have, with its reason) or ``failed``."""
+    """One check, on a mesh or, where ``mesh`` is empty, of the model.
+
+    Its outcome is ``ok``; ``none``, where no plan is possible, for the reason in ``detail``; ``open``, where none was
+    found in the time given, which proves nothing; or ``failed``.
+    """
 
     mesh: str
     what: str
@@ -59,9 +64,10 @@ class Checks:
     """The checks of one member; each goes on after another that failed."""
 
     def __init__(
-        self, member: Member, tight: bool = True, keep: Callable[[Checks], None] = lambda checks: None
+        self, member: Member, tight: bool = True, keep: Callable[[Checks, str], None] = lambda checks, mesh: None
     ) -> None:
-        self._member, self._tight, self._keep = member, tight, keep
+        self._member, self._tight = member, tight
+        self._keep = keep  # told after each check on a mesh
         self.cells: list[Cell] = []
         self.operators: list[dict[str, Any]] = []
 
@@ -147,7 +153,8 @@ class Checks:
 
     def _note(self, cell: Cell) -> None:
         self.cells.append(cell)
-        self._keep(self)
+        for mesh in [cell.mesh] if cell.mesh else self._member.meshes if cell.outcome == "failed" else ():
+            self._keep(self, mesh)
 
     def _cell(self, mesh: str, what: str, check: Callable[[], Any]) -> Any:
         print(self._member.name, mesh, what, flush=True)
@@ -159,11 +166,17 @@ class Checks:
         except Exception as error:
             if not isinstance(error, AutoshardError | Differs):
                 traceback.print_exception(error)
-            outcome = "none" if isinstance(error, BudgetError) else "failed"
-            self._note(Cell(mesh, what, outcome, _short(error), time.process_time() - before))
+            self._note(Cell(mesh, what, _outcome(error), _short(error), time.process_time() - before))
             return None
         self._note(Cell(mesh, what, "ok", "", time.process_time() - before))
         return made
+
+
+def _outcome(error: Exception) -> str:
+    """Whether a budget leaves no plan, none was found, or something is wrong."""
+    if isinstance(error, NothingFitsError):
+        return "none" if error.is_proven else "open"
+    return "failed"
 
 
 class Differs(Exception):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-OK, NONE, FAILED = "ok", "none", "failed"
+OK, NONE, OPEN, FAILED = "ok", "none", "open", "failed"
+_SHOWN = {NONE: "-", OPEN: "not found"}
 _PLANS = ("plan", "optimum", "plan at 60%", "at 60%", "plan drawn", "drawn", "capture", "audit")
 _HEAD = """# Coverage
 
@@ -19,25 +21,31 @@ gradients and buffers are those of one process within 1e-6 (2e-4 in single preci
 budget of 60% of its peak, the first two baselines that the model can have, and a plan drawn at random. Prices are those
 of a machine so slow that sizes decide.
 
-`ok`: planned, run, and equal. `-`: there is no such plan, for a reason that the error gives (a budget that nothing
-fits, a scheme that the model cannot have). `failed`: anything else. A blank was not run.
+`ok`: planned, run, and equal. `-`: there is no such plan: it is proved that nothing fits, or the model cannot have a
+scheme ([why](#schemes-that-a-model-cannot-have)). `not found`: no plan that fits was found in the 10 seconds given,
+which proves nothing. `failed`: anything else. A blank was not run.
 """
+_LONGEST = 260
 
 
 @dataclass(frozen=True)
 class Found:
-    """The cells of a member, and its operators by the audit; ``last`` is what its process said last."""
+    """The cells of a member, and its operators by the audit.
+
+    ``missing`` are the meshes of which its process wrote nothing; what that said last is ``last``.
+    """
 
     name: str
     cells: tuple[dict[str, Any], ...]
     operators: tuple[dict[str, Any], ...]
+    missing: tuple[str, ...] = ()
     last: str = ""
 
     @property
     def failed(self) -> list[str]:
         """What failed, in words."""
         words = [f"{c['mesh']} {c['what']}: {c['detail']}".strip() for c in self.cells if c["outcome"] == FAILED]
-        return words if self.cells else [f"its process ended: {self.last}"]
+        return [*words, *(f"{mesh}: its process ended: {self.last}" for mesh in self.missing)]
 
     @property
     def meshes(self) -> list[str]:
@@ -45,13 +53,32 @@ class Found:
         return list(dict.fromkeys(cell["mesh"] for cell in self.cells if cell["mesh"]))
 
 
-def read_found(folder: Path, name: str, last: Sequence[str] = ()) -> Found:
-    """What a member's process wrote; no cells where it wrote nothing."""
-    path = folder / f"{name}.json"
-    if not path.exists():
-        return Found(name, (), (), "".join(last))
-    read = json.loads(path.read_text())
-    return Found(name, tuple(read["cells"]), tuple(read["operators"]), "".join(last))
+def file_of(folder: Path, name: str, mesh: str) -> Path:
+    """Where the cells of a member on a mesh are kept."""
+    return folder / f"{name}.{short(mesh)}.json"
+
+
+def short(mesh: str) -> str:
+    """``2x4`` for ``a=2,b=4``."""
+    return "x".join(part.split("=")[1] for part in mesh.split(","))
+
+
+def read_found(folder: Path, name: str, meshes: Sequence[str] | None = None, last: Sequence[str] = ()) -> Found:
+    """What was found of a member, by one process or by several.
+
+    Args:
+        meshes: on which; by default on all of which there is a file.
+        last: the last line of the process that should have written of them.
+    """
+    paths = sorted(folder.glob(f"{name}.*.json"), key=lambda path: (len(path.name), path.name))
+    if meshes is not None:
+        paths = [file_of(folder, name, mesh) for mesh in meshes]
+    read = [json.loads(path.read_text()) for path in paths if path.exists()]
+    of_model = next(([cell for cell in each["cells"] if not cell["mesh"]] for each in read), [])
+    on_meshes = [cell for each in read for cell in each["cells"] if cell["mesh"]]
+    operators = next((each["operators"] for each in read if each["operators"]), [])
+    missing = tuple(mesh for mesh in meshes or () if not file_of(folder, name, mesh).exists())
+    return Found(name, (*of_model, *on_meshes), tuple(operators), missing, "".join(last))
 
 
 def summary(found: Found) -> Iterator[str]:
@@ -66,7 +93,7 @@ def summary(found: Found) -> Iterator[str]:
 def page(members: Iterable[Found]) -> str:
     """The page, in Markdown."""
     members = list(members)
-    return "\n".join([_HEAD, *_cells(members), "", *_operators(members), ""])
+    return "\n".join([_HEAD, *_cells(members), *_schemes(members), "", *_operators(members), ""])
 
 
 def _cells(members: Sequence[Found]) -> Iterator[str]:
@@ -78,17 +105,43 @@ def _cells(members: Sequence[Found]) -> Iterator[str]:
             names = [cell["what"] for cell in found.cells if cell["mesh"] == mesh and cell["what"] not in _PLANS]
             ran = [(name, outcome) for name in names if (outcome := _outcome(found, mesh, name)) != "-"]
             schemes = ", ".join(f"{name} {outcome}" for name, outcome in ran) or "-" * bool(names)
-            short = mesh and "x".join(part.split("=")[1] for part in mesh.split(","))
             optimum, tight, drawn = (
                 _worse(found, mesh, *pair)
                 for pair in (("plan", "optimum"), ("plan at 60%", "at 60%"), ("plan drawn", "drawn"))
             )
-            yield f"| {found.name} | {short} | {captured} | {optimum} | {tight} | {schemes} | {drawn} |"
+            yield f"| {found.name} | {mesh and short(mesh)} | {captured} | {optimum} | {tight} | {schemes} | {drawn} |"
 
 
 def _outcome(found: Found, mesh: str, what: str) -> str:
     outcomes = [cell["outcome"] for cell in found.cells if (cell["mesh"], cell["what"]) == (mesh, what)]
-    return "" if not outcomes else "-" if outcomes[0] == NONE else outcomes[0]
+    return "" if not outcomes else _SHOWN.get(outcomes[0], outcomes[0])
+
+
+def _schemes(members: Sequence[Found]) -> Iterator[str]:
+    """Which schemes were tried that a model cannot have, and why: one line for each reason."""
+    where: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for found in members:
+        for cell in found.cells:
+            if cell["outcome"] == NONE and cell["what"] not in _PLANS:
+                where[found.name, _reason(cell["detail"])][f"{cell['what']} on {short(cell['mesh'])}"] = None
+    if not where:
+        return
+    yield ""
+    yield "## Schemes that a model cannot have"
+    yield ""
+    yield "Of the first five that were tried, until two could be had."
+    yield ""
+    yield "| model | scheme | why |"
+    yield "|---|---|---|"
+    for (name, reason), schemes in where.items():
+        yield f"| {name} | {', '.join(schemes)} | {reason} |"
+
+
+def _reason(detail: str) -> str:
+    """The end of an error, without its kind, the constraints that it repeats, and the place in the source."""
+    said = re.sub(r"^\w+Error: (no plan under the constraints [^:]*: )?", "", detail)
+    said = re.sub(r" \((/|[\w./-]+\.py:)[^()]*(\([^()]*\)[^()]*)*\)", "", said).replace("|", "\\|")
+    return said if len(said) <= _LONGEST else said[:_LONGEST].rsplit(" ", 1)[0] + " ..."
 
 
 def _worse(found: Found, mesh: str, planned: str, ran: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import nn
 
 from benchmarks.zoo.checks import Checks
 from benchmarks.zoo.member import Member
-from benchmarks.zoo.page import page, read_found
+from benchmarks.zoo.page import file_of, page, read_found
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,6 +64,40 @@ def _spoil(checks: Checks, what: str) -> None:
 
 
 def test_a_process_without_an_end_is_a_failure(tmp_path: Path) -> None:
-    found = read_found(tmp_path, "gone", ["Killed"])
-    assert found.failed == ["its process ended: Killed"]
+    found = read_found(tmp_path, "gone", ["a=2"], ["Killed"])
+    assert found.failed == ["a=2: its process ended: Killed"]
     assert "| gone |" in page([found])
+
+
+def _cell(mesh: str, what: str, outcome: str, detail: str = "") -> dict[str, object]:
+    return {"mesh": mesh, "what": what, "outcome": outcome, "detail": detail, "cpu_s": 1.0}
+
+
+def _keep(folder: Path, mesh: str, *cells: dict[str, object]) -> None:
+    kept = {"cells": [_cell("", "capture", "ok"), *cells], "operators": []}
+    file_of(folder, "one", mesh).write_text(json.dumps(kept))
+
+
+def test_runs_on_one_mesh_after_another_are_one_row_each_of_the_page(tmp_path: Path) -> None:
+    _keep(tmp_path, "a=2,b=2,c=2", _cell("a=2,b=2,c=2", "plan", "ok"), _cell("a=2,b=2,c=2", "optimum", "ok"))
+    _keep(tmp_path, "a=8", _cell("a=8", "plan", "failed", "wrong"))
+    rows = [line for line in page([read_found(tmp_path, "one")]).splitlines() if line.startswith("| one |")]
+    assert rows == ["| one | 8 | ok | failed |  |  |  |", "| one | 2x2x2 | ok | ok |  |  |  |"]
+    assert read_found(tmp_path, "one").failed == ["a=8 plan: wrong"]
+    assert read_found(tmp_path, "one", ["a=8", "a=3"], ["Killed"]).failed[1] == "a=3: its process ended: Killed"
+
+
+def test_no_plan_is_told_from_none_that_was_found_and_why_is_said_once(tmp_path: Path) -> None:
+    why = "InfeasibleError: no plan under the constraints family a=ddp: 'family a=ddp' cuts the batch, but /mm mixes"
+    source = " (/site/torch/nn.py:9: return f(x))"
+    for mesh in ("a=8", "a=6"):
+        _keep(
+            tmp_path,
+            mesh,
+            _cell(mesh, "plan at 60%", "open" if mesh == "a=8" else "none"),
+            _cell(mesh, "ddp", "none", why + source + " its rows"),
+            _cell(mesh, "fsdp", "ok"),
+        )
+    lines = page([read_found(tmp_path, "one")]).splitlines()
+    assert "| one | 8 | ok |  | not found | fsdp ok |  |" in lines and "| one | 6 | ok |  | - | fsdp ok |  |" in lines
+    assert "| one | ddp on 6, ddp on 8 | 'family a=ddp' cuts the batch, but /mm mixes its rows |" in lines

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import autoshard
 from autoshard.constraints.baselines import baseline, baselines
@@ -162,7 +164,7 @@ def test_expert_parallelism_sends_tokens_and_no_expert() -> None:
     ("model", "mesh", "constraints", "said"),
     [
         ("llama", "dp=8", ["family dp=ddp"], "the 8 ranks of dp cannot share 4 rows"),
-        ("llama", "dp=3,tp=1", ["family dp=ddp", "family tp=ddp"], "cannot share 4 rows evenly"),
+        ("routed", "dp=3,tp=2", ["family dp=ddp", "family tp=ddp"], "cannot share 8 rows evenly"),
         ("llama", "tp=3", ["family tp=tp"], "the 3 ranks of tp cannot share the 4 heads of layers.0.attention/view"),
         ("gpt2", "tp=3", ["family tp=tp"], "splits the columns of one projection among several"),
         ("llama", "ep=2", ["family ep=ep"], "no parameter of three dims"),
@@ -176,6 +178,27 @@ def test_expert_parallelism_sends_tokens_and_no_expert() -> None:
 def test_a_scheme_that_a_model_cannot_have_says_why(model: str, mesh: str, constraints: list[str], said: str) -> None:
     with pytest.raises(ConstraintError, match=said):
         formulated(graph_of(model), mesh, "dgx-h100", constraints)
+
+
+class Fused(nn.Module):
+    """Falcon's attention: 2 heads of queries, and one of keys and of values, of one projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.o = nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).view(*x.shape[:2], 4, 4)
+        q, k, v = parts[..., :-2, :], parts[..., [-2], :], parts[..., [-1], :]
+        y = F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, k.expand_as(q), v.expand_as(q))))
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+def test_heads_of_a_fused_projection_are_no_heads_to_be_shared() -> None:
+    """Two ranks could share four heads, if they were four heads of the same."""
+    model = nn.Sequential(Fused(), nn.Flatten(0))
+    with pytest.raises(ConstraintError, match="/slice splits the columns of one projection among several"):
+        autoshard.plan(model, (torch.ones(2, 6, 8),), mesh="tp=2", hardware="cpu-gloo", constraints=["family tp=tp"])
 
 
 def test_placements_and_collectives_that_are_forbidden_do_not_occur() -> None:

@@ -40,6 +40,7 @@ halves.register_autograd(
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
 )
 NAME = "autoshard_ops_tests::halves"
+NOT_INSTALLED = {"transformers"}
 
 
 class Halving(nn.Module):
@@ -128,9 +129,11 @@ def test_an_overload_may_have_an_entry_of_its_own() -> None:
 
 
 def test_every_entry_names_an_operator_of_torch_and_a_kind_of_kernel() -> None:
-    """A misspelt one would never be found."""
+    """A misspelt one would never be found; of libraries that need not be installed, the zoo finds it."""
     for name, entry in operator._ENTRIES.items():
         namespace, _, rest = name.partition("::")
+        if namespace in NOT_INSTALLED:
+            continue
         short, _, overload = rest.partition(".")
         packet = getattr(getattr(torch.ops, namespace), short, None)
         assert packet is not None and (not overload or overload in packet.overloads()), name

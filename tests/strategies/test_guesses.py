@@ -114,7 +114,7 @@ def test_weight_norm_is_cut_over_the_rows_it_normalises() -> None:
     }
     assert found == {
         "aten._weight_norm_interface.default": {"R", "S(0)"},
-        "aten._weight_norm_interface_backward.default": {"R", "S(0)"},
+        "aten._weight_norm_interface_backward.default": {"R", "S(0)", "P(sum)"},
     }
 
 

@@ -5,12 +5,15 @@ First those whose result is longer or shorter than what they read, where blocks 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
 
 from autoshard.capture import CapturedGraph, TensorMeta
-from autoshard.layout import Layout, S
+from autoshard.layout import P_SUM, Layout, S
 from autoshard.mesh import Mesh
 from autoshard.strategies import Enumerator, Strategy
 
@@ -76,6 +79,31 @@ OTHERS = {
     ),
     "indexed": lambda n: operator(aten.index.Tensor, f(6, n), [i(n), i(n)]),
     "put": lambda n: operator(aten.index_put.default, f(6, n), [i(4)], f(4, n), True),
+    "put in place of others": lambda n: operator(aten.index_put.default, f(6, n), [i(4)], f(4, n), False),
+    "one number put": lambda n: operator(aten.index_put.default, f(6, n), [None, i(n)], f(1), True),
+    "put at pairs": lambda n: operator(aten.index_put.default, f(6, n, n), [i(n, 1), None, i(4)], f(n, 4, n), True),
+    "stretched": lambda n: operator(aten._unsafe_index.Tensor, f(6, 4, n, n), [None, None, i(2 * n, 1), i(n)]),
+    "indexed by few": lambda n: operator(aten._unsafe_index.Tensor, f(6, n, n), [i(n, 1), None, i(1, 4)]),
+    "gradient of stretching": lambda n: operator(
+        aten._unsafe_index_put.default, f(6, n, n), [None, i(n, 1), i(n)], f(6, n, n), True
+    ),
+    "messages": lambda n: operator(aten.index_add.default, f(6, n), 0, i(2 * n), f(2 * n, n)),
+    "messages to columns": lambda n: operator(aten.index_add.default, f(n, 6), -1, i(n), f(n, n), alpha=2),
+    "degrees": lambda n: operator(aten.index_add.default, f(6), 0, i(n), f(n)),
+    "scattered and added": lambda n: operator(aten.scatter_add.default, f(6, n), 0, i(n, n), f(n, n)),
+    "fewer scattered and added": lambda n: operator(aten.scatter_add.default, f(6, n), 0, i(4, n), f(n, n)),
+    "one repeated": lambda n: operator(aten.repeat.default, f(1, n), [n, 2]),
+    "repeated in a new dim": lambda n: operator(aten.repeat.default, f(6, n), [n, 1, 1]),
+    "copied": lambda n: operator(aten.copy.default, f(6, n), f(n)),
+    "copied as another type": lambda n: operator(aten.copy.default, i(6, n), f(6, n)),
+    "filled": lambda n: operator(aten.fill.Tensor, f(6, n), f()),
+    "filled with a number": lambda n: operator(aten.fill.Scalar, f(6, n), 2.5),
+    "log of a sigmoid": lambda n: operator(aten.log_sigmoid_forward.default, f(6, n)),
+    "gradient of a log of a sigmoid": lambda n: operator(aten.log_sigmoid_backward.default, f(6, n), f(6, n), f(6, n)),
+    "gradient of a soft plus": lambda n: operator(aten.softplus_backward.default, f(6, n), f(6, n), 1.0, 20.0),
+    "divided and rounded": lambda n: operator(aten.floor_divide.default, i(6, n), 2),
+    "directions and lengths": lambda n: operator(aten._weight_norm_interface.default, f(n, 6), f(n, 1), 0),
+    "running sum of whole numbers": lambda n: operator(aten.cumsum.default, i(n), 0),
     "one of many": lambda n: operator(aten.select.int, f(6, n), 1, n - 1),
     "one among zeros": lambda n: operator(aten.select_backward.default, f(6), [6, n], 1, n - 1),
     "part of another": lambda n: operator(aten.slice_scatter.default, f(6, n), f(6, n - 2), 1, 1, n - 1),
@@ -173,13 +201,115 @@ def test_every_strategy_of_an_operator_is_right(name: str, length: int, mesh: st
     + [("gradient of a diagonal", {1}), ("patches", {0, 1}), ("image of patches", {0, 1}), ("leaky", {0, 1, 2})]
     + [("gradient of leaky", {0, 1}), ("norm of rows", {0, 1}), ("matrix and vector", {0}), ("expanded", {0, 1, 2, 3})]
     + [("matrix, vector and bias", {0}), ("numbers between", {0}), ("places of a triangle", {0, 1})]
-    + [("numbers written down", {0, 1}), ("group norm", {0}), ("gradient of a group norm", {0}), ("hidden", {0, 1})],
+    + [("numbers written down", {0, 1}), ("group norm", {0}), ("gradient of a group norm", {0}), ("hidden", {0, 1})]
+    + [("put", {1}), ("one number put", {0}), ("put at pairs", {1}), ("stretched", {0, 1, 2, 3}), ("messages", {1})]
+    + [("indexed by few", {0, 1, 2}), ("messages to columns", {0}), ("scattered and added", {1}), ("copied", {0, 1})]
+    + [
+        ("one repeated", {0}),
+        ("repeated in a new dim", {0, 1, 2}),
+        ("filled", {0, 1}),
+        ("filled with a number", {0, 1}),
+    ]
+    + [("log of a sigmoid", {0, 1}), ("gradient of a log of a sigmoid", {0, 1}), ("divided and rounded", {0, 1})]
+    + [
+        ("directions and lengths", {0}),
+        ("gradient of directions and lengths", {1}),
+        ("gradient of a soft plus", {0, 1}),
+    ],
 )
 def test_the_dims_of_a_result_that_a_rule_cuts(name: str, cuts: set[int]) -> None:
     graph = OTHERS[name](12)
     offered = Enumerator(graph, Mesh(("a",), (2,))).strategies(graph.nodes[-1])
     found = {s.outputs[0][0].dim for s in offered if s.outputs[0] and s.outputs[0][0].kind == "S"}
     assert found >= cuts
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [
+        ("put", {"P(sum), S(0), S(0)", "P(sum), R, P(sum)"}),
+        ("put in place of others", {"P(sum), R, P(sum)"}),
+        ("one number put", {"P(sum), S(0), R", "P(sum), R, P(sum)"}),
+        ("put at pairs", {"P(sum), S(0), R, S(0)", "P(sum), R, S(0), S(1)", "P(sum), R, R, P(sum)"}),
+        ("gradient of stretching", {"P(sum), S(0), R, S(1)", "P(sum), R, S(0), S(2)", "P(sum), R, R, P(sum)"}),
+        ("messages", {"P(sum), S(0), S(0)", "P(sum), R, P(sum)"}),
+        ("messages to columns", {"P(sum), S(0), S(1)", "P(sum), R, P(sum)"}),
+        ("degrees", {"P(sum), S(0), S(0)", "P(sum), R, P(sum)"}),
+        ("scattered and added", {"P(sum), S(0), S(0)", "P(sum), R, P(sum)"}),
+        ("fewer scattered and added", {"P(sum), R, P(sum)"}),
+        ("running sum of whole numbers", {"P(sum)"}),
+        ("copied", {"R, P(sum)", "P(sum), P(sum)"}),
+        ("copied as another type", set()),
+        ("zeros", {""}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
+def test_what_gives_addends(name: str, rules: set[str]) -> None:
+    """Of what is written where an index says, each rank may write a part; not so where it stands for what was there."""
+    graph = OTHERS[name](12)
+    offered = Enumerator(graph, Mesh(("a",), (2,))).strategies(graph.nodes[-1])
+    found = {", ".join(str(layout[0]) for layout in s.inputs) for s in offered if s.outputs[0] == Layout((P_SUM,))}
+    assert found == rules
+
+
+GROUPED = {
+    "grouped_mm_fallback": lambda n: (f(n, 6), f(4, 6, 8), i(4)),
+    "grouped_mm_fallback_backward": lambda n: (f(n, 6), f(4, 6, 8), i(4), f(n, 8)),
+}
+
+
+@pytest.fixture
+def grouped_products() -> Iterator[None]:
+    """The operators of transformers for products in groups of rows; stand-ins where it is not loaded."""
+    if hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+        yield
+        return
+    library = torch.library.Library("transformers", "FRAGMENT")
+    three = "Tensor input, Tensor weight, Tensor offs"
+    library.define(f"grouped_mm_fallback({three}) -> Tensor")
+    library.define(f"grouped_mm_fallback_backward({three}, Tensor grad_output) -> (Tensor, Tensor)")
+    library.impl("grouped_mm_fallback", _grouped_product, "CPU")
+    library.impl("grouped_mm_fallback", lambda rows, weight, ends: rows.new_empty(len(rows), weight.shape[2]), "Meta")
+    library.impl("grouped_mm_fallback_backward", _grouped_product_backward, "CPU")
+    library.impl(
+        "grouped_mm_fallback_backward",
+        lambda rows, weight, ends, grad: (torch.empty_like(rows), torch.empty_like(weight)),
+        "Meta",
+    )
+    yield
+    library._destroy()
+
+
+def _groups(ends: Tensor) -> Iterator[tuple[int, slice]]:
+    starts = [0, *ends.tolist()]
+    return ((g, slice(start, end)) for g, (start, end) in enumerate(pairwise(starts)))
+
+
+def _grouped_product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    result = rows.new_zeros(len(rows), weight.shape[2])
+    for g, taken in _groups(ends):
+        result[taken] = rows[taken] @ weight[g]
+    return result
+
+
+def _grouped_product_backward(rows: Tensor, weight: Tensor, ends: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    of_rows, of_weight = torch.zeros_like(rows), torch.zeros_like(weight)
+    for g, taken in _groups(ends):
+        of_rows[taken] = grad[taken] @ weight[g].T
+        of_weight[g] = rows[taken].T @ grad[taken]
+    return of_rows, of_weight
+
+
+@pytest.mark.parametrize(("length", "mesh"), [(12, "a=2"), (11, "a=3"), (12, "a=2,b=2"), (9, "a=2,b=3")])
+@pytest.mark.parametrize("name", GROUPED)
+def test_products_in_groups_of_rows_are_cut_along_rows_columns_and_sums(
+    name: str, length: int, mesh: str, grouped_products: None
+) -> None:
+    graph = operator(getattr(torch.ops.transformers, name).default, *GROUPED[name](length))
+    assert not _wrong(graph, Mesh.parse(mesh))
+    offered = Enumerator(graph, Mesh(("a",), (3,))).strategies(graph.nodes[-1])
+    cuts = {str(s.inputs[0][0]) for s in offered} | {str(s.inputs[1][0]) for s in offered}
+    assert cuts >= {"R", "S(0)", "S(1)", "S(2)"}
 
 
 def test_what_doubles_a_length_may_cut_it_where_the_ranks_divide_it() -> None:

@@ -1,0 +1,104 @@
+"""A scheme that a model cannot have: the error names the operator that stands in its way, and what people do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autoshard
+from autoshard.errors import InfeasibleError
+
+from ..models import ConvNet
+
+
+class Contrastive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.features(x) @ self.features(y).t(), torch.arange(len(x)))
+
+
+class Scattered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.masked_scatter(x > 0, self.features(x)).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
+@pytest.mark.parametrize(
+    ("model", "args", "message"),
+    [
+        (ConvNet(), (torch.ones(4, 3, 6, 6), torch.zeros(4, dtype=torch.int64)), r"norm/.*SyncBatchNorm"),
+        (Contrastive(), (torch.ones(4, 6), torch.ones(4, 6)), r"/mm \(.*test_blocking.py:22.* mixes its rows"),
+        (Scattered(), (torch.ones(4, 6),), r"/masked_scatter .* has no rule by which it is cut"),
+    ],
+    ids=["batch norm", "contrastive", "no rule"],
+)
+def test_the_operator_that_mixes_the_batch_is_named(model: nn.Module, args: tuple[Tensor, ...], message: str) -> None:
+    with pytest.raises(InfeasibleError, match=rf"'family dp=ddp' cuts the batch, but {message}"):
+        autoshard.plan(model, args, mesh="dp=2", hardware="cpu-gloo", constraints=["baseline ddp"])
+
+
+def test_rows_that_ranks_cannot_share_evenly_are_called_that() -> None:
+    """Blocks of 2, 2 and 1 rows of (5, 7, 6) are 14, 14 and 7 rows of (35, 6), of which blocks are 12, 12 and 11."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Flatten(0, 1), nn.Linear(6, 6))
+    with pytest.raises(
+        InfeasibleError, match=r"has no rule for blocks of 5 rows over 3 ranks, of which one is shorter"
+    ):
+        autoshard.plan(model, (torch.ones(5, 7, 6),), mesh="dp=3", hardware="cpu-gloo", constraints=["baseline ddp"])
+
+
+@pytest.mark.parametrize("scheme", ["ddp", "fsdp", "tp", "sp", "cp", "ep"])
+def test_any_scheme_holds_on_an_axis_of_one_rank(scheme: str) -> None:
+    plan = autoshard.plan(
+        nn.Linear(6, 6), (torch.ones(4, 6),), mesh="a=1,b=2", hardware="cpu-gloo", constraints=[f"family a={scheme}"]
+    )
+    assert plan.mesh.shape == (1, 2)
+
+
+class Layer(nn.Module):
+    """Attention that may take batch and heads as one dim, as BLOOM's does: no block of it is some heads of all rows."""
+
+    def __init__(self, merges: bool, width: int = 8, heads: int = 4) -> None:
+        super().__init__()
+        self.norm, self.o = nn.LayerNorm(width), nn.Linear(width, width)
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.heads, self.merges = heads, merges
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, width = x.shape
+        normed = self.norm(x)
+        parts = (each(normed).view(rows, length, self.heads, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
+        if self.merges:
+            q, k, v = (part.reshape(rows * self.heads, length, -1) for part in parts)
+            y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        else:
+            y = F.scaled_dot_product_attention(*parts)
+        return x + self.o(y.view(rows, self.heads, length, -1).transpose(1, 2).reshape(rows, length, width))
+
+
+class Layered(nn.Module):
+    def __init__(self, merges: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(merges) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("mesh", ["tp=4", "dp=2,tp=4"])
+def test_the_operator_up_to_which_tensor_parallelism_has_no_plan_is_named(mesh: str) -> None:
+    """No operator refuses all that reaches it alone: only together they have no plan."""
+    options = {"mesh": mesh, "hardware": "cpu-gloo", "constraints": ["family tp=tp"]}
+    assert autoshard.plan(Layered(False), (torch.ones(4, 6, 8),), **options).solver.status == "optimal"
+    with pytest.raises(InfeasibleError, match=r"'family tp=tp' cuts layers, but layers.1.norm/bwd\S+ .*goes on"):
+        autoshard.plan(Layered(True), (torch.ones(4, 6, 8),), **options)
