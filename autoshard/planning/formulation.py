@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -36,9 +37,10 @@ from ..constraints.computed_again import again_under, may_be_again
 from ..constraints.limits import Limits
 from ..constraints.names import Results, names_of, results_of
 from ..errors import ConstraintError
+from ..layout import Layout
 from ..mesh import Mesh
 from ..micro_batches import operator_runs
-from ..ops import is_free
+from ..ops import is_free, known
 from ..recomputation import again_name
 from ..strategies import Rulebook, Strategy
 from .candidates import candidates
@@ -210,6 +212,7 @@ def assemble(
     edges = (
         *_equal_layouts(graph, mesh, constraints, strategies, seconds),
         *_views_as_made(graph, strategies, seconds),
+        *_parts_as_wholes(graph, strategies, seconds),
     )
     ties = _ties(graph, strategies, results, limits, constraints) if tie_layers else ()
     found = tuple(tensor.network for tensor in networks)
@@ -254,6 +257,23 @@ def _views_as_made(
             looked_at = node.inputs[0].node
             rows, columns = (_is_again(len(strategies[k])) for k in (looked_at, i))
             yield Edge(looked_at, i, rows, columns, _BOTH_OR_NEITHER)
+
+
+def _parts_as_wholes(
+    graph: CapturedGraph, strategies: tuple[tuple[Strategy, ...], ...], seconds: Mapping[int, int]
+) -> Iterator[Edge]:
+    """Edges by which an operator and its parts take the tensor that they share in one layout."""
+    twice = frozenset(seconds.values())
+    for i, node in graph.of_kind("operator"):
+        makers = [node.inputs[position].node for position in known(node.op).parts]
+        joined = [seconds.get(maker, maker) for maker in makers] + [i]
+        for u, v in pairwise(joined) if i not in seconds else ():
+            number: dict[Layout, int] = {}
+            rows, columns = (
+                [number.setdefault(strategy.inputs[0], len(number)) for strategy in strategies[k]] for k in (u, v)
+            )
+            costs = np.where(np.eye(len(number), dtype=bool), 0, INFEASIBLE)
+            yield Edge(u, v, np.tile(rows, 1 + (u in twice)), np.tile(columns, 1 + (v in twice)), costs)
 
 
 @cache

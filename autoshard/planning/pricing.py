@@ -30,7 +30,7 @@ from ..capture import CapturedGraph, Node, Ref, TensorMeta
 from ..layout import Layout, largest_local_shape
 from ..mesh import Mesh
 from ..micro_batches import is_summed
-from ..ops import has, is_free, known
+from ..ops import has, is_free, is_left_out, known, unread
 from ..plans.schedule import GATHERS, REDUCTIONS, layer_of
 from ..precision import cast_name, reduced_name
 from ..recomputation import first_name
@@ -234,16 +234,22 @@ class Prices:
 
     def _operator_s(self, node: Node, metas: tuple[TensorMeta, ...], strategy: Strategy, among: int = 1) -> float:
         """Seconds on the largest shards of a strategy; or with their flops and bytes shared out among so many ranks."""
+        if is_left_out(node, strategy.inputs):
+            return 0.0
         inputs = [self._local(meta.shape, layout) for meta, layout in zip(metas, strategy.inputs)]
         pairs = [(m, layout) for m, layout in zip(node.outputs, strategy.outputs) if m and layout]
         outputs = [self._local(meta.shape, layout) for meta, layout in pairs]
         read = [math.prod(shape) * meta.dtype.itemsize for shape, meta in zip(inputs, metas)]
         written = [math.prod(shape) * meta.dtype.itemsize for shape, (meta, _) in zip(outputs, pairs)]
+        for k in unread(node, strategy.inputs):
+            read[k] = 0
         if has(node, "rows"):
             read[0] = min(read[0], written[0])
         flops, kind = _flops(node, inputs, outputs)
+        passes = known(node.op).passes
+        moved = (sum(read) + sum(written)) * (passes(node, metas, strategy.inputs) if passes else 1.0)
         dtype = str(pairs[0][0].dtype if pairs else torch.float32).removeprefix("torch.")
-        return float(self._profile.op_s(dtype, flops / among, (sum(read) + sum(written)) / among, kind))
+        return float(self._profile.op_s(dtype, flops / among, moved / among, kind))
 
 
 def _size_bytes(meta: TensorMeta) -> int:
