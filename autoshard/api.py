@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -30,6 +31,7 @@ from .planning import (
     Checkpointing,
     Objective,
     Planner,
+    against_experts,
     held_pins,
     is_proven,
     memory_limit,
@@ -41,6 +43,11 @@ from .plans.schedule import BUCKET_BYTES, bucket_size
 from .precision import Precision
 
 __all__ = ["auto_parallelize", "plan"]
+
+NO_EXPERT = (
+    "the plan says nothing of experts: none of their schemes has a plan on this mesh under these constraints and this "
+    "budget; `autoshard compare` says why"
+)
 
 
 def plan(
@@ -67,6 +74,7 @@ def plan(
     optimizer: str | None = None,
     memory: str | int | None = None,
     memory_soft: float | None = None,
+    against: Literal["experts"] | None = None,
     name: str | None = None,
     cache: bool = True,
     progress: Callable[[str], None] | None = None,
@@ -83,7 +91,9 @@ def plan(
             or ``"auto"``: the best mesh of so many ``devices`` (``docs/search.md``).
         devices: with ``mesh="auto"`` the number of devices.
         hardware: the name of a shipped profile, the path of a profile file, or a profile.
-        objective: ``step-time`` (compute, communication and the optimizer's step) or ``communication-time``.
+        objective: ``step-time`` (compute, communication and the optimizer's step), ``overlapped-step-time`` (the same
+            where what travels beside computation costs the hardware's ``contention`` of its time) or
+            ``communication-time``.
         constraints: what is decided already: constraints files by their paths, and texts in the forms of
             :mod:`autoshard.constraints`: pins, placements and collectives allowed or forbidden, tensors that are to be
             alike, schemes of axes.
@@ -119,6 +129,9 @@ def plan(
             ``docs/memory.md`` for what is counted.
         memory_soft: makes the limit soft: one GiB in use above what it allows costs as much as this many milliseconds
             of step time.
+        against: ``experts`` also plans the schemes that people use by hand, under the same constraints and budget:
+            the plan says how far it is from the best of them, and what earns that (``docs/experts.md``). Where the best
+            of them costs less, which may be under a budget, it is the plan.
         name: what the plan calls the model; its class by default.
         cache: give the plan that was made of the same before, where it was kept on disk, and keep the one that is made
             (``$AUTOSHARD_CACHE``, ``docs/decisions/0011-plans-kept-on-disk.md``).
@@ -129,14 +142,15 @@ def plan(
         The plan, with its status, bound and gap.
 
     Warns:
-        UserWarning: it is not proven optimal.
+        UserWarning: it is not proven optimal; or no scheme of experts has a plan, where it was to be held against them.
 
     Raises:
         CaptureError: the model is not one static graph.
         ConstraintError: a constraint names nothing or cannot hold.
         InfeasibleError: no assignment satisfies the pins, or none was found in the time given.
         BudgetError: the budget cannot be read, or no plan fits it; the message says which budget would work.
-        ValueError: an unknown objective, checkpointing, optimizer policy or dtype; a bucket that is no size.
+        ValueError: an unknown objective, checkpointing, optimizer policy, dtype or ``against``; a bucket that is no
+            size.
         InputError: a number of micro-batches below 1, or above it for a model without gradients.
         PlanMismatchError: ``held_as`` is a plan of another model.
         MeshError, LayoutError, ProfileError, BackendUnavailable: the argument of that name.
@@ -144,6 +158,8 @@ def plan(
     report = progress or (lambda stage: None)
     if objective not in OBJECTIVES:
         raise ValueError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
+    if against not in (None, "experts"):
+        raise ValueError(f"cannot hold a plan against {against!r}; choose 'experts', or None")
     if (mesh == "auto") != (devices is not None):
         raise MeshError('the number of devices goes with mesh="auto": give both, or a mesh alone')
     profile = profile_of(hardware)
@@ -197,13 +213,15 @@ def plan(
             )
         started_s = time.monotonic()
         if devices is not None:
-            return search_meshes([Asked(planner)], devices, decided, report=report).plan
+            experts = against is not None
+            return search_meshes([Asked(planner)], devices, decided, experts=experts, report=report).plan
         held = gathered
         if held_as is not None:
             shapes = {n.name: n.outputs[0].shape for _, n in planner.graph.of_kind("parameter") if n.outputs[0]}
             pinned = held_pins(held_as, shapes, mesh)
             held = gather_constraints((*pinned, *_listed(pins), *_listed(constraints)), mesh)
-        return planner.plan(held, report)
+        made = planner.plan(held, report)
+        return made if against is None else against_experts(planner, made, report)
 
     if cache:
         asked = {
@@ -222,11 +240,14 @@ def plan(
             "bucket": bucket_size(bucket),
             "precision": precision,
             "limit": limit,
+            "against": against,
         }
         made = kept_plan(asked, key, make, keeps=lambda plan: time_limit_s is None or is_proven(plan), report=report)
     else:
         made = make()
     warn_if_unproven(made, time_limit_s, time.monotonic() - started_s)
+    if against is not None and made.against is None:
+        warnings.warn(NO_EXPERT, stacklevel=2)
     return made
 
 
@@ -251,7 +272,8 @@ def auto_parallelize(
         hardware: as for :func:`plan`; by default ``cpu-gloo`` on CPU and ``dgx-h100`` on CUDA.
         random: as for :func:`parallelize`.
         options: objective, constraints, pins, held_as, evaluation, backend, time_limit_s, tie_layers, checkpointing,
-            micro_batches, bucket, param_dtype, reduce_dtype, optimizer, memory, memory_soft, name, cache, progress: as
+            micro_batches, bucket, param_dtype, reduce_dtype, optimizer, memory, memory_soft, against, name, cache,
+            progress: as
             for :func:`plan`.
 
     Returns:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
 
 from cost_models import Profile, load_profile
+from cost_models.collective_kinds import COLLECTIVE_KINDS
+from published_rows import CannotBuild, Row, read_rows
 
 LARGE_BYTES = 1 << 30
 """Of the fits, which give a latency and the rate of large messages, it is the seconds of so many bytes that count."""
@@ -29,31 +30,41 @@ def seconds(profile: Profile, kind: str, hosts: int, ranks_of_host: int, size_by
 
 
 def report(path: Path) -> int:
-    """Prints the errors, by machine and collective; the exit code."""
+    """Prints the errors, by machine and collective, and how many rows were left out for which reason; the exit code."""
     errors: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
+    left_out = Counter[str]()
+    for row in read_rows(path):
+        try:
             for key, error in _errors(row):
                 errors[key].append(error)
+        except CannotBuild as reason:
+            left_out[str(reason)] += 1
     head = "points  median |median|   worst"
     print(f"{'profile':10} {'collective':15} {'ranks and sizes':34} {head}")
     for (name, kind, where), found in sorted(errors.items()):
         middle, typical = statistics.median(found), statistics.median(map(abs, found))
         worst = max(found, key=abs)
         print(f"{name:10} {kind:15} {where:34} {len(found):6} {middle:+7.0%} {typical:8.0%} {worst:+7.0%}")
+    print("\nLeft out")
+    for reason, count in left_out.most_common():
+        print(f"  {count:4} rows: {reason}")
     return 0
 
 
-def _errors(row: dict[str, str]) -> list[tuple[tuple[str, str, str], float]]:
-    name = next((name for start, name in MACHINES if row["gpu"].startswith(start)), None)
-    hosts, ranks = int(row["nodes"]), int(row["gpus"])
-    found = _measured(row)
-    if name is None or found is None or 8 % (ranks // hosts) or "PCIe" in row["gpu"]:
-        return []
-    size_bytes, took_s = found
+def _errors(row: Row) -> list[tuple[tuple[str, str, str], float]]:
+    gpu = row.text("gpu")
+    name = next((name for start, name in MACHINES if gpu.startswith(start)), None)
+    if name is None or "PCIe" in gpu:
+        raise CannotBuild(f"no profile of {gpu.partition(' (')[0] or 'a GPU that is not stated'}")
+    hosts, ranks = row.whole("nodes"), row.whole("gpus")
+    if ranks % hosts or 8 % (ranks // hosts):
+        raise CannotBuild(f"{ranks} ranks on {hosts} hosts do not fill hosts of 8")
+    size_bytes, took_s = _measured(row, ranks)
     size = "from 64 MiB" if size_bytes >= 1 << 26 else "1 to 64 MiB" if size_bytes >= 1 << 20 else "below 1 MiB"
     spread = "one host" if hosts == 1 else f"hosts of {ranks // hosts}"
-    kinds = [kind.partition(" (")[0] for kind in row["collective"].split(" / ")]
+    kinds = [kind.partition(" (")[0].strip() for kind in row.text("collective").split("/")]
+    if unknown := [kind for kind in kinds if kind not in COLLECTIVE_KINDS]:
+        raise CannotBuild(f"no price of the collective {unknown[0]!r}")
     profile = load_profile(name)
     return [
         ((name, kind, f"{spread}, {size}"), seconds(profile, kind, hosts, ranks // hosts, size_bytes) / took_s - 1)
@@ -61,19 +72,22 @@ def _errors(row: dict[str, str]) -> list[tuple[tuple[str, str, str], float]]:
     ]
 
 
-def _measured(row: dict[str, str]) -> tuple[float, float] | None:
-    """Bytes and seconds of a row; None where it does not say them."""
-    if row["peak_algbw_gbs"]:
-        latency_s = float(row["latency_us"]) * 1e-6
-        return LARGE_BYTES, latency_s + LARGE_BYTES / (float(row["peak_algbw_gbs"]) * 1e9)
-    if not row["size_bytes"].isdigit():
-        return None
-    size_bytes, ranks = float(row["size_bytes"]), int(row["gpus"])
-    if row["time_us"]:
-        return size_bytes, float(row["time_us"]) * 1e-6
-    passes = 2 if row["collective"] == "all_reduce" else 1
-    if row["algbw_gbs"]:
-        return size_bytes, size_bytes / (float(row["algbw_gbs"]) * 1e9)
-    if row["busbw_gbs"]:
-        return size_bytes, passes * (ranks - 1) / ranks * size_bytes / (float(row["busbw_gbs"]) * 1e9)
-    return None
+def _measured(row: Row, ranks: int) -> tuple[float, float]:
+    """Bytes and seconds of a row.
+
+    Raises:
+        CannotBuild: it does not say them.
+    """
+    if peak := row.number("peak_algbw_gbs"):
+        return LARGE_BYTES, (row.number("latency_us") or 0.0) * 1e-6 + LARGE_BYTES / (peak * 1e9)
+    size_bytes = row.number("size_bytes")
+    if not size_bytes:
+        raise CannotBuild("the size is not stated")
+    if microseconds := row.number("time_us"):
+        return size_bytes, microseconds * 1e-6
+    if rate := row.number("algbw_gbs"):
+        return size_bytes, size_bytes / (rate * 1e9)
+    if rate := row.number("busbw_gbs"):
+        passes = 2 if row.text("collective") == "all_reduce" else 1
+        return size_bytes, passes * (ranks - 1) / ranks * size_bytes / (rate * 1e9)
+    raise CannotBuild("neither time nor rate is stated")

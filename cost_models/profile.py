@@ -31,6 +31,8 @@ class Profile:
         provenance: where the constants come from.
         memory_bytes: capacity of one device.
         allocator_margin: what the device's allocator reserves beyond the memory in use, as a share of that.
+        contention: the share of its time that a collective costs a step although it runs beside computation, as both
+            use the device; 1 where nothing is gained by running them side by side, or where that is not known.
         network: equal hosts, or one measured mesh.
     """
 
@@ -40,6 +42,7 @@ class Profile:
     compute: Compute
     network: Network
     allocator_margin: float = 0.0
+    contention: float = 1.0
 
     @cached_property
     def fingerprint(self) -> str:
@@ -74,6 +77,7 @@ class Profile:
             "provenance": self.provenance.entries(),
             "memory_bytes": self.memory_bytes,
             **({"allocator_margin": self.allocator_margin} if self.allocator_margin else {}),
+            **({"contention": self.contention} if self.contention != 1 else {}),
             "compute": self.compute.entries(),
             **self.network.entries(),
         }

@@ -319,6 +319,7 @@ class _ProfileEntry(_Entry):
     provenance: Annotated[_ProvenanceEntry, BeforeValidator(_as_sources)]
     memory_bytes: Count
     allocator_margin: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    contention: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
     compute: _ComputeEntry
     devices_per_host: Count | Literal["any"] | None = None
     torus: _TorusEntry | None = None
@@ -363,6 +364,7 @@ class _ProfileEntry(_Entry):
             compute=self.compute.value(),
             network=self._network(),
             allocator_margin=self.allocator_margin,
+            contention=self.contention,
         )
 
     def _network(self) -> Network:

@@ -140,7 +140,7 @@ def run_on_fakes(
         dtype: as for :func:`trace`.
     """
     faker = _Faker(FakeTensorMode(), dtype)
-    with faker.fake_module(model), marking(), _same_modes():
+    with faker.fake_module(model), marking(), _same_modes(), _said_once():
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0])):
             return model(*fake_args, **fake_kwargs)

@@ -35,6 +35,7 @@ from .lines import line_in, line_of
 from .model_key import known_model
 from .models import check_example, check_model
 from .precise import dtype_of, precise
+from .softmax_parts import in_parts
 from .writes import refuse_writes
 
 aten = torch.ops.aten
@@ -286,10 +287,21 @@ class _Builder:
         outputs = tuple(None if v is None else _meta(v, role) for v in values)[: len(op._schema.returns) or None]
         if len(op._schema.returns) == 1 and str(op._schema.returns[0].type) == "List[Tensor]":
             outputs = tuple(None if v is None else _meta(v, role) for v in values)
-        name = self._name(path, role)
         mark = mark_of(fx) if phase == "forward" else None
+
+        def add(part: Any, taken: tuple[Any, ...], meta: TensorMeta) -> Ref:
+            name = self._name(path, ("bwd." if phase == "backward" else "") + part._schema.name.split("::")[-1])
+            self._nodes.append(Node(name, "operator", phase, (meta,), part, taken, (), line_of(fx), mark))
+            self._paths.append(path)
+            return Ref(len(self._nodes) - 1)
+
+        op, args = in_parts(op, args, self._meta_of, add)
+        name = self._name(path, role)
         orders = _orders(fx) if torch.Tag.nondeterministic_seeded in op.tags else ()
         self._append(fx, Node(name, "operator", phase, outputs, op, args, kwargs, line_of(fx), mark, orders), path)
+
+    def _meta_of(self, ref: Ref) -> TensorMeta:
+        return cast(TensorMeta, self._nodes[ref.node].outputs[ref.output])
 
     def _name(self, path: str, role: str) -> str:
         count = self._counts[path, role]

@@ -11,6 +11,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "plan": (
         "autoshard plan examples/llama.py:demo --mesh dp=2,tp=2 -o plan.yaml",
         "autoshard plan examples/llama.py:llama3_8b --mesh dp=8,tp=8 --memory 80GiB -o plan.yaml",
+        "autoshard plan examples/llama.py:demo --mesh dp=2,tp=2 --against experts -o plan.yaml",
         "autoshard plan examples/llama.py:demo --mesh dp=2,tp=2 --baseline fsdp+tp -o megatron.yaml",
     ),
     "show": ("autoshard show plan.yaml", "autoshard show plan.yaml --format json"),

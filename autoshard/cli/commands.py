@@ -48,6 +48,7 @@ class Objective(StrEnum):
     """What ``plan`` minimises."""
 
     step_time = "step-time"
+    overlapped_step_time = "overlapped-step-time"
     communication_time = "communication-time"
 
 
@@ -57,6 +58,12 @@ class Checkpointing(StrEnum):
     free = "free"
     as_marked = "as-marked"
     none = "none"
+
+
+class Against(StrEnum):
+    """What a plan is held against."""
+
+    experts = "experts"
 
 
 class Dtype(StrEnum):
@@ -98,6 +105,7 @@ _HARDWARE = typer.Option(help="A preset, see below, or a profile file.", metavar
 _CONSTRAINT = typer.Option(
     metavar="TEXT", help="What is decided, for example 'forbid all_gather over tp of activations'. Repeatable."
 )
+_OBJECTIVE = typer.Option(help="What to minimise: all added up, the same with what overlaps, or communication alone.")
 _BACKEND = typer.Option(metavar="NAME", help="The solver, see below.")
 _TIME_LIMIT = typer.Option(metavar="SECONDS", help="Stop the solver after this long.")
 _MEMORY = typer.Option(
@@ -114,6 +122,9 @@ _PARAM_DTYPE = typer.Option(
     help="What parameters are cast to for the step, before they are gathered; by default they stay as they are."
 )
 _REDUCE_DTYPE = typer.Option(help="What gradients are reduced in; by default as --param-dtype.")
+_AGAINST = typer.Option(
+    help="Plan the schemes that people use by hand too: the plan says how far it is from the best, and what earns that."
+)
 _OPTIMIZER = typer.Option(metavar="POLICY", help="Whose state and step count, see below.")
 
 
@@ -157,9 +168,7 @@ def plan(
     mesh: Annotated[str, _MESH],
     output: Annotated[Path, typer.Option("--output", "-o", help="The plan file to write.")],
     hardware: Annotated[str, _HARDWARE] = "dgx-h100",
-    objective: Annotated[
-        Objective, typer.Option(help="What to minimise: compute plus communication, or communication alone.")
-    ] = Objective.step_time,
+    objective: Annotated[Objective, _OBJECTIVE] = Objective.step_time,
     pin: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=LAYOUT", help="A placement to hold, for example '*.wq.weight=tp:S(0)'. Repeatable."),
@@ -203,6 +212,7 @@ def plan(
             help="What the backward computes again: what is best under the budget, what the model marks, or nothing."
         ),
     ] = Checkpointing.free,
+    against: Annotated[Against | None, _AGAINST] = None,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Make the plan anew, even where one made of the same was kept on disk.")
     ] = False,
@@ -213,6 +223,7 @@ def plan(
     from ..plans import check_writable, read_plan, summarize, write_plan
     from ..plans.schedule import BUCKET
     from ..plans.views.axis_use import use_lines
+    from ..plans.views.expert_words import expert_lines
     from ..plans.views.show import headline
 
     with _mistakes_explained():
@@ -249,12 +260,13 @@ def plan(
                 memory=memory,
                 memory_soft=memory_soft,
                 optimizer=optimizer,
+                against="experts" if against is Against.experts else None,
                 name=model,
                 cache=not no_cache,
                 progress=progress,
             )
         write_plan(made, output)
-        for line in (f"wrote {output}", *headline(summarize(made)), *use_lines(made)):
+        for line in (f"wrote {output}", *headline(summarize(made)), *use_lines(made), *expert_lines(made)):
             typer.echo(line)
 
 
@@ -456,6 +468,7 @@ def compare(
     model: Annotated[str, _MODEL],
     mesh: Annotated[str, _MESH],
     hardware: Annotated[str, _HARDWARE] = "dgx-h100",
+    objective: Annotated[Objective, _OBJECTIVE] = Objective.step_time,
     constraint: Annotated[list[str] | None, _CONSTRAINT] = None,
     backend: Annotated[str, _BACKEND] = "auto",
     time_limit: Annotated[float | None, _TIME_LIMIT] = None,
@@ -495,6 +508,7 @@ def compare(
                 kwargs,
                 mesh=parsed_mesh,
                 hardware=hardware,
+                objective=objective.value,
                 constraints=tuple(constraint or ()),
                 backend=backend,
                 time_limit_s=time_limit,

@@ -45,7 +45,7 @@ _Format = Annotated[Format, typer.Option("--format", help="Text for people, or J
 
 
 def check(
-    path: _Plan,
+    path: _Plan = Path("plan.yaml"),
     model: _Model = None,
     mesh: Annotated[str | None, typer.Option(help="The mesh of the job, to be compared with the plan's.")] = None,
     hardware: _Hardware = None,

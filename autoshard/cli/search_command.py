@@ -56,6 +56,13 @@ def search(
     time_limit: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Stop each solve after this long.")
     ] = None,
+    experts: Annotated[
+        bool,
+        typer.Option(
+            "--experts/--no-experts",
+            help="Plan the schemes that people use by hand too, on the meshes that are planned: what the best takes.",
+        ),
+    ] = True,
     price: Annotated[
         float | None, typer.Option(metavar="MONEY", help="Of a device for an hour: what a billion tokens cost.")
     ] = None,
@@ -103,6 +110,7 @@ def search(
                             lambda mesh: gather_constraints(tuple(constraint or ()), mesh),
                             most_axes=axes,
                             processes=processes,
+                            experts=experts,
                             report=_prefixed(progress, f"{count} devices: " * (len(counts) > 1)),
                         )
                     )

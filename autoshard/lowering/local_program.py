@@ -27,7 +27,7 @@ from torch import fx
 from ..capture import CapturedGraph, Node, Ref, TensorMeta, is_random
 from ..errors import VerificationError
 from ..layout import Layout, format_layout
-from ..ops import has, run_local
+from ..ops import has, is_left_out, run_local, unread
 from ..plans import PHASES, OperatorEntry, Phase, Redistribution, ShardingPlan
 from ..plans.schedule import END, Schedule, Turn, schedule
 from ..redistribution.execution import Shard, run_step
@@ -311,8 +311,11 @@ class _Lowering:
         """What the backward reads of the forward, first among its inputs: tensors as they were made, or kept copies."""
         for _, node in self._graph.of_kind("operator"):
             if node.phase == "backward":
-                for ref, wanted in zip(node.inputs, self._operators[node.name].inputs):
-                    self._save(ref, wanted)
+                inputs = self._operators[node.name].inputs
+                missing = range(len(inputs)) if is_left_out(node, inputs) else unread(node, inputs)
+                for k, (ref, wanted) in enumerate(zip(node.inputs, inputs)):
+                    if k not in missing:
+                        self._save(ref, wanted)
         for name, ref in self._graph.gradients:
             self._save(ref, self._held[name])
         written = self._written()
@@ -378,7 +381,13 @@ class _Lowering:
         if (other := self._only_addend(node)) is not None:
             self._values[Ref(index), node.phase, self._layout(Ref(index))] = other
             return
-        values = tuple(self._moved_to(ref, node.phase, layout) for ref, layout in zip(node.inputs, entry.inputs))
+        if is_left_out(node, entry.inputs):
+            return
+        missing = unread(node, entry.inputs)
+        values = tuple(
+            None if k in missing else self._moved_to(ref, node.phase, layout)
+            for k, (ref, layout) in enumerate(zip(node.inputs, entry.inputs))
+        )
         metas = tuple(self._graph.meta(ref) for ref in node.inputs)
         results = self._run(index, node, values, metas)
         for k, value in enumerate(results):
@@ -387,14 +396,15 @@ class _Lowering:
                 self._check_shape(Ref(index, k), value, entry)
 
     def _run(
-        self, index: int, node: Node, values: tuple[fx.Node, ...], metas: tuple[TensorMeta, ...]
+        self, index: int, node: Node, values: tuple[fx.Node | None, ...], metas: tuple[TensorMeta, ...]
     ) -> list[fx.Node | None]:
         """The results of an operator on this rank's shards."""
         entry, emitter = self._operators[node.name], self._emitters[node.phase]
         if index in self._drawing:
             shard, layout = self._shard(Ref(index)), self._layout(Ref(index))
             if self._random == "as-one-process":
-                return draw_whole(emitter, node, values, metas, entry, shard, self._device)
+                taken = tuple(value for value in values if value is not None)
+                return draw_whole(emitter, node, taken, metas, entry, shard, self._device)
             emitter.beside(start_drawing, stream_of(self._drawing[index], shard, layout))
         made = run_local(
             emitter, node, values, metas, entry.inputs, entry.outputs, self._mesh, self._coordinate, self._device
@@ -428,6 +438,7 @@ class _Lowering:
             return self._emitters[phase].call(aten.zeros.default, shape, dtype=dtype, device=self._device)
         if key not in self._values:
             have, name = self._layout(ref), self._graph.tensor_name(ref)
+            self._check_runs(ref)
             planned = self._paths.get((name, phase, have, wanted))  # type: ignore[arg-type]
             if planned is None:
                 raise VerificationError(
@@ -439,6 +450,15 @@ class _Lowering:
             with self._emitters[phase].copying(name):
                 self._values[key] = self._along(ref, planned, len(planned.path) - 1)
         return self._values[key]
+
+    def _check_runs(self, ref: Ref) -> None:
+        """Checks that a tensor is made by an operator that runs."""
+        node = self._graph.nodes[ref.node]
+        if node.kind == "operator" and is_left_out(node, self._operators[node.name].inputs):
+            raise VerificationError(
+                f"the plan leaves {node.name} out, as it takes whole rows of its tensor, and has an operator read it: "
+                "both must take that tensor in the same layout"
+            )
 
     def _along(self, ref: Ref, entry: Redistribution, steps: int) -> fx.Node:
         """The tensor after so many steps of a redistribution; each of its own runs once, whoever wants it first."""

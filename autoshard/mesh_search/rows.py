@@ -21,6 +21,8 @@ class Row:
         crossing: the axes that cross hosts, ``dp``; with ``in part`` where some of a group's ranks share a host.
         batch: samples of a step; None where they are not known.
         bound_s: every plan of the shape takes at least that; 0 where it is not known.
+        expert, expert_s: the best scheme that people use by hand on this mesh, and its step; None where it was not
+            asked for, or there is none.
         reason: why the shape lost.
     """
 
@@ -35,6 +37,8 @@ class Row:
     memory_bytes: int | None
     gap: float | None
     bound_s: float
+    expert: str | None
+    expert_s: float | None
     reason: str
 
 
@@ -45,6 +49,7 @@ def rows_of(search: MeshSearch) -> tuple[Row, ...]:
 
 def _row(candidate: Candidate, winner: Candidate) -> Row:
     plan = candidate.plan
+    against = None if plan is None else plan.against
     read, taken = (None, None) if plan is None else (tokens(plan), samples(plan))
     return Row(
         mesh=str(candidate.shape.mesh),
@@ -58,6 +63,8 @@ def _row(candidate: Candidate, winner: Candidate) -> Row:
         memory_bytes=None if plan is None else memory_bytes(plan),
         gap=None if plan is None else plan.solver.gap,
         bound_s=candidate.bound_ns / 1e9,
+        expert=None if against is None else against.expert,
+        expert_s=None if against is None else against.step_s,
         reason=_reason(candidate, winner),
     )
 

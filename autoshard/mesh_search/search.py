@@ -26,7 +26,7 @@ from ..capture import Ref
 from ..constraints import Constraints
 from ..errors import BudgetError, ConstraintError, InfeasibleError, LayoutError, MeshError
 from ..mesh import Mesh
-from ..planning import Formulation, NothingFitsError, Planner
+from ..planning import Formulation, NothingFitsError, Planner, against_experts
 from ..plans import ShardingPlan
 from ..plans.units import format_bytes
 from .branch_and_bound import Answer, Cut, best_first
@@ -103,6 +103,7 @@ def search_meshes(
     *,
     most_axes: int = MOST_AXES,
     processes: int = 1,
+    experts: bool = False,
     report: Callable[[str], None] = lambda said: None,
 ) -> MeshSearch:
     """Finds the mesh of so many devices, and the batch, on which a step takes least for a sample.
@@ -112,6 +113,7 @@ def search_meshes(
         constraints: what is decided already, on a mesh; a mesh on which it cannot be read has no plan.
         processes: how many work on it; more than one only where this process has run no solver yet
             (:mod:`autoshard.mesh_search.side_by_side`).
+        experts: whether each plan says how far it is from the best one that experts make on its mesh.
         report: called with the shape and the stage as they start.
 
     Raises:
@@ -121,7 +123,7 @@ def search_meshes(
     """
     shapes = shapes_of(devices, asked[0].planner.profile, most_axes)
     _check_memory(asked, devices)
-    starts = [_Start(shape, each, constraints, report) for shape in shapes for each in asked]
+    starts = [_Start(shape, each, constraints, experts, report) for shape in shapes for each in asked]
     few = [k for k, start in enumerate(starts) if start.shape.mesh.ndim <= TOGETHER]
     many = [k for k in range(len(starts)) if k not in few]
     found: list[Candidate] = []
@@ -256,6 +258,7 @@ class _Start:
     shape: Shape
     asked: Asked
     constraints: Callable[[Mesh], Constraints]
+    experts: bool
     report: Callable[[str], None]
 
     def bounded(self, number: int, best: float) -> _Bounded | Candidate:
@@ -281,6 +284,8 @@ class _Start:
             return self._lost("does not fit", str(error), bound, error.least_bytes)
         except (BudgetError, InfeasibleError) as error:
             return self._lost("no plan", str(error), bounded.bound_ns)
+        if self.experts:
+            plan = against_experts(self._planner, plan, self._say)
         bound = min(plan.solver.cost_ns, max(bounded.bound_ns, plan.solver.bound_ns))
         return Candidate(self.shape, self.asked.samples, "slower", bound, plan)
 

@@ -31,7 +31,7 @@ def show_searches(
         _print(console, _SCALING_COLUMNS, [_scaling_cells(row) for row in scaling_of(searches, failed, price)])
 
 
-_MESH_COLUMNS = "mesh,across hosts,batch,step,tokens/s,MFU,memory,gap,at least,why not".split(",")
+_MESH_COLUMNS = "mesh,across hosts,batch,step,tokens/s,MFU,memory,gap,best expert,at least,why not".split(",")
 _SCALING_COLUMNS = "devices,mesh,batch,step,a second,MFU,efficiency,device hours per 1e9,cost per 1e9,why not".split(
     ","
 )
@@ -59,6 +59,7 @@ def _mesh_cells(row: Row) -> list[str]:
         _share(row.mfu),
         "-" if row.memory_bytes is None else format_bytes(row.memory_bytes),
         _share(row.gap, 2),
+        "-" if row.expert_s is None else f"{format_seconds(row.expert_s)}, {row.expert}",
         _seconds(row.bound_s or None),
         row.reason,
     ]

@@ -3,9 +3,22 @@
 To teach autoshard an operator of torch, add a line to its family. For one of your own, call :func:`register_operator`.
 """
 
-from . import drawn, elements, factories, grouped, images, indexing, norms, products, reductions, views  # noqa: F401  (their entries)
+from . import (  # noqa: F401  (their entries)
+    drawn,
+    elements,
+    factories,
+    grouped,
+    images,
+    indexing,
+    log_softmax,
+    lookups,
+    norms,
+    products,
+    reductions,
+    views,
+)
 from .local import run_local
-from .operator import Operator, has, is_contraction, is_free, is_linear, known
+from .operator import Operator, has, is_contraction, is_free, is_left_out, is_linear, is_part, known, unread
 from .overwriting import overwrites
 from .register import is_registered, register_operator, registered
 from .rule import Rule, replicate_rule
@@ -19,7 +32,9 @@ __all__ = [
     "has",
     "is_contraction",
     "is_free",
+    "is_left_out",
     "is_linear",
+    "is_part",
     "is_registered",
     "known",
     "overwrites",
@@ -28,5 +43,6 @@ __all__ = [
     "replicate_rule",
     "run_local",
     "small",
+    "unread",
     "widened",
 ]

@@ -65,8 +65,8 @@ enter(
     Operator(kernel="copy", traits=("linear",)),
 )
 enter("mul div neg", Operator(traits=("scaling",)))
-enter("embedding gather index_select", Operator(kernel="indexing", traits=("rows",)))
+enter("index_select", Operator(kernel="indexing", traits=("rows",)))
 enter(
-    "embedding_dense_backward scatter scatter_reduce index_copy index take topk sort masked_select",
+    "scatter scatter_reduce index_copy index take topk sort masked_select",
     Operator(kernel="indexing"),
 )

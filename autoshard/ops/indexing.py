@@ -87,20 +87,7 @@ def _adding(node: Node, inputs: Metas) -> list[Rule]:
     return rules
 
 
-def _scattering(node: Node, inputs: Metas) -> list[Rule]:
-    """``scatter_add``, beside DTensor's rules: the index is cut along the dim that it is of. Where it is shorter than
-    what is added, the rest of that is left out, so that blocks of both do not belong together.
-    """
-    _, index, added = inputs
-    rules = [Rule((P_SUM, R, P_SUM), (P_SUM,))]
-    dim = node.args[1] % max(len(added.shape), 1)
-    if added.shape and index.shape[dim] == added.shape[dim]:
-        rules.append(Rule((P_SUM, S(dim), S(dim)), (P_SUM,)))
-    return rules
-
-
 enter("_unsafe_index", Operator(rules=_reading, kernel="indexing"))
 enter("index_put", Operator(more_rules=_writing, kernel="indexing"))
 enter("_unsafe_index_put", Operator(rules=_writing, kernel="indexing"))
 enter("index_add", Operator(rules=_adding, kernel="indexing"))
-enter("scatter_add", Operator(more_rules=_scattering, kernel="indexing"))

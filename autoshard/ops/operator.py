@@ -37,6 +37,7 @@ Trait = Literal[
     "reshape",
     "rows",
     "scaling",
+    "shift",
     "split",
     "sum",
     "uninitialised",
@@ -55,6 +56,8 @@ Trait = Literal[
 * ``reshape``: the same elements in row-major order;
 * ``rows``: it reads some rows of its first argument, not all of it;
 * ``scaling``: linear where it takes one tensor;
+* ``shift``: a maximum that is subtracted from what it is the maximum of and added again; a NaN that it may lose, by the
+  order of the ranks, is in the rest;
 * ``split``: it cuts one dim into pieces;
 * ``sum``: it adds two tensors;
 * ``uninitialised``: its result is whatever the memory holds;
@@ -101,6 +104,9 @@ SmallForm = Callable[[Node, Metas, int, int], Form | None]
 Keeps = Callable[[Node, int, int, int], bool]
 Fits = Callable[[Node, Metas, tuple[Layout, ...], tuple[Layout | None, ...], Mesh], bool]
 Flops = Callable[[Node, list[Shape], list[Shape]], float]
+Meant = Callable[[Node, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
+Passes = Callable[[Node, Metas, tuple[Layout, ...]], float]
+AsOne = Callable[[Node, tuple[Layout, ...]], bool]
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,14 @@ class Operator:
         small_form: the whole small call: takes the node, its tensors, and the ranks of the axis and of the check.
         keeps: whether a length stays as it is in a small call: takes the node, the position of the tensor among the
             arguments, the dim, and the number of dims.
+        meant: the tensors of a small call for the check, of random ones where these mean nothing: takes the small node.
         kernel: the kind of kernel that it is priced as.
+        passes: how often its bytes move, of those read and written once, where on shards it is several kernels: takes
+            the node, its tensors, and the layouts that it wants of them. Left out, once.
+        parts: the positions of arguments that capture took out of it: what makes them takes the first argument of it in
+            the layout that it does.
+        as_one: of an operator with parts and of the parts, whether it is one kernel of torch under the layouts that are
+            wanted of its tensors: it reads no part then, and the parts do not run.
         flops: floating-point operations on shards of given shapes: takes the node, and the shapes of arguments and
             results. Left out, one for each element of the largest result (of a reduction, or of its argument).
         traits: what it is, where somebody asks.
@@ -134,7 +147,11 @@ class Operator:
     small: Small | None = None
     small_form: SmallForm | None = None
     keeps: Keeps | None = None
+    meant: Meant | None = None
     kernel: OpKind = "pointwise"
+    passes: Passes | None = None
+    parts: tuple[int, ...] = ()
+    as_one: AsOne | None = None
     flops: Flops | None = None
     traits: tuple[Trait, ...] = ()
 
@@ -201,6 +218,26 @@ def is_linear(node: Node) -> bool:
     traits = known(node.op).traits
     alone = len(node.inputs) == 1 and not {"cast", "scaling"}.isdisjoint(traits)
     return alone or is_free(node) or not {"linear", "sum"}.isdisjoint(traits)
+
+
+def is_part(node: Node) -> bool:
+    """Whether an operator is a part of another one, which may be one kernel that does without it."""
+    entry = known(node.op)
+    return entry.as_one is not None and not entry.parts
+
+
+def is_left_out(node: Node, inputs: tuple[Layout, ...]) -> bool:
+    """Whether an operator does not run where these layouts are wanted of its tensors: it is a part, and the other is
+    one kernel then.
+    """
+    as_one = known(node.op).as_one
+    return is_part(node) and as_one is not None and as_one(node, inputs)
+
+
+def unread(node: Node, inputs: tuple[Layout, ...]) -> tuple[int, ...]:
+    """The positions of tensors that an operator does not read where these layouts are wanted of them: its parts."""
+    entry = known(node.op)
+    return entry.parts if entry.parts and entry.as_one is not None and entry.as_one(node, inputs) else ()
 
 
 def is_free(node: Node) -> bool:

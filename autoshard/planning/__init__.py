@@ -1,6 +1,7 @@
 """From a captured graph to a plan: prices, the integer program, the search within a memory budget, the plan itself."""
 
 from .budget import NothingFitsError
+from .comparison import against_experts
 from .formulation import OBJECTIVES, Formulation, Objective, formulate
 from .held_as import held_pins
 from .interpretation import interpret
@@ -23,6 +24,7 @@ __all__ = [
     "Planner",
     "Prices",
     "TensorNetwork",
+    "against_experts",
     "demand_edges",
     "formulate",
     "held_pins",

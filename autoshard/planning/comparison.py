@@ -26,10 +26,11 @@ from ..constraints.baselines import Baseline, baselines
 from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..mesh import Mesh
 from ..plans import Contender, Contest, ShardingPlan
+from ..plans.expert_attribution import distance
 from ..plans.schedule import BUCKET_BYTES, bucket_size
 from ..plans.units import format_bytes, format_seconds
 from ..precision import Precision
-from .formulation import Formulation
+from .formulation import Formulation, Objective
 from .limit import memory_limit
 from .planner import Checkpointing, Planner, profile_of
 from .timeline import timeline_of
@@ -45,6 +46,7 @@ def compare(
     mesh: Mesh | str | Mapping[str, int],
     hardware: str | cost_models.Profile = "dgx-h100",
     constraints: Sequence[str] = (),
+    objective: Objective = "step-time",
     backend: str = "auto",
     time_limit_s: float | None = None,
     optimizer: str = "adamw",
@@ -60,7 +62,7 @@ def compare(
     """Plans a model freely and under every baseline of the mesh.
 
     Args:
-        model, args, kwargs, mesh, hardware, backend, optimizer, memory, micro_batches, bucket, param_dtype,
+        model, args, kwargs, mesh, hardware, objective, backend, optimizer, memory, micro_batches, bucket, param_dtype,
             reduce_dtype, name, progress: as for :func:`autoshard.plan`.
         constraints: further ones, for the optimum and the baselines alike.
         time_limit_s: for the solver, for each contender.
@@ -76,7 +78,13 @@ def compare(
     profile = profile_of(hardware)
     limit = memory_limit(optimizer, memory, None, profile)
     bucket_bytes = bucket_size(bucket)
-    options = {"backend": backend, "time_limit_s": time_limit_s, "limit": limit, "bucket_bytes": bucket_bytes}
+    options = {
+        "objective": objective,
+        "backend": backend,
+        "time_limit_s": time_limit_s,
+        "limit": limit,
+        "bucket_bytes": bucket_bytes,
+    }
     planner = Planner.of_model(
         model,
         args,
@@ -95,6 +103,28 @@ def compare(
     optimum = race.free()
     ranked = sorted(found, key=lambda c: (c.plan is None, c.plan.solver.cost_ns if c.plan else 0))
     return Contest(optimum, tuple(ranked))
+
+
+def against_experts(
+    planner: Planner, plan: ShardingPlan, report: Callable[[str], None] = lambda stage: None
+) -> ShardingPlan:
+    """A plan with its distance to the best plan of experts, under the constraints and the budget that it was made
+    under; without one where no scheme has a plan. Where an expert's plan costs less, as the search under a budget is no
+    proof, that is the answer.
+
+    Args:
+        planner: the one that the plan was made by.
+        report: called with the name of each stage as it starts.
+    """
+    race = _Race(planner, plan.pins, report)
+    for _ in race.run(baselines(planner.mesh)):
+        pass
+    if race.best is None:
+        return plan
+    theirs, baseline = race.best
+    if _is_worse(plan, theirs):
+        plan = _adopted(theirs, plan.solver.bound_ns, plan.pins)
+    return replace(plan, against=distance(plan, baseline.name, theirs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +162,11 @@ class _Race:
         self._planner, self._constraints = replace(planner, report=self._solving), constraints
         self._told = replace(self._planner, chooses_again=False)  # by constraints alone what is computed again
         self._best: tuple[_Entry, Baseline] | None = None
+
+    @property
+    def best(self) -> tuple[ShardingPlan, Baseline] | None:
+        """The best plan so far, and the baseline that it is one of."""
+        return None if self._best is None else (self._best[0].plan, self._best[1])
 
     def _start(self, stage: str) -> None:
         self._stage = stage

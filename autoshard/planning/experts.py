@@ -20,7 +20,7 @@ from ..lowering import Results
 from ..mesh import Mesh
 from ..plans import ShardingPlan
 from .budget import NEAR, Found
-from .formulation import Formulation
+from .formulation import Formulation, Objective
 from .limit import MemoryLimit
 
 
@@ -40,6 +40,11 @@ class Planning(Protocol):
     @property
     def limit(self) -> MemoryLimit:
         """The budget."""
+        ...
+
+    @property
+    def objective(self) -> Objective:
+        """What is minimised."""
         ...
 
     @property

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -36,9 +37,10 @@ from ..constraints.computed_again import again_under, may_be_again
 from ..constraints.limits import Limits
 from ..constraints.names import Results, names_of, results_of
 from ..errors import ConstraintError
+from ..layout import Layout
 from ..mesh import Mesh
 from ..micro_batches import operator_runs
-from ..ops import is_free
+from ..ops import is_free, known
 from ..recomputation import again_name
 from ..strategies import Rulebook, Strategy
 from .candidates import candidates
@@ -46,8 +48,8 @@ from .layer_ties import in_groups, marks_of, tied_classes
 from .pricing import NO_OPTIMIZER, Prices
 from .tensor_networks import HELD, Demand, TensorNetwork, layout_of, networks_of
 
-Objective = Literal["step-time", "communication-time"]
-OBJECTIVES: tuple[Objective, ...] = ("step-time", "communication-time")
+Objective = Literal["step-time", "overlapped-step-time", "communication-time"]
+OBJECTIVES: tuple[Objective, ...] = ("step-time", "overlapped-step-time", "communication-time")
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +143,10 @@ def formulate(
     """Builds the integer program of a graph on a mesh of a machine.
 
     Args:
-        objective: ``step-time`` adds compute, communication and the optimizer's step; ``communication-time`` counts
-            communication alone, under which full replication is free: it is meant for use with pins.
+        objective: ``step-time`` adds compute, communication and the optimizer's step; in ``overlapped-step-time`` what
+            may travel beside computation costs the profile's ``contention`` of that, as if all of it did;
+            ``communication-time`` counts communication alone, under which full replication is free: it is meant for use
+            with pins.
         graph: as captured; the program's is the one in which what the constraints want is computed again.
         constraints: what is decided already.
         tie_layers: decide identical layers once.
@@ -161,7 +165,8 @@ def formulate(
     wanted = again_under(constraints, graph)
     open_ones = _worth_it(graph, may_be_again(constraints, graph) | wanted) if chooses_again else frozenset[str]()
     graph = recomputed(graph, wanted | open_ones)
-    prices = Prices(graph, mesh, profile, policy, bucket_bytes)
+    contention = profile.contention if objective == "overlapped-step-time" else 1.0
+    prices = Prices(graph, mesh, profile, policy, bucket_bytes, contention)
     limits = compile_constraints(constraints, graph, mesh)
     return assemble(
         graph,
@@ -207,6 +212,7 @@ def assemble(
     edges = (
         *_equal_layouts(graph, mesh, constraints, strategies, seconds),
         *_views_as_made(graph, strategies, seconds),
+        *_parts_as_wholes(graph, strategies, seconds),
     )
     ties = _ties(graph, strategies, results, limits, constraints) if tie_layers else ()
     found = tuple(tensor.network for tensor in networks)
@@ -251,6 +257,23 @@ def _views_as_made(
             looked_at = node.inputs[0].node
             rows, columns = (_is_again(len(strategies[k])) for k in (looked_at, i))
             yield Edge(looked_at, i, rows, columns, _BOTH_OR_NEITHER)
+
+
+def _parts_as_wholes(
+    graph: CapturedGraph, strategies: tuple[tuple[Strategy, ...], ...], seconds: Mapping[int, int]
+) -> Iterator[Edge]:
+    """Edges by which an operator and its parts take the tensor that they share in one layout."""
+    twice = frozenset(seconds.values())
+    for i, node in graph.of_kind("operator"):
+        makers = [node.inputs[position].node for position in known(node.op).parts]
+        joined = [seconds.get(maker, maker) for maker in makers] + [i]
+        for u, v in pairwise(joined) if i not in seconds else ():
+            number: dict[Layout, int] = {}
+            rows, columns = (
+                [number.setdefault(strategy.inputs[0], len(number)) for strategy in strategies[k]] for k in (u, v)
+            )
+            costs = np.where(np.eye(len(number), dtype=bool), 0, INFEASIBLE)
+            yield Edge(u, v, np.tile(rows, 1 + (u in twice)), np.tile(columns, 1 + (v in twice)), costs)
 
 
 @cache
@@ -345,7 +368,7 @@ class _Costs:
         self, graph: CapturedGraph, prices: Prices, strategies: tuple[tuple[Strategy, ...], ...], objective: Objective
     ) -> None:
         self._graph, self._prices, self._strategies = graph, prices, strategies
-        self._computes = objective == "step-time"
+        self._computes = objective != "communication-time"
         self._trained = frozenset(name for name, _ in graph.gradients) if self._computes else frozenset[str]()
         self._known: dict[object, np.ndarray] = {}
 

@@ -57,6 +57,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         mesh=formulation.mesh,
         hardware=profile.name,
         hardware_fingerprint=profile.fingerprint,
+        contention=profile.contention,
         objective=formulation.objective,
         pins=tuple(constraint.text for constraint in formulation.constraints),
         solver=SolverOutcome.of(cost, bound, layers, formulation.groups),

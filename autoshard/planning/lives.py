@@ -16,6 +16,7 @@ held copies              from before the first operator that reads one to the en
 sums of gradients        from the first operator on to the step that makes the gradient of them
 views                    nothing of their own; they hold what they look at
 results nobody reads     while their operator runs
+parts of an operator     nothing: numbers for rows, and where the operator is one kernel not even these
 =======================  =========================================================================================
 
 A plan's timeline (:mod:`autoshard.planning.timeline`) never holds less: it has the same tensors, and besides what moves
@@ -41,7 +42,7 @@ from ..capture import CapturedGraph, Ref, TensorMeta
 from ..layout import Layout, largest_local_shape
 from ..lowering.flow import gradient_flow
 from ..micro_batches import is_held, is_summed
-from ..ops import is_free
+from ..ops import is_free, is_part
 from ..plans.schedule import Schedule
 from .formulation import Formulation
 from .tensor_networks import HELD, TensorNetwork, layout_of
@@ -259,7 +260,8 @@ def _networks(formulation: Formulation, sizes: _Sizes, course: _Course, setting:
     """The networks with what their copies hold, and when."""
     graph = formulation.graph
     number = {found.ref: k for k, found in enumerate(formulation.networks)}
-    counted = {ref for ref, k in number.items() if not {ref.node, formulation.networks[k].again} & course.unknown}
+    unknown = course.unknown | {i for i, node in graph.of_kind("operator") if is_part(node)}
+    counted = {ref for ref, k in number.items() if not {ref.node, formulation.networks[k].again} & unknown}
     for found in formulation.networks:
         if found.ref not in counted:
             yield found.network

@@ -15,11 +15,12 @@ from solver import Assignment, Solution, Status, solve
 
 from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, micro_batched, recomputed
 from ..constraints import AxisScheme, Constraint, Constraints
-from ..errors import ConstraintError, InfeasibleError
+from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..lowering import Results
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
 from ..plans.schedule import BUCKET_BYTES
+from ..plans.simulation import overlapped_s
 from ..plans.units import format_gap
 from ..precision import AS_IT_IS, Precision
 from ..strategies import Rulebook
@@ -28,7 +29,7 @@ from .budget import SolverOptions, plan_within_budget, said_by
 from .decided import decided
 from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
-from .ladder import Hints, on_any_schedule
+from .ladder import Hints, Search, on_any_schedule
 from .limit import MemoryLimit
 
 BLAME_S = 20.0
@@ -149,7 +150,8 @@ class Planner:
         formulation = self.formulate(constraints)
         report("solving")
         with constraints.located():
-            return on_any_schedule(self, formulation, Planner._planned, asks_experts=True)
+            found = on_any_schedule(self, formulation, Planner._planned, asks_experts=True)
+        return self._or_as_if_nothing_hid(found, constraints.values, Planner._planned)
 
     def _planned(self, formulation: Formulation, hints: Hints) -> ShardingPlan:
         options = SolverOptions(
@@ -202,7 +204,25 @@ class Planner:
             wider = planner._wider(program.constraints)
             return plan_within_budget(program, planner.limit, options, planner.write, wider=wider)
 
-        return on_any_schedule(self, formulation, search, asks_experts=False)
+        found = on_any_schedule(self, formulation, search, asks_experts=False)
+        return self._or_as_if_nothing_hid(found, formulation.constraints, search)
+
+    def _or_as_if_nothing_hid(
+        self, found: ShardingPlan, constraints: Sequence[Constraint], search: Search[Planner]
+    ) -> ShardingPlan:
+        """Where what hides has a share of its price, the shorter of the plan that counts on all of it to hide, and of
+        the one that counts on none: what hides depends on the schedule, which no program knows. The bound is the
+        first's.
+        """
+        if self.objective != "overlapped-step-time" or self.profile.contention == 1 or not self.bucket_bytes:
+            return found
+        other = self.having(objective="step-time")
+        try:
+            plan = on_any_schedule(other, other.program(constraints), search, asks_experts=False)
+        except (InfeasibleError, BudgetError):
+            return found
+        plan = self._judged(replace(plan, objective=self.objective), found.solver.bound_ns)
+        return min(found, plan, key=lambda each: each.solver.cost_ns)
 
     def _relaxed(self, constraints: Sequence[Constraint]) -> Iterator[tuple[str, Formulation]]:
         for k, constraint in enumerate(constraints[:MOST_RELAXED]):
@@ -274,7 +294,13 @@ class Planner:
     def write(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
         """The plan of a solution."""
         plan = interpret(*decided(formulation, solution), self.profile, self.model, self.call)
-        return replace(plan, gathers_ahead=self.gathers_ahead)
+        plan = replace(plan, gathers_ahead=self.gathers_ahead)
+        return self._judged(plan, plan.solver.bound_ns) if self.objective == "overlapped-step-time" else plan
+
+    def _judged(self, plan: ShardingPlan, bound_ns: int) -> ShardingPlan:
+        """The plan at the cost of its step as its schedule runs it."""
+        cost_ns = round(overlapped_s(plan) * 1e9)
+        return replace(plan, solver=plan.solver.having(cost_ns, min(cost_ns, bound_ns)))
 
     def _no_plan(self, formulation: Formulation, reason: str) -> str:
         """What the solver said of a program without an answer, and the constraints that are to blame."""

@@ -7,6 +7,9 @@ bytes of the largest shard (:mod:`cost_models.optimizers`).
 What travels together is not priced by itself: of parameters that are gathered ahead each has its part, by bytes, of the
 seconds of all its layer in one collective, and gradients theirs of all gradients in one, but of no more than a bucket
 has. So prices are no higher than what the schedule of the plan comes to, where a bucket is less full: a bound holds.
+
+Steps in which a tensor travels with others may hide behind computation. With a ``contention`` below 1 they have that
+share of their price, as if all of them hid: no schedule of the plan takes less. A plan's own times are whole.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from ..capture import CapturedGraph, Node, Ref, TensorMeta
 from ..layout import Layout, largest_local_shape
 from ..mesh import Mesh
 from ..micro_batches import is_summed
-from ..ops import has, is_free, known
+from ..ops import has, is_free, is_left_out, known, unread
 from ..plans.schedule import GATHERS, REDUCTIONS, layer_of
 from ..precision import cast_name, reduced_name
 from ..recomputation import first_name
@@ -59,9 +62,11 @@ class Prices:
         profile: Profile,
         policy: OptimizerPolicy = NO_OPTIMIZER,
         bucket_bytes: int = 0,
+        contention: float = 1.0,
     ) -> None:
         self._graph = graph
         self.bucket_bytes = bucket_bytes
+        self._contention = contention
         self._mesh = mesh
         self._profile = profile
         self._policy = policy
@@ -160,8 +165,9 @@ class Prices:
 
         def price(step: Step, size: int, copied: int) -> float:
             moves = ((step.kind, axis, dim) for axis in step.axes for dim in (-1, step.source))
-            return math.inf if not banned.isdisjoint(moves) else self._step_s(step, size, copied, together)
+            return math.inf if not banned.isdisjoint(moves) else self._step_s(step, size, copied, together, contention)
 
+        contention = self._contention
         key = (meta.shape, meta.dtype.itemsize, reduces | {"sum"}, banned, together)
         if key not in self._steps:
             layouts = layouts_of(meta.shape, self._mesh, tuple(sorted(reduces | {"sum"})))
@@ -211,11 +217,13 @@ class Prices:
             self._paths[id(steps)] = cheapest_paths(steps)
         return self._paths[id(steps)]
 
-    def _step_s(self, step: Step, size: int, copied: int, together: Together = ALONE) -> float:
+    def _step_s(self, step: Step, size: int, copied: int, together: Together = ALONE, contention: float = 1.0) -> float:
         sent = 0.0
         if step.communicates and size:
-            whole = max(size, together.size_bytes) if step.kind in together.kinds else size
+            travels = step.kind in together.kinds
+            whole = max(size, together.size_bytes) if travels else size
             sent = self._topology.collective_s(step.kind, step.axes, whole) * (size / whole)
+            sent *= contention if travels else 1.0
         return float(sent + self._profile.copy_s(copied))
 
     def _addition_s(self, meta: TensorMeta, layout: Layout) -> float:
@@ -226,16 +234,22 @@ class Prices:
 
     def _operator_s(self, node: Node, metas: tuple[TensorMeta, ...], strategy: Strategy, among: int = 1) -> float:
         """Seconds on the largest shards of a strategy; or with their flops and bytes shared out among so many ranks."""
+        if is_left_out(node, strategy.inputs):
+            return 0.0
         inputs = [self._local(meta.shape, layout) for meta, layout in zip(metas, strategy.inputs)]
         pairs = [(m, layout) for m, layout in zip(node.outputs, strategy.outputs) if m and layout]
         outputs = [self._local(meta.shape, layout) for meta, layout in pairs]
         read = [math.prod(shape) * meta.dtype.itemsize for shape, meta in zip(inputs, metas)]
         written = [math.prod(shape) * meta.dtype.itemsize for shape, (meta, _) in zip(outputs, pairs)]
+        for k in unread(node, strategy.inputs):
+            read[k] = 0
         if has(node, "rows"):
             read[0] = min(read[0], written[0])
         flops, kind = _flops(node, inputs, outputs)
+        passes = known(node.op).passes
+        moved = (sum(read) + sum(written)) * (passes(node, metas, strategy.inputs) if passes else 1.0)
         dtype = str(pairs[0][0].dtype if pairs else torch.float32).removeprefix("torch.")
-        return float(self._profile.op_s(dtype, flops / among, (sum(read) + sum(written)) / among, kind))
+        return float(self._profile.op_s(dtype, flops / among, moved / among, kind))
 
 
 def _size_bytes(meta: TensorMeta) -> int:

@@ -18,6 +18,7 @@ from ..mesh import TOGETHER, Mesh
 from ..micro_batches import redistribution_runs
 from ..precision import AS_IT_IS, Precision
 from ..recomputation import first_name
+from .expert_distance import ExpertDistance
 from .memory_outcome import MemoryOutcome
 from .natural_order import natural_key
 
@@ -181,11 +182,13 @@ class ShardingPlan:
     those that stand for what is held over the step say so (:mod:`autoshard.micro_batches`). ``bucket_bytes`` is how
     much travels together at most, and decides the schedule (:mod:`autoshard.plans.schedule`) with ``gathers_ahead``:
     whether parameters are gathered before they are needed; 0 where every collective is waited for where it stands.
-    ``precision`` says in which dtypes the step computes and reduces.
+    ``precision`` says in which dtypes the step computes and reduces. ``contention`` is the hardware's: the share of its
+    time that a collective costs although it runs beside computation.
     ``compute_s``, ``communication_s`` and ``optimizer_s``, the step of the optimizer whose state is counted, add up to
     the predicted step time. ``optimizer_s`` is None for a plan from before the optimizer's step had a price, ``memory``
     for one that was written before plans knew of memory. ``at_peak_s`` is what the model's products, convolutions and
-    attention take at least, shared out evenly at the peak of the hardware; None where it is not known.
+    attention take at least, shared out evenly at the peak of the hardware; None where it is not known. ``against`` is
+    the distance to the best plan of experts under the same constraints; None where nobody asked for it.
     """
 
     model: str
@@ -213,6 +216,8 @@ class ShardingPlan:
     bucket_bytes: int = 0
     gathers_ahead: bool = True
     precision: Precision = AS_IT_IS
+    contention: float = 1.0
+    against: ExpertDistance | None = None
 
     def __post_init__(self) -> None:
         canonical: dict[str, list[TensorEntry] | list[OperatorEntry] | list[Redistribution] | list[Execution]] = {
@@ -230,7 +235,9 @@ class ShardingPlan:
 
     @property
     def step_s(self) -> float:
-        """The predicted step time in seconds, without the optimizer's step where its price is not known."""
+        """The predicted step time in seconds if nothing overlapped (:func:`autoshard.plans.simulation.overlapped_s`
+        counts what does), without the optimizer's step where its price is not known.
+        """
         return self.compute_s + self.communication_s + (self.optimizer_s or 0.0)
 
     @property

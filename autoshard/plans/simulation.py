@@ -7,7 +7,8 @@ to its parameter's layout as soon as it is made; what leaves the model, at the e
 comes last, in one piece. Of several micro-batches one is followed, with what the step does once.
 
 Prices are the plan's, of collectives and operators that have the machine for themselves: what hides costs nothing here.
-So this is how short the step may be if nothing slows down what runs beside it, while the plan's own time adds all up.
+So this is how short the step may be if nothing slows down what runs beside it, while ``step_s`` adds all up. Between
+them lies what is to be expected (:func:`overlapped_s`), as kernels that send share the device with those that compute.
 """
 
 from __future__ import annotations
@@ -65,6 +66,16 @@ class Simulation:
 def simulate(plan: ShardingPlan) -> Simulation:
     """Runs the schedule of a plan that knows the order of execution; without one there are collectives alone."""
     return Simulation(tuple(_Run(plan).spans()))
+
+
+def overlapped_s(plan: ShardingPlan) -> float:
+    """Seconds of a step whose schedule hides what it can, where hidden time costs the share ``contention`` of itself:
+    ``step_s - (1 - contention) * hidden_s``.
+
+    No time for communication on a schedule hides but that of buckets, so this is at least computation, the optimizer's
+    step, what travels in no bucket, and the share of what does: the price of the objective ``overlapped-step-time``.
+    """
+    return plan.step_s - (1 - plan.contention) * simulate(plan).hidden_ns / 1e9 if plan.contention < 1 else plan.step_s
 
 
 class _Run:

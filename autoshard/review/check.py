@@ -122,17 +122,15 @@ def check(
     findings += _record(plan, now, planner)
     findings.append(_memory(now, planner))
     report("solving from the plan on")
-    assert now.solution.cost is not None
+    cost = now.plan.solver.cost_ns
     try:
         best = _best(planner, formulation, now, constraints)
     except BudgetError as error:
         findings.append(Finding("optimality", False, str(error)))
-        return Review(tuple(findings), plan.solver.cost_ns, now.solution.cost)
+        return Review(tuple(findings), plan.solver.cost_ns, now.plan.solver.cost_ns)
     findings += _bound(plan, best, planner)
     findings.append(_optimality(now, best, within))
-    return Review(
-        tuple(findings), plan.solver.cost_ns, now.solution.cost, min(best.cost_ns, now.solution.cost), best.bound_ns
-    )
+    return Review(tuple(findings), plan.solver.cost_ns, cost, min(best.cost_ns, cost), best.bound_ns)
 
 
 def _model(plan: ShardingPlan, planner: Planner) -> Finding:
@@ -189,7 +187,7 @@ def _record(plan: ShardingPlan, now: Priced, planner: Planner) -> Iterator[Findi
     known = with_memory(replace(planner, limit=limit_of(plan)), now.plan) if plan.memory else now.plan
     times = {entry.name: entry.predicted_ns for entry in now.plan.execution}
     pairs: list[tuple[str, object, object]] = [
-        ("cost_ns", plan.solver.cost_ns, now.solution.cost),
+        ("cost_ns", plan.solver.cost_ns, now.plan.solver.cost_ns),
         ("compute_s", plan.compute_s, now.plan.compute_s),
         ("communication_s", plan.communication_s, now.plan.communication_s),
         ("optimizer_s", plan.optimizer_s, now.plan.optimizer_s),
@@ -277,8 +275,7 @@ def _proof(cost_ns: int, best: SolverOutcome) -> str:
 
 
 def _optimality(now: Priced, best: SolverOutcome, within: float) -> Finding:
-    cost = now.solution.cost
-    assert cost is not None
+    cost = now.plan.solver.cost_ns
     better = cost - best.cost_ns
     price = format_seconds(cost / 1e9)
     if better <= 0:

@@ -241,7 +241,8 @@ def with_known_memory(planner: Planner, plan: ShardingPlan, read: ShardingPlan) 
     """As :func:`with_memory`, of a plan that was read and priced again: what the file says of memory holds where all
     that decides it is the same.
     """
-    same = limit_of(read) == planner.limit and replace(plan, memory=read.memory, solver=read.solver) == read
+    again = replace(plan, memory=read.memory, solver=read.solver, against=read.against)
+    same = limit_of(read) == planner.limit and again == read
     return replace(plan, memory=read.memory) if same and read.memory else with_memory(planner, plan)
 
 

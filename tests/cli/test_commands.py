@@ -95,6 +95,7 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
                 "memory": None,
                 "memory_soft": None,
                 "optimizer": None,
+                "against": None,
                 "name": "model.py:model",
                 "cache": True,
             },
@@ -107,7 +108,7 @@ def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
     options += (
         "--held-as plan.yaml --memory 80GiB --memory-soft 2.5 --optimizer sgd --micro-batches 4 --bucket 1MiB".split()
     )
-    options += "--param-dtype bfloat16 --reduce-dtype float32 --evaluation --no-cache".split()
+    options += "--param-dtype bfloat16 --reduce-dtype float32 --evaluation --no-cache --against experts".split()
     pins = ["--pin", "tokens=dp:S(0) tp:R", "--pin", "*.wq.weight=tp:S(0)"]
     result = invoke("plan", "model.py:model", "--mesh", "a=3", "--output", "new.yaml", *options, *pins)
     assert result.exit_code == 0
@@ -117,7 +118,7 @@ def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
     assert (given["backend"], given["time_limit_s"]) == ("highs", 2.5)
     assert (given["memory"], given["memory_soft"], given["optimizer"]) == ("80GiB", 2.5, "sgd")
     assert (given["micro_batches"], given["bucket"], given["held_as"]) == (4, "1MiB", PLAN)
-    assert (given["evaluation"], given["cache"]) == (True, False)
+    assert (given["evaluation"], given["cache"], given["against"]) == (True, False, "experts")
     assert (given["param_dtype"], given["reduce_dtype"]) == ("bfloat16", "float32")
 
 
@@ -254,7 +255,7 @@ def fake_comparison(monkeypatch: pytest.MonkeyPatch, contest: Contest) -> list[d
         return contest
 
     fake = types.ModuleType("autoshard.planning.comparison")
-    fake.compare = compare  # type: ignore[attr-defined]
+    fake.compare = fake.against_experts = compare  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "autoshard.planning.comparison", fake)
     return seen
 

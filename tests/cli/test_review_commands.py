@@ -212,6 +212,11 @@ def test_check_finds_the_model_that_the_plan_names(folder: Path, named: str, mon
     monkeypatch.chdir(folder.parent)
     result = invoke("check", f"{folder.name}/plan.yaml", "--hardware", f"{folder.name}/slow.yaml")
     assert result.exit_code == 0, result.stderr
+    monkeypatch.chdir(folder)  # and plan.yaml is the plan of its folder
+    alone = invoke("check", *HARDWARE)
+    assert alone.exit_code == 0 and alone.stdout.endswith("plan.yaml is good\n"), alone.stderr
+    Path("plan.yaml").unlink()
+    assert "cannot read the plan plan.yaml" in invoke("check", *HARDWARE).stderr
 
 
 MISTAKES = {

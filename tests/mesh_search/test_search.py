@@ -138,7 +138,10 @@ def test_search_prints_tables_and_writes_plans_and_pictures(folder: Path) -> Non
     said = json.loads(CliRunner().invoke(app, [*arguments, "--format", "json"]).stdout)
     for devices in (2, 4):
         best = said["meshes"][str(devices)][0]
+        planned = [row for row in said["meshes"][str(devices)] if row["step_s"] is not None]
+        assert all(row["expert"] and row["step_s"] <= row["expert_s"] * (1 + 1e-9) for row in planned)
         plan = read_plan(f"found/plan-{devices}.yaml")
+        assert plan.against is not None and plan.against.expert == best["expert"]
         assert (best["verdict"], best["mesh"], best["step_s"]) == ("best", str(plan.mesh), plan.step_s)
         assert plan.mesh.size == devices and best["mesh"] in printed.stdout
     assert [row["devices"] for row in said["devices"]] == [2, 4] and said["devices"][0]["efficiency"] == 1

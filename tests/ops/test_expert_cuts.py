@@ -41,19 +41,40 @@ def test_attention_along_the_queries_is_cut_and_along_the_keys_is_not() -> None:
         assert not any(", S(2), S(2)" in rule.partition(" -> ")[0] for rule in found)
 
 
-def test_an_embedding_is_cut_along_its_features_and_not_along_its_rows() -> None:
-    looked_up = offered(aten.embedding.default, f(12, 4), i(2, 6))
-    assert "S(1), R -> S(2)" in looked_up
-    assert not any(rule.startswith("S(0)") for rule in looked_up)
-    gradient = offered(aten.embedding_dense_backward.default, f(2, 6, 4), i(2, 6), 12, -1, False)
-    assert "S(2), R -> S(1)" in gradient
-    assert not any(rule.endswith("-> S(0)") for rule in gradient)
+@pytest.mark.parametrize(("rows", "mesh"), [(12, "a=2"), (11, "a=2"), (11, "a=3"), (50_257, "a=8")])
+@pytest.mark.parametrize("padding", [-1, 0, 7])
+@pytest.mark.parametrize("by_frequency", [False, True])
+def test_an_embedding_is_cut_along_its_features_and_along_its_rows(
+    rows: int, mesh: str, padding: int, by_frequency: bool
+) -> None:
+    looked_up = offered(aten.embedding.default, f(rows, 24), i(2, 6), padding, by_frequency, mesh=mesh)
+    assert {"S(1), R -> S(2)", "S(0), R -> P(sum)"} <= looked_up
+    gradient = offered(
+        aten.embedding_dense_backward.default, f(2, 6, 24), i(2, 6), rows, padding, by_frequency, mesh=mesh
+    )
+    assert {"S(2), R -> S(1)", "R, R -> S(0)"} <= gradient
 
 
-def test_the_head_is_cut_along_the_vocabulary_and_the_loss_is_not() -> None:
-    assert "R, S(1) -> S(1)" in offered(aten.mm.default, f(6, 4), f(4, 12))
-    assert offered(aten._log_softmax.default, f(6, 12), 1, False) == {"R -> R", "S(0) -> S(0)"}
-    assert offered(aten.gather.default, f(6, 12), 1, i(6, 1)) == {"R, R -> R", "S(0), S(0) -> S(0)"}
+@pytest.mark.parametrize(("length", "mesh"), [(12, "a=2"), (11, "a=2"), (11, "a=3"), (50_257, "a=8"), (30_522, "a=8")])
+def test_the_head_and_the_loss_are_cut_along_the_vocabulary(length: int, mesh: str) -> None:
+    """Of log-softmax in the parts that capture makes of it, and of picking a logit of each row."""
+
+    def of(op: Any, *args: Any) -> set[str]:
+        return offered(op, *args, mesh=mesh)
+
+    ours, logits, rows = torch.ops.autoshard, f(24, length), f(24, 1)
+    assert "R, S(1) -> S(1)" in of(aten.mm.default, f(24, 4), f(4, length))
+    assert "S(1) -> P(max)" in of(ours.row_max.default, logits, 1)
+    assert "S(1), R -> P(sum)" in of(ours.row_sum.default, logits, rows, 1)
+    assert "S(1), R, R -> S(1)" in of(ours.log_softmax.default, logits, rows, rows, 1)
+    assert "S(1) -> P(sum)" in of(ours.row_total.default, logits, 1)
+    assert "S(1), S(1), R -> S(1)" in of(ours.log_softmax_backward.default, logits, logits, rows, 1, torch.float32)
+    assert "S(1), R -> P(sum)" in of(aten.gather.default, logits, 1, i(24, 1))
+    assert "S(1), R -> S(1)" in of(aten.scatter.value, logits, 1, i(24, 1), -1.0)
+    assert "S(1), R, R -> S(1)" in of(aten.scatter.src, logits, 1, i(24, 1), rows)
+    assert "S(1), R, R -> S(1)" in of(aten.scatter_add.default, logits, 1, i(24, 3), f(24, 3))
+    assert not any(rule.startswith("S(1)") for rule in of(aten.scatter.value, logits, 1, i(24, 3), -1.0))
+    assert of(aten._softmax.default, logits, 1, False) == {"R -> R", "S(0) -> S(0)"}
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ def test_in_pairs_consumers_of_one_tensor_form_a_group_across_phases_where_copie
     for demand in formulation.demands:
         consumers[demand.ref if keep_copies else (demand.ref, demand.phase)] += len(demand.consumers)
     assert len(problem.groups) == sum(count > 1 for count in consumers.values()) > 0
-    assert len(problem.edges) == sum(len(demand.consumers) for demand in formulation.demands)
+    wanted = sum(len(demand.consumers) for demand in formulation.demands)
+    assert len(problem.edges) == wanted + len(formulation.free.edges)
     assert len({(demand.ref, demand.phase) for demand in formulation.demands}) == len(formulation.demands)
 
 

@@ -27,6 +27,7 @@ from autoshard.plans import (
     TensorEntry,
 )
 from autoshard.plans.dtypes import DTYPE_BYTES
+from autoshard.plans.expert_attribution import distance
 from autoshard.plans.memory_outcome import TENANT_KINDS, reserved_bytes
 from autoshard.plans.natural_order import starred
 from autoshard.plans.plan import PHASES
@@ -398,10 +399,14 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
         redistributions=moved,
         execution=execution,
         bucket_bytes=draw(st.sampled_from((0, 1, 1 << 20))),
+        contention=draw(st.sampled_from((0.0, 0.4, 1.0))),
         precision=draw(st.sampled_from((AS_IT_IS, Precision("bfloat16", "float32"), Precision(None, "float16")))),
     )
     plan = costed(plan, draw(st.floats(0, 1)))
-    return replace(plan, memory=draw(st.none() | memories(plan)))
+    plan = replace(plan, memory=draw(st.none() | memories(plan)))
+    if plan.execution and draw(st.booleans()):
+        plan = replace(plan, against=distance(plan, draw(texts), replace(plan, optimizer_s=draw(seconds))))
+    return plan
 
 
 def costed(plan: ShardingPlan, bound: float = 1.0, sums: bool = False) -> ShardingPlan:
@@ -411,6 +416,5 @@ def costed(plan: ShardingPlan, bound: float = 1.0, sums: bool = False) -> Shardi
     """
     if sums:
         plan = replace(plan, communication_s=math.fsum(entry.predicted_s for entry in plan.redistributions))
-    parts_s = (plan.compute_s, plan.optimizer_s or 0.0) if COUNTED[plan.objective] else ()
-    cost = round(math.fsum((*parts_s, plan.communication_s)) * 1e9)
+    cost = round(COUNTED[plan.objective][1](plan) * 1e9)
     return replace(plan, solver=plan.solver.having(cost, min(cost, int(cost * bound))))

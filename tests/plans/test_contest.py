@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
+
 from autoshard.constraints.baselines import baselines
 from autoshard.layout import parse_layout
 from autoshard.mesh import Mesh
@@ -12,7 +14,7 @@ from autoshard.plans import Contender, Contest, ShardingPlan, contest_json, firs
 from autoshard.plans.views.show import console_for
 from autoshard.plans.views.show_contest import show_contest, verdict
 
-from .synthetic import transformer_plan
+from .synthetic import costed, transformer_plan
 
 PLAN = transformer_plan(2)
 
@@ -68,11 +70,11 @@ def test_the_verdict_says_of_which_plans_the_bound_is_one() -> None:
 
 
 def test_the_ratio_is_that_of_the_fastest_baseline() -> None:
-    slow = replace(PLAN, compute_s=PLAN.compute_s + 3 * PLAN.step_s)
+    slow = costed(replace(PLAN, compute_s=PLAN.compute_s + 3 * PLAN.step_s))
     contest = Contest(
         Contender("optimum", "", PLAN), (Contender("a", "first", slow), Contender("b", "second", None, "because"))
     )
-    assert contest.best == contest.baselines[0] and contest.ratio == 0.25
+    assert contest.best == contest.baselines[0] and contest.ratio == pytest.approx(0.25, rel=1e-6)
     assert "75.0% less than the best baseline, a: first" in verdict(contest)
     alone = replace(contest, baselines=contest.baselines[1:])
     assert alone.best is None and alone.ratio is None and "alone" in verdict(alone)

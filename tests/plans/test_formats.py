@@ -22,9 +22,9 @@ OLD = FOLDER / "transformer.format-1.yaml"
 
 
 def without_the_news_of_format_8(plan: ShardingPlan) -> ShardingPlan:
-    """The dtypes of the model, and nothing known of the hardware's peak or of what memory is made of."""
+    """The dtypes of the model, and nothing known of the hardware's peak, of experts or of what memory is made of."""
     memory = plan.memory and replace(plan.memory, kinds=())
-    return replace(plan, at_peak_s=None, precision=AS_IT_IS, memory=memory)
+    return replace(plan, at_peak_s=None, against=None, precision=AS_IT_IS, memory=memory)
 
 
 def without_the_news_of_format_5(plan: ShardingPlan) -> ShardingPlan:

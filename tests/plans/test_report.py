@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -16,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 
 from autoshard.layout import parse_layout
 from autoshard.plans import ShardingPlan, read_plan, summarize
+from autoshard.plans.expert_attribution import distance
+from autoshard.plans.expert_distance import ExpertDistance, PartDifference, TensorDifference
 from autoshard.plans.exposure import Exposure
 from autoshard.plans.text.folded_plan import fold_plan
 from autoshard.plans.views.columns import bytes_column, seconds_column
@@ -72,6 +75,15 @@ def hostile_plan() -> ShardingPlan:
             PLAN.memory, optimizer=HOSTILE, tenants=tenants, peak=replace(PLAN.memory.peak, operator=HOSTILE)
         ),
         execution=(),
+        against=ExpertDistance(
+            HOSTILE,
+            1.0,
+            1.0,
+            1.0,
+            1,
+            (PartDifference("", "computation", 1.0, 2.0), PartDifference(HOSTILE, "activations", 1.0, 2.0)),
+            (TensorDifference(f"/{HOSTILE}", "computation", 1.0, 2.0, HOSTILE, HOSTILE),),
+        ),
     )
 
 
@@ -121,6 +133,10 @@ def expected_numbers(plan: ShardingPlan) -> dict[str, str]:
             numbers["budget_bytes"] = plan.memory.budget_bytes
     for i, again in enumerate(summarize(plan).recomputed if plan.memory else ()):
         numbers |= {f"again_s:{i}": again.predicted_s, f"saved:{i}": again.saved_bytes}
+    if plan.against is not None:
+        numbers["against:step_s"] = plan.against.step_s
+        for i, difference in enumerate(plan.against.parts):
+            numbers |= {f"against:{i}:{field}": getattr(difference, field) for field in ("ours_s", "theirs_s")}
     chart = memory_chart(plan)
     numbers |= {f"band:{band.tone}": band.peak_bytes for band in (chart.bands if chart else ())}
     for link in Exposure.of(plan).links if plan.execution else ():
@@ -179,6 +195,18 @@ def test_the_parts_of_the_cost_add_up_to_the_step() -> None:
         plan = golden(name)
         half_a_ns_each = 0.5e-9 * len(plan.operators)
         assert sum(part.seconds for part in cost_split(plan)) == pytest.approx(plan.step_s, abs=half_a_ns_each)
+
+
+def test_the_differences_from_experts_add_up_to_both_steps() -> None:
+    plan, theirs = transformer_plan(3), sharded_plan(3)
+    found = distance(plan, "fsdp+tp", theirs)
+    numbers = Page(report_html(replace(plan, against=found))).numbers
+    ours, other = (
+        math.fsum(float(numbers[f"against:{k}:{whose}"]) for k in range(len(found.parts)))
+        for whose in ("ours_s", "theirs_s")
+    )
+    assert float(numbers["against:step_s"]) == found.step_s
+    assert plan.step_s - ours == pytest.approx(theirs.step_s - other)  # what takes as long in both
 
 
 def test_the_tree_holds_every_second_of_the_plan_once() -> None:

@@ -40,7 +40,7 @@ LARGE = {
         lambda: operator(aten.native_layer_norm.default, f(BATCH, WIDE), [WIDE], f(WIDE), f(WIDE), 1e-5),
         "0>0",
     ),
-    "looked up": (lambda: operator(aten.embedding.default, f(50000, 512), i(BATCH, WIDE)), "R>0 R>1 1>2"),
+    "looked up": (lambda: operator(aten.embedding.default, f(50000, 512), i(BATCH, WIDE)), "0>P R>0 R>1 1>2"),
     "zeros like it": (lambda: operator(aten.new_zeros.default, f(BATCH, WIDE), [BATCH, WIDE]), "0>0 0>R 1>1 1>R P>R"),
     "complex": (lambda: operator(aten.mul.Tensor, c(BATCH, WIDE), c(BATCH, WIDE)), "0>0 1>1 P>P R>P"),
     "upsampled image": (

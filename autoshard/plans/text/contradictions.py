@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
 from ...layout import Layout, format_layout, local_shape
@@ -22,13 +22,19 @@ from ...mesh import Mesh
 from ...micro_batches import operator_runs
 from ...redistribution import size_bytes, steps_along
 from ..dtypes import DTYPE_BYTES
+from ..expert_distance import SENT, ExpertDistance, Role
 from ..memory_outcome import MemoryOutcome, MemoryPoint
 from ..natural_order import starred
 from ..plan import Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
+from ..simulation import overlapped_s
 from .notation import check_redistribution, format_path
 
-COUNTED: Mapping[str, bool] = {"step-time": True, "communication-time": False}
-"""Whether the cost of a plan counts computation and the optimizer's step beside communication, by objective."""
+COUNTED: Mapping[str, tuple[str, Callable[[ShardingPlan], float]]] = {
+    "step-time": ("compute_s, communication_s and optimizer_s", lambda plan: plan.step_s),
+    "overlapped-step-time": ("compute_s, communication_s and optimizer_s, less what hides,", overlapped_s),
+    "communication-time": ("communication_s", lambda plan: plan.communication_s),
+}
+"""The seconds that the cost of a plan counts, by objective, and their name."""
 
 OUTSIDE = frozenset({"results", "step"})
 """What a point of the memory's course may name beside operators: the end of a phase, the optimizer."""
@@ -59,6 +65,8 @@ def check_record(plan: ShardingPlan) -> None:
     _check_compute(plan)
     _check_communication(plan)
     _check_cost(plan)
+    if plan.against is not None:
+        _check_against(plan, plan.against)
 
 
 def check_decisions(plan: ShardingPlan) -> None:
@@ -148,14 +156,28 @@ def _check_communication(plan: ShardingPlan) -> None:
 def _check_cost(plan: ShardingPlan) -> None:
     if plan.objective not in COUNTED:
         raise Contradiction(f"unknown objective {plan.objective!r}; expected {' or '.join(COUNTED)}", "objective")
-    computes = COUNTED[plan.objective]
-    ns = (plan.step_s if computes else plan.communication_s) * 1e9
+    parts, counted_s = COUNTED[plan.objective]
+    ns = counted_s(plan) * 1e9
     steps = sum(len(entry.own) - 1 for entry in plan.redistributions)
     rounded = plan.micro_batches * (len(plan.operators) + steps + len(plan.redistributions)) + len(plan.parameters)
     if not _near(plan.solver.cost_ns, ns, rounded):
-        parts = "compute_s, communication_s and optimizer_s" if computes else "communication_s"
         said = f"the cost is {plan.solver.cost_ns} ns, but {parts} give {round(ns)} ns"
         raise Contradiction(said, "result", "cost_ns")
+
+
+def _check_against(plan: ShardingPlan, against: ExpertDistance) -> None:
+    """The differences from the best plan of experts add up to the distance, in each of the three kinds of time."""
+    kinds: tuple[tuple[str, tuple[Role, ...], float, float], ...] = (
+        ("compute_s", ("computation",), against.compute_s, plan.compute_s),
+        ("communication_s", SENT, against.communication_s, plan.communication_s),
+        ("optimizer_s", ("optimizer",), against.optimizer_s, plan.optimizer_s or 0.0),
+    )
+    for name, roles, theirs_s, ours_s in kinds:
+        saved_s, right_s = against.saved_s(roles), theirs_s - ours_s
+        # the times of operators, from which those of parts are added up, are whole nanoseconds
+        if abs(saved_s - right_s) > plan.micro_batches * len(plan.operators) * 1e-9 + FLOAT * (ours_s + theirs_s):
+            said = f"the parts of against save {saved_s} s of {name}, but {theirs_s} s there and {ours_s} s here are"
+            raise Contradiction(f"{said} {right_s} s apart", "result", "against")
 
 
 def _near(whole: int, exact: float, rounded: int) -> bool:

@@ -11,6 +11,7 @@ from ...errors import PlanFileError
 from ...layout import format_layout
 from ...mesh import Mesh
 from ...precision import AS_IT_IS
+from ..expert_distance import ExpertDistance, PartDifference, TensorDifference
 from ..memory_outcome import MemoryKind, MemoryOutcome, MemoryPoint, MemorySaved, MemoryTenant
 from ..plan import PHASES, OperatorEntry, Redistribution, ShardingPlan, TensorEntry
 from .contradictions import Contradiction, check_decisions, check_record
@@ -99,6 +100,7 @@ def _check(plan: ShardingPlan) -> None:
         ("communication_s", plan.communication_s),
         ("optimizer_s", plan.optimizer_s or 0.0),
         ("at_peak_s", plan.at_peak_s or 0.0),
+        *_times(plan.against),
     ):
         if not math.isfinite(value) or (what != "gap" and not 0 <= value <= MAX_SECONDS):
             raise PlanFileError(f"the plan cannot be written: its {what} is {value}")
@@ -120,6 +122,15 @@ def _check(plan: ShardingPlan) -> None:
         check_decisions(plan)
     except Contradiction as error:
         raise PlanFileError(f"the plan cannot be written: {error}") from None
+
+
+def _times(against: ExpertDistance | None) -> Iterator[tuple[str, float]]:
+    """Every time of a distance, by what it is called."""
+    if against is not None:
+        yield from ((name, getattr(against, name)) for name in ("compute_s", "communication_s", "optimizer_s"))
+        differences: tuple[PartDifference | TensorDifference, ...] = (*against.parts, *against.tensors)
+        for each in differences:
+            yield from (("ours_s", each.ours_s), ("theirs_s", each.theirs_s))
 
 
 @contextmanager
@@ -178,7 +189,8 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
     yield f"fingerprint: {quote(plan.fingerprint)}"
     yield f"call: {quote(plan.call)}"
     yield f'mesh: "{plan.mesh}"'
-    yield f"hardware: {{name: {quote(plan.hardware)}, fingerprint: {quote(plan.hardware_fingerprint)}}}"
+    contention = "" if plan.contention == 1 else f", contention: {number(plan.contention)}"
+    yield f"hardware: {{name: {quote(plan.hardware)}, fingerprint: {quote(plan.hardware_fingerprint)}{contention}}}"
     yield f"objective: {quote(plan.objective)}"
     yield from _section("pins", [f"- {quote(pin)}" for pin in plan.pins], empty="[]")
     if plan.micro_batches > 1:
@@ -206,6 +218,25 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
         yield f"  optimizer_s: {number(plan.optimizer_s)}"
     if plan.at_peak_s is not None:
         yield f"  at_peak_s: {number(plan.at_peak_s)}"
+    if plan.against is not None:
+        yield from (f"  {line}" for line in _against(plan.against))
+
+
+def _against(found: ExpertDistance) -> Iterator[str]:
+    yield "against:"
+    yield f"  expert: {quote(found.expert)}"
+    for name in ("compute_s", "communication_s", "optimizer_s"):
+        yield f"  {name}: {number(getattr(found, name))}"
+    yield f"  peak_bytes: {found.peak_bytes}"
+    for title, each in (("parts", found.parts), ("tensors", found.tensors)):
+        yield from (f"  {line}" for line in _section(title, [f"- {_difference(one)}" for one in each], empty="[]"))
+
+
+def _difference(each: PartDifference | TensorDifference) -> str:
+    fields = ", ".join(
+        f"{name}: {quote(value) if isinstance(value, str) else number(value)}" for name, value in vars(each).items()
+    )
+    return f"{{{fields}}}"
 
 
 def _memory(memory: MemoryOutcome) -> Iterator[str]:

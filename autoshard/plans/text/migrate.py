@@ -80,7 +80,7 @@ def _from_7(document: Document) -> Document:
     for section in ("gathers_ahead", "param_dtype", "reduce_dtype"):
         if section in document:
             raise UnknownSection((section,), 7)
-    for section, key in (("result", "at_peak_s"), ("memory", "kinds")):
+    for section, key in (("result", "at_peak_s"), ("result", "against"), ("memory", "kinds")):
         lines = document.get(section)
         if isinstance(lines, dict) and key in lines:
             raise UnknownSection((section, key), 7)

@@ -13,6 +13,7 @@ from ...errors import PlanFileError
 from ...layout import Layout, parse_layout
 from ...mesh import Mesh
 from ...precision import Precision
+from ..expert_distance import ExpertDistance, PartDifference, TensorDifference
 from ..memory_outcome import MAX_POINTS, MemoryKind, MemoryOutcome, MemoryPoint, MemorySaved, MemoryTenant
 from ..plan import Execution, OperatorEntry, Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
 from .contradictions import Contradiction, check_decisions, check_record
@@ -31,6 +32,7 @@ from .notation import (
 )
 from .schema import (
     FORMAT_VERSION,
+    AgainstSection,
     FollowerLine,
     LoopLine,
     MemorySection,
@@ -112,6 +114,20 @@ def _point(line: PointLine) -> MemoryPoint:
     return MemoryPoint(line.phase, line.operator, line.bytes)
 
 
+def _against(section: AgainstSection | None) -> ExpertDistance | None:
+    if section is None:
+        return None
+    return ExpertDistance(
+        section.expert,
+        section.compute_s,
+        section.communication_s,
+        section.optimizer_s,
+        section.peak_bytes,
+        tuple(PartDifference(**line.model_dump()) for line in section.parts),
+        tuple(TensorDifference(**line.model_dump()) for line in section.tensors),
+    )
+
+
 def _kinds(section: MemorySection) -> Iterator[MemoryKind]:
     points = sum(len(points) for line in section.timeline for points in line.values())
     for kind, sizes in section.kinds.items():
@@ -163,6 +179,7 @@ class _Reader:
             communication_s=result.communication_s,
             optimizer_s=result.optimizer_s,
             at_peak_s=result.at_peak_s,
+            against=_against(result.against),
             parameters=tuple(self._tensors("parameters", document.parameters)),
             buffers=tuple(self._tensors("buffers", document.buffers)),
             inputs=tuple(self._tensors("inputs", document.inputs)),
@@ -178,6 +195,7 @@ class _Reader:
             bucket_bytes=document.bucket_bytes,
             gathers_ahead=document.gathers_ahead,
             precision=Precision(document.param_dtype, document.reduce_dtype),
+            contention=document.hardware.contention,
         )
         self._check_totals(plan)
         with self._at("execution"):

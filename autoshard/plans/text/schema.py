@@ -17,6 +17,7 @@ from pydantic.config import JsonDict
 from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 
 from ...precision import FloatingDtype
+from ..expert_distance import MOST_PARTS, MOST_TENSORS, MOST_TEXT, ROLES, Role
 from ..memory_outcome import MAX_POINTS, MAX_TENANTS, MemoryPhase, TenantKind
 from ..plan import IdenticalLayers
 from .notation import MAX_SECONDS
@@ -67,6 +68,48 @@ class HardwareSection(_Section):
 
     name: str
     fingerprint: str
+    contention: Annotated[
+        float,
+        Field(ge=0, le=1, description="The share of its time that a collective costs beside computation."),
+    ] = 1.0
+
+
+class PartLine(_Section):
+    """A part of the step, and its seconds in the plan and in the best plan of experts."""
+
+    block: Annotated[str, Field(max_length=1000, description="layers.* is all layers; empty: of no module.")]
+    role: Role
+    ours_s: Seconds
+    theirs_s: Seconds
+
+
+class TensorDifferenceLine(_Section):
+    """What the plan and the best plan of experts do with a parameter, an operator or its result."""
+
+    tensor: Annotated[str, Field(max_length=1000)]
+    role: Role
+    ours_s: Seconds
+    theirs_s: Seconds
+    ours: Annotated[str, Field(max_length=MOST_TEXT)]
+    theirs: Annotated[str, Field(max_length=MOST_TEXT)]
+
+
+class AgainstSection(_Section):
+    """The best plan of experts under the same constraints, and where this one differs."""
+
+    expert: Annotated[str, Field(max_length=100, description="The name of the baseline.")]
+    compute_s: Seconds
+    communication_s: Seconds
+    optimizer_s: Seconds
+    peak_bytes: Size
+    parts: Annotated[
+        tuple[PartLine, ...],
+        Field(max_length=MOST_PARTS + len(ROLES), description="They add up to the distance, the largest saving first."),
+    ] = ()
+    tensors: Annotated[
+        tuple[TensorDifferenceLine, ...],
+        Field(max_length=MOST_TENSORS, description="What differs most in the parts."),
+    ] = ()
 
 
 class ResultSection(_Section):
@@ -94,6 +137,10 @@ class ResultSection(_Section):
     at_peak_s: Annotated[
         Seconds | None,
         Field(description="Products, convolutions and attention of the model at the hardware's peak; for the MFU."),
+    ] = None
+    against: Annotated[
+        AgainstSection | None,
+        Field(description="The distance to the best plan of experts; absent where not asked for."),
     ] = None
 
 

@@ -46,10 +46,10 @@ class Contest:
 
     @property
     def ratio(self) -> float | None:
-        """Predicted step time of the optimum over that of the fastest baseline."""
+        """Predicted step time of the optimum over that of the fastest baseline, as the plans' objective counts it."""
         if self.best is None or self.best.plan is None or self.optimum.plan is None:
             return None
-        return self.optimum.plan.step_s / self.best.plan.step_s
+        return self.optimum.plan.solver.cost_ns / self.best.plan.solver.cost_ns
 
 
 @dataclass(frozen=True)

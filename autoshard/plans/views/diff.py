@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...layout import format_layout
@@ -82,7 +82,9 @@ class Move:
 
 @dataclass(frozen=True)
 class PlanDiff:
-    """Everything that differs. ``words`` says it in sentences; ``other`` names parts that differ and are not listed."""
+    """Everything that differs, but for how far the plans are from experts', which is no part of what they do. ``words``
+    says it in sentences; ``other`` names parts that differ and are not listed.
+    """
 
     same: bool
     words: tuple[str, ...]
@@ -105,7 +107,7 @@ def diff_plans(old: ShardingPlan, new: ShardingPlan) -> PlanDiff:
     collectives = tuple(_collectives(before, after, (*new.mesh.axes, *old.mesh.axes)))
     moves = tuple(_moves(old, new, repeats))
     return PlanDiff(
-        same=old == new,
+        same=replace(old, against=None) == replace(new, against=None),
         words=(*parallelism_words(old, new), *parameter_words(old, new, repeats), *again_words(before, after)),
         facts=facts,
         numbers=tuple(_numbers(before, after)),
@@ -167,6 +169,9 @@ def _numbers(before: PlanSummary, after: PlanSummary) -> Iterator[Number]:
     if (before.optimizer_s, after.optimizer_s) != (None, None):
         yield Number("optimizer step", "s", before.optimizer_s, after.optimizer_s)
     yield Number("parameters of one rank", "bytes", before.parameter_bytes_per_rank, after.parameter_bytes_per_rank)
+    experts = [summary.against.step_s if summary.against else None for summary in (before, after)]
+    if None not in experts:
+        yield Number("best plan of experts", "s", *experts)
     peaks = [summary.memory.peak.size_bytes if summary.memory else None for summary in (before, after)]
     if peaks != [None, None]:
         yield Number("memory of one rank at its peak", "bytes", *peaks)

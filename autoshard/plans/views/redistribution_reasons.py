@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...layout import Layout, Placement
 from ...mesh import Mesh
 from ...micro_batches import is_held, is_summed
 from ..plan import Redistribution, ShardingPlan
 from ..text.layer_relative import absolute_names, frame_of, written_for
 from ..text.name_patterns import Line, Repeats
+from .expert_words import AgainstExpert
 
 MOST_NAMED = 3
 """Consumers that a reason names."""
@@ -19,12 +22,23 @@ class RedistributionReasons:
     def __init__(self, plan: ShardingPlan, repeats: Repeats) -> None:
         self._mesh, self._repeats = plan.mesh, repeats
         self._parameters = {entry.name for entry in plan.parameters}
+        self._against = AgainstExpert(plan)
         self._held = self._parameters | {entry.name for entry in (*plan.buffers, *plan.inputs, *plan.outputs)}
 
     def of(self, line: Line[Redistribution]) -> str:
-        """What changes, and for whom: ``makes it whole along tp for layers.*.wq/mm``."""
+        """What changes, and for whom: ``makes it whole along tp for layers.*.wq/mm``; and why that is better than what
+        experts do, where the plan was held against theirs.
+        """
         changes = changes_in_words(line.value.path[0], line.value.path[-1], self._mesh)
-        return " and ".join(changes) + self._consumers(line)
+        gains = self._against.of(self._first(line))
+        return " and ".join(changes) + self._consumers(line) + (f"; {gains}" if gains else "")
+
+    def _first(self, line: Line[Redistribution]) -> Redistribution:
+        """The first of the redistributions that a line stands for, with its names."""
+        name = line.pattern.names()[0]
+        texts = written_for(line.pattern, line.value.consumers)
+        consumers = [found for text in texts for found in absolute_names(text, frame_of(name), self._repeats)]
+        return replace(line.value, tensor=name, consumers=tuple(consumers))
 
     def _consumers(self, line: Line[Redistribution]) -> str:
         texts = written_for(line.pattern, line.value.consumers)

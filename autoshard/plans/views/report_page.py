@@ -18,6 +18,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from ..units import format_bytes, format_gap, format_seconds
 from .columns import bytes_column, seconds_column
 from .expensive import MOST_EXPENSIVE
+from .expert_words import part_name
 from .layer_map import COLUMNS, tone
 from .report_values import Part, tenant_words
 
@@ -50,6 +51,7 @@ def rendered(template: str, **values: Any) -> str:
         seconds_column=seconds_column,
         bytes_column=bytes_column,
         tenant_words=tenant_words,
+        part_name=part_name,
         tone=tone,
         map_columns=COLUMNS,
         most_expensive=MOST_EXPENSIVE,

@@ -13,6 +13,7 @@ from ..text.name_patterns import format_pattern
 from ..text.notation import format_path, format_strategy
 from .axis_use import axis_lines, samples, tokens, unused_axes
 from .expensive import by_expense
+from .expert_words import expert_lines
 from .lanes import LaneChart, layer_charts, step_chart
 from .layer_map import LayerMap, layer_maps
 from .memory_chart import MemoryChart, memory_chart
@@ -60,6 +61,11 @@ class Subject:
     def uses(self) -> tuple[str, ...]:
         """What each axis is for, in sentences."""
         return axis_lines(self.plan)
+
+    @property
+    def experts(self) -> tuple[str, ...]:
+        """How far it is from the best plan of experts, in sentences; none where it was not held against them."""
+        return expert_lines(self.plan)
 
     @property
     def warned(self) -> bool:

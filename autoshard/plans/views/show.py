@@ -27,9 +27,10 @@ from ..text.notation import format_path, format_strategy
 from ..units import format_bytes, format_seconds
 from .axis_use import use_lines
 from .expensive import MOST_EXPENSIVE, by_expense
+from .expert_words import expert_lines
 from .redistribution_reasons import RedistributionReasons, what_runs
 from .report_values import tenant_words
-from .summary import AgainTotal, PlanSummary, ScheduleTotal, summarize
+from .summary import AgainTotal, PlanSummary, summarize
 
 PIPE_COLUMNS = 4000
 """Width for what is not a terminal: wide enough that no line is folded; tables take only what they need."""
@@ -85,7 +86,7 @@ def headline(summary: PlanSummary) -> tuple[str, ...]:
         f"parameters {format_bytes(summary.parameter_bytes)}, {per_rank} on the rank with the largest shards",
         *([_precision_line(summary)] if (summary.param_dtype, summary.reduce_dtype) != (None, None) else []),
         *([_micro_batches_line(summary)] if summary.micro_batches > 1 else []),
-        *([_schedule_line(summary.schedule)] if summary.schedule.planned else []),
+        *([_schedule_line(summary)] if summary.schedule.planned else []),
         *([_again_line(summary)] if summary.recomputed else []),
         *([] if summary.memory is None else [_memory_line(summary.memory)]),
     )
@@ -97,11 +98,13 @@ def _optimizer_words(summary: PlanSummary) -> str:
     return f"optimizer {format_seconds(summary.optimizer_s)}"
 
 
-def _schedule_line(total: ScheduleTotal) -> str:
+def _schedule_line(summary: PlanSummary) -> str:
+    total = summary.schedule
+    costs = f"which cost {summary.contention:.0%} of that: the step takes {format_seconds(summary.overlapped_s)}"
     return (
         f"schedule: {total.planned} collectives for parameters run as {total.run}, in buckets of "
         f"{format_bytes(total.bucket_bytes)}{'' if total.gathers_ahead else ', none gathered ahead'}; at best "
-        f"{format_seconds(total.hidden_s)} of the step hide"
+        f"{format_seconds(total.hidden_s)} of the step hide{f', {costs}' * (summary.contention < 1)}"
     )
 
 
@@ -148,6 +151,7 @@ def _header(summary: PlanSummary, plan: ShardingPlan) -> Panel:
         f"mesh {summary.mesh} ({summary.ranks} ranks), hardware {summary.hardware}, objective {summary.objective}",
         *headline(summary),
         *use_lines(plan),
+        *expert_lines(plan),
         *(f"pin {pin}" for pin in plan.pins),
     ]
     return Panel.fit(Text("\n".join(lines)), title=Text(summary.model), title_align="left")

@@ -8,11 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ..plan import ShardingPlan
+from ..simulation import overlapped_s
 from ..units import format_bytes, format_seconds
 from .contest import Contender, Contest, first_difference
 from .summary import summarize
 
-_NUMBERS = ("step", "compute", "communication", "optimizer", "memory", "over optimum")
+_NUMBERS = ("step", "overlapped", "compute", "communication", "optimizer", "memory", "over optimum")
 
 
 def show_contest(contest: Contest, console: Console) -> None:
@@ -38,13 +39,13 @@ def verdict(contest: Contest) -> str:
     assert optimum is not None
     if best is None or best.plan is None:
         return "No baseline has a plan here; the optimum stands alone."
-    less = 1 - optimum.step_s / best.plan.step_s
     solver = optimum.solver
+    less = 1 - solver.cost_ns / best.plan.solver.cost_ns
     proof = f"proved {solver.verdict}" if solver.status == "optimal" else f"within {solver.gap:.2%} of the best"
     said = f" Its bound is one for {contest.optimum.reason}." if contest.optimum.reason else ""
     return (
-        f"The optimum ({proof}) is predicted to take {format_seconds(optimum.step_s)}, {less:.1%} less than the best "
-        f"baseline, {best.name}: {best.title}.{said}"
+        f"The optimum ({proof}) is predicted to take {format_seconds(solver.cost_ns / 1e9)}, {less:.1%} less than the "
+        f"best baseline, {best.name}: {best.title}.{said}"
     )
 
 
@@ -54,11 +55,12 @@ def _cells(contender: Contender, optimum: ShardingPlan) -> list[str]:
         return [contender.name, "no plan", *("-" for _ in _NUMBERS), contender.reason]
     numbers = [
         format_seconds(plan.step_s),
+        format_seconds(overlapped_s(plan)),
         format_seconds(plan.compute_s),
         format_seconds(plan.communication_s),
         format_seconds(plan.optimizer_s or 0.0),
         format_bytes(memory_bytes(plan)),
-        f"{plan.step_s / optimum.step_s:.3f}",
+        f"{plan.solver.cost_ns / optimum.solver.cost_ns:.3f}",
     ]
     difference = first_difference(optimum, plan)
     where = "" if plan is optimum else "none" if difference is None else str(difference)

@@ -11,11 +11,12 @@ from ...layout import Layout, format_layout, largest_local_shape
 from ...micro_batches import held_name, summed_name
 from ...recomputation import again_name
 from ..dtypes import DTYPE_BYTES
+from ..expert_distance import ExpertDistance
 from ..memory_outcome import MemoryOutcome
 from ..natural_order import starred
 from ..plan import Collective, CollectiveKind, Phase, ShardingPlan, TensorEntry
 from ..schedule import schedule
-from ..simulation import simulate
+from ..simulation import overlapped_s, simulate
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ class PlanSummary:
     ``collectives`` is ordered by phase (forward first), kind and axis. ``parameter_bytes`` is the size of all
     parameters, each counted once; ``parameter_bytes_per_rank`` that of the largest shards, which is what rank 0 holds.
     ``recomputed`` is ordered by time, longest first; ``held`` by what it is, and by bytes, most first.
-    ``optimizer_s``, ``mfu`` and ``memory`` are None for a plan from before plans knew of them.
+    ``step_s`` adds all up; in ``overlapped_s`` what hides behind computation costs the ``contention`` of it.
+    ``optimizer_s``, ``mfu`` and ``memory`` are None for a plan from before plans knew of them, ``against`` for one that
+    was not held against experts.
     """
 
     model: str
@@ -107,6 +110,8 @@ class PlanSummary:
     bound_ns: int
     gap: float
     step_s: float
+    contention: float
+    overlapped_s: float
     compute_s: float
     communication_s: float
     optimizer_s: float | None
@@ -124,6 +129,7 @@ class PlanSummary:
     held: tuple[HeldTotal, ...]
     schedule: ScheduleTotal
     memory: MemoryOutcome | None
+    against: ExpertDistance | None
 
 
 def summarize(plan: ShardingPlan) -> PlanSummary:
@@ -141,6 +147,8 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         bound_ns=plan.solver.bound_ns,
         gap=plan.solver.gap,
         step_s=plan.step_s,
+        contention=plan.contention,
+        overlapped_s=overlapped_s(plan),
         compute_s=plan.compute_s,
         communication_s=plan.communication_s,
         optimizer_s=plan.optimizer_s,
@@ -160,13 +168,14 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         held=_held(plan),
         schedule=_schedule(plan),
         memory=plan.memory,
+        against=plan.against,
     )
 
 
 def summary_json(plan: ShardingPlan) -> dict[str, object]:
     """The summary as JSON-ready values: the keys of :class:`PlanSummary`, :class:`CollectiveTotal`,
-    :class:`AgainTotal`, :class:`HeldTotal`, :class:`ScheduleTotal` and
-    :class:`~autoshard.plans.memory_outcome.MemoryOutcome`.
+    :class:`AgainTotal`, :class:`HeldTotal`, :class:`ScheduleTotal`,
+    :class:`~autoshard.plans.memory_outcome.MemoryOutcome` and :class:`~autoshard.plans.expert_distance.ExpertDistance`.
 
     The keys are stable: later versions add some and change none. ``docs/plan_file.md`` lists them.
     """
@@ -176,7 +185,8 @@ def summary_json(plan: ShardingPlan) -> dict[str, object]:
     memory = None if summary.memory is None else _lists(asdict(summary.memory))
     held = [asdict(total) for total in summary.held]
     lists = {"collectives": collectives, "recomputed": recomputed, "held": held}
-    return {"autoshard_summary": 1, **asdict(summary), **lists, "memory": memory}
+    against = None if summary.against is None else _lists(asdict(summary.against))
+    return {"autoshard_summary": 1, **asdict(summary), **lists, "memory": memory, "against": against}
 
 
 def _lists(value: object) -> object:

@@ -1,0 +1,94 @@
+"""Overlap: a program in which what may travel beside computation costs a share of its price bounds every schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+import autoshard
+from autoshard.errors import PlanFileError
+from autoshard.mesh import Mesh
+from autoshard.planning.planner import Planner
+from autoshard.plans import ShardingPlan, dump_plan, parse_plan
+from autoshard.plans.schedule import BUCKET_BYTES
+from autoshard.plans.simulation import overlapped_s, simulate
+from cost_models import load_profile
+from examples.llama import demo
+from solver import Node, solve
+
+OBJECTIVE = "overlapped-step-time"
+PROFILE = load_profile("cpu-gloo")
+CONTENTIONS = (0.0, 0.4, 1.0)
+
+
+@cache
+def planner(contention: float, axes: str = "dp=2,tp=2") -> Planner:
+    model, args = demo()
+    profile = replace(PROFILE, contention=contention)
+    return Planner.of_model(
+        model, args, None, Mesh.parse(axes), profile, objective=OBJECTIVE, bucket_bytes=BUCKET_BYTES
+    )
+
+
+def drawn(contention: float, seed: int) -> tuple[ShardingPlan, int]:
+    """A plan that is the cheapest at random prices of its operators, and what its program counts for it."""
+    made = planner(contention)
+    formulation = made.program(())
+    draws = np.random.default_rng(seed)
+    free = formulation.problem
+    nodes = tuple(Node(node.name, draws.integers(0, 10**6, node.costs.shape)) for node in free.nodes)
+    networks = tuple(replace(network, costs=network.costs // 1000) for network in free.networks)
+    solution = solve(replace(free, nodes=nodes, networks=networks), relative_gap=1e9)
+    assert solution.choices is not None
+    answer = formulation.routed(solution.choices, solution.routes)
+    assert answer is not None
+    return made.write(formulation, solution), answer[1]
+
+
+@pytest.mark.parametrize("contention", CONTENTIONS)
+@pytest.mark.parametrize("seed", range(4))
+def test_no_schedule_takes_less_than_the_program_counts(contention: float, seed: int) -> None:
+    plan, counted_ns = drawn(contention, seed)
+    rounded = len(plan.operators) + len(plan.parameters) + 2 * len(plan.redistributions)
+    assert counted_ns <= plan.solver.cost_ns + rounded
+    assert plan.solver.cost_ns == round(overlapped_s(plan) * 1e9)
+    hidden = simulate(plan).hidden_ns
+    assert hidden > 0, "nothing hides, so nothing was checked"
+    assert plan.solver.cost_ns == pytest.approx(plan.step_s * 1e9 - (1 - contention) * hidden, abs=2)
+
+
+def test_at_full_contention_both_objectives_are_one_program() -> None:
+    overlapped, summed = (planner(1.0).having(objective=each).program(()) for each in (OBJECTIVE, "step-time"))
+    for ours, theirs in zip(overlapped.problem.networks, summed.problem.networks, strict=True):
+        assert np.array_equal(ours.costs, theirs.costs)
+    for node, other in zip(overlapped.problem.nodes, summed.problem.nodes, strict=True):
+        assert np.array_equal(node.costs, other.costs)
+
+
+@pytest.mark.filterwarnings("ignore:the plan is not proven optimal")
+def test_the_plan_is_the_shorter_of_those_that_count_on_all_and_on_nothing_to_hide() -> None:
+    model, args = demo()
+    profile = replace(PROFILE, contention=0.4)
+    plans = {
+        objective: autoshard.plan(model, args, mesh="dp=2,tp=2", hardware=profile, objective=objective, cache=False)
+        for objective in (OBJECTIVE, "step-time")
+    }
+    found, other = plans[OBJECTIVE], plans["step-time"]
+    assert found.objective == OBJECTIVE and found.contention == 0.4
+    assert found.solver.bound_ns <= found.solver.cost_ns <= round(overlapped_s(other) * 1e9)
+    assert found.solver.bound_ns < other.solver.bound_ns, "what hides costs less"
+    assert parse_plan(dump_plan(found)) == found
+
+
+@pytest.mark.filterwarnings("ignore:the plan is not proven optimal")
+def test_a_file_whose_cost_is_not_that_of_its_schedule_is_refused() -> None:
+    model, args = demo()
+    profile = replace(PROFILE, contention=0.4)
+    plan = autoshard.plan(model, args, mesh="dp=2,tp=2", hardware=profile, objective=OBJECTIVE, cache=False)
+    text = dump_plan(plan)
+    assert "contention: 0.4}" in text
+    with pytest.raises(PlanFileError, match="less what hides"):
+        parse_plan(text.replace("contention: 0.4}", "contention: 0.9}"))
