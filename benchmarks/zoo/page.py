@@ -78,7 +78,7 @@ def read_found(folder: Path, name: str, meshes: Sequence[str] | None = None, las
     read = [json.loads(path.read_text()) for path in paths if path.exists()]
     of_model = next(([cell for cell in each["cells"] if not cell["mesh"]] for each in read), [])
     on_meshes = [cell for each in read for cell in each["cells"] if cell["mesh"]]
-    operators = next((each["operators"] for each in read if each["operators"]), [])
+    operators: list[dict[str, Any]] = next((each["operators"] for each in read if each["operators"]), [])
     missing = tuple(mesh for mesh in meshes or () if not file_of(folder, name, mesh).exists())
     return Found(name, (*of_model, *on_meshes), tuple(operators), missing, "".join(last))
 
