@@ -57,6 +57,7 @@ def distance(plan: ShardingPlan, expert: str, theirs: ShardingPlan) -> ExpertDis
         within.append([_Tensor(name, part[1], mine.get(name, 0.0), their.get(name, 0.0)) for name in names])
     return ExpertDistance(
         expert,
+        theirs.solver.cost_ns,
         theirs.compute_s,
         theirs.communication_s,
         theirs.optimizer_s or 0.0,

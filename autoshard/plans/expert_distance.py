@@ -80,6 +80,7 @@ class ExpertDistance:
 
     Attributes:
         expert: the name of the baseline, such as ``fsdp+tp``.
+        cost_ns: what its plan costs by the objective, in which experts' plans are compared.
         compute_s, communication_s, optimizer_s: what its plan's step takes.
         peak_bytes: what its plan holds at most on the fullest rank.
         parts: all differences; with them the times of the expert's plan become those of the plan.
@@ -87,6 +88,7 @@ class ExpertDistance:
     """
 
     expert: str
+    cost_ns: int
     compute_s: float
     communication_s: float
     optimizer_s: float
@@ -96,7 +98,7 @@ class ExpertDistance:
 
     @property
     def step_s(self) -> float:
-        """Seconds of the expert's step."""
+        """Seconds of the expert's step if nothing overlapped."""
         return self.compute_s + self.communication_s + self.optimizer_s
 
     def saved_s(self, roles: Iterable[Role] = ROLES) -> float:

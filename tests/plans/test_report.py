@@ -77,6 +77,7 @@ def hostile_plan() -> ShardingPlan:
         execution=(),
         against=ExpertDistance(
             HOSTILE,
+            1,
             1.0,
             1.0,
             1.0,

@@ -225,6 +225,7 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
 def _against(found: ExpertDistance) -> Iterator[str]:
     yield "against:"
     yield f"  expert: {quote(found.expert)}"
+    yield f"  cost_ns: {found.cost_ns}"
     for name in ("compute_s", "communication_s", "optimizer_s"):
         yield f"  {name}: {number(getattr(found, name))}"
     yield f"  peak_bytes: {found.peak_bytes}"

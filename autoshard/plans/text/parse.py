@@ -119,6 +119,7 @@ def _against(section: AgainstSection | None) -> ExpertDistance | None:
         return None
     return ExpertDistance(
         section.expert,
+        section.cost_ns,
         section.compute_s,
         section.communication_s,
         section.optimizer_s,

@@ -98,6 +98,7 @@ class AgainstSection(_Section):
     """The best plan of experts under the same constraints, and where this one differs."""
 
     expert: Annotated[str, Field(max_length=100, description="The name of the baseline.")]
+    cost_ns: Annotated[Integer, Field(description="What its plan costs by the objective.")]
     compute_s: Seconds
     communication_s: Seconds
     optimizer_s: Seconds
