@@ -21,6 +21,7 @@ import argparse
 import csv
 import fnmatch
 import functools
+import signal
 import statistics
 import sys
 import tempfile
@@ -205,4 +206,6 @@ def _picture(found: Sequence[Prediction]) -> Picture:
 
 
 if __name__ == "__main__":
+    for ends in (signal.SIGINT, signal.SIGTERM):  # a run in the background is told to ignore the first
+        signal.signal(ends, signal.default_int_handler)
     raise SystemExit(main())

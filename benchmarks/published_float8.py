@@ -1,7 +1,7 @@
 """Layers that multiply in float8 with one scale for a tensor, compiled, as torchao does, from a plan in bfloat16.
 
-- Products of weights within layers run at the peak of float8 times the share that they reach in bfloat16; torchtitan
-  leaves the head as it is.
+- Products of weights within layers take the share of their time in bfloat16 that the largest products take that were
+  measured in both (``SHARE``); torchtitan leaves the head as it is.
 - What a product takes is cast: its largest number is looked for (2 bytes read of an element), and it is read again and
   written in one byte; together 5 bytes of each element. An input is cast in the forward, where the forward is computed
   again, and for the gradient of the weight; a gradient once (``matmul_with_hp_or_float8_args`` in
@@ -26,6 +26,11 @@ from cost_models import Profile
 from published_models import Sizes
 from published_runs import CannotBuild, Run
 
+SHARE = {"h100": 794.5 / 1402.6, "h200": 794.5 / 1453.4, "b200": 1745.0 / 3432.5}
+"""TFLOP/s in bfloat16 over those in float8 that products reach at most: S. Bekman, ml-engineering, maximum achievable
+matmul FLOPS (``compute/accelerator/README.md``), where H200 is as H100 in bfloat16.
+"""
+
 BYTES_OF_A_CAST = 5
 """Of each element: 2 read for the scale, 2 read and 1 written for the cast."""
 
@@ -36,17 +41,16 @@ def in_float8(plan: ShardingPlan, profile: Profile) -> ShardingPlan:
     Raises:
         CannotBuild: the machine has no float8.
     """
-    peaks = profile.entries()["compute"]["peak_flops_per_s"]
-    if "float8_e4m3fn" not in peaks:
+    share = next((share for gpu, share in SHARE.items() if gpu in profile.name), None)
+    if share is None:
         raise CannotBuild(f"{profile.name} has no float8")
-    ratio = peaks["bfloat16"] / peaks["float8_e4m3fn"]
-    execution = tuple(_multiplied(entry, ratio) for entry in plan.execution)
+    execution = tuple(_multiplied(entry, share) for entry in plan.execution)
     return replace(plan, execution=execution, redistributions=tuple(map(_gathered, plan.redistributions)))
 
 
-def _multiplied(entry: Execution, ratio: float) -> Execution:
+def _multiplied(entry: Execution, share: float) -> Execution:
     is_of_weights = re.match(r"layers\.\d+\..*/(bwd\.|again\.)?mm(\.\d+)?$", entry.name)
-    return replace(entry, predicted_ns=round(entry.predicted_ns * ratio)) if is_of_weights else entry
+    return replace(entry, predicted_ns=round(entry.predicted_ns * share)) if is_of_weights else entry
 
 
 def _gathered(entry: Redistribution) -> Redistribution:

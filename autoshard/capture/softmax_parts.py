@@ -51,7 +51,7 @@ def _pieces(x: torch.Tensor, dim: int) -> Iterator[tuple[slice, ...]]:
 
 def _row_max(x: torch.Tensor, dim: int) -> torch.Tensor:
     """The largest number of each row."""
-    return torch.amax(x, dim, keepdim=True)
+    return torch.amax(x, dim, keepdim=True).contiguous()
 
 
 def _row_max_shape(x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -73,7 +73,8 @@ def _row_sum_shape(x: torch.Tensor, largest: torch.Tensor, dim: int) -> torch.Te
 
 def _log_softmax(x: torch.Tensor, largest: torch.Tensor, total: torch.Tensor, dim: int) -> torch.Tensor:
     """``x - largest - log(total)``, in the dtype of ``x``."""
-    return (x - (largest + total.log())).to(x.dtype)
+    found = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return torch.sub(x, largest + total.log(), out=found)
 
 
 def _log_softmax_shape(x: torch.Tensor, largest: torch.Tensor, total: torch.Tensor, dim: int) -> torch.Tensor:
@@ -82,7 +83,7 @@ def _log_softmax_shape(x: torch.Tensor, largest: torch.Tensor, total: torch.Tens
 
 def _row_total(grad: torch.Tensor, dim: int) -> torch.Tensor:
     """The sum of each row, in float32 (float64 for float64)."""
-    return grad.sum(dim, keepdim=True, dtype=_wide(grad.dtype))
+    return grad.sum(dim, keepdim=True, dtype=_wide(grad.dtype)).contiguous()
 
 
 def _row_total_shape(grad: torch.Tensor, dim: int) -> torch.Tensor:

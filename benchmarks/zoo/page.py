@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .member import MESHES
+
 OK, NONE, OPEN, FAILED = "ok", "none", "open", "failed"
 _SHOWN = {NONE: "-", OPEN: "not found"}
 _PLANS = ("plan", "optimum", "plan at 60%", "at 60%", "plan drawn", "drawn", "capture", "audit")
@@ -76,7 +78,7 @@ def read_found(folder: Path, name: str, meshes: Sequence[str] | None = None, las
     read = [json.loads(path.read_text()) for path in paths if path.exists()]
     of_model = next(([cell for cell in each["cells"] if not cell["mesh"]] for each in read), [])
     on_meshes = [cell for each in read for cell in each["cells"] if cell["mesh"]]
-    operators = next((each["operators"] for each in read if each["operators"]), [])
+    operators: list[dict[str, Any]] = next((each["operators"] for each in read if each["operators"]), [])
     missing = tuple(mesh for mesh in meshes or () if not file_of(folder, name, mesh).exists())
     return Found(name, (*of_model, *on_meshes), tuple(operators), missing, "".join(last))
 
@@ -93,7 +95,13 @@ def summary(found: Found) -> Iterator[str]:
 def page(members: Iterable[Found]) -> str:
     """The page, in Markdown."""
     members = list(members)
-    return "\n".join([_HEAD, *_cells(members), *_schemes(members), "", *_operators(members), ""])
+    return "\n".join([_HEAD, _run(members), "", *_cells(members), *_schemes(members), "", *_operators(members), ""])
+
+
+def _run(members: Sequence[Found]) -> str:
+    """How many were run on each mesh that all members are for."""
+    counts = ((short(mesh), sum(mesh in found.meshes for found in members)) for mesh in MESHES)
+    return f"Of {len(members)} models there were run: {', '.join(f'{count} on {mesh}' for mesh, count in counts)}."
 
 
 def _cells(members: Sequence[Found]) -> Iterator[str]:
@@ -138,9 +146,9 @@ def _schemes(members: Sequence[Found]) -> Iterator[str]:
 
 
 def _reason(detail: str) -> str:
-    """The end of an error, without its kind, the constraints that it repeats, and the place in the source."""
-    said = re.sub(r"^\w+Error: (no plan under the constraints [^:]*: )?", "", detail)
-    said = re.sub(r" \((/|[\w./-]+\.py:)[^()]*(\([^()]*\)[^()]*)*\)", "", said).replace("|", "\\|")
+    """What an error says beyond its kind, the constraints, and the place in the source."""
+    said = re.sub(r"^\w+Error: (no plan under the constraints [^:]*: )?('family \S+' )?", "", detail)
+    said = re.sub(r" \(\S*\.py:\d+: .*?\) (?=takes|mixes|has no|goes on)", " ", said).replace("|", "\\|")
     return said if len(said) <= _LONGEST else said[:_LONGEST].rsplit(" ", 1)[0] + " ..."
 
 

@@ -45,13 +45,16 @@ def test_blocks_of_rows_put_together_are_the_whole(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("shape", "dim"), [((5, 9), 1), ((5, 9), 0), ((2, 9, 4), 1), ((7,), 0), ((), 0), ((0, 4), 1)])
-@pytest.mark.parametrize("held", [7, 1 << 20])
+@pytest.mark.parametrize(("held", "turned"), [(7, False), (1 << 20, False), (7, True), (1 << 20, True)])
 def test_dtypes_and_shapes_are_those_of_torch_whatever_is_held_at_a_time(
-    dtype: torch.dtype, shape: tuple[int, ...], dim: int, held: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, shape: tuple[int, ...], dim: int, held: int, turned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And strides: results are contiguous, whatever they are made of."""
     monkeypatch.setitem(softmax_parts._HELD, "cpu", held)
     generator = torch.Generator().manual_seed(0)
     x, grad = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    if turned and len(shape) > 1:
+        x, grad = (t.transpose(0, 1).contiguous().transpose(0, 1) for t in (x, grad))
     expected = aten._log_softmax(x, dim, False)
     largest = row_max(x, dim)
     total = row_sum(x, largest, dim)
