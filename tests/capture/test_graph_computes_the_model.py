@@ -35,8 +35,11 @@ def test_interpreting_the_nodes_gives_eager_results_and_gradients(name: str) -> 
     expected.backward(leaves["grad.0"])
     gradients = {name: values[ref.node, ref.output] for name, ref in graph.gradients}
     assert gradients.keys() == {name for name, _ in model.named_parameters()}
+    largest = {parameter: float(p.grad.abs().max()) for parameter, p in model.named_parameters()}
+    rounding = torch.finfo(torch.float32).eps * max(largest.values())  # all there is of a bias before a batch norm
     for parameter, p in model.named_parameters():
-        torch.testing.assert_close(gradients[parameter], p.grad, rtol=1e-4, atol=1e-5 * float(p.grad.abs().max()))
+        atol = 1e-5 * largest[parameter] + rounding
+        torch.testing.assert_close(gradients[parameter], p.grad, rtol=1e-4, atol=atol)
 
 
 def test_bfloat16_parameters_give_eager_results_within_their_rounding() -> None:
