@@ -142,6 +142,8 @@ def _facts(old: ShardingPlan, new: ShardingPlan) -> Iterator[Fact]:
         ("mesh", str(old.mesh), str(new.mesh)),
         ("hardware", old.hardware, new.hardware),
         ("hardware profile", old.hardware_fingerprint, new.hardware_fingerprint),
+        ("arithmetic at the peak", _at_peak(old), _at_peak(new)),
+        ("contention", f"{old.contention:g}", f"{new.contention:g}"),
         ("objective", old.objective, new.objective),
         ("micro-batches", str(old.micro_batches), str(new.micro_batches)),
         ("parameters computed as", old.precision.param_dtype or ABSENT, new.precision.param_dtype or ABSENT),
@@ -158,12 +160,18 @@ def _facts(old: ShardingPlan, new: ShardingPlan) -> Iterator[Fact]:
     yield from (Fact(*pair) for pair in pairs if pair[1] != pair[2] or pair[0] in other_pins)
 
 
+def _at_peak(plan: ShardingPlan) -> str:
+    return ABSENT if plan.at_peak_s is None else f"{plan.at_peak_s!r} s"
+
+
 def _when_gathered(plan: ShardingPlan) -> str:
     return "ahead" if plan.gathers_ahead else "where they are read"
 
 
 def _numbers(before: PlanSummary, after: PlanSummary) -> Iterator[Number]:
     yield Number("predicted step", "s", before.step_s, after.step_s)
+    if min(before.contention, after.contention) < 1:
+        yield Number("predicted step as its schedule hides", "s", before.overlapped_s, after.overlapped_s)
     yield Number("computation", "s", before.compute_s, after.compute_s)
     yield Number("communication", "s", before.communication_s, after.communication_s)
     if (before.optimizer_s, after.optimizer_s) != (None, None):
