@@ -11,7 +11,8 @@ in between:
 - Gradients are reduced in buckets of ``bucket_bytes`` at most, in the order in which they are made. A bucket sets out
   once its last gradient is made. It is waited for when another sets out with which more than twice ``bucket_bytes``
   would be on their way, or behind the last operator (before the first one that casts what was reduced to the dtypes of
-  parameters): a full bucket travels while the next one fills and sets out, and what is in flight is bounded.
+  parameters): a full bucket travels while the next one fills and sets out, and what is in flight is bounded. Where a
+  plan does not gather ahead, it is waited for when the next one sets out.
 
 What travels together takes the same steps over the same axes in the same dtype: one collective for each of the steps.
 All of that follows from the plan, so every rank has the same order, which no rank leaves. Nothing here needs torch.
@@ -264,7 +265,9 @@ class _Reader:
         starts = [*(names[bucket[-1].place + 1] for bucket in full), self._over]
         for k, bucket in enumerate(full):
             issued = [min(k + step, len(full)) for step in range(len(bucket[0].entry.collectives))]
-            arrives = max(min(issued[-1] + 1, len(full)), self._too_many(full, k))
+            arrives = min(issued[-1] + 1, len(full))
+            if self._plan.gathers_ahead:
+                arrives = max(arrives, self._too_many(full, k))
             yield _bucket("backward", bucket, [starts[place] for place in (*issued, arrives)])
 
     def _too_many(self, full: Sequence[Sequence[_Found]], k: int) -> int:

@@ -171,6 +171,10 @@ def test_gradients_on_their_way_are_two_buckets_at_most(name: str, size_bytes: i
         flying = [b for b in buckets if places[b.travels[0].sets_out] <= moment < places[b.travels[0].arrives]]
         setting_out = [b for b in flying if places[b.travels[0].sets_out] == moment]
         assert sum(map(size, flying)) <= max(2 * size_bytes, sum(map(size, setting_out)))
+    alone = replace(plan, gathers_ahead=False)
+    lean = [b for b in schedule(alone).buckets if b.members in {bucket.members for bucket in buckets}]
+    for a, b in pairwise(lean):
+        assert places[a.travels[0].arrives] <= places[b.travels[0].sets_out], "a lean plan has one on its way"
     if name == "llama3_8b" and size_bytes == SIZES[2]:
         assert any(places[a.travels[0].arrives] > places[b.travels[0].sets_out] for a, b in pairwise(buckets))
 
