@@ -240,6 +240,12 @@ class ShardingPlan:
         """
         return self.compute_s + self.communication_s + (self.optimizer_s or 0.0)
 
+    def hiding_s(self, hidden_s: float) -> float:
+        """The step in seconds where so many of them run beside others, at the ``contention`` of that:
+        ``step_s - (1 - contention) * hidden_s``.
+        """
+        return self.step_s - (1 - self.contention) * hidden_s
+
     @property
     def mfu(self) -> float | None:
         """The predicted share of the hardware's peak that the model's own arithmetic takes; None where not known."""

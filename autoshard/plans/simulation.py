@@ -69,13 +69,12 @@ def simulate(plan: ShardingPlan) -> Simulation:
 
 
 def overlapped_s(plan: ShardingPlan) -> float:
-    """Seconds of a step whose schedule hides what it can, where hidden time costs the share ``contention`` of itself:
-    ``step_s - (1 - contention) * hidden_s``.
+    """Seconds of a step whose schedule hides what it can, where hidden time costs the share ``contention`` of itself.
 
     No time for communication on a schedule hides but that of buckets, so this is at least computation, the optimizer's
     step, what travels in no bucket, and the share of what does: the price of the objective ``overlapped-step-time``.
     """
-    return plan.step_s - (1 - plan.contention) * simulate(plan).hidden_ns / 1e9 if plan.contention < 1 else plan.step_s
+    return plan.hiding_s(simulate(plan).hidden_ns / 1e9) if plan.contention < 1 else plan.step_s
 
 
 class _Run:

@@ -148,7 +148,8 @@ def test_partial_results_are_what_a_collective_can_combine(name: str) -> None:
                 if meta and layout and layout[0].kind == "P":
                     is_sum = layout[0].reduce == "sum"
                     may_be_float = is_sum or has(node, "shift")
-                    assert meta.dtype is not torch.bool if is_sum else may_be_float or not meta.dtype.is_floating_point
+                    can_be = may_be_float or not meta.dtype.is_floating_point
+                    assert meta.dtype is not torch.bool if is_sum else can_be, node.name
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ..memory_outcome import MemoryOutcome
 from ..natural_order import starred
 from ..plan import Collective, CollectiveKind, Phase, ShardingPlan, TensorEntry
 from ..schedule import schedule
-from ..simulation import overlapped_s, simulate
+from ..simulation import simulate
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,7 @@ class PlanSummary:
 
 def summarize(plan: ShardingPlan) -> PlanSummary:
     """Adds up the numbers of a plan: see :class:`PlanSummary`."""
+    travelling = _schedule(plan)
     return PlanSummary(
         model=plan.model,
         mesh=str(plan.mesh),
@@ -148,7 +149,7 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         gap=plan.solver.gap,
         step_s=plan.step_s,
         contention=plan.contention,
-        overlapped_s=overlapped_s(plan),
+        overlapped_s=plan.hiding_s(travelling.hidden_s),
         compute_s=plan.compute_s,
         communication_s=plan.communication_s,
         optimizer_s=plan.optimizer_s,
@@ -166,7 +167,7 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         reduce_dtype=plan.precision.reduce_dtype,
         micro_batches=plan.micro_batches,
         held=_held(plan),
-        schedule=_schedule(plan),
+        schedule=travelling,
         memory=plan.memory,
         against=plan.against,
     )
