@@ -371,21 +371,19 @@ def watched_inside() -> Iterator[None]:
 class StorageWatch(TorchDispatchMode):
     """Counts the bytes of storages: those of some tensors, and those that operators make, until they are gone.
 
-    The threads of gloo let go of a collective's buffers a moment after its wait has returned. Before a new peak shortly
-    after a collective is believed, they are given up to MOMENTS times MOMENT_S. Other backends have no such threads.
+    The threads of gloo let go of a collective's buffers a moment after its wait has returned. A new peak is believed
+    where it is one still GRACE_S after the last collective. Other backends have no such threads.
     """
 
+    GRACE_S = 0.05
     MOMENT_S = 1e-3
-    MOMENTS = 20
-    SHORTLY = 8  # operators
 
     def __init__(self, held: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.used_bytes = self.peak_bytes = 0
         self.peak_operator = ""
-        self._since_collective = self.SHORTLY
-        gloo = dist.is_initialized() and "gloo" in dist.get_backend_config()
-        self._moments = self.MOMENTS if gloo else 0
+        self._grace_s = self.GRACE_S if dist.is_initialized() and "gloo" in dist.get_backend_config() else 0.0
+        self._settled_at_s = 0.0
         self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
         for tensor in held:
             self._see(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
@@ -398,10 +396,9 @@ class StorageWatch(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._see(leaf)
-        self._since_collective = 0 if is_collective(func) else self._since_collective + 1
-        for _ in range(self._moments if self._since_collective < self.SHORTLY else 0):
-            if self.used_bytes <= self.peak_bytes:
-                break
+        if is_collective(func) or func is WAIT:
+            self._settled_at_s = time.monotonic() + self._grace_s
+        while self.used_bytes > self.peak_bytes and time.monotonic() < self._settled_at_s:
             time.sleep(self.MOMENT_S)
         if self.used_bytes > self.peak_bytes:
             self.peak_bytes, self.peak_operator = self.used_bytes, str(func)
