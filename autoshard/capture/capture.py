@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 from ..precision import AS_IT_IS, Precision
+from . import batch_norm_parts, softmax_parts
 from .adapter import Trace, mark_of, trace
 from .arguments import CallSignature
 from .attention import attention, attention_backward
@@ -35,7 +36,6 @@ from .lines import line_in, line_of
 from .model_key import known_model
 from .models import check_example, check_model
 from .precise import dtype_of, precise
-from .softmax_parts import in_parts
 from .writes import refuse_writes
 
 aten = torch.ops.aten
@@ -295,7 +295,8 @@ class _Builder:
             self._paths.append(path)
             return Ref(len(self._nodes) - 1)
 
-        op, args = in_parts(op, args, self._meta_of, add)
+        op, args = softmax_parts.in_parts(op, args, self._meta_of, add)
+        op, args, outputs = batch_norm_parts.in_parts(op, args, outputs, self._meta_of, add)
         name = self._name(path, role)
         orders = _orders(fx) if torch.Tag.nondeterministic_seeded in op.tags else ()
         self._append(fx, Node(name, "operator", phase, outputs, op, args, kwargs, line_of(fx), mark, orders), path)

@@ -20,3 +20,8 @@ def define(name: str, function: Callable[..., Any], shapes: Callable[..., Any]) 
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"autoshard::{name}", shapes, lib=_LIBRARY)
     return getattr(torch.ops.autoshard, name).default
+
+
+def derive(name: str, backward: Callable[..., Any], keep: Callable[..., None]) -> None:
+    """Gives an operator its derivative: ``keep`` saves for ``backward``, as in ``torch.library.register_autograd``."""
+    torch.library.register_autograd(f"autoshard::{name}", backward, setup_context=keep, lib=_LIBRARY)

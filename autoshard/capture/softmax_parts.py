@@ -11,42 +11,21 @@ Shapes: a row is what lies along ``dim``; numbers for rows have length 1 there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from .few_rows import pieces, wide
 from .graph import Ref, TensorMeta
 from .library import define
 
 aten = torch.ops.aten
 
-_HELD = {"cpu": 1 << 20, "cuda": 1 << 24}
-"""Elements of which the exponentials are held at a time, by device: a cache's worth, or 64 MiB of float32, as kernels
-take time to start.
-"""
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which rows are added up."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
 
 def _rows(shape: Sequence[int], dim: int) -> tuple[int, ...]:
     """The shape of a number for each row."""
     return tuple(1 if shape and d == dim % len(shape) else size for d, size in enumerate(shape))
-
-
-def _pieces(x: torch.Tensor, dim: int) -> Iterator[tuple[slice, ...]]:
-    """Ranges of whole rows, each of at most so many elements as are held at a time, or of one index of a dim."""
-    held = _HELD.get(x.device.type, _HELD["cuda"])
-    along = next((d for d in range(x.dim()) if d != dim % max(1, x.dim()) and x.shape[d] > 1), None)
-    if along is None or x.numel() <= held:
-        yield (slice(None),) * x.dim()
-        return
-    width = max(1, held * x.shape[along] // x.numel())
-    for start in range(0, x.shape[along], width):
-        yield tuple(slice(start, start + width) if d == along else slice(None) for d in range(x.dim()))
 
 
 def _row_max(x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -60,15 +39,15 @@ def _row_max_shape(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 def _row_sum(x: torch.Tensor, largest: torch.Tensor, dim: int) -> torch.Tensor:
     """The sum of ``exp(x - largest)`` of each row, in float32 (float64 for float64)."""
-    found = x.new_empty(_rows(x.shape, dim), dtype=_wide(x.dtype))
-    for piece in _pieces(x, dim):
+    found = x.new_empty(_rows(x.shape, dim), dtype=wide(x.dtype))
+    for piece in pieces(x, dim):
         beside = x[piece].to(found.dtype) - largest[piece]
         found[piece] = beside.exp_().sum(dim, keepdim=True)
     return found
 
 
 def _row_sum_shape(x: torch.Tensor, largest: torch.Tensor, dim: int) -> torch.Tensor:
-    return x.new_empty(_rows(x.shape, dim), dtype=_wide(x.dtype))
+    return x.new_empty(_rows(x.shape, dim), dtype=wide(x.dtype))
 
 
 def _log_softmax(x: torch.Tensor, largest: torch.Tensor, total: torch.Tensor, dim: int) -> torch.Tensor:
@@ -83,11 +62,11 @@ def _log_softmax_shape(x: torch.Tensor, largest: torch.Tensor, total: torch.Tens
 
 def _row_total(grad: torch.Tensor, dim: int) -> torch.Tensor:
     """The sum of each row, in float32 (float64 for float64)."""
-    return grad.sum(dim, keepdim=True, dtype=_wide(grad.dtype)).contiguous()
+    return grad.sum(dim, keepdim=True, dtype=wide(grad.dtype)).contiguous()
 
 
 def _row_total_shape(grad: torch.Tensor, dim: int) -> torch.Tensor:
-    return grad.new_empty(_rows(grad.shape, dim), dtype=_wide(grad.dtype))
+    return grad.new_empty(_rows(grad.shape, dim), dtype=wide(grad.dtype))
 
 
 def _log_softmax_backward(
@@ -95,7 +74,7 @@ def _log_softmax_backward(
 ) -> torch.Tensor:
     """``grad - exp(result) * total``: the gradient of what log-softmax was taken of, whose dtype it has."""
     found = torch.empty_like(grad, dtype=dtype, memory_format=torch.contiguous_format)
-    for piece in _pieces(grad, dim):
+    for piece in pieces(grad, dim):
         share = result[piece].to(total.dtype).exp()
         torch.addcmul(grad[piece].to(total.dtype), share, total[piece], value=-1, out=found[piece])
     return found
@@ -115,11 +94,11 @@ log_softmax_backward = define("log_softmax_backward", _log_softmax_backward, _lo
 
 Add = Callable[[Any, tuple[Any, ...], TensorMeta], Ref]
 """Adds an operator with its arguments to a graph, where its result is a tensor like this, and gives the result."""
+MetaOf = Callable[[Ref], TensorMeta]
+"""What is known of a tensor of the graph."""
 
 
-def in_parts(
-    op: Any, args: tuple[Any, ...], meta_of: Callable[[Ref], TensorMeta], add: Add
-) -> tuple[Any, tuple[Any, ...]]:
+def in_parts(op: Any, args: tuple[Any, ...], meta_of: MetaOf, add: Add) -> tuple[Any, tuple[Any, ...]]:
     """The last of the operators that an operator becomes, with its arguments, once the others were added; the operator
     itself where it is no log-softmax.
 
@@ -129,12 +108,12 @@ def in_parts(
         x, meta = args[0], meta_of(args[0])
         dim = args[1] % max(1, len(meta.shape))
         largest = add(row_max, (x, dim), TensorMeta(_rows(meta.shape, dim), meta.dtype))
-        total = add(row_sum, (x, largest, dim), TensorMeta(_rows(meta.shape, dim), _wide(meta.dtype)))
+        total = add(row_sum, (x, largest, dim), TensorMeta(_rows(meta.shape, dim), wide(meta.dtype)))
         return log_softmax, (x, largest, total, dim)
     if op is aten._log_softmax_backward_data.default:
         grad, result, dim, dtype = args
         meta = meta_of(grad)
         dim %= max(1, len(meta.shape))
-        total = add(row_total, (grad, dim), TensorMeta(_rows(meta.shape, dim), _wide(meta.dtype)))
+        total = add(row_total, (grad, dim), TensorMeta(_rows(meta.shape, dim), wide(meta.dtype)))
         return log_softmax_backward, (grad, result, total, dim, dtype)
     return op, args

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from .bags import embedding_bag, has_one_length
+from .matrix_products import is_product, product
 from .multihead import has_a_batch, multihead_attention
 from .recurrent import STEP_BY_STEP
 from .row_numbers import by_position, positions
@@ -18,9 +19,12 @@ POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool
 
 def take_apart(module: fx.GraphModule) -> None:
     """Rewrites a graph of torch functions in place: recurrent modules, but for those on packed sequences, bags of one
-    length, attention of several heads, picking from each row, and means that are written as pools.
+    length, attention of several heads, products of matrices with several dims in front, picking from each row, and
+    means that are written as pools.
     """
     for node in module.graph.nodes:
+        if is_product(node):
+            node.op, node.target = "call_function", product
         if node.op != "call_function":
             continue
         if node.target in STEP_BY_STEP and isinstance(node.args[3], bool):

@@ -33,6 +33,10 @@ class Roles:
         """Whether a tensor has one element: a loss, or a count of targets."""
         return all(size == 1 for size in self._graph.meta(ref).shape)
 
+    def is_statistics(self, ref: Ref) -> bool:
+        """Whether a tensor is sums of channels over the batch, or what a batch norm makes of them for its weights."""
+        return has(self._graph.nodes[ref.node], "statistics") and len(self._graph.meta(ref).shape) == 1
+
     @cached_property
     def origins(self) -> dict[int, int]:
         """Every parameter, and every operator that merely views or casts one, with the parameter's node."""

@@ -3,7 +3,8 @@
 Sharding rules are products over the axes, so a scheme restricts its own axis and schemes combine freely.
 
 ``ddp`` (data parallelism)
-    Inputs are cut along the batch (dim 0), parameters whole, activations never communicate, gradients are all-reduced.
+    Inputs are cut along the batch (dim 0), parameters whole, gradients are all-reduced, and of activations nothing
+    communicates but the sums of channels of a batch norm, all-reduced as by SyncBatchNorm.
     S. Li et al., "PyTorch Distributed", VLDB 13(12), 2020.
 ``fsdp`` (fully sharded data parallelism, ZeRO-3)
     As ``ddp``, but a parameter is cut on dim 0, gathered before its use in the forward and again in the backward, and
@@ -56,6 +57,7 @@ _WITH_HEADS = 4
 
 # The collectives that a scheme lets run over its axis; whatever is not here is banned.
 _GATHERED = frozenset({"all_gather"})  # parameters under fsdp
+_STATISTICS = frozenset({"all_reduce"})  # of a batch norm, under what cuts the batch
 _GRADIENTS: dict[Scheme, frozenset[str]] = {
     "ddp": frozenset({"all_reduce"}),
     "fsdp": frozenset({"reduce_scatter"}),
@@ -238,7 +240,7 @@ class _SchemeLimits:
         if self._scheme == "cp" and self._roles.of(ref) == "activations":
             if len(self._graph.meta(ref).shape) != _WITH_HEADS and not self._roles.is_scalar(ref):
                 banned |= {(kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS}
-        if self._shards and self._roles.of(ref) == "gradients":
+        if self._shards and self._roles.of(ref) == "gradients" and not self._roles.is_statistics(ref):
             banned.add(("slice", self._axis, -1))  # what is all-reduced stays whole
         return frozenset(banned)
 
@@ -246,6 +248,8 @@ class _SchemeLimits:
         role = self._roles.of(ref)
         if self._roles.is_scalar(ref):
             return frozenset(REDISTRIBUTION_KINDS)
+        if self._scheme in _DATA and self._roles.is_statistics(ref):
+            return _STATISTICS
         if role == "parameters":
             return _GATHERED if self._shards else frozenset()
         if role == "gradients":

@@ -4,6 +4,7 @@ To teach autoshard an operator of torch, add a line to its family. For one of yo
 """
 
 from . import (  # noqa: F401  (their entries)
+    batch_norm,
     drawn,
     elements,
     factories,

@@ -39,6 +39,7 @@ Trait = Literal[
     "scaling",
     "shift",
     "split",
+    "statistics",
     "sum",
     "uninitialised",
     "view",
@@ -59,6 +60,7 @@ Trait = Literal[
 * ``shift``: a maximum that is subtracted from what it is the maximum of and added again; a NaN that it may lose, by the
   order of the ranks, is in the rest;
 * ``split``: it cuts one dim into pieces;
+* ``statistics``: it makes, or reads, sums of each channel over the batch, which SyncBatchNorm all-reduces;
 * ``sum``: it adds two tensors;
 * ``uninitialised``: its result is whatever the memory holds;
 * ``view``: nothing is computed or moved, although torch's schema does not say so.

@@ -58,6 +58,18 @@ def _vector_rules(node: Node, inputs: Metas) -> list[Rule]:
     ]
 
 
+def _product_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Any dim in front, rows, columns, and the dim that is summed."""
+    rank = len(inputs[0].shape)
+    cut = [Rule((S(d), S(d)), (S(d),)) for d in range(rank - 2)]
+    rows, columns = S(rank - 2), S(rank - 1)
+    return [*cut, Rule((rows, R), (rows,)), Rule((R, columns), (columns,)), Rule((columns, rows), (P_SUM,))]
+
+
+def _product_of_shard(call: LocalCall) -> Any:
+    return call.run(aten.matmul.default, *call.args)
+
+
 def _attention_rules(node: Node, inputs: Metas) -> list[Rule]:
     """Dims 0 (batch) and 1 (heads) of every tensor; a bias that broadcasts along the dim is whole on each rank."""
     bias = _bias_of(node, inputs)
@@ -144,6 +156,11 @@ enter(
 )
 enter("mv addmv", Operator(rules=_vector_rules, kernel="matmul", flops=_flops))
 enter("bmm baddbmm", Operator(kernel="matmul", flops=_flops, traits=("contraction", "batched")))
+enter(
+    "matmul",
+    Operator(rules=_product_rules, local=_product_of_shard, kernel="matmul", flops=_flops, traits=("contraction",)),
+    namespace="autoshard",
+)
 _ATTENTION = Operator(
     rules=_attention_rules,
     local=_attention_of_shard,

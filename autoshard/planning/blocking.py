@@ -66,7 +66,7 @@ def why_not(graph: CapturedGraph, scheme: AxisScheme, mesh: Mesh, profile: Profi
                 "one is shorter: give the batch a multiple of their number, or plan without the baseline"
             )
         if cuts_batch:
-            return f"{begun} {where} {_what_people_do(graph.nodes[found])}"
+            return f"{begun} {where} {_WHAT_PEOPLE_DO}"
     else:
         found = _first_without_an_answer(graph, axis, limits, offered, Prices(graph, axis, profile))
     if found is None:
@@ -139,15 +139,7 @@ def _sent(made: set[Placement], dims: int, banned: Banned) -> Iterator[Placement
                 yield after
 
 
-def _what_people_do(node: Node) -> str:
-    assert node.op is not None
-    if "batch_norm" in node.op._schema.name:
-        return (
-            "takes statistics of the whole batch. Data parallel training elsewhere takes each rank's own, which "
-            "computes something else, or sums them over the ranks (SyncBatchNorm). Use a norm of single rows "
-            "(GroupNorm, LayerNorm), put the norm into eval mode, or plan without the baseline"
-        )
-    return (
-        "mixes its rows, as a contrastive loss does, for which people gather the features of all ranks. Plan without "
-        "the baseline: then what is needed is gathered"
-    )
+_WHAT_PEOPLE_DO = (
+    "mixes its rows, as a contrastive loss does, for which people gather the features of all ranks. Plan without the "
+    "baseline: then what is needed is gathered"
+)

@@ -95,7 +95,7 @@ def test_a_gather_reads_the_rows_it_returns_not_the_table() -> None:
         (torch.ops.autoshard.log_softmax_backward.default, "softmax"),
         (aten.native_layer_norm.default, "normalization"),
         (aten.native_layer_norm_backward.default, "normalization"),
-        (aten._native_batch_norm_legit_functional.default, "normalization"),
+        (torch.ops.autoshard.batch_norm_in_training.default, "normalization"),
         (aten.sum.dim_IntList, "reduction"),
         (aten.mean.dim, "reduction"),
         (aten.embedding.default, "indexing"),

@@ -1,0 +1,168 @@
+"""Attention that is written out as products of matrices, cut along heads, rows and sums, against one process."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import autoshard
+from autoshard.capture import capture
+from autoshard.capture.matrix_products import product
+from autoshard.plans import ShardingPlan
+
+from ..fuzz.judge import capturing_once
+from ..fuzz.ranks import run_ranks
+
+ours = torch.ops.autoshard
+BATCH, LENGTH, WIDTH, HEADS = 4, 7, 16, 4
+
+
+class Attention(nn.Module):
+    """Causal, with a bias for each head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.bias = nn.Parameter(torch.randn(HEADS, LENGTH, LENGTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).view(BATCH, LENGTH, HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+        scores = (q @ k.transpose(-2, -1) + self.bias).masked_fill(hidden, -1e9)
+        return self.out(torch.matmul(scores.softmax(-1), v).transpose(1, 2).reshape(x.shape))
+
+
+class Layers(nn.Module):
+    """Two of them, and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Attention() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+def _example() -> tuple[nn.Module, tuple[Tensor]]:
+    torch.manual_seed(0)
+    return Layers().double(), (torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64),)
+
+
+def _plan(mesh: str, *constraints: str) -> ShardingPlan:
+    model, args = _example()
+    return autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=constraints, cache=False)
+
+
+def _seen(model: nn.Module, args: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    loss = model(*args)
+    loss.backward()
+    seen = {"loss": loss.detach()} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in seen.items()}
+
+
+def _check(plan: ShardingPlan) -> None:
+    model, args = _example()
+    expected = _seen(copy.deepcopy(model), args)
+    models = [copy.deepcopy(model) for _ in range(plan.mesh.size)]
+
+    def one(rank: int) -> dict[str, Tensor]:
+        mesh = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.axes)
+        parallel = autoshard.parallelize(models[rank], plan, mesh, args)
+        return _seen(parallel, autoshard.shard_inputs(plan, mesh, *args))
+
+    with capturing_once(capture(model, args, guarded=True)):
+        results = run_ranks(plan.mesh.size, one)
+    for found in results:
+        if isinstance(found, BaseException):
+            raise found
+        assert found.keys() == expected.keys()
+        for name, theirs in expected.items():
+            torch.testing.assert_close(found[name], theirs, rtol=1e-9, atol=1e-11)
+
+
+def _products(plan: ShardingPlan) -> set[str]:
+    """How the results of products are placed."""
+    named = (e for e in plan.operators if e.name.rpartition("/")[2].removeprefix("bwd.").startswith("matmul"))
+    return {autoshard.format_layout(layout, plan.mesh) for e in named if (layout := e.outputs[0])}
+
+
+@pytest.mark.parametrize(("mesh", "scheme"), [("tp=4", "tp"), ("dp=2,tp=2", "ddp+tp"), ("dp=2,tp=2", "fsdp+tp")])
+def test_heads_are_cut_and_one_all_reduce_follows_each_attention(mesh: str, scheme: str) -> None:
+    """As Megatron has it: with torch's operator there is no such plan, as it merges batch and heads."""
+    plan = _plan(mesh, f"baseline {scheme}")
+    assert _products(plan) == {"dp:S(0) tp:S(1)" if "dp" in mesh else "tp:S(1)"}
+    sent = [(e.tensor, c) for e in plan.redistributions if e.phase == "forward" for c in e.collectives]
+    over = [(tensor.split("/")[0], c.kind) for tensor, c in sent if "tp" in c.axes]
+    assert over == [("layers.0.out", "all_reduce"), ("layers.1.out", "all_reduce")]
+    _check(plan)
+
+
+@pytest.mark.parametrize("layout", ["a:S(2)", "a:S(3)", "a:P(sum)", "a:S(0)"])
+def test_rows_columns_and_sums_are_cut_unevenly_too(layout: str) -> None:
+    _check(_plan("a=2", f"layers.0/matmul={layout}", f"layers.1/matmul.1={layout}"))
+
+
+def test_its_derivative_is_that_of_torch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(2, 3, 4, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    x, y = x.requires_grad_(), y.mT.requires_grad_()
+    assert torch.equal(product(x, y), x @ y)
+    assert torch.autograd.gradcheck(
+        product, (x, y.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_())
+    )
+
+
+class One(nn.Module):
+    """A product of two tensors."""
+
+    def __init__(self, method: str, cast: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(()))
+        self.method, self.cast = method, cast
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = x * self.weight
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.cast):
+            if self.method == "@":
+                return x @ y
+            return x.matmul(y) if self.method == "matmul" else torch.matmul(x, y)
+
+
+@pytest.mark.parametrize(
+    ("method", "shapes", "is_ours"),
+    [
+        ("@", [(2, 3, 4, 5), (2, 3, 5, 6)], True),
+        ("matmul", [(2, 3, 4, 5), (2, 3, 5, 6)], True),
+        ("torch", [(2, 3, 2, 4, 5), (2, 3, 2, 5, 6)], True),
+        ("@", [(2, 3, 4, 5), (2, 1, 5, 6)], False),
+        ("@", [(2, 3, 4, 5), (5, 6)], False),
+        ("@", [(2, 4, 5), (2, 5, 6)], False),
+    ],
+)
+def test_products_with_two_dims_in_front_are_one_operator(
+    method: str, shapes: list[tuple[int, ...]], is_ours: bool
+) -> None:
+    args = tuple(torch.randn(shape) for shape in shapes)
+    ops = [node.op for _, node in capture(One(method), args).of_kind("operator")]
+    assert (ours.matmul.default in ops) == is_ours
+
+
+def test_products_of_complex_numbers_are_torchs() -> None:
+    """Their derivatives take conjugates."""
+    args = tuple(torch.randn(2, 3, 4, 4, dtype=torch.complex128) for _ in range(2))
+    ops = [node.op for _, node in capture(One("@"), args).of_kind("operator")]
+    assert ours.matmul.default not in ops and torch.ops.aten.bmm.default in ops
+
+
+def test_under_autocast_the_product_is_cast_as_torch_casts_it() -> None:
+    args = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 5, 6)
+    graph = capture(One("@", cast=True), args)
+    assert ours.matmul.default not in [node.op for _, node in graph.of_kind("operator")]
+    (result,) = graph.outputs
+    assert result is not None and graph.meta(result).dtype is torch.bfloat16
