@@ -16,6 +16,7 @@ from typing import Any
 from .errors import MeshError
 
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SIZES = re.compile(r"([0-9]{1,8})(?:x([0-9]{1,8}))?")
 MAX_RANKS = 1 << 20
 TOGETHER = "+"
 """Between the names of axes whose ranks form one group, as in profiles."""
@@ -58,19 +59,29 @@ class Mesh:
             raise MeshError(f"the mesh {self} has {math.prod(self.shape)} ranks; at most {MAX_RANKS} are supported")
         if self.order and sorted(self.order) != list(range(self.size)):
             raise MeshError(f"the order of the mesh {self} must name each of its {self.size} ranks once")
+        if self.order == tuple(range(self.size)):
+            object.__setattr__(self, "order", ())
 
     @classmethod
     def parse(cls, text: str) -> Mesh:
-        """Reads ``dp=2,tp=4``.
+        """Reads ``dp=2,tp=4``; and ``tp=1x8,dp=8x1``, the :class:`HybridMesh` of outer and inner sizes.
 
         Raises:
-            MeshError: the text is not a comma-separated list of ``axis=size``.
+            MeshError: the text is not a comma-separated list of ``axis=size``, or of ``axis=OUTERxINNER``.
         """
-        entries = [entry.strip() for entry in text.split(",")]
-        pairs = [entry.partition("=") for entry in entries]
-        if not all(sep and size.strip().isdecimal() and len(size.strip()) < 9 for _, sep, size in pairs):
-            raise MeshError(f"cannot read the mesh {text!r}; write axis=size for each axis, for example dp=2,tp=4")
-        return cls(tuple(name.strip() for name, _, _ in pairs), tuple(int(size) for _, _, size in pairs))
+        pairs = [entry.partition("=") for entry in text.split(",")]
+        found = [_SIZES.fullmatch(size.strip()) for _, _, size in pairs]
+        sizes = [[int(each) for each in match.groups() if each] for match in found if match]
+        if len(sizes) < len(pairs) or len({len(each) for each in sizes}) > 1:
+            raise MeshError(
+                f"cannot read the mesh {text!r}; write axis=size for each axis, for example dp=2,tp=4, or for each "
+                "axis=OUTERxINNER, over so many hosts and so many ranks in each, for example tp=1x8,dp=8x1"
+            )
+        axes = tuple(name.strip() for name, _, _ in pairs)
+        if len(sizes[0]) == 1:
+            return cls(axes, tuple(size for (size,) in sizes))
+        outer, inner = zip(*sizes, strict=True)
+        return HybridMesh(axes=axes, outer=outer, inner=inner).mesh
 
     @classmethod
     def of(cls, mesh: Mesh | HybridMesh | str | Mapping[str, int]) -> Mesh:

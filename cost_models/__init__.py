@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .kernel_kinds import OP_KINDS
     from .link import Algorithm, Link
     from .measured import MeasuredMesh
+    from .network_words import axis_networks
     from .optimizers import OPTIMIZERS, OptimizerPolicy, optimizer_policy
     from .profile import Profile
     from .profile_file import PRESETS, dump_profile, load_profile, parse_profile
@@ -45,6 +46,7 @@ _HOMES = {
     "Algorithm": "link",
     "Link": "link",
     "MeasuredMesh": "measured",
+    "axis_networks": "network_words",
     "OPTIMIZERS": "optimizers",
     "OptimizerPolicy": "optimizers",
     "optimizer_policy": "optimizers",
@@ -87,6 +89,7 @@ __all__ = [
     "Route",
     "Topology",
     "Torus",
+    "axis_networks",
     "dump_profile",
     "load_profile",
     "parse_profile",

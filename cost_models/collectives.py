@@ -13,7 +13,9 @@ hops, in a tree ``ceil(log2 n)``, and either sends ``(n - 1) / n`` of the buffer
     broadcast        1        size                    the buffer (passed on in chunks, so each rank sends it once)
 
 Where a link lists other algorithms the fastest one counts. Trees stand for NCCL's double binary trees (all-reduce,
-broadcast) and its PAT (all-gather, reduce-scatter); an all-to-all has none.
+broadcast) and its PAT (all-gather, reduce-scatter); an all-to-all has none. Where the switch reduces (NVLink SHARP), an
+all-reduce is one hop in which each rank sends the buffer once, so that it takes as long on any number of ranks; a
+reduce-scatter may take it, too.
 
 Level by level (hierarchical), ``k`` ranks on the fast level and ``m`` on the slow one, a buffer of B bytes: an
 all-gather gathers B / k on the slow level and then B on the fast one; a reduce-scatter is the same backwards; an
@@ -22,10 +24,13 @@ the fast one; an all-to-all and a broadcast move B on each level.
 
 Where levels have wires of their own the buffer may be cut into chunks, of which one is on each level at a time, as in
 NCCL's rings over several network cards: with C chunks of which each takes ``t_l`` seconds on level ``l``,
-``sum t_l + (C - 1) max t_l``. The number of chunks (1, 2, 4 .. 64) that takes least counts.
+``sum t_l + (C - 1) max t_l``. The number of chunks (1, 2, 4 .. 64) that takes least counts. All but all-reduces are one
+ring then, without trees, which waits for ``k - 1`` hops in each of ``m`` hosts: the levels count those of one host, and
+the other ``(k - 1) (m - 1)`` take ``hop_inside_s`` of the link between hosts each, once.
 
-Laws (held by tests): zero bytes and a single rank cost nothing; never less for more bytes or more ranks; an all-reduce
-costs at least a reduce-scatter; a link ``c`` times slower costs ``c`` times as much.
+Laws (held by tests): zero bytes and a single rank cost nothing; never less for more bytes or more ranks; on one link an
+all-reduce costs at least a reduce-scatter; a link ``c`` times slower costs ``c`` times as much. Through several ranks
+of each host a small all-reduce costs less than a reduce-scatter, as was measured: trees against a ring of all ranks.
 
 Source: hops, bytes and the least over algorithms and protocols as in NCCL's own model (``src/graph/tuning.cc``:
 ``nsteps`` is n-1, for all-reduce 2(n-1), trees 2 log2 n) and nccl-tests ``doc/PERFORMANCE.md`` (bus bandwidth factors
@@ -37,16 +42,25 @@ al., "BlueConnect: decomposing all-reduce for deep learning on heterogeneous net
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 
 from .amounts import Amount, require_amount
 from .collective_kinds import COLLECTIVE_KINDS
-from .link import Algorithm, Link
+from .link import Algorithm, Hops, Link
 from .spelling import did_you_mean
 
 _PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1, "broadcast": 1}
+
+_OFFERED: dict[Hops, Collection[str]] = {
+    "ring": _PASSES,
+    "tree": [kind for kind in _PASSES if kind != "all_to_all"],
+    "switch": ("all_reduce", "reduce_scatter"),
+}
+"""The kinds that an algorithm is for."""
 
 _CHUNKS = tuple(1 << power for power in range(7))
 
@@ -77,8 +91,12 @@ def collective_s(kind: str, ranks: int, size_bytes: Amount, link: Link) -> Amoun
     passes, transfer_s = _PASSES[kind], link.transfer_s(kind, wire_bytes(kind, ranks, size_bytes))
     seconds = link.start_s(kind) + passes * (ranks - 1) * link.latency_s + transfer_s
     for other in _alternatives(kind, link):
-        hops = ranks - 1 if other.hops == "ring" else (ranks - 1).bit_length()
-        seconds = _least(seconds, other.launch_s + passes * hops * other.latency_s + transfer_s / other.bandwidth_share)
+        if other.hops == "switch":
+            start_s, sending_s = other.launch_s + other.latency_s, link.transfer_s("all_reduce", size_bytes)
+        else:
+            hops = ranks - 1 if other.hops == "ring" else (ranks - 1).bit_length()
+            start_s, sending_s = other.launch_s + passes * hops * other.latency_s, transfer_s
+        seconds = _least(seconds, start_s + sending_s / other.bandwidth_share)
     if isinstance(size_bytes, np.ndarray):
         return np.where(size_bytes > 0, seconds, 0.0)
     return seconds if size_bytes > 0 else 0.0
@@ -91,7 +109,24 @@ def leveled_s(kind: str, size_bytes: Amount, levels: Levels, at_once: bool = Fal
     Raises:
         ValueError: an unknown kind, or a size that is negative or not finite.
     """
-    return reduce(_least, (_in_chunks(kind, size_bytes, levels, n) for n in (_CHUNKS if at_once else (1,))))
+    if not at_once:
+        return _in_chunks(kind, size_bytes, levels, 1)
+    waited_s = 0.0
+    if kind != "all_reduce":
+        levels, waited_s = _as_one_ring(levels)
+    seconds = reduce(_least, (_in_chunks(kind, size_bytes, levels, chunks) for chunks in _CHUNKS))
+    if isinstance(size_bytes, np.ndarray):
+        return np.where(size_bytes > 0, seconds + waited_s, 0.0)
+    return seconds + waited_s if size_bytes > 0 else 0.0
+
+
+def _as_one_ring(levels: Levels) -> tuple[Levels, float]:
+    """The levels without trees between hosts, and the seconds of the hops inside hosts that levels do not count: a ring
+    through all ranks has ``k - 1`` in each of the ``m`` hosts.
+    """
+    (ranks, fast), (hosts, slow) = levels
+    rings = tuple(other for other in slow.alternatives if other.hops != "tree")
+    return ((ranks, fast), (hosts, replace(slow, alternatives=rings))), (ranks - 1) * (hosts - 1) * slow.hop_inside_s
 
 
 def _in_chunks(kind: str, size_bytes: Amount, levels: Levels, chunks: int) -> Amount:
@@ -115,7 +150,7 @@ def _by_level(kind: str, size_bytes: Amount, levels: Levels) -> list[Amount]:
 def _alternatives(kind: str, link: Link) -> list[Algorithm]:
     if kind in link.curves:
         return []
-    return [other for other in link.alternatives if other.hops == "ring" or kind != "all_to_all"]
+    return [other for other in link.alternatives if kind in _OFFERED[other.hops]]
 
 
 def _least(one: Amount, other: Amount) -> Amount:

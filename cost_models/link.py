@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from .amounts import Amount
 from .collective_kinds import COLLECTIVE_KINDS
 from .curve import Curve
+
+Hops: TypeAlias = Literal["ring", "tree", "switch"]
 
 
 @dataclass(frozen=True)
@@ -16,13 +18,14 @@ class Algorithm:
     """Another way in which a library runs collectives on a link; it takes the fastest.
 
     Attributes:
-        hops: ``ring`` (n - 1 hops a pass) or ``tree`` (log2 n hops a pass; never for an all_to_all).
+        hops: ``ring`` (n - 1 hops a pass), ``tree`` (log2 n hops a pass; never for an all_to_all) or ``switch`` (the
+            switch reduces: one hop, and each rank sends the buffer once; for reductions alone).
         launch_s, latency_s: as of a link.
         bandwidth_share: the part of the link's rate that it reaches, above 0 and at most 1.
     """
 
     name: str
-    hops: Literal["ring", "tree"]
+    hops: Hops
     launch_s: float
     latency_s: float
     bandwidth_share: float
@@ -54,6 +57,7 @@ class Link:
         curves: by kind, seconds over the bytes that one rank sends, in place of bandwidth and efficiency; of a kind
             with a curve the alternatives are not asked (the curve is of what the library chose).
         alternatives: other algorithms that the library has for this link.
+        hop_inside_s: of a link between hosts, seconds of each hop inside one of a ring that goes through several.
         reduce_scatter_as_all_reduce: the library runs a reduce-scatter as an all-reduce and keeps a slice (gloo does).
     """
 
@@ -65,6 +69,7 @@ class Link:
     launches_s: Mapping[str, float] = field(default_factory=dict, hash=False)
     curves: Mapping[str, Curve] = field(default_factory=dict, hash=False)
     alternatives: tuple[Algorithm, ...] = ()
+    hop_inside_s: float = 0.0
     reduce_scatter_as_all_reduce: bool = False
 
     def start_s(self, kind: str) -> float:
@@ -101,6 +106,7 @@ class Link:
             alternatives=tuple(
                 a.slower_of(b) for a in self.alternatives for b in other.alternatives if a.hops == b.hops
             ),
+            hop_inside_s=max(self.hop_inside_s, other.hop_inside_s),
             reduce_scatter_as_all_reduce=self.reduce_scatter_as_all_reduce or other.reduce_scatter_as_all_reduce,
         )
 
@@ -118,6 +124,7 @@ class Link:
                 Algorithm(a.name, a.hops, a.launch_s * factor, a.latency_s * factor, a.bandwidth_share)
                 for a in self.alternatives
             ),
+            hop_inside_s=self.hop_inside_s * factor,
             reduce_scatter_as_all_reduce=self.reduce_scatter_as_all_reduce,
         )
 
@@ -134,6 +141,7 @@ class Link:
             "launches_s": dict(self.launches_s),
             "curves": {kind: [list(knot) for knot in curve.knots] for kind, curve in self.curves.items()},
             "alternatives": [vars(algorithm).copy() for algorithm in self.alternatives],
+            "hop_inside_s": self.hop_inside_s,
             "reduce_scatter_as_all_reduce": self.reduce_scatter_as_all_reduce,
         }
         return entries | {name: value for name, value in optional.items() if value}

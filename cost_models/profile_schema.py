@@ -32,7 +32,7 @@ from .curve import Curve
 from .errors import ProfileError
 from .hosts import Hosts
 from .kernel_kinds import OP_KINDS
-from .link import Algorithm, Link
+from .link import Algorithm, Hops, Link
 from .measured import MeasuredMesh
 from .profile import Network, Profile
 from .provenance import Provenance, Residual
@@ -134,7 +134,7 @@ class _Entry(BaseModel):
 
 class _AlgorithmEntry(_Entry):
     name: Words
-    hops: Literal["ring", "tree"]
+    hops: Hops
     launch_s: Seconds
     latency_s: Seconds
     bandwidth_share: Share
@@ -149,6 +149,7 @@ class _LinkEntry(_Entry):
     launches_s: dict[CollectiveKind, Seconds] = {}
     curves: dict[CollectiveKind, CurveKnots] = {}
     alternatives: list[_AlgorithmEntry] = []
+    hop_inside_s: Seconds = 0.0
     reduce_scatter_as_all_reduce: bool = False
 
     @model_validator(mode="after")
@@ -167,6 +168,7 @@ class _LinkEntry(_Entry):
             launches_s=_by_name(self.launches_s),
             curves={kind: Curve.through((x, y) for x, y in knots) for kind, knots in self.curves.items()},
             alternatives=tuple(Algorithm(**algorithm.model_dump()) for algorithm in self.alternatives),
+            hop_inside_s=self.hop_inside_s,
             reduce_scatter_as_all_reduce=self.reduce_scatter_as_all_reduce,
         )
 

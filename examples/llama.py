@@ -7,7 +7,7 @@ Shapes: B batch, T sequence, V vocabulary, C ``d_model``, H heads, K key-value h
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -248,6 +248,7 @@ def llama3_70b(batch: int = 16, sequence: int = 8192) -> tuple[Llama, tuple[Tens
 
 
 def _on_meta(config: LlamaConfig, batch: int, sequence: int) -> tuple[Llama, tuple[Tensor, Tensor]]:
+    config = replace(config, max_sequence=max(sequence, config.max_sequence))
     with torch.device("meta"):
         shape = (batch, sequence)
         return Llama(config), (torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.int64))

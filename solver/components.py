@@ -7,7 +7,7 @@ all networks with lives are in one part where there is a usage limit. The offset
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -117,20 +117,20 @@ def join(parts: Sequence[Part], answers: Sequence[Answer]) -> Answer:
     if any(answer.infeasible for answer in answers):
         return Answer(infeasible=True)
     bounds = [answer.bound for answer in answers]
-    found = Answer(bound=_total(bounds), mixture=_mixture(parts, answers))
+    found = Answer(bound=_total(bounds), mixtures=tuple(_mixtures(parts, answers)))
     return found.with_assignment(_whole(parts, [answer.assignment for answer in answers]))
 
 
-def _mixture(parts: Sequence[Part], answers: Sequence[Answer]) -> Mixture | None:
+def _mixtures(parts: Sequence[Part], answers: Sequence[Answer]) -> Iterator[Mixture]:
     """What the relaxation of one part mixes (of the one with memory), beside the answers of the others."""
-    found = next((answer.mixture for answer in answers if answer.mixture is not None), None)
-    if found is None:
-        return None
-    main, other = (
-        _whole(parts, [chosen if answer.mixture is found else answer.assignment for answer in answers])
-        for chosen in (found.main, found.other)
-    )
-    return None if main is None or other is None else replace(found, main=main, other=other)
+    mixed = next((answer for answer in answers if answer.mixtures), None)
+    for found in () if mixed is None else mixed.mixtures:
+        main, other = (
+            _whole(parts, [chosen if answer is mixed else answer.assignment for answer in answers])
+            for chosen in (found.main, found.other)
+        )
+        if main is not None and other is not None:
+            yield replace(found, main=main, other=other)
 
 
 def _whole(parts: Sequence[Part], assignments: Sequence[Assignment | None]) -> Assignment | None:

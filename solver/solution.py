@@ -52,12 +52,12 @@ class SolveReport:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Where the first relaxation of a problem stands between two assignments: what most nodes of it chose, and what is
-    chosen where the nodes that are not decided take what comes second.
+    """Where a relaxation of a problem stands between two assignments: what most of each node chose, and what is chosen
+    where the nodes that are undecided by the same share take what comes second.
 
     Attributes:
         main, other: the two, with routes; neither need fit a limit.
-        share: which part of the relaxation is the other one, from 0 to 1: the mean over the undecided nodes.
+        share: which part of those nodes is not as in the main one, from 0 to 1.
     """
 
     main: Assignment
@@ -78,8 +78,8 @@ class Solution:
         report: how it was found.
         routes: for each network of the original problem the arcs that it uses in each phase; empty where there are no
             choices.
-        mixture: of problems whose copies hold memory what the first relaxation mixes; None where it is integral, or
-            where another way was taken.
+        mixtures: of problems whose copies hold memory what a relaxation mixes, by share: the first one in which all is
+            decided that stands alone; none where all is, or where another way was taken.
     """
 
     status: Status
@@ -89,7 +89,7 @@ class Solution:
     gap: float
     report: SolveReport
     routes: tuple[Routes, ...] = ()
-    mixture: Mixture | None = None
+    mixtures: tuple[Mixture, ...] = ()
 
 
 def relative_gap(cost: int | None, bound: int | None) -> float:

@@ -100,7 +100,7 @@ def _answer(problem: Problem, backend: Backend, request: Request, run: _Run) -> 
     answer = solve_parts(partial(_answered, backend), chain.problem, inner)
     if answer.infeasible:
         return answer, _explained(run, backend, request, "")
-    return _with_mixture(_lifted(answer, chain, problem), chain), ""
+    return _with_mixtures(_lifted(answer, chain, problem), chain), ""
 
 
 def _reduced(problem: Problem, request: Request, run: _Run) -> Chain | Contradiction:
@@ -142,12 +142,10 @@ def _lifted(answer: Answer, chain: Chain, problem: Problem) -> Answer:
     return answer.with_assignment(lifted)
 
 
-def _with_mixture(answer: Answer, chain: Chain) -> Answer:
+def _with_mixtures(answer: Answer, chain: Chain) -> Answer:
     """The answer with what the relaxation mixes in terms of the problem before the chain."""
-    found = answer.mixture
-    if found is None:
-        return answer
-    return replace(answer, mixture=replace(found, main=chain.lift(found.main), other=chain.lift(found.other)))
+    lifted = (replace(each, main=chain.lift(each.main), other=chain.lift(each.other)) for each in answer.mixtures)
+    return replace(answer, mixtures=tuple(lifted))
 
 
 def _stoppable(backend: Backend, problem: Problem, request: Request) -> Answer:
@@ -256,7 +254,7 @@ class _Run:
         self._note(Incumbent(self.seconds, cost, bound))
         report = SolveReport(self.backend, self.seconds, tuple(self.sizes), tuple(self.incumbents), explanation)
         status, gap = _status(answer, cost, bound), gap_of(cost, bound)
-        return Solution(status, choices, cost, bound, gap, report, routes, answer.mixture)
+        return Solution(status, choices, cost, bound, gap, report, routes, answer.mixtures)
 
     def _note(self, incumbent: Incumbent) -> None:
         self.incumbents.append(incumbent)

@@ -215,6 +215,7 @@ DEFERRED = {
     "autoshard.cli.audit_command": "as for the other commands",
     "autoshard.cli.command_help": "only --help needs the tables of names",
     "autoshard.cli.commands": "each command loads what it needs: help, and plans that are shown, wait for nothing else",
+    "autoshard.cli.network_text": "plans say it; only an older one is looked up in its profile, which needs numpy",
     "autoshard.cli.review_commands": "as for the other commands",
     "autoshard.cli.search_command": "as for the other commands",
     "autoshard.measure.calibrate_command": "only a report needs jinja2",

@@ -59,6 +59,10 @@ def test_size_and_index() -> None:
         ("dp=²", "write axis=size"),
         ("dp=999999999", "write axis=size"),
         ("dp=0", "a whole number of at least 1"),
+        ("dp=2x", "axis=OUTERxINNER"),
+        ("dp=2x2x2", "axis=OUTERxINNER"),
+        ("dp=2x2,tp=2", "axis=OUTERxINNER"),
+        ("dp=0x2", "a whole number of at least 1"),
         ("dp=2,dp=2", "distinct names"),
         ("2dp=2", "is not a name"),
         ("=2", "is not a name"),
@@ -98,6 +102,18 @@ def test_the_ranks_of_a_plain_mesh_are_counted_with_the_last_axis_fastest() -> N
     assert Mesh.parse("dp=4").ranks == (0, 1, 2, 3)
 
 
+def test_a_text_of_outer_and_inner_sizes_is_a_hybrid_mesh() -> None:
+    found = Mesh.parse("tp=1x8,dp=8x1")
+    by_hand = HybridMesh(axes=("tp", "dp"), outer=(1, 8), inner=(8, 1)).mesh
+    assert (found, found.order) == (by_hand, by_hand.order)
+    assert found.ranks[1][:3] == (1, 9, 17)  # the ranks of tp are those of a host
+    assert Mesh.parse("dp=8x1,tp=1x8").order == ()
+
+
+def test_an_order_that_counts_with_the_last_axis_fastest_is_none() -> None:
+    assert Mesh(("dp", "tp"), (2, 2), (0, 1, 2, 3)).order == ()
+
+
 def test_an_order_decides_no_layout_and_so_no_equality() -> None:
     mesh = Mesh(("dp", "tp"), (2, 2), (0, 2, 1, 3))
     assert mesh.ranks == ((0, 2), (1, 3))
@@ -133,8 +149,8 @@ def test_the_ranks_of_a_hybrid_mesh_by_hand(inner: tuple[int, ...], outer: tuple
 def test_inner_ranks_share_a_host_and_every_rank_is_there_once(sizes: list[tuple[int, int]]) -> None:
     inner, outer = zip(*sizes)
     mesh = hybrid(inner, outer).mesh
-    ranks = np.array(mesh.order).reshape(mesh.shape)
-    assert sorted(mesh.order) == list(range(mesh.size))
+    ranks = np.array(mesh.ranks)
+    assert ranks.shape == mesh.shape and sorted(ranks.flatten()) == list(range(mesh.size))
     for axis, size in enumerate(inner):
         hosts = np.moveaxis(ranks // math.prod(inner), axis, -1)
         blocks = hosts.reshape(-1, size)
@@ -145,7 +161,7 @@ def test_inner_ranks_share_a_host_and_every_rank_is_there_once(sizes: list[tuple
 def test_hosts_are_filled_from_the_last_axis_unless_told_otherwise(sizes: list[int]) -> None:
     mesh = Mesh(("data", "fsdp", "tensor")[: len(sizes)], tuple(sizes))
     found = HybridMesh.fit(mesh, host=math.gcd(8, mesh.size))
-    assert found.mesh == mesh and found.mesh.order == tuple(range(mesh.size))
+    assert found.mesh == mesh and found.mesh.order == mesh.order == ()
 
 
 def test_the_axis_of_most_traffic_is_kept_inside_hosts() -> None:
@@ -176,7 +192,7 @@ def test_axes_get_dimensions_of_a_torus(
 ) -> None:
     found = HybridMesh.fit(mesh, host=torus, traffic=traffic).mesh
     wired = Hosts(math.prod(torus), Link("", 1e-6, 1e9), None, Torus(torus, (True,) * len(torus)))
-    links = wired.topology(found.axes, np.array(found.order).reshape(found.shape)).links
+    links = wired.topology(found.axes, np.array(found.ranks)).links
     assert [link.name.strip() for link in links] == expected
 
 

@@ -222,7 +222,7 @@ def plan(
     from ..mesh import Mesh
     from ..plans import check_writable, read_plan, summarize, write_plan
     from ..plans.schedule import BUCKET
-    from ..plans.views.axis_use import use_lines
+    from ..plans.views.axis_use import network_lines, use_lines
     from ..plans.views.expert_words import expert_lines
     from ..plans.views.show import headline
 
@@ -266,7 +266,8 @@ def plan(
                 progress=progress,
             )
         write_plan(made, output)
-        for line in (f"wrote {output}", *headline(summarize(made)), *use_lines(made), *expert_lines(made)):
+        lines = *headline(summarize(made)), *network_lines(made), *use_lines(made), *expert_lines(made)
+        for line in (f"wrote {output}", *lines):
             typer.echo(line)
 
 
@@ -424,14 +425,12 @@ def report(
 
 def _networks(plans: Sequence[ShardingPlan], hardware: str | None) -> list[tuple[str, ...]]:
     """For each plan, sentences on what its mesh runs on."""
-    if hardware is None and find_spec("numpy") is None:
-        return [("What its axes run on is said where numpy is installed, which profiles are read with.",)] * len(plans)
-    from cost_models import ProfileError
+    from cost_models.errors import ProfileError
 
-    from .network_text import network_lines
+    from .network_text import network_sentences
 
     try:
-        return [network_lines(plan, hardware) for plan in plans]
+        return [network_sentences(plan, hardware) for plan in plans]
     except ProfileError as error:
         _fail(str(error), EXIT_MISTAKE)
 

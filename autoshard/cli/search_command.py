@@ -57,12 +57,13 @@ def search(
         float | None, typer.Option(metavar="SECONDS", help="Stop each solve after this long.")
     ] = None,
     experts: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--experts/--no-experts",
-            help="Plan the schemes that people use by hand too, on the meshes that are planned: what the best takes.",
+            help="Plan the schemes that people use by hand too: what the best takes on a mesh that is planned. By "
+            "default where the memory does not bind.",
         ),
-    ] = True,
+    ] = None,
     price: Annotated[
         float | None, typer.Option(metavar="MONEY", help="Of a device for an hour: what a billion tokens cost.")
     ] = None,

@@ -58,6 +58,10 @@ class LocalGraph:
         return self._module(values)
 
 
+def hold(sent: torch.Tensor) -> None:
+    """Does nothing with a tensor, which lives until then."""
+
+
 def first_results(graph: LocalGraph, count: int, name: str, is_effect: Callable[[fx.Node], bool]) -> LocalGraph:
     """The graph that makes the first ``count`` results of another one alone, and lets go of everything else after its
     last use.
@@ -185,8 +189,15 @@ class GraphEmitter:
         return self._results.of(aten.new_empty.default, (like, tuple(shape)), {})
 
     def wait(self, issued: fx.Node) -> fx.Node:
-        """Adds the wait for a collective: its result is there."""
-        return self._append(WAIT, (issued,), {}, issued.meta["value"])
+        """Adds the wait for a collective: its result is there.
+
+        Until then what it sends is held, on every backend: gloo alone would let go of it once it is sent, which may be
+        soon or late.
+        """
+        arrived = self._append(WAIT, (issued,), {}, issued.meta["value"])
+        if issued.next is not arrived and issued.target is not ALL_REDUCE_IN_PLACE:
+            self.beside(hold, issued.args[0])
+        return arrived
 
     def _append(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Value) -> fx.Node:
         node = self.graph.call_function(op)

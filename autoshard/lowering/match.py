@@ -31,7 +31,7 @@ def mesh_of(mesh: DeviceMesh) -> Mesh:
 
 
 def check_mesh(plan: ShardingPlan, mesh: DeviceMesh) -> None:
-    """Checks that the job has the mesh the plan was made for.
+    """Checks that the job has the mesh the plan was made for, its ranks in the order that the plan was priced for.
 
     Raises:
         PlanMismatchError: it has another.
@@ -42,6 +42,20 @@ def check_mesh(plan: ShardingPlan, mesh: DeviceMesh) -> None:
             f"the plan was made for the mesh {plan.mesh} ({plan.mesh.size} ranks); this job has {found} "
             f"({found.size} ranks): make another plan, or start the job on that mesh"
         )
+    if plan.network and found.order != plan.mesh.order:
+        position, planned, here = _first_other(plan.mesh, found)
+        raise PlanMismatchError(
+            "the plan was made for another order of ranks than this DeviceMesh has, so that its axes run on other "
+            f"links: at position {position} of {plan.mesh} it has rank {planned}, this job rank {here}; start the job "
+            "on DeviceMesh(device, plan.mesh.ranks, mesh_dim_names=plan.mesh.axes), or "
+            "make the plan for the order of the job (autoshard.HybridMesh)"
+        )
+
+
+def _first_other(*meshes: Mesh) -> tuple[int, int, int]:
+    """The first position at which two meshes of one size have different ranks, and those."""
+    orders = (mesh.order or tuple(range(mesh.size)) for mesh in meshes)
+    return next((k, a, b) for k, (a, b) in enumerate(zip(*orders, strict=True)) if a != b)
 
 
 def check_order(plan: ShardingPlan, mesh: DeviceMesh) -> None:

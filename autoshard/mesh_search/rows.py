@@ -81,7 +81,8 @@ def _reason(candidate: Candidate, winner: Candidate) -> str:
     if candidate.verdict == "best":
         return ""
     if candidate.verdict == "slower":
-        return f"{more:.2%} slower"
+        unsolved = candidate.bound_ns / candidate.samples < winner.cost_per_sample
+        return f"{more:.2%} slower{', as far as it was solved' * unsolved}"
     if candidate.verdict == "cut":
         return f"cut by its bound: at least {more:.2%} slower"
     if candidate.verdict == "does not fit" and candidate.least_bytes is not None:

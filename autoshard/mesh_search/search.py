@@ -103,7 +103,7 @@ def search_meshes(
     *,
     most_axes: int = MOST_AXES,
     processes: int = 1,
-    experts: bool = False,
+    experts: bool | None = False,
     report: Callable[[str], None] = lambda said: None,
 ) -> MeshSearch:
     """Finds the mesh of so many devices, and the batch, on which a step takes least for a sample.
@@ -113,8 +113,9 @@ def search_meshes(
         constraints: what is decided already, on a mesh; a mesh on which it cannot be read has no plan.
         processes: how many work on it; more than one only where this process has run no solver yet
             (:mod:`autoshard.mesh_search.side_by_side`).
-        experts: whether each plan says how far it is from the best one that experts make on its mesh.
-        report: called with the shape and the stage as they start.
+        experts: whether each plan says how far it is from the best one that experts make on its mesh; None: only where
+            the memory does not bind, as schemes are searched as long as the plan itself where it does.
+        report: called with the shape and the stage as they start, and with the costs and bounds that are known.
 
     Raises:
         MeshError: the number of devices is out of range, or the machine has no mesh of so many.
@@ -123,11 +124,11 @@ def search_meshes(
     """
     shapes = shapes_of(devices, asked[0].planner.profile, most_axes)
     _check_memory(asked, devices)
-    starts = [_Start(shape, each, constraints, experts, report) for shape in shapes for each in asked]
+    starts = [_Start(shape, each, constraints, experts) for shape in shapes for each in asked]
     few = [k for k, start in enumerate(starts) if start.shape.mesh.ndim <= TOGETHER]
     many = [k for k in range(len(starts)) if k not in few]
     found: list[Candidate] = []
-    with side_by_side(_Work(starts), processes) as do_all:
+    with side_by_side(_Work(starts), processes, report) as do_all:
         for entrants in (few, many):
             best = min((each.cost_per_sample for each in found if each.plan is not None), default=float("inf"))
             found += _candidates(starts, entrants, best, do_all, report)
@@ -242,12 +243,12 @@ class _Job:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """Does the jobs of some shapes."""
+    """Does the jobs of some shapes, and says so."""
 
     starts: Sequence[_Start]
 
-    def __call__(self, job: _Job) -> _Bounded | Candidate:
-        start = self.starts[job.number]
+    def __call__(self, job: _Job, report: Callable[[str], None]) -> _Bounded | Candidate:
+        start = replace(self.starts[job.number], report=report)
         return start.bounded(job.number, job.best) if job.bounded is None else start.planned(job.bounded)
 
 
@@ -258,8 +259,8 @@ class _Start:
     shape: Shape
     asked: Asked
     constraints: Callable[[Mesh], Constraints]
-    experts: bool
-    report: Callable[[str], None]
+    experts: bool | None
+    report: Callable[[str], None] = lambda said: None
 
     def bounded(self, number: int, best: float) -> _Bounded | Candidate:
         """Its bound; where there can be no plan, why not. What cannot be below ``best`` is not solved."""
@@ -284,7 +285,8 @@ class _Start:
             return self._lost("does not fit", str(error), bound, error.least_bytes)
         except (BudgetError, InfeasibleError) as error:
             return self._lost("no plan", str(error), bounded.bound_ns)
-        if self.experts:
+        binds = plan.solver.cost_ns > (bounded.solution.cost or 0)
+        if self.experts or (self.experts is None and not binds):
             plan = against_experts(self._planner, plan, self._say)
         bound = min(plan.solver.cost_ns, max(bounded.bound_ns, plan.solver.bound_ns))
         return Candidate(self.shape, self.asked.samples, "slower", bound, plan)

@@ -57,6 +57,10 @@ GAP = 4e-3
 SMALL = 1000
 NODES = 60
 """How many relaxations, or nodes of branch and cut, that may take: an end that depends on no clock."""
+FIRST_NODES = 6
+"""How many of them the program takes first in which identical layers are decided alike: what stands alone is decided in
+them, and layers that are in two minds are left.
+"""
 FEWEST_LAYERS = 8
 """How many identical layers there are at least where they may be decided in groups: of four a share says little, and
 the demo under 40 MiB took three times as long.
@@ -354,14 +358,14 @@ class _Search:
         """
         if min(map(len, program.problem.ties), default=0) < FEWEST_LAYERS:
             return program, self._under(program, budget)
-        self._solve_under(program.problem, budget, nodes=1)
+        self._solve_under(program.problem, budget, nodes=FIRST_NODES)
         if self.last.status is Status.INFEASIBLE:
             return program, None
         if self.last.gap <= gap_of(program.problem):
             return program, self._found(program, self.last)
         if self.last.choices is not None:
             self.start = Assignment(self.last.choices, self.last.routes)
-        share = _leaner_share(program.problem, self.last.mixture)
+        share = _leaner_share(program.problem, self.last.mixtures)
         if share is not None:
             program = program.in_groups(share)
         return program, self._under(program, budget)
@@ -477,17 +481,16 @@ def _remedy(options: SolverOptions, formulation: Formulation, wider: object) -> 
     )
 
 
-def _leaner_share(problem: Problem, mixture: Mixture | None) -> float | None:
-    """Which part of what identical layers are a relaxation decides in the leaner of the two ways that it mixes; None
-    where it mixes none, or where they do the same in all layers.
+def _leaner_share(problem: Problem, mixtures: Iterable[Mixture]) -> float | None:
+    """Which part of what identical layers are a relaxation decides in the leaner of two ways that it mixes, those that
+    are furthest apart; None where it mixes none, or where they do the same in all layers.
     """
-    if mixture is None:
-        return None
-    main, other = mixture.main, mixture.other
-    if all(main.choices[tie[0]] == other.choices[tie[0]] for tie in problem.ties):
-        return None
-    main_peak, other_peak = (evaluate(problem, *found).peak_usage for found in (main, other))
-    return mixture.share if other_peak < main_peak else 1 - mixture.share
+    shares: dict[int, float] = {}
+    for each in mixtures:
+        if any(each.main.choices[tie[0]] != each.other.choices[tie[0]] for tie in problem.ties):
+            more = evaluate(problem, *each.main).peak_usage - evaluate(problem, *each.other).peak_usage
+            shares[abs(more)] = each.share if more > 0 else 1 - each.share
+    return shares[max(shares)] if shares else None
 
 
 def gap_of(problem: Problem) -> float:

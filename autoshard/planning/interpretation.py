@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from cost_models import Profile
+from cost_models import Profile, axis_networks
 from solver import Routes, Solution
 
 from ..capture import CapturedGraph, Node, Ref, TensorMeta
@@ -55,6 +55,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         precision=graph.precision,
         bucket_bytes=formulation.prices.bucket_bytes,
         mesh=formulation.mesh,
+        network=axis_networks(profile, formulation.prices.topology),
         hardware=profile.name,
         hardware_fingerprint=profile.fingerprint,
         contention=profile.contention,

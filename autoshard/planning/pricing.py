@@ -70,7 +70,7 @@ class Prices:
         self._mesh = mesh
         self._profile = profile
         self._policy = policy
-        self._topology: Topology = profile.topology(mesh.axes, mesh.shape, mesh.order or None)
+        self.topology: Topology = profile.topology(mesh.axes, mesh.shape, mesh.order or None)
         self._local = lru_cache(maxsize=None)(lambda shape, layout: largest_local_shape(shape, layout, mesh))
         self._steps: dict[object, Steps] = {}
         self._paths: dict[int, Paths] = {}
@@ -222,7 +222,7 @@ class Prices:
         if step.communicates and size:
             travels = step.kind in together.kinds
             whole = max(size, together.size_bytes) if travels else size
-            sent = self._topology.collective_s(step.kind, step.axes, whole) * (size / whole)
+            sent = self.topology.collective_s(step.kind, step.axes, whole) * (size / whole)
             sent *= contention if travels else 1.0
         return float(sent + self._profile.copy_s(copied))
 

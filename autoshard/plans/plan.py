@@ -189,6 +189,8 @@ class ShardingPlan:
     for one that was written before plans knew of memory. ``at_peak_s`` is what the model's products, convolutions and
     attention take at least, shared out evenly at the peak of the hardware; None where it is not known. ``against`` is
     the distance to the best plan of experts under the same constraints; None where nobody asked for it.
+    ``network`` says of each axis, in words, what the profile has for it in the order of ranks that ``mesh`` has; empty
+    where that is not known.
     """
 
     model: str
@@ -218,6 +220,7 @@ class ShardingPlan:
     precision: Precision = AS_IT_IS
     contention: float = 1.0
     against: ExpertDistance | None = None
+    network: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         canonical: dict[str, list[TensorEntry] | list[OperatorEntry] | list[Redistribution] | list[Execution]] = {

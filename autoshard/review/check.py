@@ -84,7 +84,8 @@ def check(
 
     Args:
         model, args, kwargs: as for :func:`autoshard.plan`.
-        mesh: the mesh of the job, where it should be compared with the plan's; its order of ranks decides prices.
+        mesh: the mesh of the job, where it should be compared with the plan's. For a plan that does not say what its
+            axes run on, its order of ranks decides prices.
         hardware: the profile to price with, by default the one that the plan names, as it is now.
         memory_bytes: the budget of one rank, by default the one that the plan was made under.
         within: how far from the best plan it may be, as a share of the best plan's cost.
@@ -98,7 +99,7 @@ def check(
         model,
         args,
         kwargs,
-        mesh=None if mesh is None or Mesh.of(mesh) != plan.mesh else mesh,
+        mesh=None if mesh is None or plan.network or Mesh.of(mesh) != plan.mesh else mesh,
         hardware=hardware,
         backend=backend,
         time_limit_s=time_limit_s,
@@ -143,6 +144,9 @@ def _model(plan: ShardingPlan, planner: Planner) -> Finding:
 
 
 def _mesh(plan: ShardingPlan, mesh: Mesh | HybridMesh | str | None) -> Finding:
+    if mesh is not None and plan.network and Mesh.of(mesh).order != plan.mesh.order and Mesh.of(mesh) == plan.mesh:
+        said = f"{plan.mesh} in another order of ranks than the plan was made for, so that its axes run on other links"
+        return Finding("mesh", False, f"{said}; make the plan again")
     if mesh is None or Mesh.of(mesh) == plan.mesh:
         return Finding("mesh", True, str(plan.mesh))
     return Finding("mesh", False, f"{Mesh.of(mesh)}, but the plan is for {plan.mesh}; make the plan again")

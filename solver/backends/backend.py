@@ -32,14 +32,14 @@ class Answer:
         bound: an integer that no feasible assignment costs less than, if known.
         infeasible: it proved that there is no feasible assignment.
         routes: beside the choices, the arcs that each network uses.
-        mixture: what the first relaxation mixes, where it is known.
+        mixtures: what a relaxation mixes, where it is known.
     """
 
     choices: tuple[int, ...] | None = None
     bound: int | None = None
     infeasible: bool = False
     routes: tuple[Routes, ...] = ()
-    mixture: Mixture | None = None
+    mixtures: tuple[Mixture, ...] = ()
 
     @property
     def assignment(self) -> Assignment | None:

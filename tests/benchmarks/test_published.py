@@ -233,19 +233,61 @@ def test_what_a_row_leaves_out_is_derived() -> None:
 
 
 def test_collectives_are_compared_and_others_counted(tmp_path, capsys) -> None:
-    """One that takes exactly what the profile says has no error; one twice as long is priced at half."""
+    """One that takes what the profile says, and is issued, has no error; one twice as long is priced at half."""
     collectives = importlib.import_module("published_collectives")
-    took_s = collectives.seconds(collectives.load_profile("dgx-h100"), "all_gather", 2, 8, 2**30)
+    took_s = collectives.seconds(collectives.load_profile("dgx-h100"), "all_gather", 2, 8, 2**30) + collectives.ISSUE_S
     cells = {"gpu": "H100 SXM", "nodes": "2", "gpus": "16", "collective": "all_gather", "size_bytes": str(2**30)}
     lines = [cells | {"time_us": f"{took_s * 1e6 * times!r}"} for times in (1, 2)]
     lines += [cells, cells | {"gpu": "V100"}, cells | {"gpus": "3"}, cells | {"time_us": "5", "collective": "sendrecv"}]
-    columns = ("gpu", "nodes", "gpus", "collective", "size_bytes", "time_us")
+    lines += [cells | {"time_us": "5", "algo": "Ring (forced)"}]
+    columns = ("gpu", "nodes", "gpus", "collective", "size_bytes", "time_us", "algo")
     data = write(tmp_path / "collectives.csv", *lines, columns=columns)
     assert published.main(["--collectives", data]) == 0
     table, _, left_out = capsys.readouterr().out.partition("Left out")
-    assert "all_gather      hosts of 8, from 64 MiB                 2    -25%      25%    -50%" in table
-    for reason in ("neither time nor rate", "no profile of V100", "3 ranks on 2 hosts", "collective 'sendrecv'"):
+    by_size, _, by_hosts = table.partition("collective and hosts")
+    for text in ("several hosts  1 GB to 10 GB", "-25%      25%    -50%"):
+        assert text in by_size
+    assert "2 hosts, large" in by_hosts
+    for reason in (
+        "neither time nor rate",
+        "no profile of V100",
+        "3 ranks on 2 hosts",
+        "collective 'sendrecv'",
+        "made",
+    ):
         assert reason in left_out
+
+
+def test_what_a_host_takes_to_issue_is_no_part_of_a_price(tmp_path) -> None:
+    """A latency that includes a launch is one of small messages; what large messages leave is not compared alone."""
+    collectives, rows = importlib.import_module("published_collectives"), importlib.import_module("published_rows")
+    cells = {"gpu": "H100 SXM", "nodes": "1", "gpus": "8", "latency_us": "160", "peak_algbw_gbs": "400"}
+    noted = cells | {"note": "latency includes host launch", "algo": "auto (NVLSTree unavailable)"}
+    lines = [cells | {"collective": "all_gather"}]
+    lines += [noted | {"collective": kind} for kind in ("all_gather", "all_to_all")]
+    columns = ("gpu", "nodes", "gpus", "collective", "latency_us", "peak_algbw_gbs", "algo", "note")
+    data = rows.read_rows(tmp_path / write(tmp_path / "collectives.csv", *lines, columns=columns))
+    (plain,), gathers, exchanges = (collectives.points_of(row) for row in data)
+    assert (plain.profile, plain.size_bytes, plain.issue_s) == ("dgx-h100", 2**30, 0.0)
+    assert [point.size_bytes for point in gathers] == [2**12, 2**30]
+    assert {point.profile for point in gathers} == {"h100-500w-hbm2e"}
+    assert {point.issue_s for point in gathers} == {collectives.ISSUE_OF_FITS_S}
+    assert {point.issue_s for point in exchanges} == {collectives.ISSUE_S}
+
+
+def test_constants_of_links_are_found_again() -> None:
+    """Times that a profile's switch and a host make give the switch's launch and rate, and the host's part."""
+    links = importlib.import_module("published_links")
+    fit = next(each for each in links.FITS if each.profile == "dgx-h200")
+    profile = links.load_profile("dgx-h200")
+    true = {"launch": 20e-6, "share": 0.5, "issue": 10e-6}
+    made = links.replace(profile, network=fit.change(profile.network, true))
+    sizes = [2.0**power for power in range(12, 34)]
+    took_s = [links.seconds(made, "all_reduce", 1, 8, size) + true["issue"] for size in sizes]
+    points = [links.Point("dgx-h200", "all_reduce", 1, 8, size, s, 1e-6) for size, s in zip(sizes, took_s)]
+    found = links.fitted(fit, points)
+    assert found == pytest.approx(true, rel=0.05)
+    assert links.loss(fit, profile, found, points) < 0.01 < links.loss(fit, profile, fit.first, points)
 
 
 def slow(one: object) -> object:

@@ -202,7 +202,7 @@ def test_a_bad_entry_of_a_measured_profile_gets_its_clear_error(
         (
             "3e9}",
             "3e9, alternatives: [{name: t, hops: star, launch_s: 0, latency_s: 0, bandwidth_share: 1}]}",
-            r"links\.inter_host\.alternatives\.0\.hops is 'star', expected 'ring' or 'tree'",
+            r"links\.inter_host\.alternatives\.0\.hops is 'star', expected 'ring', 'tree' or 'switch'",
         ),
     ],
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 import autoshard
-from autoshard.errors import MeshError
+from autoshard.errors import MeshError, PlanMismatchError
 from autoshard.mesh import HybridMesh
 
 from . import cases
@@ -40,9 +42,9 @@ def test_a_plan_runs_on_the_order_of_ranks_of_a_hybrid_mesh():
     assert all(loss <= 1e-5 and parameter <= 1e-5 for _, _, loss, parameter in results)
 
 
-def _gathers_over_both(ranks: tuple[tuple[int, ...], ...]) -> tuple[float, float, set[str], str]:
+def _gathers_over_both(ranks: tuple[tuple[int, ...], ...]) -> tuple[float, float, set[str], list[str]]:
     """Trains with parameters that two axes cut, on a mesh that lists its ranks so: how far it is from one process, what
-    runs over both axes, and why a plan for ranks in order is refused.
+    runs over both axes, and why a plan for ranks in order is refused, and one that does not know its order.
     """
     mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("a", "b"))
     model, reference = cases.make("mlp")[0], cases.make("mlp")[0]
@@ -57,18 +59,23 @@ def _gathers_over_both(ranks: tuple[tuple[int, ...], ...]) -> tuple[float, float
     for module in (parallel, reference):
         torch.optim.SGD(module.parameters(), lr=0.1).step()
     plain = autoshard.plan(cases.make("mlp")[0], batch, mesh="a=2,b=2", **asked)
-    try:
-        autoshard.parallelize(cases.make("mlp")[0], plain, mesh)
-        refused = ""
-    except MeshError as error:
-        refused = str(error)
+    refused = [_refusal(plan, mesh) for plan in (plain, replace(plain, network=()))]
     kinds = {f"{kind} {link}" for kind, link, _ in seen.records if link == "a+b"}
     return relative(full(loss.detach()), expected.detach()), worst_parameter(parallel, reference), kinds, refused
 
 
+def _refusal(plan: autoshard.ShardingPlan, mesh: DeviceMesh) -> str:
+    """Why the plan of an MLP is not applied on a mesh; nothing where it is."""
+    try:
+        autoshard.parallelize(cases.make("mlp")[0], plan, mesh)
+    except (MeshError, PlanMismatchError) as error:
+        return str(error)
+    return ""
+
+
 def test_what_two_axes_cut_is_gathered_over_both_at_once_where_their_ranks_rise():
     for loss, parameter, kinds, refused in run_ranks(4, _gathers_over_both, ((0, 1), (2, 3))):
-        assert loss <= 1e-5 and parameter <= 1e-5 and not refused
+        assert loss <= 1e-5 and parameter <= 1e-5 and refused == ["", ""]
         assert {"all_gather a+b", "reduce_scatter a+b"} <= kinds
 
 
@@ -77,4 +84,6 @@ def test_where_their_ranks_do_not_rise_axis_by_axis_and_other_plans_are_refused(
     for loss, parameter, kinds, refused in run_ranks(4, _gathers_over_both, ((0, 2), (1, 3))):
         assert loss <= 1e-5 and parameter <= 1e-5
         assert not any(kind.startswith(("all_gather", "reduce_scatter")) for kind in kinds)
-        assert "along a+b the ranks of the DeviceMesh do not rise" in refused
+        assert "at position 1 of a=2,b=2 it has rank 1, this job rank 2" in refused[0]
+        # a plan that does not say which order it was made for is refused where it would be wrong
+        assert "along a+b the ranks of the DeviceMesh do not rise" in refused[1]

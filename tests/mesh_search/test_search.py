@@ -16,9 +16,10 @@ from autoshard.cli.commands import app
 from autoshard.constraints import gather_constraints
 from autoshard.errors import InfeasibleError, MeshError
 from autoshard.mesh_search import Asked, MeshSearch, search_meshes, shapes_of
+from autoshard.mesh_search.rows import rows_of
 from autoshard.mesh_search.search import held_bytes
 from autoshard.planning import Planner, memory_limit
-from autoshard.plans import read_plan
+from autoshard.plans import ShardingPlan, read_plan
 from cost_models import Hosts, Profile, dump_profile
 
 from ..models import blocks
@@ -78,6 +79,28 @@ def test_of_several_batches_the_least_for_a_sample_wins() -> None:
     alone = [searched(batches=(batch,), devices=2).winner.cost_per_sample for batch in (8, 64)]
     assert found.winner.cost_per_sample == min(alone)
     assert len(found.candidates) == 2
+
+
+def test_experts_are_planned_by_default_where_the_memory_does_not_bind() -> None:
+    def found(memory: str | None, experts: bool | None) -> ShardingPlan:
+        asked = [Asked(planner(memory, 64))]
+        return search_meshes(asked, 2, lambda mesh: gather_constraints((), mesh), most_axes=1, experts=experts).plan
+
+    free = found(None, None)
+    assert free.against is not None and free.memory is not None
+    tight = f"{free.memory.reserved_bytes * 9 // 10}B"
+    bound = found(tight, None)
+    assert bound.solver.cost_ns > free.solver.cost_ns and bound.against is None
+    assert found(tight, True).against is not None
+
+
+def test_a_mesh_that_lost_with_a_bound_below_the_winner_is_called_unsolved() -> None:
+    search = searched(devices=8)
+    best, slower = search.winner, search.candidates[1]
+    assert slower.verdict == "slower" and "solved" not in rows_of(search)[1].reason
+    unsolved = replace(slower, bound_ns=best.plan.solver.cost_ns - 1 if best.plan else 0)
+    rows = rows_of(MeshSearch(8, (best, unsolved)))
+    assert rows[1].reason.endswith("slower, as far as it was solved")
 
 
 def test_a_mesh_without_an_axis_that_a_constraint_names_has_no_plan() -> None:

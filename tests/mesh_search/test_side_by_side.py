@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,8 +24,9 @@ from .test_search import MODEL, two_hosts
 LINUX = sys.platform == "linux"
 
 
-def work(job: int) -> tuple[int, int]:
-    """Gives the job and the process; warns of 2, fails at 3, ends the process at 4, never ends at 5."""
+def work(job: int, say: Callable[[str], None]) -> tuple[int, int]:
+    """Gives the job and the process, and says it; warns of 2, fails at 3, ends the process at 4, never ends at 5."""
+    say(f"job {job}")
     if job == 2:
         warnings.warn("two", UserWarning, stacklevel=1)
     if job == 3:
@@ -47,6 +48,14 @@ def test_results_come_in_order_with_warnings_and_errors(processes: int) -> None:
         with pytest.raises(ValueError, match="three"):
             list(do_all([1, 3]))
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_a_process_says_is_reported(processes: int) -> None:
+    said: list[str] = []
+    with side_by_side(work, processes, said.append) as do_all:
+        assert len(list(do_all([0, 1]))) == 2
+    assert {"job 0", "job 1"} <= {part for each in said for part in each.split("; ")}
 
 
 @pytest.mark.skipif(not LINUX, reason="there are no processes beside this one")
@@ -74,7 +83,7 @@ def test_search_finds_the_same_in_two_processes(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "autoshard", *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
         )
-        assert done.stderr == ""
+        assert all(line.startswith("autoshard: ") for line in done.stderr.splitlines())  # progress, once a minute
         said: dict[str, object] = json.loads(done.stdout)
         return said
 

@@ -357,6 +357,8 @@ def kinds_of(total: int, points: Sequence[MemoryPoint], tenants: Sequence[Memory
 def plans(draw: st.DrawFn) -> ShardingPlan:
     """Any plan that does not contradict itself."""
     mesh = draw(meshes())
+    if mesh.size <= 64:
+        mesh = replace(mesh, order=draw(st.just(()) | st.permutations(range(mesh.size)).map(tuple)))
 
     def some(of: st.SearchStrategy[str]) -> list[str]:
         return draw(st.lists(of, max_size=6, unique=True))
@@ -400,6 +402,7 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
         execution=execution,
         bucket_bytes=draw(st.sampled_from((0, 1, 1 << 20))),
         contention=draw(st.sampled_from((0.0, 0.4, 1.0))),
+        network=draw(st.just(()) | st.tuples(*[texts] * mesh.ndim)),
         precision=draw(st.sampled_from((AS_IT_IS, Precision("bfloat16", "float32"), Precision(None, "float16")))),
     )
     plan = costed(plan, draw(st.floats(0, 1)))

@@ -162,7 +162,7 @@ def test_an_error_in_a_file_names_the_path(tmp_path: Path) -> None:
     path.write_text(dump_plan(PLAN).replace("float32, count: 2", "float32, count: 3", 1))
     with pytest.raises(PlanFileError) as caught:
         read_plan(path)
-    assert str(caught.value).startswith(f"{path}, line 39: ")
+    assert str(caught.value).startswith(f"{path}, line 40: ")
 
 
 def test_a_plan_is_not_changed_by_another_process_writing_beside_it(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "plan_file.md"
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_parsing_the_dump_gives_the_plan(plan: ShardingPlan) -> None:
-    assert parse_plan(dump_plan(plan)) == plan
+    again = parse_plan(dump_plan(plan))
+    assert again == plan and again.mesh.order == plan.mesh.order  # which meshes do not compare
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])

@@ -43,6 +43,7 @@ _NOTATION = """\
 #               shared: so many first steps are those of another line of the tensor, and run once
 #               kept: not done again, the backward reads what the forward made
 # memory        bytes of the rank with the largest shards: what is held, the fullest moment, the course of one step
+# network       what each mesh axis runs on; ranks: their order, where the last axis does not count fastest
 # followers     operators that keep the layout of their first input: nothing is decided there
 # execution     the order on one rank: module, roles, predicted milliseconds; loops over layers
 """
@@ -189,6 +190,11 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
     yield f"fingerprint: {quote(plan.fingerprint)}"
     yield f"call: {quote(plan.call)}"
     yield f'mesh: "{plan.mesh}"'
+    if plan.mesh.order:
+        yield f"ranks: [{', '.join(map(str, plan.mesh.order))}]"
+    if plan.network:
+        pairs = zip(plan.mesh.axes, plan.network, strict=True)
+        yield from _section("network", [f"{quote_key(axis)}: {quote(words)}" for axis, words in pairs])
     contention = "" if plan.contention == 1 else f", contention: {number(plan.contention)}"
     yield f"hardware: {{name: {quote(plan.hardware)}, fingerprint: {quote(plan.hardware_fingerprint)}{contention}}}"
     yield f"objective: {quote(plan.objective)}"

@@ -155,6 +155,11 @@ class _Reader:
         self.lines: dict[tuple[str, Phase, tuple[Layout, ...]], int] = {}
         with self._at("mesh"):
             self.mesh = Mesh.parse(document.mesh)
+        with self._at("ranks"):
+            self.mesh = replace(self.mesh, order=document.ranks)
+        with self._at("network"):
+            if document.network and tuple(document.network) != self.mesh.axes:
+                raise ValueError(f"it must name the axes of the mesh in their order: {', '.join(self.mesh.axes)}")
 
     def plan(self) -> ShardingPlan:
         """The plan."""
@@ -197,6 +202,7 @@ class _Reader:
             gathers_ahead=document.gathers_ahead,
             precision=Precision(document.param_dtype, document.reduce_dtype),
             contention=document.hardware.contention,
+            network=tuple(document.network.values()),
         )
         self._check_totals(plan)
         with self._at("execution"):

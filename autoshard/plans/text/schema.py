@@ -16,6 +16,7 @@ from pydantic.config import JsonDict
 
 from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 
+from ...mesh import MAX_RANKS
 from ...precision import FloatingDtype
 from ..expert_distance import MOST_PARTS, MOST_TENSORS, MOST_TEXT, ROLES, Role
 from ..memory_outcome import MAX_POINTS, MAX_TENANTS, MemoryPhase, TenantKind
@@ -309,6 +310,16 @@ class PlanDocument(_Section):
     fingerprint: str
     call: str
     mesh: Annotated[str, Field(max_length=200, examples=["dp=8,tp=8"], description="Axes and sizes, slowest first.")]
+    ranks: Annotated[
+        tuple[Size, ...],
+        Field(
+            max_length=MAX_RANKS, description="The rank at each position; absent where the last axis counts fastest."
+        ),
+    ] = ()
+    network: Annotated[
+        dict[str, Annotated[str, Field(max_length=1000)]],
+        Field(description="What each mesh axis runs on, in that order of ranks; absent where not known."),
+    ] = {}
     hardware: HardwareSection
     objective: str
     pins: tuple[str, ...]

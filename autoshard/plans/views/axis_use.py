@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from math import prod
 
 from ...layout import Layout
+from ...mesh import Mesh
 from ..plan import OperatorEntry, ShardingPlan
 from ..units import format_seconds
 from .parallelism import SUMMED, Parallelism, ParameterParallelism, size_bytes
@@ -15,12 +16,40 @@ UNUSED = 0.99
 """The share of the computation, by predicted time, from which on an axis counts as unused where all its ranks do it."""
 WORTH_SAYING = 0.1
 """The share from which on it is said."""
+MOST_RANKS = 8
+"""How many ranks of a group are named."""
 
 
 def use_lines(plan: ShardingPlan) -> tuple[str, ...]:
     """How much a step gets through, where that is known, and what each axis is for."""
     throughput = throughput_line(plan)
     return (*([] if throughput is None else [throughput]), *axis_lines(plan))
+
+
+def network_lines(plan: ShardingPlan) -> tuple[str, ...]:
+    """What each axis runs on, and the order of ranks that this was said of; nothing where it is not known."""
+    if not plan.network:
+        return ()
+    axes = "; ".join(f"{axis} {words}" for axis, words in zip(plan.mesh.axes, plan.network, strict=True))
+    return f"axes: {axes}", order_line(plan.mesh)
+
+
+def order_line(mesh: Mesh) -> str:
+    """How ranks are counted: ``ranks count with the last axis fastest``, or the first group along each axis."""
+    if not mesh.order:
+        return "ranks count with the last axis fastest, and fill hosts in order"
+    groups = "; ".join(f"along {axis} {_first_group(mesh, k)}" for k, axis in enumerate(mesh.axes))
+    return (
+        f"ranks have an order of their own, rank {mesh.order[0]}'s groups are {groups}; start the job on "
+        "DeviceMesh(device, plan.mesh.ranks, mesh_dim_names=plan.mesh.axes)"
+    )
+
+
+def _first_group(mesh: Mesh, axis: int) -> str:
+    """The ranks of the group of the first rank along an axis: ``0, 8, 16, 24, ...``."""
+    stride = prod(mesh.shape[axis + 1 :])
+    ranks = [str(mesh.order[k * stride]) for k in range(mesh.shape[axis])]
+    return ", ".join([*ranks[:MOST_RANKS], *(["..."] if len(ranks) > MOST_RANKS else [])])
 
 
 def axis_lines(plan: ShardingPlan) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def diff_plans(old: ShardingPlan, new: ShardingPlan) -> PlanDiff:
     collectives = tuple(_collectives(before, after, (*new.mesh.axes, *old.mesh.axes)))
     moves = tuple(_moves(old, new, repeats))
     return PlanDiff(
-        same=replace(old, against=None) == replace(new, against=None),
+        same=replace(old, against=None) == replace(new, against=None) and old.mesh.order == new.mesh.order,
         words=(*parallelism_words(old, new), *parameter_words(old, new, repeats), *again_words(before, after)),
         facts=facts,
         numbers=tuple(_numbers(before, after)),
@@ -140,8 +140,10 @@ def _facts(old: ShardingPlan, new: ShardingPlan) -> Iterator[Fact]:
         ("model", old.model, new.model),
         ("graph of the model", old.fingerprint, new.fingerprint),
         ("mesh", str(old.mesh), str(new.mesh)),
+        ("order of ranks", _order(old), _order(new)),
         ("hardware", old.hardware, new.hardware),
         ("hardware profile", old.hardware_fingerprint, new.hardware_fingerprint),
+        ("network", _network(old), _network(new)),
         ("arithmetic at the peak", _at_peak(old), _at_peak(new)),
         ("contention", f"{old.contention:g}", f"{new.contention:g}"),
         ("objective", old.objective, new.objective),
@@ -158,6 +160,14 @@ def _facts(old: ShardingPlan, new: ShardingPlan) -> Iterator[Fact]:
     ]
     other_pins = {"pins"} if old.pins != new.pins else set[str]()  # pins of different plans may read the same
     yield from (Fact(*pair) for pair in pairs if pair[1] != pair[2] or pair[0] in other_pins)
+
+
+def _order(plan: ShardingPlan) -> str:
+    return ", ".join(map(str, plan.mesh.order)) or "the last axis fastest"
+
+
+def _network(plan: ShardingPlan) -> str:
+    return "; ".join(f"{axis} {words}" for axis, words in zip(plan.mesh.axes, plan.network)) or ABSENT
 
 
 def _at_peak(plan: ShardingPlan) -> str:

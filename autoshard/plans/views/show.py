@@ -25,7 +25,7 @@ from ..text.layout_preserving import preserves_layout
 from ..text.name_patterns import Line, Repeats, format_pattern
 from ..text.notation import format_path, format_strategy
 from ..units import format_bytes, format_seconds
-from .axis_use import use_lines
+from .axis_use import network_lines, use_lines
 from .expensive import MOST_EXPENSIVE, by_expense
 from .expert_words import expert_lines
 from .redistribution_reasons import RedistributionReasons, what_runs
@@ -150,6 +150,7 @@ def _header(summary: PlanSummary, plan: ShardingPlan) -> Panel:
     lines = [
         f"mesh {summary.mesh} ({summary.ranks} ranks), hardware {summary.hardware}, objective {summary.objective}",
         *headline(summary),
+        *network_lines(plan),
         *use_lines(plan),
         *expert_lines(plan),
         *(f"pin {pin}" for pin in plan.pins),

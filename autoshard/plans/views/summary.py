@@ -95,7 +95,8 @@ class PlanSummary:
     ``recomputed`` is ordered by time, longest first; ``held`` by what it is, and by bytes, most first.
     ``step_s`` adds all up; in ``overlapped_s`` what hides behind computation costs the ``contention`` of it.
     ``optimizer_s``, ``mfu`` and ``memory`` are None for a plan from before plans knew of them, ``against`` for one that
-    was not held against experts.
+    was not held against experts. ``network`` says of each axis what it runs on, ``order`` is the rank at each position
+    where the last axis does not count fastest; both empty where that is not so.
     """
 
     model: str
@@ -130,6 +131,8 @@ class PlanSummary:
     schedule: ScheduleTotal
     memory: MemoryOutcome | None
     against: ExpertDistance | None
+    network: dict[str, str]
+    order: tuple[int, ...]
 
 
 def summarize(plan: ShardingPlan) -> PlanSummary:
@@ -170,6 +173,8 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         schedule=travelling,
         memory=plan.memory,
         against=plan.against,
+        network=dict(zip(plan.mesh.axes, plan.network)),
+        order=plan.mesh.order,
     )
 
 
@@ -185,7 +190,7 @@ def summary_json(plan: ShardingPlan) -> dict[str, object]:
     recomputed = [asdict(total) for total in summary.recomputed]
     memory = None if summary.memory is None else _lists(asdict(summary.memory))
     held = [asdict(total) for total in summary.held]
-    lists = {"collectives": collectives, "recomputed": recomputed, "held": held}
+    lists = {"collectives": collectives, "recomputed": recomputed, "held": held, "order": list(summary.order)}
     against = None if summary.against is None else _lists(asdict(summary.against))
     return {"autoshard_summary": 1, **asdict(summary), **lists, "memory": memory, "against": against}
 
