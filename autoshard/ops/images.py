@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..capture import Node
-from ..layout import S
-from .operator import Flops, Metas, Operator, Shape, Trait, enter, enter_pattern
+from ..layout import P_SUM, Placement, R, S, local_shape
+from .operator import Flops, Local, LocalCall, Metas, Operator, Rules, Shape, Trait, enter, enter_pattern
 from .rule import Rule
 
 aten = torch.ops.aten
@@ -36,6 +36,7 @@ class _Convolution(NamedTuple):
         return bool(node.args[self.groups] > 1)
 
 
+_TRANSPOSED = 6
 _FORWARD, _BACKWARD = _Convolution(3, 8, 1), _Convolution(4, 9, 2)
 
 
@@ -81,14 +82,59 @@ def _backward_flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> fl
     return 4.0 * math.prod(inputs[0]) * math.prod(inputs[2][1:])
 
 
+def _channels_cut(node: Node, inputs: Metas) -> list[Rule]:
+    """Filters cut, as the columns of a matrix: channels of the result; and channels of the image, which are summed, as
+    its rows. Not where channels are in groups, nor of transposed convolutions.
+    """
+    if _FORWARD.is_grouped(node) or node.args[_TRANSPOSED]:
+        return []
+    biases = len(inputs) - 2
+    filters = Rule((R, S(0), *[S(0)] * biases), (S(1),))
+    return [filters, Rule((S(1), S(1), *[R] * biases), (P_SUM,))]
+
+
+def _channels_cut_backward(node: Node, inputs: Metas) -> list[Rule]:
+    """The same, of the gradients of image, filters and bias."""
+    if _BACKWARD.is_grouped(node) or node.args[_TRANSPOSED + 1]:
+        return []
+
+    def rule(taken: tuple[Placement, ...], given: tuple[Placement, ...]) -> Rule:
+        return Rule(taken, tuple(p if meta else None for p, meta in zip(given, node.outputs)))
+
+    return [rule((S(1), R, S(0)), (P_SUM, S(0), S(0))), rule((R, S(1), S(1)), (S(1), S(1), R))]
+
+
+def _bias_added_once(call: LocalCall) -> Any:
+    """Where the result is addends and the bias whole, the first rank of an axis adds the bias."""
+    result = call.outputs[0]
+    assert result is not None
+    image, filters, _, *rest = call.args
+    added = [at for at, placement in zip(call.coordinate, result) if placement.kind == "P"]
+    return call.run(call.node.op, image, filters, None if any(added) else call.args[2], *rest)
+
+
+def _bias_of_shard(call: LocalCall) -> Any:
+    """The length of the bias, an argument, is that of the channels that the rank has a gradient of."""
+    grad, image, filters, bias, *rest = call.args
+    channels = local_shape(call.metas[0].shape, call.inputs[0], call.mesh, call.coordinate)[1]
+    return call.run(call.node.op, grad, image, filters, [channels] if call.node.args[-1][2] else bias, *rest)
+
+
 def _images(match: re.Match[str]) -> Operator:
     dims = int(match[1])
     return Operator(small=partial(_small_image, dims, False), keeps=partial(_keeps_image, dims))
 
 
-def _operator(known: _Convolution, flops: Flops, *traits: Trait) -> Operator:
-    small, keeps = partial(_small_convolution, known), partial(_keeps_convolution, known)
-    return Operator(small=small, keeps=keeps, kernel="convolution", flops=flops, traits=traits)
+def _operator(known: _Convolution, rules: Rules, local: Local, flops: Flops, *traits: Trait) -> Operator:
+    return Operator(
+        more_rules=rules,
+        local=local,
+        small=partial(_small_convolution, known),
+        keeps=partial(_keeps_convolution, known),
+        kernel="convolution",
+        flops=flops,
+        traits=traits,
+    )
 
 
 def _patch_rules(node: Node, inputs: Metas) -> list[Rule]:
@@ -107,7 +153,7 @@ def _keeps_patches(node: Node, position: int, dim: int, rank: int) -> bool:
 
 
 enter("im2col col2im", Operator(rules=_patch_rules, small=_small_as_it_is, keeps=_keeps_patches, kernel="copy"))
-enter("convolution", _operator(_FORWARD, _flops, "contraction"))
-enter("convolution_backward", _operator(_BACKWARD, _backward_flops))
+enter("convolution", _operator(_FORWARD, _channels_cut, _bias_added_once, _flops, "contraction"))
+enter("convolution_backward", _operator(_BACKWARD, _channels_cut_backward, _bias_of_shard, _backward_flops))
 # max_pool2d_with_indices_backward, upsample_nearest_exact1d: the number is that of the dims of an image
 enter_pattern(r"(?:pool|pad|upsample|sampler|conv)\w*?([123])d", _images)

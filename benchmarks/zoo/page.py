@@ -25,8 +25,8 @@ of a machine so slow that sizes decide.
 
 `ok`: planned, run, and equal. `-`: there is no such plan: it is proved that nothing fits, or the model cannot have a
 scheme ([why](#schemes-that-a-model-cannot-have)). `not found`: no plan that fits was found in the 10 seconds given,
-which proves nothing. `failed`: anything else. A blank was not run. A run replaces its own rows and leaves the others, so
-that rows may be of different commits.
+which proves nothing. `failed`: anything else. A blank was not run. A run replaces its own rows and leaves the others:
+rows may be of different commits.
 """
 _LONGEST = 260
 

@@ -161,6 +161,44 @@ def test_where_channels_are_whole_torchs_kernels_run_alone() -> None:
     _check(model, args, plan)
 
 
+class Block(nn.Module):
+    """Two convolutions around a batch norm, as in a ResNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Conv2d(3, 8, 3)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(8, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 8, 3, padding=1))
+            for _ in range(2)
+        )
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        x = self.enter(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return F.cross_entropy(self.head(x.mean((2, 3))), label)
+
+
+@pytest.mark.parametrize(("mesh", "scheme"), [("tp=4", "tp"), ("dp=2,tp=2", "fsdp+tp")])
+def test_channels_are_cut_between_two_convolutions(mesh: str, scheme: str) -> None:
+    """One gives some channels, the other takes them, and an all-reduce adds up what that makes, as of two matrices."""
+    torch.manual_seed(0)
+    model, (_, label) = Block().double(), _example("images")[1]
+    args = torch.randn(8, 3, 5, 5, dtype=torch.float64), label
+    plan = _plan(model, args, mesh, f"baseline {scheme}")
+    layouts = {e.name: e.outputs[0] for e in plan.operators}
+    for k in range(2):
+        placed = [str(layout[-1]) for name in ("0", "3") if (layout := layouts[f"layers.{k}.{name}/convolution"])]
+        assert sorted(placed) == ["P(sum)", "S(1)"]
+    inside = [
+        e for e in plan.redistributions if e.tensor.startswith("layers") and not e.tensor.endswith(("weight", "bias"))
+    ]
+    over = [c.kind for e in inside if e.phase == "forward" for c in e.collectives if "tp" in c.axes]
+    assert over == ["all_reduce"] * 2
+    _check(model, args, plan)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(8, 6), (4, 6, 5), (4, 6, 5, 3)])
 def test_the_parts_together_are_torchs_batch_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:

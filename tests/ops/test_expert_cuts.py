@@ -101,3 +101,23 @@ def test_experts_are_cut_over_one_axis_and_over_two_and_grouped_products_are_who
     tokens, experts = TensorMeta((16, 16), torch.bfloat16), TensorMeta((4, 16, 16), torch.bfloat16)
     ends = TensorMeta((4,), torch.int32)
     assert offered(aten._grouped_mm.default, tokens, experts, ends) == {"R, R, R -> R"}
+
+
+@pytest.mark.parametrize(("channels", "mesh"), [((8, 12), "a=2"), ((7, 11), "a=2"), ((9, 6), "a=3")])
+@pytest.mark.parametrize(("groups", "transposed"), [(1, False), (1, True), (2, False)])
+def test_a_convolution_is_cut_along_its_channels(
+    channels: tuple[int, int], mesh: str, groups: int, transposed: bool
+) -> None:
+    """Filters as the columns of a matrix, channels of the image as its rows; not in groups, nor transposed."""
+    before, after = (groups * size for size in channels)
+    x, grad = f(4, before, 5, 5), f(4, after, 5, 5)
+    filters = f(before, after, 3, 3) if transposed else f(after, channels[0], 3, 3)
+    rest = ((1, 1), (1, 1), (1, 1), transposed, (0, 0), groups)
+    found = offered(aten.convolution.default, x, filters, f(after), *rest, mesh=mesh)
+    alone = offered(aten.convolution.default, x, filters, None, *rest, mesh=mesh)
+    wanted = (True, True, True)
+    back = offered(aten.convolution_backward.default, grad, x, filters, (after,), *rest, wanted, mesh=mesh)
+    is_cut = groups == 1 and not transposed
+    assert ({"R, S(0), S(0) -> S(1)", "S(1), S(1), R -> P(sum)"} <= found) == is_cut
+    assert ({"R, S(0) -> S(1)", "S(1), S(1) -> P(sum)"} <= alone) == is_cut
+    assert ({"S(1), R, S(0) -> P(sum), S(0), S(0)", "R, S(1), S(1) -> S(1), S(1), R"} <= back) == is_cut

@@ -89,6 +89,7 @@ def test_collectives_are_the_communicating_steps_with_their_bytes(case) -> None:
         found.graph.tensor_name(ref): found.graph.meta(ref) for node in found.graph.nodes for ref in node.inputs
     } | {found.graph.tensor_name(ref): found.graph.meta(ref) for _, ref in found.graph.gradients}
     metas |= {found.graph.tensor_name(ref): found.graph.meta(ref) for ref in found.graph.outputs if ref}
+    metas |= {found.graph.tensor_name(ref): found.graph.meta(ref) for _, ref in found.graph.mutations}
     for redistribution in found.plan.redistributions:
         meta, path, shared = metas[redistribution.tensor], redistribution.path, redistribution.shared
         assert not redistribution.kept or (redistribution.phase == "backward" and shared)

@@ -15,6 +15,7 @@ from autoshard.capture import CapturedGraph
 from autoshard.constraints.values import parse_constraint
 from autoshard.lowering import Rank, lower
 from autoshard.mesh import Mesh
+from autoshard.ops import is_part
 from autoshard.planning import Formulation, formulate, interpret, timeline_of
 from autoshard.planning.lives import UNSCHEDULED, _Course, with_lives
 from autoshard.planning.timeline import _Simulation
@@ -91,7 +92,9 @@ def at_steps(problem: Problem, assignment: Assignment, steps: Sequence[int]) -> 
 def test_the_program_never_counts_more_than_the_timeline_and_at_most_operators_the_same(
     case: str, axes: str, seed: int
 ) -> None:
-    """Odd shapes included. Where a result is made contiguous the timeline has a copy more."""
+    """Odd shapes included. Where a result is made contiguous the timeline has a copy more. Parts of an operator that is
+    one kernel do not run, and are not measured.
+    """
     graph = cases.graph(case)
     formulation = formulate(graph, Mesh.parse(axes), profile_of("slow"), tie_layers=False)
     assignment, plan = drawn(formulation, seed)
@@ -99,7 +102,8 @@ def test_the_program_never_counts_more_than_the_timeline_and_at_most_operators_t
     course, measured = _Course.of(graph), at_operators(graph, plan)
     names = {graph.nodes[i].name: step for i, step in course.step.items() if graph.nodes[i].name in measured}
     counted = dict(zip(names, at_steps(problem, assignment, list(names.values()))))
-    assert len(names) > 0.9 * len(course.step)
+    run = [i for i in course.step if not is_part(graph.nodes[i])]
+    assert len([i for i in run if graph.nodes[i].name in names]) > 0.9 * len(run)
     assert not [name for name in names if counted[name] > measured[name]]
     assert sum(counted[name] == measured[name] for name in names) > 0.8 * len(names)
     peak = max(size for _, size in usage_timeline(problem, *assignment))
