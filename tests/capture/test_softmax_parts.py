@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.capture import softmax_parts
+from autoshard.capture import few_rows
 from autoshard.capture.softmax_parts import log_softmax, log_softmax_backward, row_max, row_sum, row_total
 from autoshard.layout import block
 
@@ -50,7 +50,7 @@ def test_dtypes_and_shapes_are_those_of_torch_whatever_is_held_at_a_time(
     dtype: torch.dtype, shape: tuple[int, ...], dim: int, held: int, turned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And strides: results are contiguous, whatever they are made of."""
-    monkeypatch.setitem(softmax_parts._HELD, "cpu", held)
+    monkeypatch.setitem(few_rows._HELD, "cpu", held)
     generator = torch.Generator().manual_seed(0)
     x, grad = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
     if turned and len(shape) > 1:
