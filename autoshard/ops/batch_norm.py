@@ -95,32 +95,20 @@ enter("channel_sum", _part(), namespace="autoshard")
 enter("channel_squares", _part(small=partial(_small, 2), meant=_its_sum), namespace="autoshard")
 # what is beside the mean is written, read and written as products, and these are read: six passes over images, not two
 enter("channel_products", _part(passes=partial(_passes, 3.0)), namespace="autoshard")
-enter(
-    "batch_norm",
-    Operator(
-        rules=partial(_rules, R),
-        local=_forward,
-        parts=(1, 2),
-        as_one=_as_one,
-        small=partial(_small, 7),
-        meant=_its_sums,
-        kernel="normalization",
-    ),
-    namespace="autoshard",
-)
-enter(
-    "batch_norm_in_training",
-    Operator(
-        rules=partial(_rules, R),
-        local=_forward,
-        parts=(1, 2),
-        as_one=_as_one,
-        small=partial(_small, 9),
-        meant=_its_sums,
-        kernel="normalization",
-    ),
-    namespace="autoshard",
-)
+for _name, _count_at in (("batch_norm", 7), ("batch_norm_in_training", 9)):
+    enter(
+        _name,
+        Operator(
+            rules=partial(_rules, R),
+            local=_forward,
+            parts=(1, 2),
+            as_one=_as_one,
+            small=partial(_small, _count_at),
+            meant=_its_sums,
+            kernel="normalization",
+        ),
+        namespace="autoshard",
+    )
 # three kernels, seven passes over images, not three
 enter(
     "batch_norm_backward",

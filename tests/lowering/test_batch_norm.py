@@ -5,21 +5,17 @@ On simulated ranks, in double precision. Only numbers for channels travel, as wi
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 
 import autoshard
 from autoshard.capture import Ref, capture
 from autoshard.lowering import Rank, lower
 from autoshard.plans import ShardingPlan
 
-from ..fuzz.judge import capturing_once
-from ..fuzz.ranks import run_ranks
+from .as_before import check_as_before
 
 ours = torch.ops.autoshard
 aten = torch.ops.aten
@@ -87,35 +83,6 @@ def _plan(model: nn.Module, args: tuple[Tensor, ...], mesh: str, *constraints: s
     return autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=constraints, cache=False)
 
 
-def _seen(model: nn.Module, args: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    loss = model(*args)
-    loss.backward()
-    seen = {"loss": loss.detach()} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    seen |= {name: buffer.detach() for name, buffer in model.named_buffers()}
-    return {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in seen.items()}
-
-
-def _check(model: nn.Module, args: tuple[Tensor, ...], plan: ShardingPlan) -> None:
-    expected = _seen(copy.deepcopy(model), args)
-    models = [copy.deepcopy(model) for _ in range(plan.mesh.size)]
-
-    def one(rank: int) -> dict[str, Tensor]:
-        mesh = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.axes)
-        parallel = autoshard.parallelize(models[rank], plan, mesh, args)
-        return _seen(parallel, autoshard.shard_inputs(plan, mesh, *args))
-
-    with capturing_once(capture(model, args, guarded=True)):
-        results = run_ranks(plan.mesh.size, one)
-    for found in results:
-        if isinstance(found, BaseException):
-            raise found
-        assert found.keys() == expected.keys()
-        for name, theirs in expected.items():
-            torch.testing.assert_close(
-                found[name], theirs, rtol=1e-8, atol=1e-10, msg=lambda text, n=name: f"{n}: {text}"
-            )
-
-
 @pytest.mark.parametrize(("mesh", "baseline"), [("dp=4", "ddp"), ("dp=2", "fsdp"), ("a=2,b=2", "hsdp")])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_batch_is_cut_and_only_numbers_for_channels_travel(name: str, mesh: str, baseline: str) -> None:
@@ -130,7 +97,7 @@ def test_the_batch_is_cut_and_only_numbers_for_channels_travel(name: str, mesh: 
     sizes = {graph.tensor_name(ref): graph.meta(ref).shape for ref in refs}
     sent = {e.tensor for e in plan.redistributions if e.collectives} - held - gradients
     assert {name for name in sent if "channel_" in name} and all(sizes[name] in ((6,), ()) for name in sent)
-    _check(model, args, plan)
+    check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +110,7 @@ def test_blocks_that_are_shorter_channels_beside_the_batch_and_parts_of_images(
     pins = [
         f"norm/{name}={layout}" for name in ("_native_batch_norm_legit_functional", "bwd.native_batch_norm_backward")
     ]
-    _check(model, args, _plan(model, args, mesh, *pins))
+    check_as_before(model, args, _plan(model, args, mesh, *pins), rtol=1e-8, atol=1e-10)
 
 
 def test_where_channels_are_whole_torchs_kernels_run_alone() -> None:
@@ -158,7 +125,7 @@ def test_where_channels_are_whole_torchs_kernels_run_alone() -> None:
     called = {str(node.target) for graph in (program.forward, program.backward) for node in graph.graph.nodes}
     assert {"aten._native_batch_norm_legit_functional.default", "aten.native_batch_norm_backward.default"} <= called
     assert not any(name.startswith("autoshard.channel") or name.startswith("autoshard.batch") for name in called)
-    _check(model, args, plan)
+    check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
 
 
 class Block(nn.Module):
@@ -196,7 +163,7 @@ def test_channels_are_cut_between_two_convolutions(mesh: str, scheme: str) -> No
     ]
     over = [c.kind for e in inside if e.phase == "forward" for c in e.collectives if "tp" in c.axes]
     assert over == ["all_reduce"] * 2
-    _check(model, args, plan)
+    check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -5,7 +5,6 @@ On simulated ranks, in double precision, whatever kind of cross-entropy a model 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import autoshard
@@ -24,8 +22,7 @@ from autoshard.lowering import Rank, lower
 from autoshard.mesh import Mesh
 from autoshard.plans import ShardingPlan
 
-from ..fuzz.judge import capturing_once
-from ..fuzz.ranks import run_ranks
+from .as_before import check_as_before
 
 ours = torch.ops.autoshard
 WIDTH, ROWS = 6, 12
@@ -90,34 +87,6 @@ def _plan(model: nn.Module, args: tuple[Tensor, ...], mesh: str, pins: dict[str,
     return autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=[*given, *forbidden], cache=False)
 
 
-def _seen(model: nn.Module, args: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    loss = model(*args)
-    loss.backward()
-    seen = {"loss": loss.detach()} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in seen.items()}
-
-
-def _check(model: nn.Module, args: tuple[Tensor, ...], plan: ShardingPlan) -> None:
-    expected = _seen(copy.deepcopy(model), args)
-    models = [copy.deepcopy(model) for _ in range(plan.mesh.size)]
-
-    def one(rank: int) -> dict[str, Tensor]:
-        mesh = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.axes)
-        parallel = autoshard.parallelize(models[rank], plan, mesh, args)
-        return _seen(parallel, autoshard.shard_inputs(plan, mesh, *args))
-
-    with capturing_once(capture(model, args, guarded=True)):
-        results = run_ranks(plan.mesh.size, one)
-    for found in results:
-        if isinstance(found, BaseException):
-            raise found
-        assert found.keys() == expected.keys()
-        for name, theirs in expected.items():
-            torch.testing.assert_close(
-                found[name], theirs, rtol=1e-9, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}"
-            )
-
-
 def _made(plan: ShardingPlan, role: str, axes: list[str]) -> set[str]:
     """How operators of a role are placed on some axes."""
     names = {entry.name: entry.name.rpartition("/")[2].removeprefix("bwd.") for entry in plan.operators}
@@ -142,7 +111,7 @@ def test_logits_stay_cut_and_only_numbers_for_rows_travel(name: str, vocabulary:
         assert _made(plan, role, axes) == {" ".join([placement] * len(axes))}
     sent = [c for entry in plan.redistributions for c in entry.collectives if set(axes) & set(c.axes)]
     assert {c.kind for c in sent} == {"all_reduce"}
-    _check(model, args, plan)
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-12)
 
 
 def test_a_plan_that_leaves_out_a_part_which_is_read_is_refused() -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 
 import autoshard
 from autoshard.capture import capture
 from autoshard.capture.matrix_products import product
 from autoshard.plans import ShardingPlan
 
-from ..fuzz.judge import capturing_once
-from ..fuzz.ranks import run_ranks
+from .as_before import check_as_before
 
 ours = torch.ops.autoshard
 BATCH, LENGTH, WIDTH, HEADS = 4, 7, 16, 4
@@ -59,31 +55,8 @@ def _plan(mesh: str, *constraints: str) -> ShardingPlan:
     return autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=constraints, cache=False)
 
 
-def _seen(model: nn.Module, args: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    loss = model(*args)
-    loss.backward()
-    seen = {"loss": loss.detach()} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in seen.items()}
-
-
 def _check(plan: ShardingPlan) -> None:
-    model, args = _example()
-    expected = _seen(copy.deepcopy(model), args)
-    models = [copy.deepcopy(model) for _ in range(plan.mesh.size)]
-
-    def one(rank: int) -> dict[str, Tensor]:
-        mesh = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.axes)
-        parallel = autoshard.parallelize(models[rank], plan, mesh, args)
-        return _seen(parallel, autoshard.shard_inputs(plan, mesh, *args))
-
-    with capturing_once(capture(model, args, guarded=True)):
-        results = run_ranks(plan.mesh.size, one)
-    for found in results:
-        if isinstance(found, BaseException):
-            raise found
-        assert found.keys() == expected.keys()
-        for name, theirs in expected.items():
-            torch.testing.assert_close(found[name], theirs, rtol=1e-9, atol=1e-11)
+    check_as_before(*_example(), plan, rtol=1e-9, atol=1e-11)
 
 
 def _products(plan: ShardingPlan) -> set[str]:
