@@ -30,8 +30,8 @@ HEAD = 64
 COLD_BYTES = {"cpu": 32 << 20}
 COLD_BYTES_ELSEWHERE = 128 << 20
 """What a kernel goes through before it comes back to the same numbers, by device: in a step, what it reads was made
-some operators before, and parameters a step before. On a CPU all ranks of a host together exceed its cache so; an H100 has
-50 MB of L2 (NVIDIA H100 Tensor Core GPU Architecture, 2022).
+some operators before, and parameters a step before. On a CPU all ranks of a host together exceed its cache so; an H100
+has 50 MB of L2 (NVIDIA H100 Tensor Core GPU Architecture, 2022).
 """
 
 MOST_SETS = 64

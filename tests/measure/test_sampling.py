@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from autoshard.errors import CalibrationError
 from autoshard.measure.job import check_job
-from autoshard.measure.kernels import KERNELS, kernel_points
-from autoshard.measure.sampling import collective_points, shuffled
+from autoshard.measure.kernels import COLD_BYTES, KERNELS, MOST_SETS, kernel, kernel_points
+from autoshard.measure.sampling import BESIDE, BESIDE_KERNELS, collective_points, shuffled, together_points
 from autoshard.mesh import Mesh
 from cost_models import COLLECTIVE_KINDS, OP_KINDS
 
@@ -25,6 +29,36 @@ def test_every_collective_over_every_axis_of_several_ranks_doubles_from_a_kibiby
         sizes = [p.size_bytes for p in points if (p.kind, p.axis) == (kind, "dp")]
         assert sizes == [1024 << i for i in range(len(sizes))]
         assert sizes[-1] <= most < 2 * sizes[-1]
+
+
+def test_what_hides_is_measured_beside_products_on_every_axis() -> None:
+    collectives, kernels = collective_points(MESH, 1 << 20), kernel_points(1024, 1 << 20)
+    found = together_points(collectives, kernels)
+    assert {(p.collective.kind, p.collective.axis, p.kernels) for p in found} == {
+        (kind, axis, count) for kind in BESIDE for axis in ("dp", "tp") for count in BESIDE_KERNELS
+    }
+    assert all(p.collective in collectives and p.kernel in kernels for p in found)  # each alone is measured too
+    assert {p.kernel.shape for p in found} == {(512, 512, 512)}
+
+
+@pytest.mark.parametrize("size", [1 << 12, 1 << 20, 1 << 23, 1 << 26])
+def test_a_kernel_comes_back_to_numbers_when_a_cache_has_forgotten_them(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    read: list[tuple[int, ...]] = []
+
+    def seen(*inputs: Any) -> None:
+        read.append(tuple(x.data_ptr() for x in inputs))
+
+    point = next(p for p in kernel_points(64, size) if (p.name, p.dtype) == ("add", "float32"))
+    point = replace(point, shape=(size // 4096, 1024))
+    monkeypatch.setitem(KERNELS, "add", replace(KERNELS["add"], call=seen))
+    run: Any = kernel(SimpleNamespace(device=torch.device("cpu")), point)  # type: ignore[arg-type]
+    for _ in range(MOST_SETS + 1):
+        run()
+    again = read.index(read[0], 1) if read[0] in read[1:] else len(read)
+    assert again == max(1, min(MOST_SETS, COLD_BYTES["cpu"] // (2 * size)))
+    assert len({start for inputs in read[:again] for start in inputs}) == 2 * again  # none is read twice before
 
 
 def test_buffers_divide_among_the_ranks() -> None:
