@@ -233,11 +233,9 @@ def plan(
     """Plan the sharding of a model and write the plan file."""
     from ..constraints.baselines import baseline as baseline_of
     from ..mesh import Mesh
-    from ..plans import check_writable, read_plan, summarize, write_plan
+    from ..plans import check_writable, read_plan, write_plan
     from ..plans.schedule import BUCKET
-    from ..plans.views.axis_use import network_lines, use_lines
-    from ..plans.views.expert_words import expert_lines
-    from ..plans.views.show import headline
+    from ..plans.views.show import plan_lines
 
     with _mistakes_explained():
         parsed_mesh = Mesh.parse(mesh)
@@ -279,8 +277,7 @@ def plan(
                 progress=progress,
             )
         write_plan(made, output)
-        lines = *headline(summarize(made)), *network_lines(made), *use_lines(made), *expert_lines(made)
-        for line in (f"wrote {output}", *lines):
+        for line in (f"wrote {output}", *plan_lines(made)):
             typer.echo(line)
 
 

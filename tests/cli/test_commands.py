@@ -28,7 +28,7 @@ from autoshard.precision import FLOATING_DTYPES
 from cost_models import OPTIMIZERS, PRESETS, load_profile
 from solver import BACKENDS
 
-from ..plans.synthetic import sharded_plan, transformer_plan
+from ..plans.synthetic import sharded_plan, transformer_plan, undivided
 
 ROOT = Path(__file__).parents[2]
 PLAN = transformer_plan(2)
@@ -138,8 +138,17 @@ def test_plan_writes_the_file_and_says_what_it_is_worth(calls: list[tuple[Any, .
         "33% whole on each (gradients all-reduced)\n"
         "along tp, 2 ranks: 67% tensor parallel, 33% replicated; every rank reads the whole batch; of the parameters "
         "67% cut over it and used so, 33% whole on each\n"
+        "pin tokens=dp:S(0) tp:R\n"
+        "not in these times: launches of kernels beyond the profile's, reading data, and what slows down while "
+        "something else runs beside it\n"
     )
     assert result.stderr == ""
+
+
+def test_plan_says_loudly_that_ranks_do_the_same_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_api(monkeypatch, lambda *given, **options: undivided(PLAN))
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2,tp=2", "-o", "new.yaml")
+    assert "\nWARNING: nothing is divided along dp and tp: 4 ranks do the same work." in result.stdout
 
 
 MISTAKES = {

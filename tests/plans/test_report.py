@@ -33,7 +33,7 @@ from autoshard.plans.views.report_subject import Subject
 from autoshard.plans.views.report_values import copies_s, cost_split
 
 from . import browser
-from .synthetic import MESH, plans, sharded_plan, transformer_plan
+from .synthetic import MESH, plans, sharded_plan, transformer_plan, undivided
 from .write_golden import FOLDER
 
 PLAN = transformer_plan(4)
@@ -295,6 +295,13 @@ def test_memory_of_unknown_kinds_is_said_to_be_so() -> None:
     assert chart is not None and "does not tell apart" in chart.bands[-1].name
     assert sum(band.peak_bytes for band in chart.bands) == PLAN.memory.peak.size_bytes
     assert "of kinds that the plan does not tell apart" in text
+
+
+def test_an_axis_that_divides_nothing_is_a_warning_on_the_page() -> None:
+    """As in what ``show`` and ``plan`` say."""
+    warnings = [attrs for tag, attrs in Page(report_html(undivided(PLAN))).tags if attrs.get("class") == "warning"]
+    assert len(warnings) == 1 and "4 ranks do the same work" in report_html(undivided(PLAN))
+    assert not [attrs for tag, attrs in Page(report_html(PLAN)).tags if attrs.get("class") == "warning"]
 
 
 # Sums -----------------------------------------------------------------------------------------------------------------
