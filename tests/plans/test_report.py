@@ -479,7 +479,8 @@ def test_searching_hides_what_does_not_fit_and_opens_what_does(llama_page: Path)
         for page in (before, after)
     ]
     assert not any(sections[0].values())
-    assert {name for name, is_hidden in sections[1].items() if not is_hidden} == hits(after) == {"modules"}
+    shown = {name for name, is_hidden in sections[1].items() if not is_hidden}
+    assert shown == hits(after) and "modules" in shown and len(shown) < len(sections[1]) / 2
 
 
 def hits(page: Page) -> set[str]:

@@ -211,7 +211,7 @@ def _bars(exposure: Exposure, span: Span, start: int, end: int, scale: float) ->
         left, right = max(begins, start), min(ends, end)
         if took and right > left:
             width = (right - left) * scale
-            label = next((text for text in _short(name) if _wide(text) + _CHARACTER <= width), "")
+            label = next((text for text in _short(name) if _wide(text) + 6 <= width), "")
             yield Bar(round((left - start) * scale, 2), round(width, 2), colour, title, label)
 
 
