@@ -28,7 +28,7 @@ from .link import Link
 from .measured import MeasuredMesh
 from .profile import Profile
 from .provenance import Provenance, Residual
-from .samples import CollectivePoint, Header, KernelPoint, Point, Samples
+from .samples import CollectivePoint, Header, KernelPoint, Point, Samples, TogetherPoint
 
 # A curve that is flat at its end (the run stopped at sizes where starting takes all the time) goes on at 1 TB/s.
 _FASTEST_S_PER_BYTE = 1e-12
@@ -73,12 +73,14 @@ def fit(samples: Samples, *, name: str, memory_bytes: int) -> Profile:
     Raises:
         ProfileError: samples are missing: an axis of several ranks without collectives, or no kernels in float32.
     """
-    medians = {point: median(seconds) for point, seconds in samples.by_point().items() if not point.held_out}
+    everything = {point: median(seconds) for point, seconds in samples.by_point().items()}
+    medians = {point: seconds for point, seconds in everything.items() if not point.held_out}
     axes, shape = mesh_of(samples.header)
     collectives = {p: s for p, s in medians.items() if isinstance(p, CollectivePoint)}
     links = tuple(fit_link(axis, ranks, collectives) for axis, ranks in zip(axes, shape))
     compute = fit_compute({p: s for p, s in medians.items() if isinstance(p, KernelPoint)})
-    fitted = Profile(name, Provenance(_SOURCES), memory_bytes, compute, MeasuredMesh(axes, shape, links))
+    network, contention = MeasuredMesh(axes, shape, links), fit_contention(everything)
+    fitted = Profile(name, Provenance(_SOURCES), memory_bytes, compute, network, contention=contention)
     return replace(fitted, provenance=_provenance(samples.header, compare(fitted, samples)))
 
 
@@ -245,6 +247,27 @@ def _by_kind(shares: Mapping[tuple[str, str], Efficiency]) -> dict[str, float | 
     return {**plain, **others}
 
 
+LEAST_HIDDEN = 0.2
+"""The share of a collective and of kernels together that could hide, below which a point says nothing of what did."""
+
+
+def fit_contention(medians: Mapping[Point, float]) -> float:
+    """The share of its time that a collective costs although kernels run beside it: the median over the points.
+
+    Kernels of K seconds and a collective of C, as measured alone, take ``K + C - (1 - contention) min(K, C)`` together:
+    the shorter of the two could hide whole. 1 where no point says, or where side by side they take longer.
+    """
+    shares = []
+    for point, seconds in medians.items():
+        if not isinstance(point, TogetherPoint) or not {point.collective, point.kernel} <= medians.keys():
+            continue
+        kernels_s, collective_s = point.kernels * medians[point.kernel], medians[point.collective]
+        hidden_s = min(kernels_s, collective_s)
+        if hidden_s >= LEAST_HIDDEN * (kernels_s + collective_s):
+            shares.append(1.0 - (kernels_s + collective_s - seconds) / hidden_s)
+    return _rounded(min(max(median(shares), 0.0), 1.0)) if shares else 1.0
+
+
 def mesh_of(header: Header) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The axes and sizes of the mesh that was measured.
 
@@ -265,6 +288,9 @@ def compare(profile: Profile, samples: Samples) -> list[Compared]:
     def seconds(point: Point) -> float:
         if isinstance(point, CollectivePoint):
             return topology.collective_s(point.kind, axes.index(point.axis), point.size_bytes)
+        if isinstance(point, TogetherPoint):
+            kernels_s, collective_s = point.kernels * seconds(point.kernel), seconds(point.collective)
+            return kernels_s + collective_s - (1.0 - profile.contention) * min(kernels_s, collective_s)
         return profile.op_s(point.dtype, point.flops, point.bytes_moved, point.kind)
 
     found = samples.by_point()
@@ -274,6 +300,8 @@ def compare(profile: Profile, samples: Samples) -> list[Compared]:
 def _order(point: Point) -> tuple[object, ...]:
     if isinstance(point, CollectivePoint):
         return 0, point.axis, COLLECTIVE_KINDS.index(point.kind), point.size_bytes
+    if isinstance(point, TogetherPoint):
+        return 2, *_order(point.collective), point.kernels
     return 1, point.kind, point.name, point.dtype, point.flops + point.bytes_moved
 
 
@@ -291,11 +319,14 @@ def honest(compared: Sequence[Compared]) -> list[Compared]:
 def _provenance(header: Header, compared: Sequence[Compared]) -> Provenance:
     collectives: dict[str, dict[str, Residual]] = {}
     kernels: dict[str, Residual] = {}
+    together: dict[str, dict[str, Residual]] = {}
     for group in grouped(compared):
         point, found = group[0].point, residual(honest(group))
         assert found is not None
         if isinstance(point, CollectivePoint):
             collectives.setdefault(point.axis, {})[point.kind] = found
+        elif isinstance(point, TogetherPoint):
+            together.setdefault(point.collective.axis, {})[point.collective.kind] = found
         else:
             kernels[f"{point.kind}/{point.dtype}"] = found
     facts = ", ".join(f"{key} {value}" for key, value in header.machine.items())
@@ -307,6 +338,7 @@ def _provenance(header: Header, compared: Sequence[Compared]) -> Provenance:
         versions=header.versions,
         collectives=collectives,
         kernels=kernels,
+        together=together,
     )
 
 
@@ -315,11 +347,19 @@ def _rounded(value: float) -> float:
 
 
 def grouped(compared: Sequence[Compared]) -> list[list[Compared]]:
-    """The points of each collective on each axis, then of each kind of kernel in each dtype."""
-    found: dict[tuple[str, ...], list[Compared]] = {}
+    """The points of each collective on each axis, of each kind of kernel in each dtype, and of each collective that was
+    on its way beside kernels.
+    """
+    found: dict[tuple[type, tuple[str, str]], list[Compared]] = {}
     for one in compared:
-        point = one.point
-        collective = isinstance(point, CollectivePoint)
-        key = ("", point.axis, point.kind) if collective else (point.kind, point.dtype)  # type: ignore[union-attr]
-        found.setdefault(key, []).append(one)
+        found.setdefault((type(one.point), series_of(one.point)), []).append(one)
     return list(found.values())
+
+
+def series_of(point: Point) -> tuple[str, str]:
+    """What the points of one series have in common, in two words: an axis and a collective, or a kind and a dtype."""
+    if isinstance(point, CollectivePoint):
+        return point.axis, point.kind
+    if isinstance(point, TogetherPoint):
+        return point.collective.axis, f"{point.collective.kind} beside {point.kernel.name}"
+    return point.kind, point.dtype

@@ -287,6 +287,7 @@ class _ResidualEntry(_Entry):
 class _ResidualsEntry(_Entry):
     collectives: dict[Words, dict[CollectiveKind, _ResidualEntry]] = {}
     kernels: dict[Kernel, _ResidualEntry] = {}
+    together: dict[Words, dict[CollectiveKind, _ResidualEntry]] = {}
 
 
 class _ProvenanceEntry(_Entry):
@@ -298,16 +299,20 @@ class _ProvenanceEntry(_Entry):
     residuals: _ResidualsEntry = _ResidualsEntry()
 
     def value(self) -> Provenance:
-        measured = self.residuals.collectives.items()
         return Provenance(
             sources=self.sources,
             machine=self.machine,
             date=self.date,
             command=self.command,
             versions=dict(self.versions),
-            collectives={axis: {kind: entry.value() for kind, entry in kinds.items()} for axis, kinds in measured},
+            collectives=_residuals_by_axis(self.residuals.collectives),
             kernels={kind: entry.value() for kind, entry in self.residuals.kernels.items()},
+            together=_residuals_by_axis(self.residuals.together),
         )
+
+
+def _residuals_by_axis(entries: Mapping[str, Mapping[Any, _ResidualEntry]]) -> dict[str, dict[str, Residual]]:
+    return {axis: {kind: entry.value() for kind, entry in kinds.items()} for axis, kinds in entries.items()}
 
 
 def _as_sources(value: Any) -> Any:

@@ -35,6 +35,7 @@ class Provenance:
         versions: of the software that was measured, by name.
         collectives: residuals by mesh axis (or link) and kind of collective.
         kernels: residuals by kind of kernel (``matmul`` or ``matmul/bfloat16``).
+        together: residuals of collectives beside kernels, by mesh axis and kind of collective.
     """
 
     sources: str
@@ -44,6 +45,7 @@ class Provenance:
     versions: Mapping[str, str] = field(default_factory=dict, hash=False)
     collectives: Mapping[str, Mapping[str, Residual]] = field(default_factory=dict, hash=False)
     kernels: Mapping[str, Residual] = field(default_factory=dict, hash=False)
+    together: Mapping[str, Mapping[str, Residual]] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         """A page for a reader: one fact a line, residuals last."""
@@ -51,6 +53,8 @@ class Provenance:
         facts += [("versions", ", ".join(f"{name} {version}" for name, version in self.versions.items()))]
         facts += [(f"{axis} {kind}", str(r)) for axis, kinds in self.collectives.items() for kind, r in kinds.items()]
         facts += [(kind, str(residual)) for kind, residual in self.kernels.items()]
+        together = [(f"{axis} {kind}", r) for axis, kinds in self.together.items() for kind, r in kinds.items()]
+        facts += [(f"{name} beside kernels", str(residual)) for name, residual in together]
         return "\n".join(f"{name}: {value}" for name, value in facts if value)
 
     def entries(self) -> dict[str, Any] | str:
@@ -63,14 +67,20 @@ class Provenance:
             "residuals": {
                 name: table
                 for name, table in {
-                    "collectives": {
-                        axis: {kind: vars(residual).copy() for kind, residual in kinds.items()}
-                        for axis, kinds in self.collectives.items()
-                    },
-                    "kernels": {kind: vars(residual).copy() for kind, residual in self.kernels.items()},
+                    "collectives": _by_axis(self.collectives),
+                    "kernels": _entries(self.kernels),
+                    "together": _by_axis(self.together),
                 }.items()
                 if table
             },
         }
         entries = {name: value for name, value in entries.items() if value}
         return {"sources": self.sources} | entries if entries else self.sources
+
+
+def _entries(residuals: Mapping[str, Residual]) -> dict[str, Any]:
+    return {kind: vars(residual).copy() for kind, residual in residuals.items()}
+
+
+def _by_axis(residuals: Mapping[str, Mapping[str, Residual]]) -> dict[str, Any]:
+    return {axis: _entries(kinds) for axis, kinds in residuals.items()}

@@ -1,9 +1,9 @@
 """Samples of a calibration run: a JSONL file that grows while the run measures.
 
 The first line says what was measured on (:class:`Header`), every other line is one repetition of one point: how long a
-collective of some bytes on a mesh axis took, or a kernel of some flops and bytes. A run that is interrupted leaves
-every line it finished, and the same command continues behind them; ``{"complete": true}`` ends a file that needs no
-more.
+collective of some bytes on a mesh axis took, or a kernel of some flops and bytes, or both at once. A run that is
+interrupted leaves every line it finished, and the same command continues behind them; ``{"complete": true}`` ends a
+file that needs no more.
 
 >>> point = CollectivePoint("all_reduce", "dp", 65536, held_out=False)
 >>> Sample(point, 0, 1e-3).line()
@@ -60,7 +60,23 @@ class KernelPoint:
     held_out: bool
 
 
-Point: TypeAlias = CollectivePoint | KernelPoint
+@dataclass(frozen=True, order=True)
+class TogetherPoint:
+    """A collective that is on its way while a kernel runs ``kernels`` times, and is waited for behind the last of them:
+    on all ranks at once. Each alone is a point of the same run.
+    """
+
+    collective: CollectivePoint
+    kernel: KernelPoint
+    kernels: int
+
+    @property
+    def held_out(self) -> bool:
+        """False: what such points decide is one number, which all of them are fitted to."""
+        return False
+
+
+Point: TypeAlias = CollectivePoint | KernelPoint | TogetherPoint
 
 
 @dataclass(frozen=True)
@@ -73,14 +89,19 @@ class Sample:
 
     def line(self) -> str:
         """The line of the file, without its end."""
-        point = self.point
-        if isinstance(point, CollectivePoint):
-            said: dict[str, Any] = {"collective": point.kind, "axis": point.axis, "size_bytes": point.size_bytes}
-        else:
-            said = {"kernel": point.kind, "name": point.name, "dtype": point.dtype, "shape": list(point.shape)}
-            said |= {"flops": point.flops, "bytes_moved": point.bytes_moved}
-        said |= {"held_out": point.held_out, "round": self.round, "seconds": self.seconds}
+        said = _entries(self.point) | {"round": self.round, "seconds": self.seconds}
         return json.dumps(said, separators=(",", ":"))
+
+
+def _entries(point: Point) -> dict[str, Any]:
+    if isinstance(point, TogetherPoint):
+        return {"travels": _entries(point.collective), "beside": _entries(point.kernel), "kernels": point.kernels}
+    if isinstance(point, CollectivePoint):
+        said: dict[str, Any] = {"collective": point.kind, "axis": point.axis, "size_bytes": point.size_bytes}
+    else:
+        said = {"kernel": point.kind, "name": point.name, "dtype": point.dtype, "shape": list(point.shape)}
+        said |= {"flops": point.flops, "bytes_moved": point.bytes_moved}
+    return said | {"held_out": point.held_out}
 
 
 @dataclass(frozen=True)
@@ -257,16 +278,17 @@ class _Line(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class _CollectiveLine(_Line):
+class _Collective(_Line):
     collective: _Word
     axis: _Word
     size_bytes: Annotated[int, Field(gt=0, lt=1 << 62)]
     held_out: bool
-    round: _Whole
-    seconds: _Seconds
+
+    def point(self) -> CollectivePoint:
+        return CollectivePoint(self.collective, self.axis, self.size_bytes, self.held_out)
 
 
-class _KernelLine(_Line):
+class _Kernel(_Line):
     kernel: _Word
     name: _Word
     dtype: _Word
@@ -274,8 +296,36 @@ class _KernelLine(_Line):
     flops: _Amount
     bytes_moved: _Amount
     held_out: bool
+
+    def point(self) -> KernelPoint:
+        amounts = (tuple(self.shape), self.flops, self.bytes_moved)
+        return KernelPoint(self.kernel, self.name, self.dtype, *amounts, self.held_out)
+
+
+class _Together(_Line):
+    travels: _Collective
+    beside: _Kernel
+    kernels: Annotated[int, Field(gt=0, lt=1 << 62)]
+
+    def point(self) -> TogetherPoint:
+        return TogetherPoint(self.travels.point(), self.beside.point(), self.kernels)
+
+
+class _Measured(_Line):
     round: _Whole
     seconds: _Seconds
+
+
+class _CollectiveLine(_Collective, _Measured):
+    pass
+
+
+class _KernelLine(_Kernel, _Measured):
+    pass
+
+
+class _TogetherLine(_Together, _Measured):
+    pass
 
 
 class _HeaderLine(_Line):
@@ -290,22 +340,20 @@ class _HeaderLine(_Line):
     command: str
 
 
-_LINE: TypeAdapter[_CollectiveLine | _KernelLine] = TypeAdapter(_CollectiveLine | _KernelLine)
+_LINE: TypeAdapter[_CollectiveLine | _KernelLine | _TogetherLine] = TypeAdapter(
+    _CollectiveLine | _KernelLine | _TogetherLine
+)
+_LINES = {b'"beside"': "_TogetherLine", b'"kernel"': "_KernelLine"}
+"""By what only such a line says, the model of the line that an error is to be about."""
 
 
 def _sample(path: str, number: int, line: bytes) -> Sample:
     try:
         entry = _LINE.validate_json(line)
     except ValidationError as reason:
-        which = "_KernelLine" if b'"kernel"' in line else "_CollectiveLine"
+        which = next((name for key, name in _LINES.items() if key in line), "_CollectiveLine")
         raise SamplesError(f"{path}, line {number}: {_problem(reason, which)}; remove the line or the file") from None
-    point: Point
-    if isinstance(entry, _CollectiveLine):
-        point = CollectivePoint(entry.collective, entry.axis, entry.size_bytes, entry.held_out)
-    else:
-        amounts = (tuple(entry.shape), entry.flops, entry.bytes_moved)
-        point = KernelPoint(entry.kernel, entry.name, entry.dtype, *amounts, entry.held_out)
-    return Sample(point, entry.round, entry.seconds)
+    return Sample(entry.point(), entry.round, entry.seconds)
 
 
 def _header(path: str, line: bytes) -> Header:

@@ -148,7 +148,11 @@ def _report(found: Calibration | None, output: Path, samples: Path, page: Path |
             table.add_row(axis, kind, f"{one.median:.0%}", f"{one.largest:.0%}", str(one.points))
     for kind, one in provenance.kernels.items():
         table.add_row("", kind, f"{one.median:.0%}", f"{one.largest:.0%}", str(one.points))
+    for axis, kinds in provenance.together.items():
+        for kind, one in kinds.items():
+            table.add_row(axis, f"{kind} beside products", f"{one.median:.0%}", f"{one.largest:.0%}", str(one.points))
     out.print(table)
+    _say(out, f"a collective beside kernels still costs {found.profile.contention:.0%} of its time (contention)")
     _say(out, f"the samples are in {samples}; remove it to measure anew")
     if page is not None:
         from .calibration_report import write_report  # needs jinja2, which is an extra

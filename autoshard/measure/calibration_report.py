@@ -10,7 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cost_models import COLLECTIVE_KINDS, Profile
-from cost_models.fit import Compared, grouped, honest, mesh_of, residual
+from cost_models.fit import Compared, grouped, honest, mesh_of, residual, series_of
 from cost_models.samples import CollectivePoint, KernelPoint, Point, Samples
 
 from .calibrate import Calibration
@@ -59,13 +59,13 @@ def page(profile: Profile, samples: Samples, compared: Sequence[Compared], drawn
     """The report as one HTML text that needs no other file."""
     return _TEMPLATES.get_template("calibration.html").render(
         title=f"Calibration of {profile.name} on {samples.header.mesh}",
-        facts=_facts(samples),
+        facts=_facts(profile, samples),
         errors=_errors(compared),
         pictures=drawn,
     )
 
 
-def _facts(samples: Samples) -> list[tuple[str, ...]]:
+def _facts(profile: Profile, samples: Samples) -> list[tuple[str, ...]]:
     header = samples.header
     return [
         ("mesh", f"{header.mesh}, hosts of the ranks {', '.join(map(str, header.hosts))}"),
@@ -74,16 +74,17 @@ def _facts(samples: Samples) -> list[tuple[str, ...]]:
         ("started", header.created),
         ("command", header.command),
         ("samples", f"{len(samples.samples)} of {len(samples.by_point())} points"),
+        ("contention", f"a collective beside kernels still costs {profile.contention:.0%} of its time"),
     ]
 
 
 def _errors(compared: Sequence[Compared]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("", "", "median", "largest", "points", "held out")]
     for group in grouped(compared):
-        point, chosen = group[0].point, honest(group)
+        chosen = honest(group)
         found = residual(chosen)
         assert found is not None
-        first, second = (point.axis, point.kind) if isinstance(point, CollectivePoint) else (point.kind, point.dtype)
+        first, second = series_of(group[0].point)
         held_out = "yes" if chosen[0].point.held_out else "no"
         rows.append((first, second, f"{found.median:.0%}", f"{found.largest:.0%}", str(found.points), held_out))
     return rows
@@ -92,7 +93,7 @@ def _errors(compared: Sequence[Compared]) -> list[tuple[str, ...]]:
 def _collectives(axis: str, profile: Profile, samples: Samples, compared: Sequence[Compared]) -> Picture:
     """For each kind, milliseconds over bytes, and below it the relative error; all kinds on the same axes."""
     mine = [one for one in compared if isinstance(one.point, CollectivePoint) and one.point.axis == axis]
-    kinds = [kind for kind in COLLECTIVE_KINDS if any(one.point.kind == kind for one in mine)]
+    kinds = [kind for kind in COLLECTIVE_KINDS if any(series_of(one.point) == (axis, kind) for one in mine)]
     axes, shape = mesh_of(samples.header)
     topology, by_point = profile.topology(axes, shape), samples.by_point()
     foot = TOP + TIMES_HEIGHT
@@ -103,7 +104,7 @@ def _collectives(axis: str, profile: Profile, samples: Samples, compared: Sequen
     for k, kind in enumerate(kinds):
         start = LEFT + k * (COLLECTIVE_WIDTH + GAP)
         bytes_axis = spanning((_size(one.point) for one in mine), start, start + COLLECTIVE_WIDTH)
-        own = [one for one in mine if one.point.kind == kind]
+        own = [one for one in mine if series_of(one.point) == (axis, kind)]
         sizes = _between([_size(one.point) for one in own])
         fitted = [(size, float(topology.collective_s(kind, axes.index(axis), size)) * 1e3) for size in sizes]
         panels.append(_times(Panel(bytes_axis, times, title=kind, named_y=k == 0), own, by_point, fitted))
@@ -178,12 +179,13 @@ def _labelled(own: Sequence[Compared]) -> Iterator[tuple[str, list[Compared]]]:
 
 
 def _computes(point: Point) -> bool:
-    return point.kind in ("matmul", "attention", "convolution")
+    return series_of(point)[0] in ("matmul", "attention", "convolution")
 
 
 def _size(point: Point) -> float:
     if isinstance(point, CollectivePoint):
         return float(point.size_bytes)
+    assert isinstance(point, KernelPoint), "what runs beside something else is in no picture"
     return point.flops if _computes(point) else point.bytes_moved
 
 

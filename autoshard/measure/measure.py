@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cost_models.samples import CollectivePoint, Point, Sample, SamplesError
+from cost_models.fit import series_of
+from cost_models.samples import CollectivePoint, KernelPoint, Point, Sample, SamplesError, TogetherPoint
 
 from ..errors import CalibrationError
 from .job import Job
 from .kernels import kernel
 from .sampling import Effort, shuffled
-from .timed_collectives import collective
+from .timed_collectives import collective, together
 
 MAX_INNER = 1000
 _HOPELESS = 4.0
@@ -144,6 +145,8 @@ def _operation(job: Job, point: Point) -> Callable[[], object]:
     """The function that runs a point once. It is made for each repetition, since the buffers of all sizes together
     would fill the memory.
     """
+    if isinstance(point, TogetherPoint):
+        return together(job, point)
     return collective(job, point) if isinstance(point, CollectivePoint) else kernel(job, point)
 
 
@@ -151,11 +154,11 @@ def describe(point: Point) -> str:
     """A point in words, for example ``all_reduce over dp, 65536 bytes``."""
     if isinstance(point, CollectivePoint):
         return f"{point.kind} over {point.axis}, {point.size_bytes} bytes"
+    if isinstance(point, TogetherPoint):
+        return f"{describe(point.collective)}, beside {point.kernels} of {describe(point.kernel)}"
     return f"{point.name} in {point.dtype}, {' x '.join(map(str, point.shape))}"
 
 
 def _family(point: Point) -> tuple[str, ...]:
     """A key that is equal for points that differ in size alone."""
-    if isinstance(point, CollectivePoint):
-        return point.kind, point.axis
-    return point.kind, point.name, point.dtype
+    return (point.name, *series_of(point)) if isinstance(point, KernelPoint) else series_of(point)

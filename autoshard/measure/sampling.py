@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cost_models.collective_kinds import COLLECTIVE_KINDS
-from cost_models.samples import CollectivePoint, Point
+from cost_models.samples import CollectivePoint, KernelPoint, Point, TogetherPoint
 
 from ..mesh import Mesh
 
@@ -53,6 +53,23 @@ def collective_points(mesh: Mesh, max_bytes: int) -> list[CollectivePoint]:
         if ranks > 1
         for kind in COLLECTIVE_KINDS
     ]
+
+
+BESIDE = ("all_gather", "all_reduce")
+"""What is measured beside kernels: parameters are gathered and gradients reduced so."""
+
+BESIDE_BYTES, BESIDE_WIDTH, BESIDE_KERNELS = 4 << 20, 512, (1, 4, 16)
+"""Up to which buffer, beside square products up to which width, and beside how many of them: for some number both
+should take about as long.
+"""
+
+
+def together_points(collectives: Sequence[CollectivePoint], kernels: Sequence[KernelPoint]) -> list[TogetherPoint]:
+    """The collectives that hide, over every axis, beside products, few of them first."""
+    products = [p for p in kernels if (p.name, p.dtype) == ("mm", "float32") and p.shape[0] <= BESIDE_WIDTH]
+    fitting = [p for p in collectives if p.kind in BESIDE and p.size_bytes <= BESIDE_BYTES]
+    largest = {(p.axis, p.kind): p for p in fitting}  # the smaller sizes come first
+    return [TogetherPoint(p, products[-1], count) for count in BESIDE_KERNELS for p in largest.values() if products]
 
 
 def shuffled(points: Sequence[Point], round: int) -> list[Point]:

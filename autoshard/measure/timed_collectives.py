@@ -1,16 +1,20 @@
-"""Collectives to time, issued as lowered programs issue them: by the same emitter, each waited for."""
+"""Collectives to time, issued by the emitter of lowered programs: waited for at once, or behind kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
+from torch import fx
 
-from cost_models.samples import CollectivePoint
+from cost_models.collective_kinds import RedistributionKind as CollectiveKind
+from cost_models.samples import CollectivePoint, TogetherPoint
 
-from ..lowering.adapter import broadcast_along
+from ..lowering.adapter import WAIT, broadcast_along
 from ..lowering.emitter import GraphEmitter
 from .job import Job
+from .kernels import kernel
 from .sampling import ITEM_BYTES
 
 REDUCES = ("reduce_scatter", "all_reduce")
@@ -25,12 +29,31 @@ def collective(job: Job, point: CollectivePoint) -> Callable[[], object]:
     if point.kind == "broadcast":  # plans have none; parameters are agreed on by it
         whole = torch.ones(point.size_bytes // ITEM_BYTES, dtype=torch.float32, device=job.device)
         return lambda: broadcast_along(whole, job.device_mesh, axis)
-    ranks = job.mesh.shape[axis]
-    count = point.size_bytes // ITEM_BYTES // (ranks if point.kind == "all_gather" else 1)
+    emitter, sent, tensor = _sent(job, point)
+    forward = emitter.finish(emitter.wait(sent), "Timed")
+    return lambda: forward([tensor])
+
+
+def together(job: Job, point: TogetherPoint) -> Callable[[], object]:
+    """Runs kernels while a collective is on its way, and waits for it; all ranks must call it."""
+    emitter, sent, tensor = _sent(job, point.collective)
+    issue = emitter.finish(sent, "Issued")
+    compute = kernel(job, point.kernel)
+
+    def run() -> object:
+        arriving = issue([tensor])
+        for _ in range(point.kernels):
+            compute()
+        return WAIT(arriving)
+
+    return run
+
+
+def _sent(job: Job, point: CollectivePoint) -> tuple[GraphEmitter, fx.Node, torch.Tensor]:
+    """A graph in which the collective of a point is on its way, the node that issued it, and what it is called with."""
+    axis = job.mesh.index(point.axis)
+    count = point.size_bytes // ITEM_BYTES // (job.mesh.shape[axis] if point.kind == "all_gather" else 1)
     emitter = GraphEmitter(job.mesh, job.groups)
     x = emitter.placeholder("x", torch.empty(count, dtype=torch.float32, device="meta"), "x")
-    emit = getattr(emitter, point.kind)
-    sent = emit(x, (axis,), "sum") if point.kind in REDUCES else emit(x, (axis,))
-    forward = emitter.finish(sent, "Timed")
-    tensor = torch.ones(count, dtype=torch.float32, device=job.device)
-    return lambda: forward([tensor])
+    sent = emitter.issue(cast(CollectiveKind, point.kind), x, (axis,), "sum" if point.kind in REDUCES else "")
+    return emitter, sent, torch.ones(count, dtype=torch.float32, device=job.device)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cost_models import Profile, ProfileError, dump_profile, parse_profile
 from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 from cost_models.fit import compare, fit, honest, isotonic, residual
-from cost_models.samples import CollectivePoint, Header, KernelPoint, Point, Sample, Samples
+from cost_models.samples import CollectivePoint, Header, KernelPoint, Point, Sample, Samples, TogetherPoint
 
 KINDS = REDISTRIBUTION_KINDS
 SIZES = [1024 << step for step in range(15)]
@@ -24,6 +24,7 @@ Machine = Callable[[Point], float]
 
 def machine(point: Point) -> float:
     """Seconds on a machine of two axes, dp ten times slower than tp, whose library changes algorithm at 256 KiB."""
+    assert not isinstance(point, TogetherPoint)
     if isinstance(point, KernelPoint):
         rate = 50e9 if point.kind == "matmul" else 10e9
         return 5e-6 + (point.flops if point.kind == "matmul" else point.bytes_moved) / rate
@@ -105,6 +106,39 @@ def test_held_out_points_change_nothing_but_the_residuals() -> None:
     assert one.fingerprint == two.fingerprint
     residuals = two.provenance.collectives["dp"]["all_gather"]
     assert residuals.median == pytest.approx(2 / 3, rel=0.01) and residuals.points == len(SIZES) // 2
+
+
+def beside(machine: Machine, contention: float, count: tuple[int, ...] = (1, 4, 16), factor: float = 1.0) -> Samples:
+    """The times of a machine, and those of collectives beside products, of which the shorter hides, but for a share."""
+    alone = measured(machine)
+    product = _product(512, False)
+    sent = [
+        CollectivePoint(kind, axis, 4 << 20, False) for kind in ("all_gather", "all_reduce") for axis in ("dp", "tp")
+    ]
+    found = []
+    for point in (TogetherPoint(each, product, many) for each in sent for many in count):
+        kernels_s, collective_s = point.kernels * machine(product), machine(point.collective)
+        both_s = kernels_s + collective_s - (1 - contention) * min(kernels_s, collective_s)
+        found.append(Sample(point, 0, both_s * factor))
+    return Samples(alone.header, (*alone.samples, *found), True)
+
+
+@pytest.mark.parametrize("contention", [0.0, 0.3, 1.0])
+def test_what_hides_beside_kernels_is_recovered(contention: float) -> None:
+    samples = beside(machine, contention)
+    profile = fitted(samples)
+    assert profile.contention == pytest.approx(contention, abs=1e-5)
+    assert parse_profile(dump_profile(profile), "dumped") == profile
+    assert set(profile.provenance.together) == {"dp", "tp"}
+    both = [one for one in compare(profile, samples) if isinstance(one.point, TogetherPoint)]
+    assert len(both) == 12 and max(abs(one.error) for one in both) < 0.01
+
+
+def test_a_machine_that_gains_nothing_side_by_side_hides_nothing() -> None:
+    assert fitted(measured(machine)).contention == 1.0  # nobody looked
+    assert fitted(beside(machine, 1.0, factor=1.5)).contention == 1.0
+    # a thousand products beside one collective: what that costs is lost in their noise
+    assert fitted(beside(machine, 0.0, count=(1000,))).contention == 1.0
 
 
 @st.composite

@@ -22,6 +22,7 @@ from cost_models.samples import (
     Sample,
     SamplesError,
     SamplesFile,
+    TogetherPoint,
     read_samples,
 )
 
@@ -31,19 +32,18 @@ HEADER = Header("dp=2,tp=2", (0, 0, 1, 1), "cpu", "gloo", {"cores": "2"}, {"torc
 words = st.text(min_size=1, max_size=20)
 seconds = st.floats(min_value=1e-9, max_value=1e6)
 amounts = st.floats(min_value=0, max_value=1e18)
-points = st.one_of(
-    st.builds(CollectivePoint, words, words, st.integers(1, 1 << 60), st.booleans()),
-    st.builds(
-        KernelPoint,
-        words,
-        words,
-        words,
-        st.lists(st.integers(0, 1 << 40), max_size=4).map(tuple),
-        amounts,
-        amounts,
-        st.booleans(),
-    ),
+collectives = st.builds(CollectivePoint, words, words, st.integers(1, 1 << 60), st.booleans())
+kernels = st.builds(
+    KernelPoint,
+    words,
+    words,
+    words,
+    st.lists(st.integers(0, 1 << 40), max_size=4).map(tuple),
+    amounts,
+    amounts,
+    st.booleans(),
 )
+points = st.one_of(collectives, kernels, st.builds(TogetherPoint, collectives, kernels, st.integers(1, 1 << 20)))
 samples = st.builds(Sample, points, st.integers(0, 1 << 40), seconds)
 
 

@@ -10,17 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.errors import CalibrationError
 from autoshard.measure import Effort, Job, Series, calibrate, check
 from autoshard.measure.calibrate import points_of
+from autoshard.measure.kernels import kernel_points
 from autoshard.measure.measure import measure
-from autoshard.measure.timed_collectives import collective
+from autoshard.measure.sampling import BESIDE
+from autoshard.measure.timed_collectives import collective, together
 from autoshard.mesh import Mesh
 from cost_models import MeasuredMesh, load_profile
 from cost_models.collective_kinds import COLLECTIVE_KINDS, REDISTRIBUTION_KINDS
 from cost_models.fit import Compared
-from cost_models.samples import CollectivePoint, KernelPoint, Point, Sample, SamplesError, SamplesFile, read_samples
+from cost_models.samples import (
+    CollectivePoint,
+    KernelPoint,
+    Point,
+    Sample,
+    SamplesError,
+    SamplesFile,
+    TogetherPoint,
+    read_samples,
+)
 
 from ..distributed.harness import caught, run_ranks
 
@@ -47,7 +59,8 @@ def test_four_ranks_write_a_profile_that_prices_their_mesh(tmp_path: Path) -> No
     profile = load_profile(str(tmp_path / "p.yaml"))
     topology = profile.topology(MESH.axes, MESH.shape)
     assert all(topology.collective_s(kind, axis, 1 << 20) > 0 for kind in COLLECTIVE_KINDS for axis in (0, 1))
-    assert set(profile.provenance.collectives) == {"dp", "tp"}
+    assert set(profile.provenance.collectives) == set(profile.provenance.together) == {"dp", "tp"}
+    assert 0 <= profile.contention <= 1
     assert profile.provenance.machine and profile.provenance.versions["torch"]
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["p.yaml", "s.jsonl"]
 
@@ -76,6 +89,37 @@ def test_collectives_have_the_buffers_and_results_that_their_points_say() -> Non
             ("all_reduce", 1024, 1024, [2.0]),
             ("all_to_all", 1024, 1024, [1.0]),
         ]
+
+
+def _run_together() -> list[list[float]]:
+    """The results of a collective beside products, and where in the order of what ran it was waited for."""
+    job = Job.on(MESH, "cpu")
+    product = next(p for p in kernel_points(64, 1 << 12) if p.name == "mm")
+    found = []
+    for kind in BESIDE:
+        sent = CollectivePoint(kind, "tp", 1024, held_out=False)
+        seen: list[str] = []
+        with _Names(seen):
+            out: Any = together(job, TogetherPoint(sent, product, 3))()
+        assert [name for name in seen if name in (kind, "mm", "wait_tensor")] == [kind, *["mm"] * 3, "wait_tensor"]
+        found.append(out.unique().tolist())
+    return found
+
+
+class _Names(TorchDispatchMode):
+    """The operators that run."""
+
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._seen.append(func._overloadpacket.__name__.removesuffix("_into_tensor"))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_collective_is_on_its_way_while_kernels_run() -> None:
+    assert run_ranks(4, _run_together) == [[[1.0], [2.0]]] * 4
 
 
 def _fail_after(folder: str, count: int) -> tuple[str, str]:
