@@ -171,6 +171,14 @@ def test_attention_without_a_kernel(name: str) -> None:
     torch.testing.assert_close(seen(attention_in_parts), expected)
 
 
+def test_attention_without_a_kernel_is_cast_as_torch_casts_it() -> None:
+    given, mask = _heads(torch.float32), _learned(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (f(*given, mask) for f in (attention_in_parts, F.scaled_dot_product_attention))
+    assert found.dtype is torch.bfloat16
+    assert torch.equal(found, expected)
+
+
 class Transposed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.transpose(1, -1)
