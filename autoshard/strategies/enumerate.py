@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import Literal
 
@@ -55,11 +55,19 @@ class Rulebook:
     """The checked rules of operators, each looked up and checked once for a number of ranks.
 
     They depend on no graph and no mesh: planning a model under other constraints, or with other operators computed
-    again, need not check them anew, which is half of the time that a program takes to write.
+    again, need not check them anew, which is half of the time that a program takes to write. What they come to on a
+    mesh is kept, too.
     """
 
     def __init__(self) -> None:
         self._found: dict[object, _Found] = {}
+        self._strategies: dict[tuple[object, Mesh], tuple[Strategy, ...]] = {}
+
+    def strategies(self, key: object, mesh: Mesh, make: Callable[[], tuple[Strategy, ...]]) -> tuple[Strategy, ...]:
+        """The strategies of the operators of a signature on a mesh, made where they are not known."""
+        if (key, mesh) not in self._strategies:
+            self._strategies[key, mesh] = make()
+        return self._strategies[key, mesh]
 
     def of(self, node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
         """The rules of an operator along an axis of so many ranks."""
@@ -100,7 +108,8 @@ class Enumerator:
             key = signature(node, metas)
             if key not in self._operators:
                 self._rules[key] = self._rules_of(node, metas)
-                self._operators[key] = self._enumerate(node, metas, self._rules[key])
+                make = partial(self._enumerate, node, metas, self._rules[key])
+                self._operators[key] = self._rulebook.strategies(key, self._mesh, make)
             return self._operators[key]
         meta = node.outputs[0]
         assert meta is not None
