@@ -344,3 +344,18 @@ def is_even(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
                 return False
             size //= mesh.shape[axis]
     return True
+
+
+def uneven_axes(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> frozenset[int]:
+    """The axes along which ranks hold shards of different shapes: of those that cut a dim, the first that does not
+    divide what is left of it, and the ones after it.
+    """
+    found: set[int] = set()
+    for dim, size in enumerate(shape):
+        is_uneven = False
+        for axis in layout.axes_of(dim):
+            is_uneven |= size % mesh.shape[axis] != 0
+            if is_uneven:
+                found.add(axis)
+            size //= mesh.shape[axis]
+    return frozenset(found)

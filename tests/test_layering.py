@@ -78,7 +78,8 @@ TABLE = {
         VOCABULARY | {"autoshard.atomic_write", "autoshard.plans", "autoshard.redistribution"}, frozenset({"pydantic"})
     ),
     "autoshard.plans.views": Row(
-        VOCABULARY | {"autoshard.plans", "autoshard.plans.text"}, frozenset({"rich", "jinja2"})
+        VOCABULARY | {"autoshard.plans", "autoshard.plans.text"},
+        frozenset({"rich", "jinja2", "markupsafe"}),  # the last comes with jinja2
     ),
     "autoshard.capture": Row(VOCABULARY, frozenset({"torch"})),
     "autoshard.ops": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
@@ -213,9 +214,9 @@ DEFERRED = {
     "cost_models": "the public names are loaded when asked for: reading a plan loads no numpy",
     "autoshard.__main__": "the command line needs libraries of an extra: where they are missing, it says which",
     "autoshard.cli.audit_command": "as for the other commands",
-    "autoshard.cli.command_help": "only --help needs the tables of names",
     "autoshard.cli.commands": "each command loads what it needs: help, and plans that are shown, wait for nothing else",
     "autoshard.cli.network_text": "plans say it; only an older one is looked up in its profile, which needs numpy",
+    "autoshard.cli.option_names": "only --help, and a shell that completes, need the tables of names",
     "autoshard.cli.review_commands": "as for the other commands",
     "autoshard.cli.search_command": "as for the other commands",
     "autoshard.measure.calibrate_command": "only a report needs jinja2",

@@ -26,6 +26,7 @@ from autoshard.layout import (
     local_shape,
     parse_layout,
     replicated,
+    uneven_axes,
 )
 from autoshard.mesh import Mesh
 
@@ -141,6 +142,19 @@ def test_even_and_empty_say_what_the_shards_show(case: tuple[Layout, Mesh], shap
     else:
         assert has_empty_shard(shape, layout, mesh) == any(0 in local for local in all_shapes)
         assert is_even(shape, layout, mesh) == (len(set(all_shapes)) == 1)
+
+
+@given(layouts_on_meshes(), shapes)
+def test_along_other_axes_than_the_uneven_ones_shards_are_alike(
+    case: tuple[Layout, Mesh], shape: tuple[int, ...]
+) -> None:
+    layout, mesh = case
+    uneven = uneven_axes(shape, layout, mesh)
+    assert (uneven == frozenset()) == is_even(shape, layout, mesh)
+    found = {c: local_shape(shape, layout, mesh, c) for c in mesh.coordinates()}
+    for coordinate, local in found.items():
+        first = tuple(at if axis in uneven else 0 for axis, at in enumerate(coordinate))
+        assert local == found[first]
 
 
 def test_a_dim_cut_twice_is_cut_over_the_first_axis_first() -> None:

@@ -7,6 +7,7 @@ import operator
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from .attention_parts import attention_in_parts, is_without_kernel
 from .bags import embedding_bag, has_one_length
 from .matrix_products import is_product, product
 from .multihead import has_a_batch, multihead_attention
@@ -19,8 +20,8 @@ POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool
 
 def take_apart(module: fx.GraphModule) -> None:
     """Rewrites a graph of torch functions in place: recurrent modules, but for those on packed sequences, bags of one
-    length, attention of several heads, products of matrices with several dims in front, picking from each row, and
-    means that are written as pools.
+    length, attention of several heads or without a kernel, products of matrices with several dims in front, picking
+    from each row, and means that are written as pools.
     """
     for node in module.graph.nodes:
         if is_product(node):
@@ -33,6 +34,8 @@ def take_apart(module: fx.GraphModule) -> None:
             node.target = embedding_bag
         elif node.target is F.multi_head_attention_forward and has_a_batch(_dims(node), *node.args, **node.kwargs):
             node.target = multihead_attention
+        elif is_without_kernel(node):
+            node.target = attention_in_parts
         elif node.target is operator.getitem and (along := positions(node)) is not None:
             node.target, node.args = by_position, (*node.args, along)
         elif node.target in POOLS and len(node.args) == 2 and set(_listed(node.args[1])) == {1}:

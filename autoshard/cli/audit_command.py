@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .model_factory import load_factory
+from .option_names import completing
 from .terminal import EXIT_MISTAKE, fail, mistakes_explained, progress_shown, warnings_explained
 
 if TYPE_CHECKING:
@@ -30,7 +31,10 @@ def audit(
     model: Annotated[str, typer.Argument(metavar="FILE.py:FACTORY", help="The model, as for plan.")],
     mesh: Annotated[str, typer.Option(help="Axes and sizes, slowest first, for example dp=2,tp=2.")],
     hardware: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="A preset, see below, or a profile file.")
+        str,
+        typer.Option(
+            metavar="NAME|FILE", help="A preset, see below, or a profile file.", autocompletion=completing("--hardware")
+        ),
     ] = "dgx-h100",
     format: Annotated[Format, typer.Option("--format", help="A table for people, or JSON for scripts.")] = Format.text,
 ) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from typer.core import TyperCommand
+
+from .option_names import option_names
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "plan": (
@@ -53,29 +54,8 @@ class Command(TyperCommand):
         with formatter.section("Examples"):
             for line in EXAMPLES[str(self.name)]:
                 formatter.write(f"  {line}\n")
-        names = [
-            (option, ", ".join(known)) for option, known in _names({option for p in self.params for option in p.opts})
-        ]
+        options = {option for p in self.params if getattr(p, "metavar", "") != "PLAN" for option in p.opts}
+        names = [(option, ", ".join(known)) for option, known in option_names().items() if option in options]
         if names:
             with formatter.section("Names"):
                 formatter.write_dl(names)
-
-
-def _names(options: set[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """For options of a command that take one of some names, these names."""
-    from cost_models import OPTIMIZERS, PRESETS
-    from solver.backends import BACKENDS
-
-    from ..constraints.baselines import baselines
-    from ..constraints.values import GRANULARITIES
-    from ..mesh import Mesh
-
-    one, several = ([base.name for base in baselines(Mesh.parse(mesh))] for mesh in ("a=2", "a=2,b=2"))
-    schemes = tuple(dict.fromkeys([*one, *several]))
-    known = {
-        "--hardware": (*PRESETS, "or a file"),
-        "--optimizer": OPTIMIZERS,
-        "--backend": tuple(BACKENDS),
-        "--baseline": (*schemes, *(f"each also with /{each}" for each in GRANULARITIES)),
-    }
-    return ((option, names) for option, names in known.items() if option in options)

@@ -23,6 +23,7 @@ import typer
 from .audit_command import audit
 from .command_help import Command
 from .model_factory import load_factory
+from .option_names import completing
 from .review_commands import check, explain, replan
 from .search_command import search
 from .terminal import EXIT_DIFFERENT, EXIT_DISAGREES, EXIT_MISTAKE, Commands
@@ -101,12 +102,14 @@ class Target(StrEnum):
 # options share those lines.
 _MODEL = typer.Argument(metavar="FILE.py:FACTORY", help="A function giving (module, args[, kwargs]).")
 _MESH = typer.Option(help="Axes and sizes, slowest first, for example dp=2,tp=2.")
-_HARDWARE = typer.Option(help="A preset, see below, or a profile file.", metavar="NAME|FILE")
+_HARDWARE = typer.Option(
+    help="A preset, see below, or a profile file.", metavar="NAME|FILE", autocompletion=completing("--hardware")
+)
 _CONSTRAINT = typer.Option(
     metavar="TEXT", help="What is decided, for example 'forbid all_gather over tp of activations'. Repeatable."
 )
 _OBJECTIVE = typer.Option(help="What to minimise: all added up, the same with what overlaps, or communication alone.")
-_BACKEND = typer.Option(metavar="NAME", help="The solver, see below.")
+_BACKEND = typer.Option(metavar="NAME", help="The solver, see below.", autocompletion=completing("--backend"))
 _TIME_LIMIT = typer.Option(metavar="SECONDS", help="Stop the solver after this long.")
 _MEMORY = typer.Option(
     metavar="SIZE", help="What a rank may hold, for example 80GiB; or profile: what the profile says."
@@ -125,7 +128,9 @@ _REDUCE_DTYPE = typer.Option(help="What gradients are reduced in; by default as 
 _AGAINST = typer.Option(
     help="Plan the schemes that people use by hand too: the plan says how far it is from the best, and what earns that."
 )
-_OPTIMIZER = typer.Option(metavar="POLICY", help="Whose state and step count, see below.")
+_OPTIMIZER = typer.Option(
+    metavar="POLICY", help="Whose state and step count, see below.", autocompletion=completing("--optimizer")
+)
 
 
 def main() -> None:
@@ -179,7 +184,11 @@ def plan(
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A scheme people use by hand, see below: fsdp+tp, fsdp+tp/full, ..."),
+        typer.Option(
+            metavar="NAME",
+            help="A scheme people use by hand, see below: fsdp+tp, fsdp+tp/full, ...",
+            autocompletion=completing("--baseline"),
+        ),
     ] = None,
     held_as: Annotated[
         Path | None,
@@ -192,7 +201,11 @@ def plan(
     ] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(metavar="POLICY", help="Whose state and step count, see below; adamw by default."),
+        typer.Option(
+            metavar="POLICY",
+            help="Whose state and step count, see below; adamw by default.",
+            autocompletion=completing("--optimizer"),
+        ),
     ] = None,
     backend: Annotated[str, _BACKEND] = "auto",
     time_limit: Annotated[float | None, _TIME_LIMIT] = None,
@@ -220,11 +233,9 @@ def plan(
     """Plan the sharding of a model and write the plan file."""
     from ..constraints.baselines import baseline as baseline_of
     from ..mesh import Mesh
-    from ..plans import check_writable, read_plan, summarize, write_plan
+    from ..plans import check_writable, read_plan, write_plan
     from ..plans.schedule import BUCKET
-    from ..plans.views.axis_use import network_lines, use_lines
-    from ..plans.views.expert_words import expert_lines
-    from ..plans.views.show import headline
+    from ..plans.views.show import plan_lines
 
     with _mistakes_explained():
         parsed_mesh = Mesh.parse(mesh)
@@ -266,8 +277,7 @@ def plan(
                 progress=progress,
             )
         write_plan(made, output)
-        lines = *headline(summarize(made)), *network_lines(made), *use_lines(made), *expert_lines(made)
-        for line in (f"wrote {output}", *lines):
+        for line in (f"wrote {output}", *plan_lines(made)):
             typer.echo(line)
 
 
@@ -388,7 +398,12 @@ def report(
         Path | None, typer.Option(help="Write the predicted timeline too, for ui.perfetto.dev or chrome://tracing.")
     ] = None,
     hardware: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="The profile that the mesh is described by, if no preset.")
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="The profile that the mesh is described by, if no preset.",
+            autocompletion=completing("--hardware"),
+        ),
     ] = None,
 ) -> None:
     """Write a report on a plan file, or on what tells two apart: one HTML page."""

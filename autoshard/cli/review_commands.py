@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .model_factory import load_factory
+from .option_names import completing
 from .terminal import EXIT_DIFFERENT, EXIT_MISTAKE, fail, mistakes_explained, progress_shown, warnings_explained
 
 if TYPE_CHECKING:
@@ -37,9 +38,15 @@ _Model = Annotated[
 ]
 _Hardware = Annotated[
     str | None,
-    typer.Option(metavar="NAME|FILE", help="The profile to price with, see below; by default the plan's."),
+    typer.Option(
+        metavar="NAME|FILE",
+        help="The profile to price with, see below; by default the plan's.",
+        autocompletion=completing("--hardware"),
+    ),
 ]
-_Backend = Annotated[str, typer.Option(metavar="NAME", help="The solver, see below.")]
+_Backend = Annotated[
+    str, typer.Option(metavar="NAME", help="The solver, see below.", autocompletion=completing("--backend"))
+]
 _TimeLimit = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop each solve after this long.")]
 _Format = Annotated[Format, typer.Option("--format", help="Text for people, or JSON for scripts.")]
 

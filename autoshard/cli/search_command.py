@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .model_factory import load_factory
+from .option_names import completing
 from .terminal import EXIT_MISTAKE, fail, mistakes_explained, progress_shown, warnings_explained
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ def search(
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="For plans and pictures; made where it is missing.")
     ],
     hardware: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="A preset, see below, or a profile file.")
+        str,
+        typer.Option(
+            metavar="NAME|FILE", help="A preset, see below, or a profile file.", autocompletion=completing("--hardware")
+        ),
     ] = "dgx-h100",
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What a rank may hold, for example 80GiB; or profile.")
@@ -48,11 +52,18 @@ def search(
         list[str] | None,
         typer.Option(metavar="TEXT", help="As for plan; meshes without the axes that it names are left out."),
     ] = None,
-    optimizer: Annotated[str, typer.Option(metavar="POLICY", help="Whose state and step count, see below.")] = "adamw",
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY", help="Whose state and step count, see below.", autocompletion=completing("--optimizer")
+        ),
+    ] = "adamw",
     micro_batches: Annotated[
         int, typer.Option(metavar="N", min=1, help="Forwards and backwards of a step, as for plan.")
     ] = 1,
-    backend: Annotated[str, typer.Option(metavar="NAME", help="The solver, see below.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(metavar="NAME", help="The solver, see below.", autocompletion=completing("--backend"))
+    ] = "auto",
     time_limit: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Stop each solve after this long.")
     ] = None,

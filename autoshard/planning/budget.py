@@ -40,7 +40,7 @@ from solver import (
 )
 from solver import Node as SolverNode
 
-from ..capture import CapturedGraph, recomputable, recomputed
+from ..capture import recomputable, recomputed
 from ..errors import BudgetError, InfeasibleError
 from ..lowering import Results
 from ..plans import ShardingPlan
@@ -50,7 +50,7 @@ from .decided import as_choices, moved
 from .formulation import Formulation
 from .limit import MemoryLimit
 from .lives import uncounted, with_charges, with_lives
-from .timeline import Timeline, timeline_of
+from .timeline import Timeline, timeline_of, timelines_of
 
 GAP = 4e-3
 """How exactly a program with memory is solved that has more than SMALL strategies; smaller ones are solved exactly."""
@@ -140,15 +140,6 @@ class NothingFitsError(BudgetError):
         self.bound_ns, self.is_proven, self.least_bytes, self.nearest = bound_ns, is_proven, least_bytes, nearest
 
 
-def is_near(graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, budget: int, results: Results) -> bool:
-    """Whether a plan's schedule is not what keeps it from fitting: it nearly fits, or would not fit without one."""
-    peak = timeline_of(graph, plan, policy, results).peak.size_bytes
-    if peak <= (1 + NEAR) * budget:
-        return True
-    alone = replace(plan, bucket_bytes=0, gathers_ahead=True)
-    return peak <= (1 + ADDED) * timeline_of(graph, alone, policy, results).peak.size_bytes
-
-
 def said_by(report: Callable[[str], None]) -> Callable[[Incumbent], None]:
     """What tells ``report`` of the solver's costs and bounds: ``solving: 2.34 ms, at least 2.31 ms, gap 1.3%``."""
 
@@ -232,6 +223,15 @@ class Found:
         """What the plan holds, moment by moment."""
         return timeline_of(self.formulation.graph, self.plan, self.policy, self.results)
 
+    def under(self, policies: Sequence[OptimizerPolicy]) -> list[Timeline]:
+        """The same with each of other optimizers."""
+        return timelines_of(self.formulation.graph, self.plan, policies, self.results)
+
+    @cached_property
+    def _peaks(self) -> dict[tuple[int, bool], int]:
+        """What it holds at most on the schedules that somebody asked for."""
+        return {}
+
     @property
     def peak_bytes(self) -> int:
         """What it holds at most."""
@@ -239,8 +239,19 @@ class Found:
 
     def peak_on(self, bucket_bytes: int, gathers_ahead: bool) -> int:
         """What it would hold at most on another schedule, in bytes."""
-        there = replace(self.plan, bucket_bytes=bucket_bytes, gathers_ahead=gathers_ahead)
-        return timeline_of(self.formulation.graph, there, self.policy, self.results).peak.size_bytes
+        if (bucket_bytes, gathers_ahead) == (self.plan.bucket_bytes, self.plan.gathers_ahead):
+            return self.peak_bytes
+        key = bucket_bytes, gathers_ahead
+        if key not in self._peaks:
+            there = replace(self.plan, bucket_bytes=bucket_bytes, gathers_ahead=gathers_ahead)
+            found = timeline_of(self.formulation.graph, there, self.policy, self.results)
+            self._peaks[key] = found.peak.size_bytes
+        return self._peaks[key]
+
+    def is_near(self, budget: int, bucket_bytes: int, gathers_ahead: bool) -> bool:
+        """Whether a schedule is not what keeps the plan from fitting: it nearly fits, or would not without one."""
+        peak = self.peak_on(bucket_bytes, gathers_ahead)
+        return peak <= (1 + NEAR) * budget or peak <= (1 + ADDED) * self.peak_on(0, True)
 
     @property
     def assignment(self) -> Assignment:
@@ -317,7 +328,7 @@ class _Search:
         bound, self.is_proven = self.last.bound, self.last.status is Status.INFEASIBLE
         if found is not None and found.peak_bytes > budget and not self._options.is_thorough:
             self.nearest = found
-            if self._fitting is None and not self._is_near(found, budget):
+            if self._fitting is None and not found.is_near(budget, found.plan.bucket_bytes, found.plan.gathers_ahead):
                 return None, bound
         for left in reversed(range(ROUNDS if self._options.is_thorough else FEWER_ROUNDS)):
             if found is None or found.peak_bytes <= budget or not left:
@@ -336,9 +347,6 @@ class _Search:
             return None, bound
         counted = evaluate(program.problem, *leanest.assignment).peak_usage
         return self._between(program, counted, budget, budget, leanest), bound
-
-    def _is_near(self, found: Found, budget: int) -> bool:
-        return is_near(found.formulation.graph, found.plan, self._limit.policy, budget, self._options.results)
 
     def _between(self, program: Formulation, low: int, high: int, budget: int, best: Found) -> Found:
         """The cheapest answer found under limits between one whose answer fits and one whose answer does not."""
@@ -447,11 +455,12 @@ class _Search:
 
     def _frees_most(self, found: Found, relaxed: Iterable[Relaxed]) -> str:
         """A clause on what would help most: another optimizer policy, or a plan without one of the constraints."""
-        freed: list[tuple[int, str]] = []
-        for name in OPTIMIZERS:
-            if name not in ("none", self._limit.optimizer):
-                peak = timeline_of(found.formulation.graph, found.plan, optimizer_policy(name), found.results).peak
-                freed.append((found.peak_bytes - peak.size_bytes, f"the optimizer policy {name}"))
+        others = [name for name in OPTIMIZERS if name not in ("none", self._limit.optimizer)]
+        policies = [optimizer_policy(name) for name in others]
+        freed = [
+            (found.peak_bytes - timeline.peak.size_bytes, f"the optimizer policy {name}")
+            for name, timeline in zip(others, found.under(policies))
+        ]
         for name, formulation in relaxed:
             other = self._leanest_of(formulation)
             if other is not None:

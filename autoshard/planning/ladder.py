@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from ..plans import ShardingPlan
 from ..plans.schedule import LEAN_BUCKETS_BYTES
-from .budget import LAST_S, Found, NothingFitsError, gap_of, is_near
+from .budget import LAST_S, Found, NothingFitsError, gap_of
 from .experts import Planning, experts
 from .formulation import Formulation
 
@@ -89,7 +89,7 @@ class _Ladder(Generic[_P]):
                 self._cannot |= error.is_proven
                 # without an answer there is none on other schedules either: the program counts none at first
                 near = self._known = error.nearest
-                left = [other for other in left[:-1] if near and _is_near(other, near.plan)] + left[-1:]
+                left = [other for other in left[:-1] if near and _is_near(other, near)] + left[-1:]
                 continue
             self._note_bound(found.solver.bound_ns)
             self._note(found)
@@ -154,8 +154,7 @@ def _leaner(planner: _P) -> Iterator[_P]:
         yield planner.having(bucket_bytes=0, gathers_ahead=True)
 
 
-def _is_near(planner: Planning, plan: ShardingPlan) -> bool:
+def _is_near(planner: Planning, found: Found) -> bool:
     """Whether a plan of another schedule would nearly fit on the planner's."""
-    here = replace(plan, bucket_bytes=planner.bucket_bytes, gathers_ahead=planner.gathers_ahead)
     budget = planner.limit.allowed_bytes
-    return budget is None or is_near(planner.graph, here, planner.limit.policy, budget, planner.results)
+    return budget is None or found.is_near(budget, planner.bucket_bytes, planner.gathers_ahead)

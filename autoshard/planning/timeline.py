@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise, product
 from typing import Any
@@ -29,9 +29,8 @@ from torch import fx
 from cost_models import OptimizerPolicy
 
 from ..capture import CapturedGraph, micro_batched, recomputed
-from ..layout import is_even, local_shape
+from ..layout import local_shape, uneven_axes
 from ..lowering import LocalProgram, Rank, Results, Storage, in_use, lower, storages
-from ..mesh import Mesh
 from ..micro_batches import held_name, summed_name
 from ..plans import (
     MemoryKind,
@@ -86,16 +85,28 @@ def timeline_of(
     """What the fullest rank holds in memory over one training step.
 
     Shards of rank 0 are the largest, but where a tensor is cut unevenly the others pad theirs before they send them, so
-    the ranks at the corners of the mesh are looked at too.
+    the last ranks along the axes that do so are looked at too.
 
     Args:
         known: what operators make, from other plans of the model (:func:`autoshard.lowering.lower`).
     """
+    (found,) = timelines_of(graph, plan, [policy], known)
+    return found
+
+
+def timelines_of(
+    graph: CapturedGraph, plan: ShardingPlan, policies: Sequence[OptimizerPolicy], known: Results | None = None
+) -> list[Timeline]:
+    """The same with each of several optimizers."""
     known = known or Results()
     graph = recomputed(micro_batched(graph, plan.micro_batches), plan.recomputed)
-    corners = _corners(plan.mesh) if _is_uneven(graph, plan) else [(0,) * plan.mesh.ndim]
-    timelines = (timeline(graph, plan, policy, corner, known) for corner in corners)
-    return max(timelines, key=lambda found: found.peak.size_bytes)
+    programs = {corner: _program(graph, plan, corner, known) for corner in _corners(graph, plan)}
+
+    def on_fullest(policy: OptimizerPolicy) -> Timeline:
+        every = (_Simulation(graph, plan, policy, program, corner).run() for corner, program in programs.items())
+        return max(every, key=lambda found: found.peak.size_bytes)
+
+    return [on_fullest(policy) for policy in policies]
 
 
 def timeline(
@@ -107,9 +118,15 @@ def timeline(
 ) -> Timeline:
     """What the rank at a coordinate of the mesh holds in memory over one training step. Needs no process group."""
     graph = recomputed(micro_batched(graph, plan.micro_batches), plan.recomputed)
+    return _Simulation(graph, plan, policy, _program(graph, plan, coordinate, known), coordinate).run()
+
+
+def _program(
+    graph: CapturedGraph, plan: ShardingPlan, coordinate: tuple[int, ...], known: Results | None
+) -> LocalProgram:
+    """What the rank at a coordinate runs."""
     rank = Rank(coordinate, torch.device("cpu"), {link: link for link in plan.links})
-    program = lower(graph, plan, rank, adds=plan.micro_batches > 1, known=known)
-    return _Simulation(graph, plan, policy, program, coordinate).run()
+    return lower(graph, plan, rank, adds=plan.micro_batches > 1, known=known)
 
 
 def outcome(
@@ -158,7 +175,15 @@ def _together(saved: Mapping[str, int]) -> Iterator[MemorySaved]:
         yield MemorySaved(name, size)
 
 
-def _is_uneven(graph: CapturedGraph, plan: ShardingPlan) -> bool:
+def _corners(graph: CapturedGraph, plan: ShardingPlan) -> Iterable[tuple[int, ...]]:
+    """The first ranks, and the last ones along axes on which ranks hold different shapes."""
+    uneven = _uneven_axes(graph, plan)
+    ends = (sorted({0, size - 1 if axis in uneven else 0}) for axis, size in enumerate(plan.mesh.shape))
+    return product(*ends)
+
+
+def _uneven_axes(graph: CapturedGraph, plan: ShardingPlan) -> frozenset[int]:
+    """The axes on which the ranks hold different shapes of some tensor."""
     layouts = {entry.name: entry.outputs for entry in plan.operators}
     layouts |= {entry.name: (entry.layout,) for entry in (*plan.parameters, *plan.buffers, *plan.inputs)}
     made = {
@@ -167,11 +192,7 @@ def _is_uneven(graph: CapturedGraph, plan: ShardingPlan) -> bool:
         for meta, layout in zip(node.outputs, layouts.get(node.name, ()))
         if meta is not None and layout is not None
     }
-    return not all(is_even(shape, layout, plan.mesh) for shape, layout in made)
-
-
-def _corners(mesh: Mesh) -> Iterable[tuple[int, ...]]:
-    return product(*(sorted({0, size - 1}) for size in mesh.shape))
+    return frozenset().union(*(uneven_axes(shape, layout, plan.mesh) for shape, layout in made))
 
 
 def _merged(tenants: Iterable[Tenant]) -> list[MemoryTenant]:

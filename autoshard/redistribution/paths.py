@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations, product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,8 +60,13 @@ def transient_bytes(path: Sequence[Layout], shape: tuple[int, ...], itemsize: in
     return most
 
 
+KNOWN = 512
+"""Of how many tensors the moves between layouts are remembered, for all programs of a process."""
+
+
+@lru_cache(maxsize=KNOWN)
 def layouts_of(
-    shape: tuple[int, ...], mesh: Mesh, further: Iterable[Placement] = frozenset({P_SUM})
+    shape: tuple[int, ...], mesh: Mesh, further: frozenset[Placement] = frozenset({P_SUM})
 ) -> tuple[Layout, ...]:
     """Every layout in which no rank is left without elements and an axis of one rank replicates, in a fixed order.
 
@@ -90,9 +97,35 @@ def single_steps(layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: 
     those over several axes that are no cheaper than one over one of them and then one over the others, or bring blocks
     of ranks that do not rise in the order of the mesh.
     """
+    found: dict[tuple[int, int], float] = {}
+    for (i, j, step, between), sizes in zip(_moves(layouts, mesh), _sizes(layouts, shape, itemsize, mesh)):
+        seconds = price(step, *sizes)
+        apart = (found.get((i, k), math.inf) + found.get((k, j), math.inf) for k in between)
+        if seconds < min(apart, default=math.inf):
+            found[i, j] = seconds
+    tails, heads = (np.array([ends[k] for ends in found], dtype=np.int64) for k in range(2))
+    return Steps(layouts, tails, heads, np.array(list(found.values())))
+
+
+class _Move(NamedTuple):
+    """A step from one layout to another, by their numbers. Of one over several axes there may be layouts ``between``:
+    those where it has been taken over one of them.
+    """
+
+    before: int
+    after: int
+    step: Step
+    between: tuple[int, ...]
+
+
+@lru_cache(maxsize=KNOWN)
+def _moves(layouts: tuple[Layout, ...], mesh: Mesh) -> tuple[_Move, ...]:
+    """All steps between layouts, those over few axes first. Programs of a model differ in prices alone, and tensors of
+    many shapes have the same layouts.
+    """
     index = {layout: i for i, layout in enumerate(layouts)}
     placements = sorted({placement for layout in layouts for placement in layout})
-    found: dict[tuple[int, int], float] = {}
+    found = []
     for count in range(1, mesh.ndim + 1):
         groups = list(combinations(range(mesh.ndim), count))
         out_of_order = {axes for axes in groups if count > 1 and not mesh.is_rising(axes)}
@@ -101,15 +134,23 @@ def single_steps(layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: 
             step = step_on(before, after, axes) if after in index else None
             if step is None or (axes in out_of_order and step.kind != "all_reduce"):
                 continue
-            j = index[after]
             between = (index.get(before.replace(axis, placement)) for axis in axes) if count > 1 else ()
-            apart = (found.get((i, k), math.inf) + found.get((k, j), math.inf) for k in between if k is not None)
-            sizes = (rule(step, before, shape, itemsize, mesh) for rule in (size_bytes, copied_bytes))
-            seconds = price(step, *sizes)
-            if seconds < min(apart, default=math.inf):
-                found[i, j] = seconds
-    tails, heads = (np.array([ends[k] for ends in found], dtype=np.int64) for k in range(2))
-    return Steps(layouts, tails, heads, np.array(list(found.values())))
+            found.append(_Move(i, index[after], step, tuple(k for k in between if k is not None)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=KNOWN)
+def _sizes(
+    layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh
+) -> tuple[tuple[int, int], ...]:
+    """Bytes that each of the moves sends, and that it copies."""
+    return tuple(
+        (
+            size_bytes(move.step, layouts[move.before], shape, itemsize, mesh),
+            copied_bytes(move.step, layouts[move.before], shape, itemsize, mesh),
+        )
+        for move in _moves(layouts, mesh)
+    )
 
 
 @dataclass(frozen=True, eq=False)

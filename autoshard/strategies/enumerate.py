@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import product
 from typing import Literal
 
@@ -56,12 +56,20 @@ class Rulebook:
     """The checked rules of operators, each looked up and checked once for a number of ranks.
 
     They depend on no graph and no mesh: planning a model under other constraints, or with other operators computed
-    again, need not check them anew, which is half of the time that a program takes to write.
+    again, need not check them anew, which is half of the time that a program takes to write. What they come to on a
+    mesh is kept, too.
     """
 
     def __init__(self) -> None:
         self._found: dict[object, _Found] = {}
         self._in_parts: dict[object, tuple[Rule, ...]] = {}
+        self._strategies: dict[tuple[object, Mesh], tuple[Strategy, ...]] = {}
+
+    def strategies(self, key: object, mesh: Mesh, make: Callable[[], tuple[Strategy, ...]]) -> tuple[Strategy, ...]:
+        """The strategies of the operators of a signature on a mesh, made where they are not known."""
+        if (key, mesh) not in self._strategies:
+            self._strategies[key, mesh] = make()
+        return self._strategies[key, mesh]
 
     def of(self, node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
         """The rules of an operator along an axis of so many ranks."""
@@ -118,7 +126,8 @@ class Enumerator:
             if key not in self._rules:
                 self._rules[key] = self._rules_of(node, metas)
             if (key, in_parts) not in self._operators:
-                self._operators[key, in_parts] = self._enumerate(node, metas, self._rules[key], in_parts)
+                make = partial(self._enumerate, node, metas, self._rules[key], in_parts)
+                self._operators[key, in_parts] = self._rulebook.strategies((key, in_parts), self._mesh, make)
             return self._operators[key, in_parts]
         meta = node.outputs[0]
         assert meta is not None

@@ -16,10 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import autoshard
 from autoshard.capture import CapturedGraph, capture, input_names
+from autoshard.constraints import gather_constraints
 from autoshard.constraints.baselines import baselines
 from autoshard.errors import AutoshardError, ConstraintError, InfeasibleError
 from autoshard.mesh import Mesh
 from autoshard.planning.budget import NothingFitsError
+from autoshard.planning.limit import memory_limit
+from autoshard.planning.planner import Planner
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 from tests.fuzz.judge import capturing_once
 from tests.fuzz.random_plans import random_plan
@@ -75,12 +78,18 @@ class Checks:
         """All of them."""
         self._model, self._given = self._member.example()
         self._expected = _seen(copy.deepcopy(self._model), self._given)
-        graph = self._cell("", "capture", lambda: capture(self._model, (), self._given, guarded=True))
+        graph = self._cell("", "capture", self._captured)
         if graph is not None:
             self._cell("", "audit", self._audit)
             for text in self._member.meshes:
                 self._on(text, graph)
         return self.cells
+
+    def _captured(self) -> CapturedGraph:
+        """The graph that ranks run. What plans the model under all schemes and budgets captures once, too."""
+        mesh, profile = self._member.meshes[0], profile_of("slow")
+        self._planner = Planner.of_model(self._model, (), self._given, mesh, profile, time_limit_s=TIME_LIMIT_S)
+        return capture(self._model, (), self._given, guarded=True)
 
     def _on(self, text: str, graph: CapturedGraph) -> None:
         mesh = Mesh.parse(text)
@@ -89,7 +98,7 @@ class Checks:
             self._cell(text, "optimum", lambda: self._parity(optimum, graph))
         if optimum is not None and self._tight:
             peak = optimum.memory.reserved_bytes if optimum.memory else 0
-            tight = self._cell(text, "plan at 60%", lambda: self._plan(mesh, memory=int(SHARE * peak)))
+            tight = self._cell(text, "plan at 60%", lambda: self._plan(mesh, budget=int(SHARE * peak)))
             if tight is not None:
                 self._cell(text, "at 60%", lambda: self._parity(tight, graph))
         names = [base.name for base in baselines(mesh)]
@@ -103,30 +112,21 @@ class Checks:
     def _baseline(self, mesh: Mesh, name: str, graph: CapturedGraph) -> bool:
         """Whether the model can have the scheme."""
         print(self._member.name, mesh, "plan", name, flush=True)
+        before = time.process_time()
         try:
-            plan = self._plan(mesh, constraints=[f"baseline {name}"])
-        except (ConstraintError, InfeasibleError) as error:
-            self._note(Cell(str(mesh), name, "none", _short(error)))
-            return False
+            plan = self._plan(mesh, (f"baseline {name}",))
         except Exception as error:
-            self._note(Cell(str(mesh), name, "failed", _short(error)))
-            return True
+            outcome = "none" if isinstance(error, ConstraintError | InfeasibleError) else "failed"
+            self._note(Cell(str(mesh), name, outcome, _short(error), time.process_time() - before))
+            return outcome == "failed"
         self._cell(str(mesh), name, lambda: self._parity(plan, graph))
         return True
 
-    def _plan(self, mesh: Mesh, **options: Any) -> ShardingPlan:
+    def _plan(self, mesh: Mesh, scheme: tuple[str, ...] = (), budget: int | None = None) -> ShardingPlan:
+        limit = memory_limit("adamw", budget, None, self._planner.profile)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return autoshard.plan(
-                self._model,
-                (),
-                self._given,
-                mesh=mesh,
-                hardware=profile_of("slow"),
-                time_limit_s=TIME_LIMIT_S,
-                cache=False,
-                **options,
-            )
+            return self._planner.having(mesh=mesh, limit=limit).plan(gather_constraints(scheme, mesh))
 
     def _parity(self, plan: ShardingPlan, graph: CapturedGraph) -> None:
         """Raises where a rank sees another loss or gradient than one process."""

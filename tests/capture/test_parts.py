@@ -1,5 +1,6 @@
-"""What capture runs in the place of recurrent modules, bags, attention of several heads and picking from rows gives
-what torch gives."""
+"""What capture runs in the place of recurrent modules, bags, attention of several heads or without a kernel, and of
+picking from rows, gives what torch gives.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autoshard.capture import capture
+from autoshard.capture.attention_parts import attention_in_parts
 from autoshard.capture.bags import embedding_bag
 from autoshard.capture.multihead import multihead_attention
 from autoshard.capture.recurrent import STEP_BY_STEP
@@ -111,6 +113,70 @@ def test_attention_of_several_heads(keys: str, masks: str, dtype: torch.dtype | 
         patch.setattr(F, "multi_head_attention_forward", both)
         expected = module(*given, **options)
     torch.testing.assert_close(seen, [expected])
+
+
+def _heads(dtype: torch.dtype = torch.float64, keys: int = 2, values: int = 3) -> list[torch.Tensor]:
+    """Queries of 2 rows, 2 heads and 4 steps, keys and values of 6."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 2, 4, 3), (2, keys, 6, 3), (2, keys, 6, values)]
+    return [torch.randn(*shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+def _learned(dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(1, 2, 4, 6, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+
+
+def _hidden() -> torch.Tensor:
+    """A mask by which the first query sees no key."""
+    seen = torch.ones(4, 6, dtype=torch.bool).tril(1)
+    seen[0] = False
+    return seen
+
+
+WITHOUT_KERNEL: dict[str, tuple[Any, dict[str, Any], bool]] = {
+    "a learned mask": (_heads, {"attn_mask": _learned()}, True),
+    "dropped": (_heads, {"dropout_p": 0.3}, True),
+    "dropped, causal": (_heads, {"dropout_p": 0.3, "is_causal": True}, True),
+    "dropped, masked": (_heads, {"dropout_p": 0.3, "attn_mask": _hidden()}, True),
+    "short values": (lambda: _heads(values=2), {"scale": 0.3}, True),
+    "fewer heads": (lambda: _heads(keys=1), {"attn_mask": _learned(), "enable_gqa": True}, True),
+    "below zero": (_heads, {"attn_mask": _learned(), "scale": -0.3}, True),
+    "bfloat16": (lambda: _heads(torch.bfloat16), {"attn_mask": _learned(torch.bfloat16)}, True),
+    "a mask": (_heads, {"attn_mask": _hidden()}, False),
+    "plain": (_heads, {}, False),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_KERNEL)
+def test_attention_without_a_kernel(name: str) -> None:
+    make, options, is_taken_apart = WITHOUT_KERNEL[name]
+    given, taken = make(), []
+
+    def backend(module: torch.fx.GraphModule, given: Any) -> Any:
+        take_apart(module)
+        taken.append(any(node.target is attention_in_parts for node in module.graph.nodes))
+        return module
+
+    def seen(function: Any) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(0)
+        found = function(*given, **options)
+        wanted = [*given, *(value for value in options.values() if getattr(value, "requires_grad", False))]
+        return (found, *torch.autograd.grad(found.square().sum(), wanted))
+
+    torch._dynamo.reset()
+    expected = seen(F.scaled_dot_product_attention)
+    compiled = torch.compile(lambda *args, **of: F.scaled_dot_product_attention(*args, **of), backend=backend)
+    torch.testing.assert_close(seen(compiled), expected)
+    assert taken == [is_taken_apart]
+    torch.testing.assert_close(seen(attention_in_parts), expected)
+
+
+def test_attention_without_a_kernel_is_cast_as_torch_casts_it() -> None:
+    given, mask = _heads(torch.float32), _learned(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (f(*given, mask) for f in (attention_in_parts, F.scaled_dot_product_attention))
+    assert found.dtype is torch.bfloat16
+    assert torch.equal(found, expected)
 
 
 class Transposed(nn.Module):

@@ -28,7 +28,7 @@ from autoshard.precision import FLOATING_DTYPES
 from cost_models import OPTIMIZERS, PRESETS, load_profile
 from solver import BACKENDS
 
-from ..plans.synthetic import sharded_plan, transformer_plan
+from ..plans.synthetic import sharded_plan, transformer_plan, undivided
 
 ROOT = Path(__file__).parents[2]
 PLAN = transformer_plan(2)
@@ -138,8 +138,17 @@ def test_plan_writes_the_file_and_says_what_it_is_worth(calls: list[tuple[Any, .
         "33% whole on each (gradients all-reduced)\n"
         "along tp, 2 ranks: 67% tensor parallel, 33% replicated; every rank reads the whole batch; of the parameters "
         "67% cut over it and used so, 33% whole on each\n"
+        "pin tokens=dp:S(0) tp:R\n"
+        "not in these times: launches of kernels beyond the profile's, reading data, and what slows down while "
+        "something else runs beside it\n"
     )
     assert result.stderr == ""
+
+
+def test_plan_says_loudly_that_ranks_do_the_same_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_api(monkeypatch, lambda *given, **options: undivided(PLAN))
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2,tp=2", "-o", "new.yaml")
+    assert "\nWARNING: nothing is divided along dp and tp: 4 ranks do the same work." in result.stdout
 
 
 MISTAKES = {
@@ -484,6 +493,28 @@ def test_an_interruption_while_libraries_load_ends_in_silence(folder: Path, load
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_an_interruption_that_native_code_makes_an_error_of_ends_in_silence(folder: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'autoshard.plans':\n"
+        "            try: os.kill(os.getpid(), signal.SIGINT)\n"
+        "            except KeyboardInterrupt: raise ValueError('SchemaError: KeyboardInterrupt') from None\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from autoshard.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "show", "plan.yaml"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_every_command_has_examples_that_it_takes() -> None:
     group = typer.main.get_command(app)
     assert EXAMPLES.keys() == group.commands.keys()
@@ -499,6 +530,30 @@ def test_help_lists_every_name_that_an_option_takes() -> None:
     known = {base.name for mesh in ("a=2", "a=2,b=2") for base in baselines(Mesh.parse(mesh))}
     for name in (*known, *PRESETS, *OPTIMIZERS, *BACKENDS):
         assert re.search(rf"[ ,]{re.escape(name)}(,|$| )", shown), name
+
+
+def test_names_stand_only_below_options_that_take_them() -> None:
+    assert "fsdp" not in invoke("report", "--help").stdout  # whose --baseline is a plan file
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("pl", ["plan"]),
+        ("plan --mem", ["--memory", "--memory-soft"]),
+        ("plan --hardware dgx-h", ["dgx-h100", "dgx-h200"]),
+        ("plan --baseline fsdp+t", ["fsdp+tp"]),
+        ("search --optimizer sgd", ["sgd", "sgd-momentum"]),
+        ("explain --backend hi", ["highs"]),
+        ("check --hardware cpu", ["cpu-gloo"]),
+        ("show --format j", ["json"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_names(typed: str, completed: list[str]) -> None:
+    words = {"COMP_WORDS": f"autoshard {typed}", "COMP_CWORD": str(len(typed.split()))}
+    asked = os.environ | words | {"_AUTOSHARD_COMPLETE": "complete_bash", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", "autoshard"], env=asked, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, completed, "")
 
 
 def test_audit_prints_a_table_or_json(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

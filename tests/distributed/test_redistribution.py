@@ -36,7 +36,9 @@ def _paths(shape: tuple[int, ...], mesh: Mesh, itemsize: int, reduces: tuple[str
         sent = topology.collective_s(step.kind, step.axes, size) if step.communicates else 0.0
         return sent + profile.copy_s(copied)
 
-    return cheapest_paths(single_steps(layouts_of(shape, mesh, map(P, reduces)), shape, itemsize, mesh, seconds))
+    return cheapest_paths(
+        single_steps(layouts_of(shape, mesh, frozenset(map(P, reduces))), shape, itemsize, mesh, seconds)
+    )
 
 
 def _reachable(before: Layout, after: Layout) -> bool:

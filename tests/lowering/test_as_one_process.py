@@ -47,6 +47,9 @@ BODIES: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "channels": lambda m, x: F.dropout2d(m.conv(_images(x)), 0.4),
     "alpha": lambda m, x: F.alpha_dropout(x.mT, 0.4, True) + F.feature_alpha_dropout(x, 0.4, True).mT,
     "attention": lambda m, x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.4),
+    "attention of heads": lambda m, x: F.scaled_dot_product_attention(
+        *(x.unflatten(-1, (2, 4)).mT,) * 3, dropout_p=0.4
+    ),
     "recurrent": lambda m, x: m.lstm(x)[0],
     "layer": lambda m, x: m.layer(x),
     "noise": lambda m, x: x.mT + torch.randn_like(x.mT) + torch.rand_like(x.mT) * torch.randn(8, 4),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoshard
@@ -32,12 +33,20 @@ class Attention(nn.Module):
         return self.out(torch.matmul(scores.softmax(-1), v).transpose(1, 2).reshape(x.shape))
 
 
-class Layers(nn.Module):
-    """Two of them, and a loss."""
+class WithoutKernel(Attention):
+    """The same by torch's function, which has no kernel where the bias wants a gradient."""
 
-    def __init__(self) -> None:
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).view(BATCH, LENGTH, HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return self.out(F.scaled_dot_product_attention(q, k, v, self.bias).transpose(1, 2).reshape(x.shape))
+
+
+class Layers(nn.Module):
+    """Two layers, and a loss."""
+
+    def __init__(self, layer: type[Attention] = Attention) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Attention() for _ in range(2))
+        self.layers = nn.ModuleList(layer() for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -45,18 +54,18 @@ class Layers(nn.Module):
         return x.square().mean()
 
 
-def _example() -> tuple[nn.Module, tuple[Tensor]]:
+def _example(layer: type[Attention] = Attention) -> tuple[nn.Module, tuple[Tensor]]:
     torch.manual_seed(0)
-    return Layers().double(), (torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64),)
+    return Layers(layer).double(), (torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64),)
 
 
-def _plan(mesh: str, *constraints: str) -> ShardingPlan:
-    model, args = _example()
+def _plan(mesh: str, *constraints: str, layer: type[Attention] = Attention) -> ShardingPlan:
+    model, args = _example(layer)
     return autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=constraints, cache=False)
 
 
-def _check(plan: ShardingPlan) -> None:
-    check_as_before(*_example(), plan, rtol=1e-9, atol=1e-11)
+def _check(plan: ShardingPlan, layer: type[Attention] = Attention) -> None:
+    check_as_before(*_example(layer), plan, rtol=1e-9, atol=1e-11)
 
 
 def _products(plan: ShardingPlan) -> set[str]:
@@ -65,15 +74,18 @@ def _products(plan: ShardingPlan) -> set[str]:
     return {autoshard.format_layout(layout, plan.mesh) for e in named if (layout := e.outputs[0])}
 
 
+@pytest.mark.parametrize("layer", [Attention, WithoutKernel])
 @pytest.mark.parametrize(("mesh", "scheme"), [("tp=4", "tp"), ("dp=2,tp=2", "ddp+tp"), ("dp=2,tp=2", "fsdp+tp")])
-def test_heads_are_cut_and_one_all_reduce_follows_each_attention(mesh: str, scheme: str) -> None:
+def test_heads_are_cut_and_one_all_reduce_follows_each_attention(
+    mesh: str, scheme: str, layer: type[Attention]
+) -> None:
     """As Megatron has it: with torch's operator there is no such plan, as it merges batch and heads."""
-    plan = _plan(mesh, f"baseline {scheme}")
+    plan = _plan(mesh, f"baseline {scheme}", layer=layer)
     assert _products(plan) == {"dp:S(0) tp:S(1)" if "dp" in mesh else "tp:S(1)"}
     sent = [(e.tensor, c) for e in plan.redistributions if e.phase == "forward" for c in e.collectives]
     over = [(tensor.split("/")[0], c.kind) for tensor, c in sent if "tp" in c.axes]
     assert over == [("layers.0.out", "all_reduce"), ("layers.1.out", "all_reduce")]
-    _check(plan)
+    _check(plan, layer)
 
 
 @pytest.mark.parametrize("layout", ["a:S(2)", "a:S(3)", "a:P(sum)", "a:S(0)"])

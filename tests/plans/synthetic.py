@@ -421,3 +421,26 @@ def costed(plan: ShardingPlan, bound: float = 1.0, sums: bool = False) -> Shardi
         plan = replace(plan, communication_s=math.fsum(entry.predicted_s for entry in plan.redistributions))
     cost = round(COUNTED[plan.objective][1](plan) * 1e9)
     return replace(plan, solver=plan.solver.having(cost, min(cost, int(cost * bound))))
+
+
+def undivided(plan: ShardingPlan) -> ShardingPlan:
+    """The plan with every operator on whole tensors, so that nothing is communicated."""
+    whole = Layout((R,) * plan.mesh.ndim)
+    operators = tuple(
+        replace(e, inputs=(whole,) * len(e.inputs), outputs=tuple(o and whole for o in e.outputs))
+        for e in plan.operators
+    )
+    tensors = {
+        field: tuple(replace(e, layout=whole) for e in getattr(plan, field))
+        for field in ("parameters", "buffers", "inputs", "outputs")
+    }
+    cost_ns = round((plan.compute_s + (plan.optimizer_s or 0.0)) * 1e9)
+    return replace(  # type: ignore[arg-type]
+        plan,
+        operators=operators,
+        redistributions=(),
+        communication_s=0.0,
+        memory=None,
+        solver=replace(plan.solver, cost_ns=cost_ns, bound_ns=cost_ns),
+        **tensors,
+    )

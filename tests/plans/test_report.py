@@ -6,6 +6,7 @@ import html
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
@@ -32,7 +33,7 @@ from autoshard.plans.views.report_subject import Subject
 from autoshard.plans.views.report_values import copies_s, cost_split
 
 from . import browser
-from .synthetic import MESH, plans, sharded_plan, transformer_plan
+from .synthetic import MESH, plans, sharded_plan, transformer_plan, undivided
 from .write_golden import FOLDER
 
 PLAN = transformer_plan(4)
@@ -296,6 +297,13 @@ def test_memory_of_unknown_kinds_is_said_to_be_so() -> None:
     assert "of kinds that the plan does not tell apart" in text
 
 
+def test_an_axis_that_divides_nothing_is_a_warning_on_the_page() -> None:
+    """As in what ``show`` and ``plan`` say."""
+    warnings = [attrs for tag, attrs in Page(report_html(undivided(PLAN))).tags if attrs.get("class") == "warning"]
+    assert len(warnings) == 1 and "4 ranks do the same work" in report_html(undivided(PLAN))
+    assert not [attrs for tag, attrs in Page(report_html(PLAN)).tags if attrs.get("class") == "warning"]
+
+
 # Sums -----------------------------------------------------------------------------------------------------------------
 
 
@@ -471,7 +479,8 @@ def test_searching_hides_what_does_not_fit_and_opens_what_does(llama_page: Path)
         for page in (before, after)
     ]
     assert not any(sections[0].values())
-    assert {name for name, is_hidden in sections[1].items() if not is_hidden} == hits(after) == {"modules"}
+    shown = {name for name, is_hidden in sections[1].items() if not is_hidden}
+    assert shown == hits(after) and "modules" in shown and len(shown) < len(sections[1]) / 2
 
 
 def hits(page: Page) -> set[str]:
@@ -490,6 +499,93 @@ def test_pointing_at_a_placement_marks_it_everywhere(llama_page: Path) -> None:
     cells = [attrs for _, attrs in page.tags if "data-layout" in attrs]
     marked = {attrs["data-layout"] for attrs in cells if "same" in (attrs.get("class") or "").split()}
     assert marked == {"dp:S(0) tp:S(1)"}
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[browser.Shown]:
+    with browser.window() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory, llama_page: Path) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    both = [(name, golden(name)) for name in ("llama3_8b.yaml", "llama3_8b-tight.yaml")]
+    texts = {"comparison": comparison_html(*both), "hostile": report_html(hostile_plan()), "small": report_html(PLAN)}
+    for name, text in texts.items():
+        (folder / f"{name}.html").write_text(text)
+    return {"llama": llama_page, **{name: folder / f"{name}.html" for name in texts}}
+
+
+BEYOND = """[...document.body.querySelectorAll("*")].filter((one) => {
+  const box = one.getBoundingClientRect();
+  return box.width && !one.parentElement.closest(".scroll") && (box.left < -1 || box.right > innerWidth + 1);
+}).map((one) => one.outerHTML.slice(0, 100))"""
+"""What is wider than the window, or beyond its edge, and in nothing that scrolls by itself."""
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [400, 800, 1400])
+@pytest.mark.parametrize("page", ["llama", "comparison", "hostile", "small"])
+def test_nothing_is_wider_than_the_window(window: browser.Shown, pages: dict[str, Path], page: str, width: int) -> None:
+    window.show(pages[page], width)
+    assert window.ask("innerWidth") == width
+    assert window.ask(BEYOND) == []
+    assert window.ask("document.documentElement.scrollWidth") == width
+
+
+PALE = """(() => {
+  const numbers = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = (rgb) => rgb.map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
+  const on = (top, below, share) => top.map((c, k) => share * c + (1 - share) * below[k]);
+  const behind = (one) => {
+    for (; one; one = one.parentElement) {
+      const [r, g, b, a = 1] = numbers(getComputedStyle(one).backgroundColor);
+      if (a > 0) return [r, g, b];
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  for (const one of document.body.querySelectorAll("*")) {
+    const texts = [...one.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.textContent.trim());
+    if (!texts || !one.getClientRects().length || one.closest("script, title")) continue;
+    const style = getComputedStyle(one);
+    let ink = style.color, paper = behind(one);
+    if (one instanceof SVGElement) {
+      ink = style.fill;
+      const bar = one.classList.contains("inside") && one.parentElement.querySelector("rect");
+      if (bar) {
+        const filled = getComputedStyle(bar);
+        const lane = one.closest("svg").querySelector(".lane");
+        const below = lane ? numbers(getComputedStyle(lane).fill).slice(0, 3) : paper;
+        paper = on(numbers(filled.fill).slice(0, 3), below, Number(filled.fillOpacity));
+      }
+    }
+    const [high, low] = [light(numbers(ink).slice(0, 3)), light(paper)].sort((a, b) => b - a);
+    const contrast = (high + 0.05) / (low + 0.05);
+    if (contrast < 4.5) found.push(`${contrast.toFixed(1)} ${one.outerHTML.slice(0, 100)}`);
+  }
+  return found;
+})()"""
+"""Texts whose contrast to what is behind them is below 4.5, what WCAG 2.2 asks for (success criterion 1.4.3)."""
+
+
+@needs_chromium
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("page", ["llama", "comparison"])
+def test_every_text_can_be_read(window: browser.Shown, pages: dict[str, Path], page: str, dark: bool) -> None:
+    window.show(pages[page], 1400, dark=dark)
+    paper = window.ask("getComputedStyle(document.body).backgroundColor")
+    assert (paper == "rgb(255, 255, 255)") != dark
+    assert window.ask(PALE) == []
+
+
+@needs_chromium
+def test_on_paper_there_is_no_search_field(window: browser.Shown, pages: dict[str, Path]) -> None:
+    window.show(pages["llama"], 800, media="print", dark=True)
+    assert window.ask("getComputedStyle(document.querySelector('.tools')).display") == "none"
+    assert window.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
 @needs_chromium

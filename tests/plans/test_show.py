@@ -19,7 +19,7 @@ from autoshard.plans.views.axis_use import axis_lines, samples, throughput_line,
 from autoshard.plans.views.expensive import MOST_EXPENSIVE
 from autoshard.plans.views.show import console_for, show_text
 
-from .synthetic import MESH, plans, transformer_plan
+from .synthetic import MESH, plans, transformer_plan, undivided
 
 GOLDEN = Path(__file__).with_name("golden") / "transformer.txt"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "plan_file.md"
@@ -188,27 +188,17 @@ def test_element_sizes_are_those_of_torch() -> None:
             assert getattr(torch, name).itemsize == size
 
 
-def _whole(plan: ShardingPlan) -> ShardingPlan:
-    """The plan with every operator on whole tensors."""
-    whole = Layout((R,) * plan.mesh.ndim)
-    operators = tuple(
-        replace(e, inputs=(whole,) * len(e.inputs), outputs=tuple(o and whole for o in e.outputs))
-        for e in plan.operators
-    )
-    tensors = {
-        field: tuple(replace(e, layout=whole) for e in getattr(plan, field))
-        for field in ("parameters", "buffers", "inputs", "outputs")
-    }
-    return replace(plan, operators=operators, redistributions=(), **tensors)  # type: ignore[arg-type]
-
-
 def test_an_axis_that_divides_nothing_is_said_loudly_and_one_that_does_is_not() -> None:
     plan = transformer_plan(2)
     assert unused_axes(plan) == () and "WARNING" not in "".join(axis_lines(plan))
-    *lines, warning = axis_lines(_whole(plan))
+    *lines, warning = axis_lines(undivided(plan))
     assert len(lines) == plan.mesh.ndim and all("every rank reads the whole batch" in line for line in lines)
     assert warning.startswith("WARNING: nothing is divided along dp and tp: 4 ranks do the same work.")
     assert "or without its constraints" in warning  # it has a pin
+    assert warning in shown(undivided(plan))
+    terminal = io.StringIO()
+    show_text(undivided(plan), Console(file=terminal, force_terminal=True, width=200))
+    assert "\x1b[1;31mWARNING: nothing is divided" in terminal.getvalue()
     dp_only = replace(plan, operators=tuple(_whole_along(e, 1) for e in plan.operators))
     assert unused_axes(dp_only) == ("tp",)
 

@@ -45,7 +45,7 @@ def _price(step, size: int, copied: int) -> float:
 
 
 def _paths(shape, mesh, further=(P_SUM,), price=_price):
-    layouts = layouts_of(shape, mesh, further)
+    layouts = layouts_of(shape, mesh, frozenset(further))
     return cheapest_paths(single_steps(layouts, shape, 4, mesh, price))
 
 
@@ -297,7 +297,7 @@ def test_a_dear_axis_is_avoided_by_gathering_over_the_cheap_one_first() -> None:
 def test_transient_bytes_are_those_alive_while_the_steps_run(grid: str) -> None:
     """Steps written on the meta device, and the storages that live beside the source at each."""
     mesh, shape = Mesh.parse(grid), (8, 16, 4)
-    layouts = layouts_of(shape, mesh, (P_SUM, S(0, (1, 1)), S(1, (2, 1, 1))))
+    layouts = layouts_of(shape, mesh, frozenset({P_SUM, S(0, (1, 1)), S(1, (2, 1, 1))}))
     paths = cheapest_paths(single_steps(layouts, shape, 4, mesh, lambda step, size, copied: 1.0 + size + copied))
     for before in layouts:
         for after in layouts:

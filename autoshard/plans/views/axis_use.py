@@ -19,6 +19,12 @@ WORTH_SAYING = 0.1
 MOST_RANKS = 8
 """How many ranks of a group are named."""
 
+WARNING = "WARNING"
+NOT_MODELLED = (
+    "launches of kernels beyond the profile's, reading data, and what slows down while something else runs beside it"
+)
+"""What a plan's times leave out."""
+
 
 def use_lines(plan: ShardingPlan) -> tuple[str, ...]:
     """How much a step gets through, where that is known, and what each axis is for."""
@@ -155,7 +161,7 @@ def _warning(plan: ShardingPlan, unused: tuple[str, ...]) -> str:
     axes, name = " and ".join(unused), plan.inputs[0].name if plan.inputs else "output.0"
     held = ", or without its constraints" if plan.pins else ""
     return (
-        f"WARNING: nothing is divided along {axes}: {ranks} ranks do the same work. Under this profile any division "
+        f"{WARNING}: nothing is divided along {axes}: {ranks} ranks do the same work. Under this profile any division "
         f"costs more time than it saves, or cannot be; a larger batch or model would change that{held}, and "
         f"fewer ranks take as long. The price of a division: autoshard explain PLAN --why {name} "
         f"--not '{' '.join(f'{axis}:S(0)' if axis in unused else f'{axis}:R' for axis in plan.mesh.axes)}'"

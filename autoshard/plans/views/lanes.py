@@ -20,8 +20,8 @@ WIDTH = 1000
 LANE, GAP = 34, 8
 PARTS = 250
 """Into so many equal parts the step is cut; the chart shows how busy each lane is in each."""
-_CHARACTER = 7.2
-"""About the width of one in the chart."""
+_CHARACTER, _WIDE_CHARACTER = 7.4, 12.0
+"""About the width of one in the chart, and of an m or a w."""
 
 
 @dataclass(frozen=True)
@@ -211,15 +211,18 @@ def _bars(exposure: Exposure, span: Span, start: int, end: int, scale: float) ->
         left, right = max(begins, start), min(ends, end)
         if took and right > left:
             width = (right - left) * scale
-            room = int(width / _CHARACTER) - 1
-            label = next((text for text in _short(name) if len(text) <= room), "")
+            label = next((text for text in _short(name) if _wide(text) + 6 <= width), "")
             yield Bar(round((left - start) * scale, 2), round(width, 2), colour, title, label)
 
 
 def _short(name: str) -> tuple[str, ...]:
-    """What may stand for a name where there is little room, the longest first: ``w1/bwd.mm``, ``bwd.mm``."""
+    """What may stand for a name where there is little room, the longest first: ``w1/bwd.mm``, ``bwd.mm``, ``mm``."""
     path, _, role = name.rpartition("/")
-    return f"{path.rpartition('.')[2]}/{role}".lstrip("/"), role
+    return f"{path.rpartition('.')[2]}/{role}".lstrip("/"), role, role.removeprefix("bwd.")
+
+
+def _wide(text: str) -> float:
+    return sum(_WIDE_CHARACTER if character in "mwMW" else _CHARACTER for character in text)
 
 
 def _said(span: Span) -> tuple[str, str]:

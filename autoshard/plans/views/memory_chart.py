@@ -37,12 +37,14 @@ class Band:
 class MemoryChart:
     """A chart of ``top_bytes``, its bands from the bottom up, and a bar to point at for each moment.
 
-    ``budget_at`` is the height at which bytes in use are as many as the budget allows; None where that is above it.
+    ``ticks`` are round numbers of bytes with their heights. ``budget_at`` is the height at which bytes in use are as
+    many as the budget allows; None where that is above it.
     """
 
     bands: tuple[Band, ...]
     bars: tuple[tuple[float, float, float, str, int], ...]
     phases: tuple[tuple[float, str], ...]
+    ticks: tuple[tuple[float, int], ...]
     peak_at: tuple[float, float]
     budget_at: float | None
     top_bytes: int
@@ -87,10 +89,24 @@ def memory_chart(plan: ShardingPlan, top: int | None = None) -> MemoryChart | No
         bands=tuple(bands),
         bars=bars,
         phases=tuple((x, phase) for phase, x in starts.items()),
+        ticks=tuple((y(size), size) for size in _round_sizes(top)),
         peak_at=(round((peak + 0.5) * wide, 2), y(memory.peak.size_bytes)),
         budget_at=None if allowed is None or allowed > top else y(allowed),
         top_bytes=top,
     )
+
+
+def _round_sizes(top: int) -> range:
+    """Up to five sizes below ``top``, multiples of 1, 2 or 5 of a unit times a power of ten.
+
+    >>> [size >> 30 for size in _round_sizes(24 << 30)]
+    [5, 10, 15, 20]
+    """
+    unit = 1024 ** (max(top.bit_length() - 1, 0) // 10)
+    tens = 10 ** (len(str(top // unit)) - 1)
+    steps = [max(1, unit * tens * times // 10) for times in (1, 2, 5, 10, 20)]
+    step = next(each for each in steps if top <= 5 * each or each == steps[-1])
+    return range(step, top, step)
 
 
 def _allowed(memory: MemoryOutcome) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..plan import ShardingPlan
+from .axis_use import NOT_MODELLED
 from .diff import diff_plans
 from .report_page import parts_of, rendered, step_bars
 from .report_subject import Subject
@@ -29,5 +30,6 @@ def report_html(
         subject=subject,
         bars=step_bars(splits),
         parts=parts_of(splits),
+        not_modelled=NOT_MODELLED,
         differences=[(label, diff_plans(one, plan)) for label, one in baselines],
     )

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from ..units import format_bytes, format_gap, format_seconds
 from .columns import bytes_column, seconds_column
@@ -39,6 +41,7 @@ def rendered(template: str, **values: Any) -> str:
     environment = Environment(
         loader=FunctionLoader(_file), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
+    environment.filters["at_dots"] = _at_dots
     style, script = _file("report.css"), _file("report.js")
     return environment.get_template(template).render(
         style=style,
@@ -80,6 +83,11 @@ def parts_of(splits: Sequence[tuple[str, list[Part]]]) -> list[tuple[str, str, l
         colours.setdefault(part.name, part.colour)
     by_plan = [{part.name: part.seconds for part in parts} for _, parts in splits]
     return [(name, colour, [seconds.get(name) for seconds in by_plan]) for name, colour in colours.items()]
+
+
+def _at_dots(text: str) -> Markup:
+    """A name, or a sentence with some, that may go on in the next line behind a dot or a slash."""
+    return Markup(re.sub(r"(?<=[./])(?=[A-Za-z_*])", "<wbr>", str(escape(text))))
 
 
 def _file(name: str) -> str:

@@ -25,7 +25,7 @@ from ..text.layout_preserving import preserves_layout
 from ..text.name_patterns import Line, Repeats, format_pattern
 from ..text.notation import format_path, format_strategy
 from ..units import format_bytes, format_seconds
-from .axis_use import network_lines, use_lines
+from .axis_use import NOT_MODELLED, WARNING, network_lines, use_lines
 from .expensive import MOST_EXPENSIVE, by_expense
 from .expert_words import expert_lines
 from .redistribution_reasons import RedistributionReasons, what_runs
@@ -92,6 +92,20 @@ def headline(summary: PlanSummary) -> tuple[str, ...]:
     )
 
 
+def plan_lines(plan: ShardingPlan) -> tuple[str, ...]:
+    """What ``plan`` and ``show`` say of a plan: what it is worth, what its axes run on and are for, how far it is from
+    what experts plan, the constraints in force, and what is in none of its times.
+    """
+    return (
+        *headline(summarize(plan)),
+        *network_lines(plan),
+        *use_lines(plan),
+        *expert_lines(plan),
+        *(f"pin {pin}" for pin in plan.pins),
+        f"not in these times: {NOT_MODELLED}",
+    )
+
+
 def _optimizer_words(summary: PlanSummary) -> str:
     if summary.optimizer_s is None:
         return "optimizer not known"
@@ -147,15 +161,12 @@ def _memory_line(memory: MemoryOutcome) -> str:
 
 
 def _header(summary: PlanSummary, plan: ShardingPlan) -> Panel:
-    lines = [
-        f"mesh {summary.mesh} ({summary.ranks} ranks), hardware {summary.hardware}, objective {summary.objective}",
-        *headline(summary),
-        *network_lines(plan),
-        *use_lines(plan),
-        *expert_lines(plan),
-        *(f"pin {pin}" for pin in plan.pins),
-    ]
-    return Panel.fit(Text("\n".join(lines)), title=Text(summary.model), title_align="left")
+    text = Text(
+        f"mesh {summary.mesh} ({summary.ranks} ranks), hardware {summary.hardware}, objective {summary.objective}"
+    )
+    for line in plan_lines(plan):
+        text.append(f"\n{line}", style="bold red" if line.startswith(WARNING) else "")
+    return Panel.fit(text, title=Text(summary.model), title_align="left")
 
 
 def _print(title: str, table: Table, console: Console) -> None:
