@@ -52,6 +52,7 @@ from .lowering import (
     lower,
     open_board,
     plan_digest,
+    save_parts,
     shard_parameters,
     verify,
     with_batch,
@@ -131,6 +132,8 @@ def parallelize(
         check_held_alike([each.plan for each in lowered], [each.program for each in lowered])
         check_same_tensors(board, STAGES[1], model)
     with agreed(board, STAGES[2]), failures.telling(STAGES[2]):
+        if any(entry.layout.has_parts for entry in plans[0].parameters):
+            save_parts()
         shard_parameters(model, plans[0], mesh)
         draws = Draws(mesh) if any(each.program.is_random for each in lowered) else None
         served = [each.served(model, mesh, failures, draws) for each in lowered]

@@ -7,13 +7,18 @@ A :class:`Layout` has one :class:`Placement` per mesh axis:
 ``S(d)``
     dim ``d`` is cut along the axis;
 ``P(sum)``
-    every rank holds an addend; the tensor is their sum (also ``P(max)``, ``P(min)``).
+    every rank holds an addend; the tensor is their sum (also ``P(max)``, ``P(min)``);
+``S(d/3)``, ``S(d/4:1:1)``
+    dim ``d`` has three equal parts, or three whose lengths are as 4 to 1 to 1, and each of them is cut: a rank holds
+    its block of every part, one behind the other. So are the columns of queries, keys and values of one projection cut
+    by heads.
 
 Text: ``dp:S(0) tp:R``, one entry per axis. Where two axes cut one dim, the axis named first cuts first
 (``dp:S(0) tp:S(0)``: blocks over dp, each cut again over tp); only the order of the mesh is supported.
 
 Cuts follow ``torch.chunk`` (and so DTensor): ``n`` ranks cut a dim of ``L`` into blocks of ``ceil(L / n)``, the last
-ones shorter or empty. Nested cuts apply the same rule to the block.
+ones shorter or empty. Nested cuts apply the same rule to the block. Parts are only ever cut evenly, so that shards have
+the sizes that they have without parts, and a dim is cut in the same parts by all axes that cut it.
 """
 
 from __future__ import annotations
@@ -21,36 +26,56 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import gcd, prod
 from typing import Literal
 
 from .errors import LayoutError
 from .mesh import Mesh
 
-_PLACEMENT = r"(?:(?P<r>R)|S\((?P<dim>\d{1,3})\)|P\((?P<reduce>sum|max|min)\))"
+_PLACEMENT = r"(?:(?P<r>R)|S\((?P<dim>\d{1,3})(?:/(?P<parts>\d{1,9}(?::\d{1,9})*))?\)|P\((?P<reduce>sum|max|min)\))"
 _ENTRY = re.compile(r"(?P<axis>[A-Za-z_]\w*):" + _PLACEMENT)
 
 Kind = Literal["R", "S", "P"]
 
+MOST_PARTS = 64
+"""Parts of a dim that a layout can name."""
+
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """What one mesh axis does to a tensor: replicate (R), cut dim ``dim`` (S), or hold partial results (P)."""
+    """What one mesh axis does to a tensor: replicate (R), cut dim ``dim`` (S), or hold partial results (P).
+
+    ``parts`` are the lengths of the parts of the dim that are cut each, in lowest terms: (1, 1, 1) are equal thirds.
+    Empty where the dim is cut as one.
+    """
 
     kind: Kind
     dim: int = -1
     reduce: str = ""
+    parts: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return {"R": "R", "S": f"S({self.dim})", "P": f"P({self.reduce})"}[self.kind]
+        return {"R": "R", "S": f"S({self.dim}{self._parts_text()})", "P": f"P({self.reduce})"}[self.kind]
+
+    def _parts_text(self) -> str:
+        if not self.parts:
+            return ""
+        return f"/{len(self.parts)}" if set(self.parts) == {1} else f"/{':'.join(map(str, self.parts))}"
 
 
 R = Placement("R")
 P_SUM = Placement("P", reduce="sum")
 
 
-def S(dim: int) -> Placement:
-    """The placement that cuts dim ``dim``."""
-    return Placement("S", dim=dim)
+def S(dim: int, parts: tuple[int, ...] = ()) -> Placement:
+    """The placement that cuts dim ``dim``, or each of its parts, whose lengths are as these numbers.
+
+    >>> str(S(1)), str(S(1, (768, 768, 768))), str(S(1, (4096, 1024, 1024))), str(S(1, (4096,)))
+    ('S(1)', 'S(1/3)', 'S(1/4:1:1)', 'S(1)')
+    """
+    shared = gcd(*parts)
+    return Placement("S", dim=dim, parts=tuple(part // shared for part in parts) if len(parts) > 1 else ())
 
 
 def P(reduce: str) -> Placement:
@@ -86,6 +111,11 @@ class Layout:
         return any(p.kind == "P" for p in self.placements)
 
     @property
+    def has_parts(self) -> bool:
+        """Whether any axis cuts the parts of a dim, each by itself."""
+        return any(p.parts for p in self.placements)
+
+    @property
     def is_replicated(self) -> bool:
         """Whether every rank holds the whole tensor."""
         return all(p.kind == "R" for p in self.placements)
@@ -94,6 +124,10 @@ class Layout:
         """The mesh axes that cut ``dim``, outermost first."""
         return tuple(i for i, p in enumerate(self.placements) if p.kind == "S" and p.dim == dim)
 
+    def parts_of(self, dim: int) -> tuple[int, ...]:
+        """The parts of ``dim`` that are cut each; empty where it is cut as one, or whole."""
+        return next((p.parts for p in self.placements if p.kind == "S" and p.dim == dim), ())
+
 
 def replicated(mesh: Mesh) -> Layout:
     """The layout in which every rank holds the whole tensor."""
@@ -101,7 +135,7 @@ def replicated(mesh: Mesh) -> Layout:
 
 
 def parse_placement(text: str) -> Placement:
-    """Reads ``R``, ``S(0)`` or ``P(sum)``; the inverse of ``str``.
+    """Reads ``R``, ``S(0)``, ``S(0/3)`` or ``P(sum)``; the inverse of ``str``.
 
     Raises:
         LayoutError: the text is none of these.
@@ -114,8 +148,22 @@ def parse_placement(text: str) -> Placement:
 
 def _placement(match: re.Match[str]) -> Placement:
     if match["dim"] is not None:
-        return S(int(match["dim"]))
+        return S(int(match["dim"]), _parts(match["parts"]))
     return R if match["reduce"] is None else P(match["reduce"])
+
+
+def _parts(text: str | None) -> tuple[int, ...]:
+    """``3`` is three equal parts, ``4:1:1`` three whose lengths are as these."""
+    if text is None:
+        return ()
+    lengths = tuple(map(int, text.split(":")))
+    found = (1,) * lengths[0] if len(lengths) == 1 and lengths[0] <= MOST_PARTS else lengths
+    if not 1 < len(found) <= MOST_PARTS or 0 in found:
+        raise LayoutError(
+            f"cannot read the parts {text!r} of a dim; write S(1/3) for three equal ones, or S(1/4:1:1) for three of "
+            f"these proportions, at most {MOST_PARTS}"
+        )
+    return found
 
 
 def parse_layout(text: str, mesh: Mesh) -> Layout:
@@ -123,7 +171,7 @@ def parse_layout(text: str, mesh: Mesh) -> Layout:
 
     Raises:
         LayoutError: an entry cannot be read, names an unknown axis or one twice, or two axes cut one dim in another
-            order than the mesh's.
+            order than the mesh's, or in other parts.
     """
     placements = [R] * mesh.ndim
     named: list[int] = []
@@ -143,7 +191,14 @@ def parse_layout(text: str, mesh: Mesh) -> Layout:
         placements[axis] = _placement(match)
     for i, first in enumerate(named):
         for second in named[i + 1 :]:
-            if placements[first].kind == "S" and placements[first] == placements[second] and first > second:
+            a, b = placements[first], placements[second]
+            if a.kind != "S" or b.kind != "S" or a.dim != b.dim:
+                continue
+            if a.parts != b.parts:
+                raise LayoutError(
+                    f"the layout {text!r} cuts dim {a.dim} as {a} and as {b}; axes that cut one dim cut the same parts"
+                )
+            if first > second:
                 raise LayoutError(
                     f"the layout {text!r} cuts dim {placements[first].dim} over {mesh.axes[first]} before "
                     f"{mesh.axes[second]}; only the order of the mesh ({mesh}) is supported"
@@ -176,13 +231,39 @@ def block(size: int, parts: int, index: int) -> tuple[int, int]:
     return min(index * width, size), min((index + 1) * width, size)
 
 
+def pieces(size: int, parts: tuple[int, ...]) -> list[tuple[int, int]]:
+    """``[start, stop)`` of each part of a dim of length ``size``, which is one where there are no parts.
+
+    >>> pieces(12, (4, 1, 1)), pieces(12, ())
+    ([(0, 8), (8, 10), (10, 12)], [(0, 12)])
+    """
+    ends = list(accumulate(parts or (1,), initial=0))
+    return [(size * start // ends[-1], size * stop // ends[-1]) for start, stop in pairwise(ends)]
+
+
+def local_ranges(size: int, layout: Layout, dim: int, mesh: Mesh, coordinate: tuple[int, ...]) -> list[tuple[int, int]]:
+    """``[start, stop)`` of each part of a dim of length ``size`` that the rank at ``coordinate`` holds, in the order in
+    which it holds them.
+    """
+    axes, found = layout.axes_of(dim), []
+    for start, stop in pieces(size, layout.parts_of(dim)):
+        for axis in axes:
+            lo, hi = block(stop - start, mesh.shape[axis], coordinate[axis])
+            start, stop = start + lo, start + hi
+        found.append((start, stop))
+    return found
+
+
 def local_range(size: int, layout: Layout, dim: int, mesh: Mesh, coordinate: tuple[int, ...]) -> tuple[int, int]:
-    """``[start, stop)`` of a dim of length ``size`` that the rank at ``coordinate`` holds."""
-    start, stop = 0, size
-    for axis in layout.axes_of(dim):
-        lo, hi = block(stop - start, mesh.shape[axis], coordinate[axis])
-        start, stop = start + lo, start + hi
-    return start, stop
+    """``[start, stop)`` of a dim of length ``size`` that the rank at ``coordinate`` holds.
+
+    Raises:
+        LayoutError: it holds several ranges, as the dim is cut in parts.
+    """
+    found = local_ranges(size, layout, dim, mesh, coordinate)
+    if len(found) > 1:
+        raise LayoutError(f"dim {dim} is cut in {len(found)} parts, of which a rank holds no single range")
+    return found[0]
 
 
 def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> tuple[int, ...]:
@@ -201,7 +282,7 @@ def largest_local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> t
 
 
 def check_fits(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> None:
-    """Checks that a layout names only dims that the tensor has and one placement per axis.
+    """Checks that a layout names only dims that the tensor has and one placement per axis, and cuts parts evenly.
 
     Raises:
         LayoutError: it does not.
@@ -216,6 +297,11 @@ def check_fits(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> None:
                 if shape
                 else f"{axis}:{placement} cuts a scalar"
             )
+    if not cuts_parts_evenly(shape, layout, mesh):
+        raise LayoutError(
+            f"the layout {format_layout(layout, mesh)} cuts parts of a dim of a tensor of shape {list(shape)}; all "
+            "axes that cut the dim must cut the same parts, and into equal blocks"
+        )
 
 
 def has_empty_shard(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
@@ -230,6 +316,24 @@ def has_empty_shard(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
         if min(spans) == 0:
             return True
     return False
+
+
+def cuts_parts_evenly(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
+    """Whether the dims that are cut in parts have these, each cut into equal blocks, by all axes that cut the dim."""
+    for dim in {placement.dim for placement in layout if placement.parts}:
+        axes, parts = layout.axes_of(dim), layout.parts_of(dim)
+        if any(layout[axis].parts != parts for axis in axes):
+            return False
+        unit, rest = divmod(shape[dim], sum(parts))
+        ranks = prod(mesh.shape[axis] for axis in axes)
+        if rest or any(unit * part % ranks for part in parts):
+            return False
+    return True
+
+
+def is_possible(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
+    """Whether a tensor of a shape can be held in a layout: every rank holds elements, and parts are cut evenly."""
+    return cuts_parts_evenly(shape, layout, mesh) and not has_empty_shard(shape, layout, mesh)
 
 
 def is_even(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:

@@ -17,6 +17,8 @@ from examples import vit
 from examples.gpt2 import GPT2, GPT2Config
 from examples.llama import Llama, LlamaConfig
 
+from .fused_models import fused
+
 Example = tuple[nn.Module, tuple[Any, ...]]
 
 LLAMA = LlamaConfig(vocab_size=12, n_layers=1, d_model=24, n_heads=4, n_kv_heads=2, d_ffn=20, max_sequence=6)
@@ -185,6 +187,9 @@ EXAMPLES: dict[str, Callable[[], Example]] = {
     "assorted": assorted,
     "vit": vit.tiny,
     "routed": routed_experts.tiny,
+    "fused": fused,
+    "fused 2:1:1": lambda: fused("split", groups=4),
+    "fused 4:1:1": lambda: fused("ranges", groups=2),
 }
 
 

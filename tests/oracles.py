@@ -48,6 +48,15 @@ def chunks(whole: Tensor, parts: int, dim: int) -> list[Tensor]:
     return [*cut, *[whole.narrow(dim, 0, 0)] * (parts - len(cut))]
 
 
+def cuts(whole: Tensor, ranks: int, placement: Placement) -> list[Tensor]:
+    """What each rank holds of a dim that is cut, or of each of its parts, which are of equal or other proportions."""
+    if not placement.parts:
+        return chunks(whole, ranks, placement.dim)
+    unit = whole.shape[placement.dim] // sum(placement.parts)
+    parts = torch.split(whole, [unit * part for part in placement.parts], placement.dim)
+    return [torch.cat(held, placement.dim) for held in zip(*(chunks(part, ranks, placement.dim) for part in parts))]
+
+
 def close(a: Tensor, b: Tensor) -> bool:
     """Equal shape and dtype, and values up to the rounding of float64 beside the largest one.
 
@@ -76,7 +85,7 @@ def _split(
         same = list(_split(whole, placements[1:], sizes[1:], generator))
         pieces = [same] * parts
     else:
-        cut = chunks(whole, parts, first.dim) if first.kind == "S" else _addends(whole, parts, generator)
+        cut = cuts(whole, parts, first) if first.kind == "S" else _addends(whole, parts, generator)
         pieces = [list(_split(piece, placements[1:], sizes[1:], generator)) for piece in cut]
     for i, piece in enumerate(pieces):
         yield from (((i, *rest), shard) for rest, shard in piece)
@@ -106,11 +115,19 @@ def _assemble(shards: dict[Coordinate, Tensor], placements: tuple[Placement, ...
         assert all(close(piece, pieces[0]) for piece in pieces), "replicas differ"
         return pieces[0]
     if first.kind == "S":
+        if first.parts:
+            return _joined_in_parts(pieces, first)
         joined = torch.cat(pieces, first.dim)
         expected = [chunk.shape for chunk in chunks(joined, sizes[0], first.dim)]
         assert [piece.shape for piece in pieces] == expected, "blocks of other sizes than torch.chunk's"
         return joined
     return _COMBINE[first.reduce](torch.stack(pieces)).to(pieces[0].dtype)
+
+
+def _joined_in_parts(held: list[Tensor], placement: Placement) -> Tensor:
+    unit = held[0].shape[placement.dim] // sum(placement.parts)
+    apart = [torch.split(piece, [unit * part for part in placement.parts], placement.dim) for piece in held]
+    return torch.cat([piece for part in zip(*apart) for piece in part], placement.dim)
 
 
 def interpret(

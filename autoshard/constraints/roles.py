@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from ..capture import CapturedGraph, Node, Ref
-from ..ops import has, is_contraction, is_free
+from ..layout import Placement
+from ..ops import has, is_contraction, is_free, parts_asked_for
 from .layers import layers
 from .values import TensorClass
 
@@ -165,6 +166,17 @@ class Roles:
         views = ((i, node) for i, node in self._graph.of_kind("operator") if has(node, "reshape") and i in self.layered)
         shapes = ((i, self._graph.meta(node.inputs[0]).shape, self._graph.meta(Ref(i)).shape) for i, node in views)
         return tuple((i, b[2]) for i, a, b in shapes if len(a) == 3 and len(b) == 4 and a[:2] == b[:2])
+
+    @cached_property
+    def equal_parts(self) -> Mapping[int, tuple[tuple[int, Placement], ...]]:
+        """Operators that take the columns of a product apart into equal parts, each of which can be cut: the lengths of
+        the dims on the way from the product, with their cuts in parts.
+        """
+        found: dict[int, tuple[tuple[int, Placement], ...]] = {}
+        for ref, placement, i in parts_asked_for(self._graph):
+            if set(placement.parts) == {1}:
+                found[i] = (*found.get(i, ()), (self._graph.meta(ref).shape[placement.dim], placement))
+        return found
 
     @cached_property
     def fused(self) -> tuple[int, ...]:

@@ -183,10 +183,12 @@ class _SchemeLimits:
 
     def _check_heads(self, axis: str, ranks: int) -> None:
         for node in self._roles.fused:
-            raise ConstraintError(
-                f"{self._text!r} cuts projections by columns, but {self._graph.nodes[node].name} splits the columns of "
-                "one projection among several; make each its own"
-            )
+            if not self._shares_parts(node, ranks):
+                raise ConstraintError(
+                    f"{self._text!r} cuts projections by columns, but {self._graph.nodes[node].name} splits the "
+                    "columns of one projection among several, into parts that are unequal or that the "
+                    f"{ranks} ranks of {axis} cannot share evenly; make each its own"
+                )
         for node, heads in self._roles.heads:
             if heads % ranks:
                 raise ConstraintError(
@@ -201,6 +203,11 @@ class _SchemeLimits:
         layout = Layout(tuple(S(0) if axis in axes else R for axis in range(self._mesh.ndim)))
         empty = has_empty_shard((size,), layout, self._mesh)
         return not empty and (len(axes) == 1 or is_even((size,), layout, self._mesh))
+
+    def _shares_parts(self, node: int, ranks: int) -> bool:
+        """Whether ranks can share each part of a product that an operator takes apart, wherever it is a dim's part."""
+        ways = self._roles.equal_parts.get(node, ())
+        return any(length % (len(placement.parts) * ranks) == 0 for length, placement in ways[-1:])
 
     def _only(self, index: int, *placements: Placement, allowed: bool = True) -> None:
         self._to.limit(index, OnAxis(self._axis, placements, allowed, self._text))

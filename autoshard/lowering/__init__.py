@@ -3,6 +3,7 @@
 from .agree import agreed, bind, from_first_rank
 from .batches import sampler, shard_inputs, shard_targets
 from .board import open_board
+from .checkpoints import save_parts
 from .draws import Draws, Random, check_random
 from .emitter import in_use, storages
 from .failure import Failures
@@ -63,6 +64,7 @@ __all__ = [
     "open_board",
     "plan_of",
     "sampler",
+    "save_parts",
     "shard_inputs",
     "shard_parameters",
     "shard_targets",

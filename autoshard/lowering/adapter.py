@@ -19,9 +19,11 @@ import torch.distributed._functional_collectives  # registers torch.ops._c10d_fu
 import torch.utils.checkpoint
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import _state_dict_utils
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -122,6 +124,34 @@ def dtensor_of(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
         return DTensor.from_local(local, spec.mesh, spec.placements, run_check=False, shape=shape, stride=stride)
     with torch.no_grad():
         return DTensor(local.view_as(local), spec, requires_grad=False)
+
+
+def in_equal_parts(dim: int, count: int) -> Placement:
+    """The placement that cuts each of so many equal parts of a dim."""
+    return _StridedShard(dim, split_factor=count)
+
+
+def parts_of(placement: Placement) -> tuple[int, int] | None:
+    """The dim and the number of its equal parts that are cut each, None of any other placement."""
+    return (placement.dim, int(placement.split_factor)) if isinstance(placement, _StridedShard) else None
+
+
+def cut_full_states_by(cut: Callable[[DTensor, torch.Tensor], DTensor | None]) -> None:
+    """Has ``set_state_dict`` with full states cut a whole tensor like a DTensor by this function, unless it gives None.
+
+    torch 2.13 gives a rank the block at its first index, also where it holds several.
+    """
+    module: Any = _state_dict_utils
+    theirs = module._distribute_tensors
+
+    def distribute(states: dict[str, Any], keys: list[str], *others: Any, **more: Any) -> None:
+        for key in keys:
+            state = states.get(key)
+            if isinstance(state, tuple) and (made := cut(*state)) is not None:
+                states[key] = made
+        theirs(states, keys, *others, **more)
+
+    module._distribute_tensors = distribute
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

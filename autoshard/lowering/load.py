@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import InputError
-from ..layout import Layout, R, local_range
+from ..layout import Layout, R, local_ranges
 from ..plans import ShardingPlan
 from .adapter import device_of, local_of
 from .agree import agreed
@@ -109,7 +109,7 @@ def _read(
     ties: dict[str, tuple[tuple[str, ...], torch.Tensor]] = {}
     for names, tensor in held.items():
         layout = next((layouts[name] for name in names if name in layouts), whole)
-        blocks = [local_range(n, layout, dim, plan.mesh, coordinate) for dim, n in enumerate(tensor.shape)]
+        blocks = [local_ranges(n, layout, dim, plan.mesh, coordinate) for dim, n in enumerate(tensor.shape)]
         first, *others = [name for name in names if name in stored]
         wanted[prefix + first] = blocks, tensor
         for name in others:

@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from ..layout import Layout
-from .adapter import DTensorSpec, dtensor_of, made_spec
+from .. import layout as layouts
+from ..errors import LayoutError
+from ..layout import Layout, R, S
+from .adapter import DTensorSpec, dtensor_of, in_equal_parts, made_spec, parts_of
 
 
 def placements_of(layout: Layout) -> tuple[Placement, ...]:
-    """One DTensor placement per mesh axis."""
-    made = {"R": lambda p: Replicate(), "S": lambda p: Shard(p.dim), "P": lambda p: Partial(p.reduce)}
-    return tuple(made[placement.kind](placement) for placement in layout)
+    """One DTensor placement per mesh axis.
+
+    Raises:
+        LayoutError: a dim is cut in unequal parts, which no DTensor can be.
+    """
+    return tuple(map(_placement, layout))
+
+
+def _placement(placement: layouts.Placement) -> Placement:
+    if placement.parts:
+        if set(placement.parts) != {1}:
+            raise LayoutError(f"no DTensor can be {placement}: parts of a dim of a DTensor are equal")
+        return in_equal_parts(placement.dim, len(placement.parts))
+    match placement.kind:
+        case "R":
+            return Replicate()
+        case "S":
+            return Shard(placement.dim)
+        case "P":
+            return Partial(placement.reduce)
+
+
+def layout_of(placements: Sequence[Placement]) -> Layout | None:
+    """The layout of a DTensor without addends, None where it has them, or placements that are none of ours."""
+    found = []
+    for placement in placements:
+        if (parts := parts_of(placement)) is not None:
+            found.append(S(parts[0], (1,) * parts[1]))
+        elif isinstance(placement, Shard | Replicate):
+            found.append(S(placement.dim) if isinstance(placement, Shard) else R)
+        else:
+            return None
+    made = Layout(tuple(found))
+    # FSDP2 beside tensor parallelism means another thing by it: the axis behind cuts first
+    mixed = any(p.parts and len(made.axes_of(p.dim)) > 1 for p in made)
+    return None if mixed else made
 
 
 def as_dtensor(local: torch.Tensor, shape: tuple[int, ...], layout: Layout, mesh: DeviceMesh) -> DTensor:

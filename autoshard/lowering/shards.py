@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ..errors import InputError
-from ..layout import Layout, local_range, local_shape
+from ..layout import Layout, local_ranges, local_shape
 from ..mesh import Mesh
 from ..plans import ShardingPlan
 from .adapter import broadcast, broadcast_along, device_of
@@ -26,10 +26,12 @@ def local_part(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tup
 
 
 def block_of(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> torch.Tensor:
-    """The same as a view of the whole."""
+    """The same as a view of the whole, but for a dim that is cut in parts, whose blocks are joined."""
     for dim, size in enumerate(tensor.shape):
-        start, stop = local_range(size, layout, dim, mesh, coordinate)
-        tensor = tensor.narrow(dim, start, stop - start)
+        blocks = [
+            tensor.narrow(dim, start, stop - start) for start, stop in local_ranges(size, layout, dim, mesh, coordinate)
+        ]
+        tensor = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim)
     return tensor
 
 

@@ -20,8 +20,11 @@ import torch
 from ..errors import InputError
 from .adapter import local_of, read_shards, saved_tensors
 
-Blocks = Sequence[tuple[int, int]]
+Block = Sequence[tuple[int, int]]
 """``[start, stop)`` of every dim."""
+
+Blocks = Sequence[Sequence[tuple[int, int]]]
+"""What is wanted of every dim, joined: one range of most, of a dim that is cut in parts one of each."""
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _ADVICE = (
@@ -130,9 +133,15 @@ class _Safetensors:
     def read(self, wanted: Mapping[str, tuple[Blocks, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """See :class:`WeightFiles`."""
         for name, (blocks, _) in wanted.items():
-            yield name, self._block(name, blocks)
+            yield name, self._joined(name, blocks)
 
-    def _block(self, name: str, blocks: Blocks) -> torch.Tensor:
+    def _joined(self, name: str, blocks: Blocks) -> torch.Tensor:
+        dim = next((dim for dim, ranges in enumerate(blocks) if len(ranges) > 1), None)
+        if dim is None:
+            return self._block(name, [found for (found,) in blocks])
+        return torch.cat([self._joined(name, [*blocks[:dim], [r], *blocks[dim + 1 :]]) for r in blocks[dim]], dim)
+
+    def _block(self, name: str, blocks: Block) -> torch.Tensor:
         """A block, read run by run; a run are elements that lie in a row in the file."""
         stored, (path, begins) = self.stored[name], self._places[name]
         made = torch.empty([stop - start for start, stop in blocks], dtype=stored.dtype)

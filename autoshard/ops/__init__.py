@@ -21,6 +21,7 @@ from . import (  # noqa: F401  (their entries)
 from .local import run_local
 from .operator import Operator, has, is_contraction, is_free, is_left_out, is_linear, is_part, known, unread
 from .overwriting import overwrites
+from .parts_of_dims import parts_asked_for, small_in_parts
 from .register import is_registered, register_operator, registered
 from .rule import Rule, replicate_rule
 from .shrink import Form, carries_lengths, small, widened
@@ -38,12 +39,14 @@ __all__ = [
     "is_part",
     "is_registered",
     "known",
+    "parts_asked_for",
     "overwrites",
     "register_operator",
     "registered",
     "replicate_rule",
     "run_local",
     "small",
+    "small_in_parts",
     "unread",
     "widened",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 from ..capture import Node, TensorMeta
 from ..layout import P_SUM, Placement, R, S, local_range
 from .operator import LocalCall, Metas, Operator, enter
+from .parts_of_dims import cat_in_parts
 from .rule import Rule
 
 
@@ -60,8 +61,9 @@ enter("copy", Operator(rules=_taking_values, kernel="copy", traits=("linear",)))
 enter("add.Tensor", Operator(traits=("sum",)))
 enter("_to_copy", Operator(kernel="copy", traits=("cast",)))
 enter("tril triu", Operator(more_rules=_triangle_rules, local=_triangle_of_block))
+enter("cat", Operator(in_parts=cat_in_parts, kernel="copy", traits=("linear",)))
 enter(
-    "cat stack clone contiguous flip roll constant_pad_nd select_scatter",
+    "stack clone contiguous flip roll constant_pad_nd select_scatter",
     Operator(kernel="copy", traits=("linear",)),
 )
 enter("mul div neg", Operator(traits=("scaling",)))

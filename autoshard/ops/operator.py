@@ -17,7 +17,7 @@ import torch
 from cost_models.kernel_kinds import OpKind
 
 from ..capture import Node, TensorMeta
-from ..layout import Layout
+from ..layout import Layout, Placement
 from ..mesh import Mesh
 from .rule import Rule
 
@@ -104,6 +104,7 @@ Local = Callable[[LocalCall], Any]
 Small = Callable[[Node, Metas, list[list[int]], dict[int, int]], tuple[Any, ...]]
 SmallForm = Callable[[Node, Metas, int, int], Form | None]
 Keeps = Callable[[Node, int, int, int], bool]
+InParts = Callable[[Node, Metas, int, Placement], list[Rule]]
 Fits = Callable[[Node, Metas, tuple[Layout, ...], tuple[Layout | None, ...], Mesh], bool]
 Flops = Callable[[Node, list[Shape], list[Shape]], float]
 Meant = Callable[[Node, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
@@ -120,6 +121,9 @@ class Operator:
         more_rules: rules beside DTensor's.
         rules_beside_others: rules that are wrong on one axis alone and may be right beside those of other axes, which
             ``fits`` proves.
+        in_parts: rules that take a dim that is cut in parts apart, or make one: takes the node, its tensors, the place
+            among these and its results of one that is cut in parts, and how. Beside them, what holds of a cut dim
+            holds of one cut in parts, as far as the check finds that it does.
         fits: whether a product of its rules is right on a mesh of several axes; left out, blocks of dims of different
             lengths must be even.
         local: what runs on the shards of a rank; left out, the operator itself.
@@ -144,6 +148,7 @@ class Operator:
     rules: Rules | None = None
     more_rules: Rules | None = None
     rules_beside_others: Rules | None = None
+    in_parts: InParts | None = None
     fits: Fits | None = None
     local: Local | None = None
     small: Small | None = None

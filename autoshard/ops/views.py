@@ -8,6 +8,7 @@ those of which the rank has one index.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -17,17 +18,26 @@ from typing import Any
 import torch
 
 from ..capture import Node, Ref, TensorMeta
-from ..layout import P_SUM, Layout, R, S, is_even, local_range, local_shape
+from ..layout import P_SUM, Layout, R, S, is_even, local_ranges, local_shape
 from ..mesh import Mesh
 from .lengths import small_lengths, wide
 from .local import with_local_size
 from .operator import Form, LocalCall, Metas, Operator, Shape, enter
+from .parts_of_dims import (
+    local_slice,
+    local_slice_backward,
+    local_split,
+    reshape_in_parts,
+    slice_backward_in_parts,
+    slice_in_parts,
+    split_in_parts,
+)
 from .rule import Rule
 
 aten = torch.ops.aten
 
-_Taken = tuple[int, int, int]
-"""The length of a dim, and the range of it that a rank has."""
+_Taken = tuple[int, tuple[tuple[int, int], ...]]
+"""The length of a dim, and the ranges of it that a rank has."""
 
 
 def _reshape_rules(node: Node, inputs: Metas) -> list[Rule]:
@@ -83,17 +93,28 @@ def _elements(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tu
     """The elements of a rank in row-major order, with as few dims as can say it: a dim goes into the one in front of it
     where all of it is taken, or where of that one there is one index.
     """
-    found: list[_Taken] = [(1, 0, 1)]
-    for dim, size in enumerate(shape):
-        start, stop = local_range(size, layout, dim, mesh, coordinate)
-        outer, lo, hi = found[-1]
-        if hi - lo == 1:
-            found[-1] = (outer * size, lo * size + start, lo * size + stop)
-        elif stop - start == size:
-            found[-1] = (outer * size, lo * size, hi * size)
+    found: list[_Taken] = [(1, ((0, 1),))]
+    for size, ranges in _ranges(shape, layout, mesh, coordinate):
+        outer, taken = found[-1]
+        if ranges == ((0, size),):
+            found[-1] = (outer * size, tuple((lo * size, hi * size) for lo, hi in taken))
+        elif len(taken) == 1 and taken[0][1] - taken[0][0] == 1:
+            before = taken[0][0] * size
+            found[-1] = (outer * size, tuple((before + start, before + stop) for start, stop in ranges))
         else:
-            found.append((size, start, stop))
+            found.append((size, ranges))
     return found
+
+
+def _ranges(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> Iterator[_Taken]:
+    """Of each dim what a rank has; one that is cut in equal parts is two, the first of which is taken whole."""
+    for dim, size in enumerate(shape):
+        ranges, parts = tuple(local_ranges(size, layout, dim, mesh, coordinate)), layout.parts_of(dim)
+        if parts and set(parts) == {1}:
+            yield len(parts), ((0, len(parts)),)
+            yield size // len(parts), ranges[:1]
+        else:
+            yield size, ranges
 
 
 def _small_reshape(node: Node, inputs: Metas, parts: int, ranks: int) -> Form | None:
@@ -259,6 +280,7 @@ def _small_range(start: int | None, end: int | None, whole: int, size: int) -> t
 _RESHAPE = Operator(
     rules=_reshape_rules,
     rules_beside_others=_rows_cut_further,
+    in_parts=reshape_in_parts,
     fits=_is_aligned,
     local=with_local_size(1, aten.reshape.default),
     small_form=_small_reshape,
@@ -280,12 +302,20 @@ enter("diagonal", Operator(rules=partial(_diagonal_rules, False)))
 enter("diag_embed", Operator(rules=partial(_diagonal_rules, True), kernel="copy"))
 enter("diagonal_backward", Operator(rules=partial(_diagonal_rules, True), local=with_local_size(1), kernel="copy"))
 enter("unbind", Operator(keeps=_keeps_pieces))
-enter("split split_with_sizes", Operator(small=_small_split, traits=("split",)))
-enter("split_with_sizes_copy unsafe_split", Operator(small=_small_split))
-enter("slice", Operator(small=_small_slice, traits=("part",)))
+_SPLIT = Operator(in_parts=split_in_parts, local=local_split, small=_small_split)
+enter("split split_with_sizes", replace(_SPLIT, traits=("split",)))
+enter("split_with_sizes_copy unsafe_split", _SPLIT)
+enter("slice", Operator(in_parts=slice_in_parts, local=local_slice, small=_small_slice, traits=("part",)))
 enter("select", Operator(traits=("part",)))
 enter(
-    "slice_backward", Operator(local=with_local_size(1), small=_small_slice_backward, kernel="copy", traits=("linear",))
+    "slice_backward",
+    Operator(
+        in_parts=slice_backward_in_parts,
+        local=local_slice_backward,
+        small=_small_slice_backward,
+        kernel="copy",
+        traits=("linear",),
+    ),
 )
 enter("select_backward", Operator(local=with_local_size(1), kernel="copy", traits=("linear",)))
 enter("slice_scatter", Operator(small=_small_slice_scatter, kernel="copy"))

@@ -27,7 +27,7 @@ import torch
 from cost_models import OptimizerPolicy, Profile, Topology, optimizer_policy
 
 from ..capture import CapturedGraph, Node, Ref, TensorMeta
-from ..layout import Layout, largest_local_shape
+from ..layout import P_SUM, Layout, Placement, largest_local_shape
 from ..mesh import Mesh
 from ..micro_batches import is_summed
 from ..ops import has, is_free, is_left_out, known, unread
@@ -139,7 +139,7 @@ class Prices:
         """
         key = (meta, before, after, banned)
         if key not in self._matrices:
-            paths = self._paths_of(self.steps(meta, reduces_of(before + after), banned))
+            paths = self._paths_of(self.steps(meta, further_placements(before + after), banned))
             index = {layout: i for i, layout in enumerate(paths.layouts)}
             rows, cols = [index[a] for a in before], [index[b] for b in after]
             self._matrices[key] = paths.seconds[np.ix_(rows, cols)]
@@ -147,19 +147,19 @@ class Prices:
 
     def path(self, meta: TensorMeta, before: Layout, after: Layout, banned: Banned = frozenset()) -> tuple[Layout, ...]:
         """The cheapest path between two layouts."""
-        return self._paths_of(self.steps(meta, reduces_of((before, after)), banned)).path(before, after)
+        return self._paths_of(self.steps(meta, further_placements((before, after)), banned)).path(before, after)
 
     def steps(
         self,
         meta: TensorMeta,
-        reduces: frozenset[str],
+        further: frozenset[Placement],
         banned: Banned = frozenset(),
         together: Together = ALONE,
     ) -> Steps:
         """The single steps between all layouts of a tensor, those that are ``banned`` left out.
 
         Args:
-            reduces: what makes one tensor of the parts that ranks may hold of it; sums are always among it.
+            further: the placements beside whole and cut that it may have; sums are always among them.
             together: in which collectives it travels with others (:meth:`together`).
         """
 
@@ -168,9 +168,9 @@ class Prices:
             return math.inf if not banned.isdisjoint(moves) else self._step_s(step, size, copied, together, contention)
 
         contention = self._contention
-        key = (meta.shape, meta.dtype.itemsize, reduces | {"sum"}, banned, together)
+        key = (meta.shape, meta.dtype.itemsize, further | {P_SUM}, banned, together)
         if key not in self._steps:
-            layouts = layouts_of(meta.shape, self._mesh, tuple(sorted(reduces | {"sum"})))
+            layouts = layouts_of(meta.shape, self._mesh, further | {P_SUM})
             self._steps[key] = single_steps(layouts, meta.shape, meta.dtype.itemsize, self._mesh, price)
         return self._steps[key]
 
@@ -256,9 +256,9 @@ def _size_bytes(meta: TensorMeta) -> int:
     return math.prod(meta.shape) * meta.dtype.itemsize
 
 
-def reduces_of(layouts: Iterable[Layout]) -> frozenset[str]:
-    """What makes one tensor of the parts that ranks hold in some of these layouts."""
-    return frozenset(placement.reduce for layout in layouts for placement in layout if placement.reduce)
+def further_placements(layouts: Iterable[Layout]) -> frozenset[Placement]:
+    """The placements of some layouts beside whole and cut: addends, and dims cut in parts."""
+    return frozenset(placement for layout in layouts for placement in layout if placement.reduce or placement.parts)
 
 
 def _flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> tuple[float, str]:

@@ -15,12 +15,12 @@ import numpy as np
 from solver import NOWHERE, Consumer, Network, Routes
 
 from ..capture import CapturedGraph, Ref
-from ..layout import Layout
+from ..layout import Layout, Placement
 from ..micro_batches import redistribution_runs
 from ..redistribution import Banned
 from ..redistribution.paths import Steps
 from ..strategies import Strategy
-from .pricing import Prices, reduces_of
+from .pricing import Prices, further_placements
 
 HELD = -1
 """The position of a consumer that wants a tensor in the layout it holds it in: a gradient, or a result."""
@@ -87,8 +87,8 @@ def networks_of(
     for ref, wanting in by_tensor.items():
         second = again.get(ref.node) if any(demand.phase == "backward" for demand in wanting) else None
         ends = [(ref.node, None), *(consumer for demand in wanting for consumer in demand.consumers)]
-        reduces = frozenset().union(*(places.reduces(node, position, ref.output) for node, position in ends))
-        steps = prices.steps(graph.meta(ref), reduces, wanting[0].banned, prices.together(ref))
+        further = frozenset().union(*(places.further(node, position, ref.output) for node, position in ends))
+        steps = prices.steps(graph.meta(ref), further, wanting[0].banned, prices.together(ref))
         forward, backward = (
             tuple(
                 places.end(node, position, 0, steps)
@@ -122,15 +122,15 @@ class _Places:
         self._costs: dict[tuple[int, int], np.ndarray] = {}
         self._vertices: dict[int, dict[Layout, int]] = {}
         self._layouts: dict[object, list[Layout]] = {}
-        self._reduces: dict[object, frozenset[str]] = {}
+        self._further: dict[object, frozenset[Placement]] = {}
         self._places: dict[object, np.ndarray] = {}
 
-    def reduces(self, node: int, position: int | None, output: int) -> frozenset[str]:
-        """What makes one tensor of the parts that ranks hold of it under some strategy."""
+    def further(self, node: int, position: int | None, output: int) -> frozenset[Placement]:
+        """The placements beside whole and cut that a tensor has under some strategy."""
         key = self._key(node, position, output)
-        if key not in self._reduces:
-            self._reduces[key] = reduces_of(self._layouts_of(node, position, output))
-        return self._reduces[key]
+        if key not in self._further:
+            self._further[key] = further_placements(self._layouts_of(node, position, output))
+        return self._further[key]
 
     def _layouts_of(self, node: int, position: int | None, output: int) -> list[Layout]:
         """The layout under each strategy: of the result ``output`` (position None), or of what the node wants."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..layout import Layout, block, largest_local_shape, local_shape
+from ..layout import Layout, block, largest_local_shape, local_shape, pieces
 from ..mesh import Mesh
 from .steps import Step, step_between
 
@@ -76,10 +76,15 @@ def run_step(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard)
     step = step_between(before, after)
     if step.kind == "slice":
         (axis,) = step.axes
-        start, stop = block(shard.local(before)[step.target], shard.mesh.shape[axis], shard.coordinate[axis])
+        length, ranks = shard.local(before)[step.target], shard.mesh.shape[axis]
+        found = []
+        for begin, end in pieces(length, step.target_parts):
+            start, stop = block(end - begin, ranks, shard.coordinate[axis])
+            found.append(emit.call(aten.slice.Tensor, x, step.target, begin + start, begin + stop))
+        if len(found) > 1:
+            return emit.call(aten.cat.default, found, step.target)
         # a block of dim 0 would be contiguous, but a view that keeps the whole in memory
-        piece = emit.call(aten.slice.Tensor, x, step.target, start, stop)
-        return emit.call(aten.clone.default, piece, memory_format=torch.contiguous_format)
+        return emit.call(aten.clone.default, found[0], memory_format=torch.contiguous_format)
     given = packed(emit, x, before, after, shard)
     match step.kind:
         case "all_reduce":
@@ -107,11 +112,31 @@ def packed(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard) -
     if step.kind in ("all_reduce", "all_gather"):
         return emit.call(aten.contiguous.default, _pad(emit, x, local, padded))
     piece_shape = _piece(step, before, after, shard)
+    if step.target_parts:
+        return _packed_parts(emit, x, local, piece_shape, step, shard)
     if step.target == 0 and local == _with(padded, 0, piece_shape[0] * shard.mesh.parts(step.axes)):
         return emit.call(aten.contiguous.default, x)  # the blocks lie in a row already
     blocks = shard.blocks(local[step.target], step.axes)
-    pieces = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
-    return emit.call(aten.cat.default, pieces, 0)
+    given = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
+    return emit.call(aten.cat.default, given, 0)
+
+
+def _packed_parts(
+    emit: Emitter, x: Any, local: tuple[int, ...], piece: tuple[int, ...], step: Step, shard: Shard
+) -> Any:
+    """The blocks of a dim that is cut in parts, stacked along dim 0: of each rank that of every part, in one."""
+    ranks, dim = shard.mesh.parts(step.axes), step.target
+    shape = _with(piece, dim, local[dim])
+    x = _pad(emit, x, local, shape)
+    order = [dim, *(d for d in range(len(shape) + 1) if d != dim)]
+    cut = []
+    for start, stop in pieces(shape[dim], step.target_parts):
+        part, _ = _slice(emit, x, shape, dim, start, stop)
+        split = [*shape[:dim], ranks, (stop - start) // ranks, *shape[dim + 1 :]]
+        apart = emit.call(aten.reshape.default, part, split)
+        cut.append(emit.call(aten.permute.default, apart, order))
+    stacked = emit.call(aten.cat.default, cut, dim + 1)
+    return emit.call(aten.reshape.default, stacked, [ranks * piece[0], *piece[1:]])
 
 
 def unpacked(emit: Emitter, arrived: Any, before: Layout, after: Layout, shard: Shard) -> Any:
@@ -137,13 +162,16 @@ def _join(emit: Emitter, x: Any, piece: tuple[int, ...], goal: tuple[int, ...], 
     """Cuts the padding off each of the pieces that arrived along dim 0 and joins them along the dim they are cut on."""
     dim = step.source
     whole = _with(piece, 0, piece[0] * shard.mesh.parts(step.axes))
-    if dim == 0 and whole == goal:
+    if not step.joins and whole == goal:
         return x
-    pieces = []
+    found = []
     for r, (start, stop) in enumerate(shard.blocks(goal[dim], step.axes)):
         arrived, shape = _slice(emit, x, whole, 0, r * piece[0], (r + 1) * piece[0])
-        pieces.append(_cut(emit, arrived, shape, _with(goal, dim, stop - start)))
-    return emit.call(aten.cat.default, pieces, dim)
+        found.append(_cut(emit, arrived, shape, _with(goal, dim, stop - start)))
+    if step.source_parts:  # those of every rank of the first part, of the second, and so on
+        parts = pieces(goal[dim] // len(found), step.source_parts)
+        found = [emit.call(aten.slice.Tensor, each, dim, start, stop) for start, stop in parts for each in found]
+    return emit.call(aten.cat.default, found, dim)
 
 
 def _slice(

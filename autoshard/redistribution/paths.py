@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..layout import Layout, R, S, has_empty_shard, is_even, largest_local_shape
-from ..layout import P as partial
+from ..layout import P_SUM, Layout, Placement, R, S, is_even, is_possible, largest_local_shape
 from ..mesh import Mesh
 from .steps import Step, size_bytes, step_on, steps_along
 
@@ -23,14 +22,14 @@ def copied_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: i
     Blocks of dim 0 lie in a row, so they are sent, and arrive, as they are; blocks of another dim are packed before and
     joined after. Uneven shards are padded before and cut after. A slice is copied, so that the whole can go.
     """
-    after = before.replace(step.axes, R if step.target < 0 else S(step.target))
+    after = before.replace(step.axes, R if step.target < 0 else S(step.target, step.target_parts))
     size = size_bytes(step, before, shape, itemsize, mesh)
     kept = itemsize * int(np.prod(largest_local_shape(shape, after, mesh), dtype=np.int64))
     if step.kind == "slice":
         return 2 * kept
     even = is_even(shape, before, mesh) and is_even(shape, after, mesh)
-    packs = step.kind in ("reduce_scatter", "all_to_all") and (step.target > 0 or not even)
-    joins = step.kind in ("all_gather", "all_to_all") and (step.source > 0 or not even)
+    packs = step.kind in ("reduce_scatter", "all_to_all") and (step.packs or not even)
+    joins = step.kind in ("all_gather", "all_to_all") and (step.joins or not even)
     pads = 0 if even else 2 * size + 2 * kept
     return 2 * size * (packs + joins) + pads
 
@@ -47,14 +46,14 @@ def transient_bytes(path: Sequence[Layout], shape: tuple[int, ...], itemsize: in
         made = itemsize * int(np.prod(largest_local_shape(shape, after, mesh), dtype=np.int64))
         taken = itemsize * int(np.prod(largest_local_shape(shape, before, mesh), dtype=np.int64))
         match step.kind:
-            case "all_gather" if step.source > 0:
+            case "all_gather" if step.joins:
                 most = max(most, given + made, 2 * made)
-            case "reduce_scatter" if step.target > 0:
+            case "reduce_scatter" if step.packs:
                 most = max(most, given + taken, taken + made)
             case "all_to_all":
-                stacked = given if step.target == 0 else taken
-                joined = made if step.source > 0 else 0
-                most = max(most, given + (stacked if step.target else 0), stacked + made, made + joined)
+                stacked = taken if step.packs else given
+                joined = made if step.joins else 0
+                most = max(most, given + (stacked if step.packs else 0), stacked + made, made + joined)
             case _:
                 most = max(most, given + made)
         given = made
@@ -66,12 +65,18 @@ KNOWN = 512
 
 
 @lru_cache(maxsize=KNOWN)
-def layouts_of(shape: tuple[int, ...], mesh: Mesh, reduces: tuple[str, ...] = ("sum",)) -> tuple[Layout, ...]:
-    """Every layout in which no rank is left without elements and an axis of one rank replicates, in a fixed order."""
-    placements = [R, *(S(d) for d, size in enumerate(shape) if size > 1), *(partial(reduce) for reduce in reduces)]
+def layouts_of(
+    shape: tuple[int, ...], mesh: Mesh, further: frozenset[Placement] = frozenset({P_SUM})
+) -> tuple[Layout, ...]:
+    """Every layout in which no rank is left without elements and an axis of one rank replicates, in a fixed order.
+
+    Args:
+        further: the placements beside whole and cut that are among them: addends, and dims cut in parts.
+    """
+    placements = [R, *(S(d) for d, size in enumerate(shape) if size > 1), *sorted(further)]
     per_axis = ([R] if size == 1 else placements for size in mesh.shape)
     every = (Layout(combination) for combination in product(*per_axis))
-    return tuple(layout for layout in every if not has_empty_shard(shape, layout, mesh))
+    return tuple(layout for layout in every if is_possible(shape, layout, mesh))
 
 
 Price = Callable[[Step, int, int], float]

@@ -15,7 +15,8 @@ R    -> S(d)       slice           nothing is sent; one axis only, as all-to-all
 
 Nothing becomes P: torch has no such redistribution, and no operator needs one. Where two axes cut one dim, only the
 inner one, or both at once, can be gathered or cut anew. Uneven shards travel padded to the largest shard, so that every
-rank moves the same bytes.
+rank moves the same bytes. A dim that is cut in parts moves as one that is not, with its blocks in another order; from
+parts to no parts, or to others, there is no step, only a way through another dim or the whole.
 """
 
 from __future__ import annotations
@@ -41,13 +42,28 @@ Banned = frozenset[tuple[str, int, int]]
 
 @dataclass(frozen=True)
 class Step:
-    """One change of placement on mesh axes (rising); ``source`` and ``target`` are dims, -1 where there is none."""
+    """One change of placement on mesh axes (rising); ``source`` and ``target`` are dims, -1 where there is none.
+
+    ``source_parts`` and ``target_parts`` are the parts of these dims that are cut each, empty where one is cut whole.
+    """
 
     kind: StepKind
     axes: tuple[int, ...]
     source: int = -1
     target: int = -1
     reduce: str = ""
+    source_parts: tuple[int, ...] = ()
+    target_parts: tuple[int, ...] = ()
+
+    @property
+    def packs(self) -> bool:
+        """Whether the blocks that ranks are sent do not lie in a row: those of another dim than 0, or of parts."""
+        return self.target > 0 or bool(self.target_parts)
+
+    @property
+    def joins(self) -> bool:
+        """Whether the blocks that arrive do not lie as they are held, likewise."""
+        return self.source > 0 or bool(self.source_parts)
 
     @property
     def communicates(self) -> bool:
@@ -103,15 +119,15 @@ def step_on(before: Layout, after: Layout, axes: tuple[int, ...]) -> Step | None
         return None
     match old_one.kind, new_one.kind:
         case "S", "R":
-            return Step("all_gather", axes, source=old_one.dim)
+            return Step("all_gather", axes, source=old_one.dim, source_parts=old_one.parts)
         case "R", "S" if len(axes) == 1:
-            return Step("slice", axes, target=new_one.dim)
-        case "S", "S" if len(axes) == 1:
-            return Step("all_to_all", axes, source=old_one.dim, target=new_one.dim)
+            return Step("slice", axes, target=new_one.dim, target_parts=new_one.parts)
+        case "S", "S" if len(axes) == 1 and old_one.dim != new_one.dim:
+            return Step("all_to_all", axes, old_one.dim, new_one.dim, "", old_one.parts, new_one.parts)
         case "P", "R":
             return Step("all_reduce", axes, reduce=old_one.reduce)
         case "P", "S":
-            return Step("reduce_scatter", axes, target=new_one.dim, reduce=old_one.reduce)
+            return Step("reduce_scatter", axes, target=new_one.dim, reduce=old_one.reduce, target_parts=new_one.parts)
     return None
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import product
 from typing import Literal
 
 import torch
 
-from ..capture import CapturedGraph, Node, TensorMeta, is_random
+from ..capture import CapturedGraph, Node, Ref, TensorMeta, is_random
 from ..errors import StrategyWarning
-from ..layout import Layout, P, Placement, R, S, has_empty_shard, is_even
+from ..layout import Layout, P, Placement, R, S, is_even, is_possible
 from ..mesh import Mesh
 from ..micro_batches import is_held, is_summed
 from ..ops import Rule, has, is_registered, known, replicate_rule
 from .dtensor import dtensor_rules
 from .guesses import guessed_rules
+from .in_parts import cuts_in_parts, rules_in_parts
 from .rule_check import Check
 
 _NEVER_SENT = frozenset({torch.int16, torch.uint16})
@@ -61,6 +62,7 @@ class Rulebook:
 
     def __init__(self) -> None:
         self._found: dict[object, _Found] = {}
+        self._in_parts: dict[object, tuple[Rule, ...]] = {}
         self._strategies: dict[tuple[object, Mesh], tuple[Strategy, ...]] = {}
 
     def strategies(self, key: object, mesh: Mesh, make: Callable[[], tuple[Strategy, ...]]) -> tuple[Strategy, ...]:
@@ -75,6 +77,18 @@ class Rulebook:
         if key not in self._found:
             self._found[key] = _rules(node, metas, parts)
         return self._found[key]
+
+    def in_parts(
+        self, node: Node, metas: tuple[TensorMeta, ...], ranks: int, position: int, placement: Placement
+    ) -> tuple[Rule, ...]:
+        """The rules of an operator along an axis of so many ranks that cut a dim of one of its tensors in parts: that
+        at a position among the tensors that it takes and then its results.
+        """
+        key = (signature(node, metas), ranks, position, placement)
+        if key not in self._in_parts:
+            found = self.of(node, metas, ranks).rules
+            self._in_parts[key] = rules_in_parts(node, metas, ranks, tuple(found), position, placement)
+        return self._in_parts[key]
 
 
 class Enumerator:
@@ -93,7 +107,8 @@ class Enumerator:
         self._operators: dict[object, tuple[Strategy, ...]] = {}
         self._rules: dict[object, dict[int, _Found]] = {}
         self._tensors: dict[object, tuple[Strategy, ...]] = {}
-        self._has_empty = lru_cache(maxsize=None)(lambda shape, layout: has_empty_shard(shape, layout, mesh))
+        self._is_possible = lru_cache(maxsize=None)(lambda shape, layout: is_possible(shape, layout, mesh))
+        self._numbers = {id(node): i for i, node in enumerate(graph.nodes)}
 
     def strategies(self, node: Node) -> tuple[Strategy, ...]:
         """The strategies of a node; equal nodes get the same tuple.
@@ -101,21 +116,37 @@ class Enumerator:
         Warns:
             StrategyWarning: an operator has no rule beyond replication, although its results could be cut.
         """
+        in_parts = self._cuts_in_parts(node)
         if node.kind == "operator":
             metas = tuple(self._graph.meta(ref) for ref in node.inputs)
             if self._graph.micro_batches > 1 and (is_held(node.name) or is_summed(node.name)):
-                return self._passed_on(metas[0], partial=is_summed(node.name))
+                further = (P("sum"),) if is_summed(node.name) else ()
+                return self._passed_on(metas[0], (*further, *sorted(in_parts[0])))
             key = signature(node, metas)
-            if key not in self._operators:
+            if key not in self._rules:
                 self._rules[key] = self._rules_of(node, metas)
-                make = partial(self._enumerate, node, metas, self._rules[key])
-                self._operators[key] = self._rulebook.strategies(key, self._mesh, make)
-            return self._operators[key]
+            if (key, in_parts) not in self._operators:
+                make = partial(self._enumerate, node, metas, self._rules[key], in_parts)
+                self._operators[key, in_parts] = self._rulebook.strategies((key, in_parts), self._mesh, make)
+            return self._operators[key, in_parts]
         meta = node.outputs[0]
         assert meta is not None
         if node.kind == "buffer":
             return self.held(meta, cut=False)
-        return self.held(meta)
+        return self.held(meta, in_parts=tuple(sorted(in_parts[0])) if node.kind == "parameter" else ())
+
+    def _cuts_in_parts(self, node: Node) -> tuple[frozenset[Placement], ...]:
+        """The cuts in parts that the graph asks for of each tensor that a node takes, and then of its results."""
+        if not self._asked:
+            return (frozenset(),) * (len(node.inputs) + len(node.outputs))
+        results = (
+            [Ref(self._numbers[id(node)], k) for k in range(len(node.outputs))] if id(node) in self._numbers else []
+        )
+        return tuple(self._asked.get(ref, frozenset()) for ref in (*node.inputs, *results))
+
+    @cached_property
+    def _asked(self) -> dict[Ref, frozenset[Placement]]:
+        return cuts_in_parts(self._graph, self._mesh, self._rulebook)
 
     def provenance(self, node: Node) -> Provenance:
         """Where the rules of an operator come from.
@@ -132,26 +163,29 @@ class Enumerator:
         short = "its dims are too short for the axes, or of lengths that they do not cut alike"
         return Provenance((), next((f.lack for f in found if f.lack), short))
 
-    def _passed_on(self, meta: TensorMeta, partial: bool) -> tuple[Strategy, ...]:
+    def _passed_on(self, meta: TensorMeta, further: tuple[Placement, ...]) -> tuple[Strategy, ...]:
         """What is held over a step: in every layout of a DTensor, as it comes; addends are where sums may wait."""
-        key = (meta, partial)
+        key = (meta, further)
         if key not in self._tensors:
-            layouts = self._layouts(meta, cut=meta.dtype not in _NEVER_SENT, further=(P("sum"),) if partial else ())
+            layouts = self._layouts(meta, cut=meta.dtype not in _NEVER_SENT, further=further)
             self._tensors[key] = tuple(Strategy((layout,), (layout,)) for layout in layouts)
         return self._tensors[key]
 
-    def held(self, meta: TensorMeta, cut: bool = True) -> tuple[Strategy, ...]:
+    def held(self, meta: TensorMeta, cut: bool = True, in_parts: tuple[Placement, ...] = ()) -> tuple[Strategy, ...]:
         """The layouts in which a tensor enters or leaves the graph: no partial ones, and no dim cut unevenly twice.
 
         What leaves the graph is a DTensor, and torch loses rows of a dim cut unevenly by two axes (pytorch#194457).
         Numbers that no collective takes are whole on every rank.
         Complex tensors are cut evenly only: ``view_as_real`` of an uneven DTensor is a copy in torch 2.13, so that
-        AdamW, which writes through it, would leave the parameter behind.
+        AdamW, which writes through it, would leave the parameter behind. Parts are equal ones, cut by one axis.
+
+        Args:
+            in_parts: cuts in parts that the graph asks for.
         """
         cut = cut and meta.dtype not in _NEVER_SENT
-        key = (meta.shape, cut, meta.dtype.is_complex)
+        key = (meta.shape, cut, meta.dtype.is_complex, in_parts)
         if key not in self._tensors:
-            self._tensors[key] = tuple(Strategy((), (layout,)) for layout in self._layouts(meta, cut))
+            self._tensors[key] = tuple(Strategy((), (layout,)) for layout in self._layouts(meta, cut, in_parts))
         return self._tensors[key]
 
     def _layouts(self, meta: TensorMeta, cut: bool, further: tuple[Placement, ...] = ()) -> Iterator[Layout]:
@@ -162,8 +196,10 @@ class Enumerator:
         return (layout for layout in layouts if self._can_hold(meta, layout))
 
     def _can_hold(self, meta: TensorMeta, layout: Layout) -> bool:
-        if self._has_empty(meta.shape, layout):
+        if not self._is_possible(meta.shape, layout):
             return False
+        if any(p.parts and (set(p.parts) != {1} or len(layout.axes_of(p.dim)) > 1) for p in layout):
+            return False  # which no DTensor can be
         twice = any(len(layout.axes_of(dim)) > 1 for dim in range(len(meta.shape)))
         return not (twice or meta.dtype.is_complex) or is_even(meta.shape, layout, self._mesh)
 
@@ -181,11 +217,22 @@ class Enumerator:
         return found
 
     def _enumerate(
-        self, node: Node, metas: tuple[TensorMeta, ...], found: Mapping[int, _Found]
+        self,
+        node: Node,
+        metas: tuple[TensorMeta, ...],
+        found: Mapping[int, _Found],
+        in_parts: tuple[frozenset[Placement], ...],
     ) -> tuple[Strategy, ...]:
         whole = replicate_rule(len(metas), node.outputs)
         beside = _beside_others(node, metas)
-        choices = ([whole, *found[size].rules, *beside] if size > 1 else [whole] for size in self._mesh.shape)
+        asked = [(k, placement) for k, placements in enumerate(in_parts) for placement in sorted(placements)]
+        parts = {
+            size: dict.fromkeys(rule for cut in asked for rule in self._rulebook.in_parts(node, metas, size, *cut))
+            for size in found
+        }
+        choices = (
+            [whole, *found[size].rules, *parts[size], *beside] if size > 1 else [whole] for size in self._mesh.shape
+        )
         strategies = []
         for combination in product(*choices):
             strategy = _combine(combination)
@@ -195,7 +242,7 @@ class Enumerator:
 
     def _is_valid(self, node: Node, metas: tuple[TensorMeta, ...], strategy: Strategy) -> bool:
         pairs = [*zip(strategy.inputs, metas), *zip(strategy.outputs, node.outputs)]
-        if any(layout and meta and self._has_empty(meta.shape, layout) for layout, meta in pairs):
+        if any(layout and meta and not self._is_possible(meta.shape, layout) for layout, meta in pairs):
             return False
         if any(layout and meta and meta.dtype in _NEVER_SENT and not layout.is_replicated for layout, meta in pairs):
             return False
@@ -278,7 +325,7 @@ def _giving_every_rank_a_part(
 
     def gives(rule: Rule) -> bool:
         pairs = zip((*rule.inputs, *rule.outputs), (*metas, *node.outputs))
-        return not any(p and meta and has_empty_shard(meta.shape, Layout((p,)), axis) for p, meta in pairs)
+        return not any(p and meta and not is_possible(meta.shape, Layout((p,)), axis) for p, meta in pairs)
 
     return {rule: source for rule, source in rules.items() if gives(rule)}
 

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import torch
 
 from ..capture import Node, TensorMeta
-from ..layout import Layout, Placement, block
+from ..layout import Layout, Placement, S, block, local_ranges
 from ..mesh import Mesh
-from ..ops import Form, Rule, carries_lengths, has, known, run_local, small, widened
+from ..ops import Form, Rule, carries_lengths, has, known, run_local, small, small_in_parts, widened
 from .sample_inputs import KINDS, Kind, apply, sample
 
 # the ranks of the small trials, and the kinds of tensors on them
@@ -56,6 +56,25 @@ class Check:
         with _plain_numbers():
             fit = [trial for trial in self._trials if self._fits(rule, trial)]
             return sum(trial.tells for trial in fit) >= _LEAST and all(trial.passes(rule) for trial in fit)
+
+    def holds_of_any(self, rule: Rule) -> bool:
+        """Whether a rule with dims that are cut in parts gives the right numbers: that without parts does, and so does
+        one that deals out the indices of these dims in turn, wherever a trial has enough of them. So it matters not
+        which of them a rank has.
+        """
+        with _plain_numbers():
+            found = [(trial, dealt) for trial in self._trials if (dealt := _dealt_out(rule, trial))]
+            fit = [(trial, dealt) for trial, dealt in found if self._fits(dealt, trial)]
+            return sum(trial.tells for trial, _ in fit) >= _LEAST and all(trial.passes(dealt) for trial, dealt in fit)
+
+    def holds_in_parts(self, rule: Rule) -> bool:
+        """Whether an operator that takes a dim apart, or joins one, gives the right numbers under a rule that cuts the
+        dim in parts; tried with parts of these proportions.
+        """
+        with _plain_numbers():
+            forms = [(small_in_parts(self._node, self._inputs, rule, ranks), ranks) for ranks in (2, 3)]
+            found = [trial for form, ranks in forms if form for trial in _trials(self._node, form, ranks, KINDS)]
+            return sum(trial.tells for trial in found) >= _LEAST and all(trial.passes(rule) for trial in found)
 
     @property
     def can_try(self) -> bool:
@@ -147,6 +166,25 @@ class Trial:
         return results
 
 
+def _dealt_out(rule: Rule, trial: Trial) -> Rule | None:
+    """A rule whose dims that are cut in parts have one index of every part on each rank; None where a rank would have
+    only one, so that it would be like any other.
+    """
+
+    def dealt(placement: Placement | None, meta: TensorMeta | None) -> Placement | None:
+        if placement is None or meta is None or not placement.parts:
+            return placement
+        return S(placement.dim, (1,) * (meta.shape[placement.dim] // trial.ranks))
+
+    inputs = tuple(dealt(p, m) for p, m in zip(rule.inputs, trial.inputs))
+    outputs = tuple(dealt(p, m) for p, m in zip(rule.outputs, trial.node.outputs))
+    pairs = zip((*rule.inputs, *rule.outputs), (*inputs, *outputs), (*trial.inputs, *trial.node.outputs))
+    cut = [(after, meta) for before, after, meta in pairs if before and before.parts and after and meta]
+    if not all(after.parts and meta.shape[after.dim] % trial.ranks == 0 for after, meta in cut):
+        return None
+    return Rule(tuple(p for p in inputs if p), outputs)
+
+
 def _trials(real: Node, form: Form, ranks: int, kinds: tuple[Kind, ...]) -> Iterator[Trial]:
     """A trial for each kind of tensors that the operator accepts."""
     return (trial for kind in kinds if (trial := _trial(real, form, ranks, kind)))
@@ -200,8 +238,7 @@ def split(tensor: torch.Tensor, placement: Placement, ranks: int, generator: tor
     if placement.kind == "R":
         return [tensor] * ranks
     if placement.kind == "S":
-        blocks = (block(tensor.shape[placement.dim], ranks, r) for r in range(ranks))
-        return [tensor.narrow(placement.dim, lo, hi - lo).contiguous() for lo, hi in blocks]
+        return [_held_of(tensor, placement, ranks, r) for r in range(ranks)]
     if placement.reduce != "sum" or tensor.dtype is torch.bool:
         raise ValueError(f"{tensor.dtype} cannot be split as {placement}")
     dtype = torch.complex128 if tensor.dtype.is_complex else torch.float64
@@ -209,6 +246,13 @@ def split(tensor: torch.Tensor, placement: Placement, ranks: int, generator: tor
         torch.randn(tensor.shape, generator=generator, dtype=dtype).mul(4).to(tensor.dtype) for _ in range(ranks - 1)
     ]
     return [*addends, tensor - sum(addends)]
+
+
+def _held_of(tensor: torch.Tensor, placement: Placement, ranks: int, rank: int) -> torch.Tensor:
+    """What one rank holds of a tensor that is cut along an axis."""
+    dim, mesh = placement.dim, Mesh(("axis",), (ranks,))
+    ranges = local_ranges(tensor.shape[dim], Layout((placement,)), dim, mesh, (rank,))
+    return torch.cat([tensor.narrow(dim, lo, hi - lo) for lo, hi in ranges], dim)
 
 
 def agrees(
@@ -226,10 +270,8 @@ def agrees(
     if placement.kind == "R":
         return all(_close(shard, expected, compare) for shard in shards)
     if placement.kind == "S":
-        blocks = [block(expected.shape[placement.dim], len(shards), r) for r in range(len(shards))]
-        if any(shard.shape[placement.dim] != hi - lo for shard, (lo, hi) in zip(shards, blocks)):
-            return False
-        return _close(torch.cat(shards, placement.dim), expected, compare)
+        held = [_held_of(expected, placement, len(shards), r) for r in range(len(shards))]
+        return all(_close(shard, part, compare) for shard, part in zip(shards, held))
     uncombinable = expected.dtype is torch.bool if placement.reduce == "sum" else _is_inexact(expected) > may_lose_nan
     if uncombinable or any(shard.shape != expected.shape for shard in shards):
         return False

@@ -166,7 +166,7 @@ def test_expert_parallelism_sends_tokens_and_no_expert() -> None:
         ("llama", "dp=8", ["family dp=ddp"], "the 8 ranks of dp cannot share 4 rows"),
         ("routed", "dp=3,tp=2", ["family dp=ddp", "family tp=ddp"], "cannot share 8 rows evenly"),
         ("llama", "tp=3", ["family tp=tp"], "the 3 ranks of tp cannot share the 4 heads of layers.0.attention/view"),
-        ("gpt2", "tp=3", ["family tp=tp"], "splits the columns of one projection among several"),
+        ("gpt2", "tp=5", ["family tp=tp"], "splits the columns of one projection among several"),
         ("llama", "ep=2", ["family ep=ep"], "no parameter of three dims"),
         ("llama", "cp=2", ["family cp=cp"], "a rank would have 4"),
         ("llama", "dp=2,cp=2", ["family dp=fsdp", "family cp=cp"], "a rank would have 2"),

@@ -24,6 +24,7 @@ from examples import llama, moe, vit
 from solver import INFEASIBLE, solve
 
 from .. import models
+from ..fused_models import fused
 
 Example = tuple[nn.Module, tuple[Any, ...]]
 
@@ -79,6 +80,9 @@ CASES: dict[str, Callable[[], Example]] = {
     "llama of two rows": lambda: models.llama(batch=2, n_layers=2, max_sequence=7),
     "gpt2 of two rows": lambda: models.gpt2(batch=2, n_layers=1, max_sequence=7),
     "gpt2": lambda: models.gpt2(**SIZES_EVEN),
+    "fused": fused,
+    "fused 2:1:1": lambda: fused("split", groups=4),
+    "fused 4:1:1": lambda: fused("ranges", groups=2),
     "gpt2 odd": lambda: models.gpt2(**SIZES_ODD, max_sequence=13),
     "gpt2 small": lambda: models.gpt2(batch=5, n_layers=1),
     "gpt2 dropout": lambda: models.gpt2(batch=8, dropout=0.1),
@@ -93,7 +97,12 @@ CASES: dict[str, Callable[[], Example]] = {
     "routed": lambda: _filled(moe.tiny, 256),
 }
 
-_BATCH = {"mlp": ("x", "target"), "llama": ("tokens", "targets"), "gpt2": ("tokens", "targets")}
+_BATCH = {
+    "mlp": ("x", "target"),
+    "llama": ("tokens", "targets"),
+    "gpt2": ("tokens", "targets"),
+    "fused": ("tokens", "targets"),
+}
 _SHARDED = {
     "mlp": ["*/relu=dp:S(0) tp:S(1)", "down.weight=dp:S(0) tp:S(1)"],
     "llama": [

@@ -48,7 +48,7 @@ def planned(case: str, axes: str, constraints: tuple[str, ...] = (), **options: 
     return autoshard.plan(model, args, mesh=axes, hardware=cases.slow_machine(), constraints=constraints, **options)
 
 
-def _trained(case: str, text: str) -> Differences:
+def trained(case: str, text: str) -> Differences:
     plan = autoshard.parse_plan(text)
     mesh = device_mesh_of(plan)
     parallel = autoshard.parallelize(cases.make(case)[0], plan, mesh)
@@ -72,5 +72,5 @@ def test_a_policy_trains_as_casts_in_one_process_do_and_communicates_as_planned(
 ):
     options = {"param_dtype": param_dtype, "reduce_dtype": reduce_dtype, "micro_batches": micro_batches}
     plan = planned(case, axes, constraints, **options)
-    results = run_ranks(plan.mesh.size, _trained, case, autoshard.dump_plan(plan), timeout_s=120.0)
+    results = run_ranks(plan.mesh.size, trained, case, autoshard.dump_plan(plan), timeout_s=120.0)
     assert all(seen.within(LIMITS[param_dtype]) for seen in results), results

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 import autoshard
 import cost_models
-from autoshard.layout import Layout, S, format_layout, has_empty_shard, is_even
+from autoshard.layout import Layout, P, S, format_layout, has_empty_shard, is_even
 from autoshard.lowering.placements import placements_of
 from autoshard.lowering.shards import local_part
 from autoshard.mesh import Mesh
@@ -36,7 +36,9 @@ def _paths(shape: tuple[int, ...], mesh: Mesh, itemsize: int, reduces: tuple[str
         sent = topology.collective_s(step.kind, step.axes, size) if step.communicates else 0.0
         return sent + profile.copy_s(copied)
 
-    return cheapest_paths(single_steps(layouts_of(shape, mesh, reduces), shape, itemsize, mesh, seconds))
+    return cheapest_paths(
+        single_steps(layouts_of(shape, mesh, frozenset(map(P, reduces))), shape, itemsize, mesh, seconds)
+    )
 
 
 def _reachable(before: Layout, after: Layout) -> bool:

@@ -214,5 +214,5 @@ def test_any_block_of_a_tensor_is_read(shape: tuple[int, ...], tmp_path: Path) -
         [(n, n) for n in shape],
     ):
         expected = whole[tuple(slice(*block) for block in blocks)]
-        ((_, found),) = files.read({"w": (blocks, whole)})
+        ((_, found),) = files.read({"w": ([[block] for block in blocks], whole)})
         assert found.dtype == whole.dtype and torch.equal(found, expected)

@@ -10,9 +10,12 @@ import torch
 
 from autoshard.capture import TensorMeta
 from autoshard.errors import StrategyWarning
+from autoshard.layout import Layout, S
 from autoshard.mesh import Mesh
+from autoshard.ops import parts_asked_for
 from autoshard.strategies import Enumerator
 
+from ..models import graph_of
 from ..strategies.subjects import operator
 from ..strategies.test_rule_check import f, i
 
@@ -77,13 +80,28 @@ def test_the_head_and_the_loss_are_cut_along_the_vocabulary(length: int, mesh: s
     assert of(aten._softmax.default, logits, 1, False) == {"R -> R", "S(0) -> S(0)"}
 
 
-@pytest.mark.parametrize(
-    ("op", "args"),
-    [(aten.split.Tensor, (f(2, 4, 24), 8, 2)), (aten.view.default, (f(2, 4, 24), (2, 4, 3, 2, 4)))],
-)
-def test_the_columns_of_a_fused_projection_are_whole_where_they_are_split(op: Any, args: tuple[Any, ...]) -> None:
-    assert "R, S(1) -> S(1)" in offered(aten.mm.default, f(8, 4), f(4, 24))
-    assert not any(rule.startswith("S(2)") for rule in offered(op, *args))
+@pytest.mark.parametrize("name", ["gpt2", "fused", "fused 2:1:1", "fused 4:1:1"])
+def test_the_columns_of_a_fused_projection_are_cut_in_the_parts_that_they_are_taken_apart_into(name: str) -> None:
+    """Equal ones in the weight as well; of unequal ones no DTensor can be cut, so that weights are whole."""
+    graph, mesh = graph_of(name), Mesh.parse("a=2")
+    enumerator = Enumerator(graph, mesh)
+    parts = {"gpt2": (1, 1, 1), "fused": (1, 1, 1), "fused 2:1:1": (2, 1, 1), "fused 4:1:1": (4, 1, 1)}[name]
+    of = {node.name: enumerator.strategies(node) for node in graph.nodes}
+    projection = "h.0.attn.c_attn" if name == "gpt2" else "layers.0.attention.qkv"
+    product = f"{projection}/{'addmm' if name == 'gpt2' else 'mm'}"
+    assert any(s.outputs[0] == Layout((S(1, parts),)) for s in of[product])
+    is_held = any(s.outputs[0] == Layout((S(0, parts),)) for s in of[f"{projection}.weight"])
+    assert is_held == (set(parts) == {1})
+    taken = [s for node in graph.nodes if node.name.startswith(projection.rpartition(".")[0]) for s in of[node.name]]
+    apart = [s for s in taken if s.inputs and s.outputs[0] and s.inputs[0][0].parts and not s.outputs[0][0].parts]
+    assert any(s.outputs[0][0].kind == "S" for s in apart if s.outputs[0])
+
+
+def test_a_graph_that_takes_no_product_apart_is_offered_no_parts() -> None:
+    """Llama's rotary embedding takes the dims of heads apart, which no product made as its columns."""
+    for name in ("llama", "vit", "moe", "conv", "assorted"):
+        graph = graph_of(name)
+        assert not list(parts_asked_for(graph)), name
 
 
 def test_fewer_heads_of_keys_and_values_than_ranks_are_whole_until_they_are_repeated() -> None:

@@ -34,6 +34,9 @@ from ..oracles import LockStep, close, groups_of, shards_of, whole_of
 
 GRIDS = ["a=2", "a=3", "a=4", "a=2,b=2", "a=2,b=3", "a=3,b=2"]
 SHAPES = [(8, 7), (5, 3), (7, 4, 3)]
+PARTS = (P_SUM, S(0, (1, 1)), S(1, (1, 1, 1)), S(1, (2, 1, 1)))
+IN_PARTS = [("a=2", (8, 24)), ("a=3", (6, 12, 5)), ("a=2,b=2", (8, 48)), ("a=2,b=3", (7, 36)), ("a=3,b=2", (12, 5, 24))]
+"""Meshes and shapes with dims that are cut in parts, some beside uneven ones, and what tensors are offered there."""
 
 
 def _price(step, size: int, copied: int) -> float:
@@ -41,27 +44,29 @@ def _price(step, size: int, copied: int) -> float:
     return (max(step.axes) + 1) * (10 + size) * step.communicates + 0.01 * copied + 0.5
 
 
-def _paths(shape, mesh, reduces=("sum",), price=_price):
-    layouts = layouts_of(shape, mesh, reduces)
+def _paths(shape, mesh, further=(P_SUM,), price=_price):
+    layouts = layouts_of(shape, mesh, frozenset(further))
     return cheapest_paths(single_steps(layouts, shape, 4, mesh, price))
 
 
-def _reachable(mesh: Mesh, shape: tuple[int, ...], reduces=("sum",)):
-    paths = _paths(shape, mesh, reduces)
+def _reachable(mesh: Mesh, shape: tuple[int, ...], further=(P_SUM,)):
+    paths = _paths(shape, mesh, further)
     finite = np.isfinite(paths.seconds)
     for i, j in product(range(len(paths.layouts)), repeat=2):
         if i != j and finite[i, j]:
             yield paths.layouts[i], paths.layouts[j], paths
 
 
-@pytest.mark.parametrize(("grid", "shape"), [*product(GRIDS, SHAPES), ("a=2,b=2,c=2", (13,))])
+@pytest.mark.parametrize(("grid", "shape"), [*product(GRIDS, SHAPES), ("a=2,b=2,c=2", (13,)), *IN_PARTS])
 def test_executing_every_path_gives_every_rank_its_slice_of_the_whole(grid: str, shape: tuple[int, ...]) -> None:
     mesh, generator = Mesh.parse(grid), torch.Generator().manual_seed(0)
     whole = torch.randn(shape, generator=generator, dtype=torch.float64)
+    further = [p for p in PARTS if (grid, shape) in IN_PARTS or not p.parts]
     jobs = [
         (paths.path(before, after), shards_of(whole, before, mesh, generator))
-        for before, after, paths in _reachable(mesh, shape)
+        for before, after, paths in _reachable(mesh, shape, further)
     ]
+    assert any(p.parts for path, _ in jobs for layout in path for p in layout) == ((grid, shape) in IN_PARTS)
 
     def run(emit, at):
         results = []
@@ -100,11 +105,14 @@ def test_maxima_and_minima_are_combined_and_scattered(reduce: str) -> None:
         assert all(torch.equal(results[at], expected[at]) for at in expected)
 
 
-@pytest.mark.parametrize(("grid", "shape"), [*product(["a=3", "a=2,b=2", "a=2,b=3"], SHAPES), ("a=2,b=3,c=2", (29,))])
+@pytest.mark.parametrize(
+    ("grid", "shape"), [*product(["a=3", "a=2,b=2", "a=2,b=3"], SHAPES), ("a=2,b=3,c=2", (29,)), *IN_PARTS]
+)
 def test_what_the_ranks_exchange_is_what_size_bytes_says(grid: str, shape: tuple[int, ...]) -> None:
     mesh, generator = Mesh.parse(grid), torch.Generator().manual_seed(0)
     whole = torch.randn(shape, generator=generator, dtype=torch.float64)
-    for before, after, _ in _reachable(mesh, shape):
+    further = PARTS if (grid, shape) in IN_PARTS else (P_SUM,)
+    for before, after, _ in _reachable(mesh, shape, further):
         try:
             step = step_between(before, after)
         except LayoutError:
@@ -164,7 +172,7 @@ def test_paths_obey_the_triangle_inequality_start_where_they_should_and_cost_wha
 @pytest.mark.parametrize("grid", GRIDS)
 def test_no_step_produces_a_partial_and_everything_else_is_reachable(grid: str) -> None:
     mesh, shape = Mesh.parse(grid), (8, 12)
-    paths = _paths(shape, mesh, ("max", "sum"))
+    paths = _paths(shape, mesh, (P("max"), P_SUM))
     for i, before in enumerate(paths.layouts):
         for j, after in enumerate(paths.layouts):
             needs_partial = any(q.kind == "P" and p != q for p, q in zip(before, after))
@@ -249,13 +257,14 @@ class Copies:
         return result
 
 
-@pytest.mark.parametrize("shape", [(8, 12), (4, 12, 8), *SHAPES])
-@pytest.mark.parametrize("grid", ["a=2", "a=3", "a=2,b=2"])
+@pytest.mark.parametrize(
+    ("grid", "shape"), [*product(["a=2", "a=3", "a=2,b=2"], [(8, 12), (4, 12, 8), *SHAPES]), *IN_PARTS]
+)
 def test_what_the_ranks_copy_is_what_copied_bytes_says(grid: str, shape: tuple[int, ...]) -> None:
     """Exactly for even shards; padding and cutting of uneven ones is priced within a factor of three."""
     mesh, generator = Mesh.parse(grid), torch.Generator().manual_seed(0)
     whole = torch.randn(shape, generator=generator, dtype=torch.float64)
-    for before, after, _ in _reachable(mesh, shape):
+    for before, after, _ in _reachable(mesh, shape, PARTS if (grid, shape) in IN_PARTS else (P_SUM,)):
         try:
             step = step_between(before, after)
         except LayoutError:
@@ -288,7 +297,7 @@ def test_a_dear_axis_is_avoided_by_gathering_over_the_cheap_one_first() -> None:
 def test_transient_bytes_are_those_alive_while_the_steps_run(grid: str) -> None:
     """Steps written on the meta device, and the storages that live beside the source at each."""
     mesh, shape = Mesh.parse(grid), (8, 16, 4)
-    layouts = layouts_of(shape, mesh)
+    layouts = layouts_of(shape, mesh, frozenset({P_SUM, S(0, (1, 1)), S(1, (2, 1, 1))}))
     paths = cheapest_paths(single_steps(layouts, shape, 4, mesh, lambda step, size, copied: 1.0 + size + copied))
     for before in layouts:
         for after in layouts:

@@ -48,6 +48,10 @@ _NOTATION = """\
 # execution     the order on one rank: module, roles, predicted milliseconds; loops over layers
 """
 
+_NOTATION_OF_PARTS = """\
+# S(0/3)        dim 0 has three equal parts, each of which is cut; S(0/4:1:1): three of these proportions
+"""
+
 _NOTATION_OF_BUCKETS = """\
 # bucket_bytes  so much at most travels together: parameters are gathered a layer ahead, gradients reduced in buckets
 """
@@ -61,6 +65,7 @@ _NOTATION_OF_SEVERAL = """\
 # micro_batches   forwards and backwards of a step; shapes, times and redistributions are those of one of them
 #               held_W: the copy of W for the step, summed_W: the sum of its gradients; to held_W and from summed_W once
 """
+
 
 POINTS_PER_LINE = 8
 """Moments of the memory's timeline on one line of the file."""
@@ -77,10 +82,17 @@ def dump_plan(plan: ShardingPlan) -> str:
     """
     _check(plan)
     notation = _NOTATION
+    notation += _NOTATION_OF_PARTS if _has_parts(plan) else ""
     notation += _NOTATION_OF_BUCKETS if plan.bucket_bytes else ""
     notation += _NOTATION_OF_PRECISION if plan.precision != AS_IT_IS else ""
     notation += _NOTATION_OF_SEVERAL if plan.micro_batches > 1 else ""
     return notation + "\n" + "\n".join(_render(plan, fold_plan(plan))) + "\n"
+
+
+def _has_parts(plan: ShardingPlan) -> bool:
+    """Whether some operator takes, or makes, a tensor with a dim of which each part is cut."""
+    layouts = (layout for entry in plan.operators for layout in (*entry.inputs, *entry.outputs))
+    return any(layout is not None and layout.has_parts for layout in layouts)
 
 
 def _check(plan: ShardingPlan) -> None:

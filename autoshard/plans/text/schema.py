@@ -26,7 +26,7 @@ from .notation import MAX_SECONDS
 FORMAT_VERSION = 8
 MAX_REPEATS = 1_000_000
 
-_LAYOUT = r"^\s*([A-Za-z_]\w*:(R|S\(\d{1,3}\)|P\((sum|max|min)\))(\s+|$))*$"
+_LAYOUT = r"^\s*([A-Za-z_]\w*:(R|S\(\d{1,3}(/\d{1,9}(:\d{1,9})*)?\)|P\((sum|max|min)\))(\s+|$))*$"
 _COLLECTIVE = rf"^({'|'.join(REDISTRIBUTION_KINDS)}) \w+(\+\w+)* \d+ bytes [\d.]+(E[+-]?\d+)? ms$"
 
 # Scalars are read as text, so that no name turns into a number; to an editor these are none.
@@ -45,7 +45,8 @@ Milliseconds = Annotated[
 LayoutText = Annotated[
     str,
     Field(
-        description="One entry per mesh axis: R whole on every rank, S(d) dim d is cut, P(sum) ranks hold addends.",
+        description="One entry per mesh axis: R whole on every rank, S(d) dim d is cut, S(d/3) each of its three equal "
+        "parts is cut, P(sum) ranks hold addends.",
         examples=["dp:S(0) tp:R"],
         json_schema_extra={"pattern": _LAYOUT},
     ),

@@ -27,7 +27,7 @@ _PARALLELIZE = '''\
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+{strided}from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 MESH_AXES = {axes}
 MESH_SHAPE = {shape}
@@ -73,13 +73,16 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 '''
 
+_STRIDED = "from torch.distributed.tensor.placement_types import _StridedShard\n"
+
 _SPECS = '''\
 # Partition specs of {model} on the mesh {mesh}. Written by `autoshard export`.
 #
 # A spec has one entry per tensor dim: None for a dim that is whole, the mesh axis that cuts it, or a tuple of axes, the
 # outermost first: ("dp", "tp") cuts over dp, and each block again over tp. For PyTorch/XLA,
 #     mark_sharding(tensor, Mesh(device_ids, MESH_SHAPE, MESH_AXES), spec_of(name))
-# and for JAX, PartitionSpec(*spec_of(name)). Addends, P(sum), have no spec: INEXPRESSIBLE lists what would need one.
+# and for JAX, PartitionSpec(*spec_of(name)). What has addends, P(sum), or is cut in
+# parts, S(0/3), has no spec: INEXPRESSIBLE lists it.
 
 import re
 
@@ -118,8 +121,10 @@ def parallelize_module_source(plan: ShardingPlan) -> str:
         f"{module!r}: Placed({{{', '.join(f'{name!r}: {_placements(layout)}' for name, layout in held.items())}}}),"
         for module, held in modules.items()
     ]
+    has_parts = any(entry.layout.has_parts for entry in (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs))
     return _PARALLELIZE.format(
         **_header(plan),
+        strided=_STRIDED if has_parts else "",
         plan=_indented(styles),
         inputs=_indented(f"{entry.name!r}: {_placements(entry.layout)}," for entry in plan.inputs),
         outputs=_indented(f"{entry.name!r}: {_placements(entry.layout)}," for entry in plan.outputs),
@@ -130,12 +135,12 @@ def partition_spec_source(plan: ShardingPlan) -> str:
     """Python source that gives every parameter, buffer, input and output a partition spec, where it has one."""
     entries = (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs)
     repeats = count_repeats(entry.name for entry in entries)
-    expressible = [entry for entry in entries if not entry.layout.has_partial]
+    expressible = [entry for entry in entries if not _has_no_spec(entry.layout)]
     ranks = {(entry.name, entry.layout): len(entry.shape) for entry in expressible}
     lines = fold([(entry.name, (entry.layout, ranks[entry.name, entry.layout])) for entry in expressible])
     lines.sort(key=lambda line: bool(line.pattern.choices))  # a name that is no pattern goes before those that match it
     specs = (f"({_raw(_regex(line.pattern, repeats))}, {partition_spec(*line.value, plan.mesh)!r})," for line in lines)
-    partial = (f"{entry.name!r}," for entry in entries if entry.layout.has_partial)
+    partial = (f"{entry.name!r}," for entry in entries if _has_no_spec(entry.layout))
     return _SPECS.format(**_header(plan), specs=_indented(specs), inexpressible=_indented(partial))
 
 
@@ -143,12 +148,16 @@ def partition_spec(layout: Layout, dims: int, mesh: Mesh) -> tuple[str | tuple[s
     """The partition spec of a tensor of so many dims: for each, no axis, one, or several with the outermost first.
 
     Raises:
-        ValueError: the layout has addends, which a partition spec cannot express.
+        ValueError: the layout has addends, or dims cut in parts, which a partition spec cannot express.
     """
-    if layout.has_partial:
-        raise ValueError("a partition spec cannot express addends")
+    if _has_no_spec(layout):
+        raise ValueError("a partition spec cannot express addends, nor dims that are cut in parts")
     axes = [tuple(mesh.axes[axis] for axis in layout.axes_of(dim)) for dim in range(dims)]
     return tuple(names[0] if len(names) == 1 else names or None for names in axes)
+
+
+def _has_no_spec(layout: Layout) -> bool:
+    return layout.has_partial or layout.has_parts
 
 
 def _header(plan: ShardingPlan) -> dict[str, str]:
@@ -173,6 +182,8 @@ def _placement(placement: Placement) -> str:
     match placement.kind:
         case "R":
             return "Replicate()"
+        case "S" if placement.parts:
+            return f"_StridedShard({placement.dim}, split_factor={len(placement.parts)})"
         case "S":
             return f"Shard({placement.dim})"
         case "P":

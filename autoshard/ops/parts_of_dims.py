@@ -1,0 +1,253 @@
+"""Dims that a model makes as one and takes apart: queries, keys and values of one projection, a gate beside what it
+gates.
+
+Such a dim is cut in parts (``S(d/3)``), so that each part is cut as if it were a tensor of its own. Where a graph asks
+for that is found here, and what the operators that take dims apart, and join them, make of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..capture import CapturedGraph, Node, Ref, TensorMeta
+from ..layout import MOST_PARTS, Placement, S, local_shape, pieces
+from .lengths import wide
+from .operator import Form, LocalCall, Metas, has, known
+from .rule import Rule
+
+aten = torch.ops.aten
+
+_MOVES_DIMS = frozenset({"permute", "transpose", "t", "unsqueeze", "squeeze", "clone", "contiguous", "alias", "detach"})
+_RANGE_DEFAULTS = (0, None, None, 1)
+
+
+def parts_asked_for(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement, int]]:
+    """Cuts in parts that the forward of a graph asks for: of what, and the node that takes the dim apart.
+
+    These are dims that are split, of which ranges are taken that fill it, or that a view makes two dims of, the first
+    of which is taken apart; and that a matrix product or a convolution made as its columns.
+    """
+    for takers, ref, dim, sizes in _taken_apart(graph):
+        found = list(_back_to_a_product(graph, ref, dim, sizes))
+        if found and found[-1] is None:
+            yield from ((at, placement, i) for at, placement in filter(None, found) for i in takers)
+
+
+def _taken_apart(graph: CapturedGraph) -> Iterator[tuple[tuple[int, ...], Ref, int, tuple[int, ...]]]:
+    """The nodes of the forward that take a dim apart, the tensor, the dim and the lengths of its parts."""
+    ranges: dict[tuple[Ref, int], list[tuple[int, int, int]]] = defaultdict(list)
+    for i, node in graph.of_kind("operator"):
+        if node.phase != "forward" or not node.inputs:
+            continue
+        ref = node.inputs[0]
+        shape, name = graph.meta(ref).shape, _name(node)
+        if has(node, "split") or name == "unsafe_split":
+            dim = split_dim(node, len(shape))
+            yield (i,), ref, dim, tuple(meta.shape[dim] for meta in node.outputs if meta)
+        elif name in ("select", "unbind"):
+            dim = (node.args[1] if len(node.args) > 1 else 0) % len(shape)
+            yield (i,), ref, dim, (1,) * shape[dim]
+        elif name == "slice":
+            dim, start, stop, step = _range(node, shape)
+            if step == 1:
+                ranges[ref, dim].append((start, stop, i))
+    for (ref, dim), taken in ranges.items():
+        ends = sorted({(start, stop) for start, stop, _ in taken})
+        if [start for start, _ in ends] == [0, *(stop for _, stop in ends[:-1])]:
+            if ends[-1][1] == graph.meta(ref).shape[dim]:
+                yield tuple(i for *_, i in taken), ref, dim, tuple(stop - start for start, stop in ends)
+
+
+def _back_to_a_product(
+    graph: CapturedGraph, ref: Ref, dim: int, sizes: tuple[int, ...]
+) -> Iterator[tuple[Ref, Placement] | None]:
+    """The tensors that became this one, the last made by a product, with the cut of the dim in parts; then None.
+
+    Without it the way ends somewhere else.
+    """
+    while 1 < len(sizes) <= MOST_PARTS:
+        yield ref, S(dim, sizes)
+        node = graph.nodes[ref.node]
+        if node.kind != "operator":
+            return
+        meta = graph.meta(ref)
+        if known(node.op).kernel in ("matmul", "convolution"):
+            if dim == (1 if known(node.op).kernel == "convolution" else len(meta.shape) - 1):
+                yield None
+            return
+        if has(node, "reshape"):
+            ref, outer = node.inputs[0], math.prod(meta.shape[:dim])
+            before = graph.meta(ref).shape
+            fits = [d for d, n in enumerate(before) if n > 1 and math.prod(before[:d]) == outer]
+            if not fits or before[fits[-1]] % meta.shape[dim]:
+                return
+            dim = fits[-1]
+            continue
+        alike = [r for r in node.inputs if graph.meta(r).shape == meta.shape]
+        moved = _moved_from(node, graph.meta(node.inputs[0]).shape) if _name(node) in _MOVES_DIMS else None
+        if moved is not None:
+            ref, dim = node.inputs[0], moved[dim]
+        elif len(alike) == 1 and torch.Tag.pointwise in node.op.tags:  # type: ignore[union-attr]
+            (ref,) = alike
+        else:
+            return
+
+
+def _moved_from(node: Node, shape: tuple[int, ...]) -> list[int]:
+    """Of each dim of the result which dim of the tensor it is, -1 for a new one."""
+    lengths = [1 if size == 1 else size_of for size_of, size in enumerate(shape, start=2)]
+    assert node.op is not None
+    result = node.op(torch.empty(lengths, device="meta"), *node.args[1:], **dict(node.kwargs))
+    return [lengths.index(size) if size > 1 else -1 for size in result.shape]
+
+
+def split_dim(node: Node, rank: int) -> int:
+    """The dim that a split takes apart."""
+    return int(node.args[2] if len(node.args) > 2 else dict(node.kwargs).get("dim", 0)) % rank
+
+
+def _name(node: Node) -> str:
+    assert node.op is not None
+    return str(node.op._schema.name.partition("::")[2])
+
+
+def _range(node: Node, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """Dim, start, stop and step of a slice."""
+    given: list[Any] = [*node.args[1:], *_RANGE_DEFAULTS[len(node.args) - 1 :]]
+    dim, start, stop, step = given
+    return _bounded(dim, start, stop, step, shape)
+
+
+def _range_of_gradient(node: Node) -> tuple[int, int, int, int]:
+    """The same of the gradient of a slice, whose first result has the whole dim."""
+    sizes, dim, start, stop, step = node.args[1:6]
+    return _bounded(dim, start, stop, step, sizes)
+
+
+def _bounded(dim: int, start: Any, stop: Any, step: int, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    dim %= len(shape)
+    lo, hi, _ = slice(start, stop, 1).indices(shape[dim])
+    return dim, lo, hi, step
+
+
+def _lengths(metas: tuple[TensorMeta | None, ...], dim: int) -> tuple[int, ...]:
+    return tuple(meta.shape[dim] for meta in metas if meta)
+
+
+def split_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
+    """A dim that is cut in the parts that it is split into: each of them is cut."""
+    dim = split_dim(node, len(inputs[0].shape))
+    cut = S(dim, _lengths(node.outputs, dim))
+    return [Rule((cut,), (S(dim),) * len(node.outputs))] if (position, placement) == (0, cut) else []
+
+
+def cat_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
+    """Tensors that are cut along the dim on which they are joined: the dim is cut in these parts."""
+    dim = (node.args[1] if len(node.args) > 1 else 0) % len(inputs[0].shape)
+    cut = S(dim, _lengths(inputs, dim))
+    return [Rule((S(dim),) * len(inputs), (cut,))] if (position, placement) == (len(inputs), cut) else []
+
+
+def slice_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
+    """A range that is one part of a dim."""
+    dim, start, stop, step = _range(node, inputs[0].shape)
+    is_part = placement.dim == dim and (start, stop) in pieces(inputs[0].shape[dim], placement.parts)
+    return [Rule((placement,), (S(dim),))] if position == 0 and is_part and step == 1 else []
+
+
+def slice_backward_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
+    """The gradient of a tensor of which one part was taken."""
+    dim, start, stop, step = _range_of_gradient(node)
+    is_part = placement.dim == dim and (start, stop) in pieces(node.args[1][dim], placement.parts)
+    return [Rule((S(dim),), (placement,))] if position == 1 and is_part and step == 1 else []
+
+
+def reshape_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
+    """The dims that begin where one that is cut in parts does, or, where parts are equal, behind as many of them."""
+    meta = node.outputs[0]
+    assert meta is not None
+    shapes = (inputs[0].shape, meta.shape)
+    ours, others = shapes if position == 0 else shapes[::-1]
+    outer, count = math.prod(ours[: placement.dim]), len(placement.parts)
+    ends = [math.prod(others[:d]) for d in range(len(others))]
+    found = [S(d, placement.parts) for d, end in enumerate(ends) if end == outer and others[d] > 1]
+    if set(placement.parts) == {1}:
+        found += [S(d) for d, end in enumerate(ends) if end == outer * count and others[d] > 1]
+    return [Rule((placement,), (p,)) if position == 0 else Rule((p,), (placement,)) for p in found]
+
+
+def local_split(call: LocalCall) -> Any:
+    """The split of a rank's shard; where the dim is cut, its pieces are as long as their shards."""
+    dim = split_dim(call.node, len(call.metas[0].shape))
+    if not call.inputs[0].axes_of(dim):
+        return call.run(call.node.op, *call.args, **call.kwargs)
+    pairs = zip(call.node.outputs, call.outputs)
+    sizes = [local_shape(m.shape, layout, call.mesh, call.coordinate)[dim] for m, layout in pairs if m and layout]
+    op = call.node.op if "split_with_sizes" in _name(call.node) else aten.split_with_sizes.default
+    return call.run(op, call.args[0], sizes, dim)
+
+
+def local_slice(call: LocalCall) -> Any:
+    """A range of a rank's shard; where the dim is cut in parts, the rank's block of the part."""
+    dim, start, stop, _ = _range(call.node, call.metas[0].shape)
+    parts = call.inputs[0].parts_of(dim)
+    if not parts:
+        return call.run(call.node.op, *call.args, **call.kwargs)
+    length = local_shape(call.metas[0].shape, call.inputs[0], call.mesh, call.coordinate)[dim]
+    which = pieces(call.metas[0].shape[dim], parts).index((start, stop))
+    return call.run(aten.slice.Tensor, call.args[0], dim, *pieces(length, parts)[which])
+
+
+def local_slice_backward(call: LocalCall) -> Any:
+    """The gradient of a rank's shard of which a range, or the rank's block of a part, was taken."""
+    meta, layout = call.node.outputs[0], call.outputs[0]
+    assert meta is not None and layout is not None
+    dim, start, stop, step = _range_of_gradient(call.node)
+    size = local_shape(meta.shape, layout, call.mesh, call.coordinate)
+    parts = layout.parts_of(dim)
+    if parts:
+        start, stop = pieces(size[dim], parts)[pieces(meta.shape[dim], parts).index((start, stop))]
+        return call.run(call.node.op, call.args[0], size, dim, start, stop, step)
+    return call.run(call.node.op, call.args[0], size, *call.args[2:])
+
+
+def small_in_parts(node: Node, inputs: Metas, rule: Rule, ranks: int) -> Form | None:
+    """A small call of an operator that takes a dim apart or joins one, in the parts of a rule, each of them cut evenly.
+
+    None of another operator.
+    """
+    name = _name(node)
+    placement = next(p for p in (*rule.inputs, *rule.outputs) if p and p.parts)
+    dim, lengths = placement.dim, [part * ranks for part in placement.parts]
+    whole = [sum(lengths) if d == dim else 2 for d in range(len(inputs[0].shape))]
+
+    def meta(like: TensorMeta, length: int) -> TensorMeta:
+        return TensorMeta(tuple(length if d == dim else size for d, size in enumerate(whole)), wide(like.dtype))
+
+    if name == "cat":
+        return node, tuple(meta(like, length) for like, length in zip(inputs, lengths))
+    if has(node, "split") or "split" in name:
+        sizes = lengths if "split_with_sizes" in name else lengths[0]
+        return replace(node, args=(node.args[0], sizes, dim)), (meta(inputs[0], sum(lengths)),)
+    if name == "slice":
+        which = _which(inputs[0].shape, placement, _range(node, inputs[0].shape))
+        start, stop = pieces(sum(lengths), placement.parts)[which]
+        return replace(node, args=(node.args[0], dim, start, stop, 1)), (meta(inputs[0], sum(lengths)),)
+    if name == "slice_backward":
+        which = _which(node.args[1], placement, _range_of_gradient(node))
+        start, stop = pieces(sum(lengths), placement.parts)[which]
+        args = (node.args[0], tuple(whole), dim, start, stop, 1)
+        return replace(node, args=args), (meta(inputs[0], lengths[which]),)
+    return None
+
+
+def _which(shape: tuple[int, ...], placement: Placement, taken: tuple[int, int, int, int]) -> int:
+    """The number of the part that a range is."""
+    dim, start, stop, _ = taken
+    return pieces(shape[dim], placement.parts).index((start, stop))

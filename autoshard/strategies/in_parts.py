@@ -1,0 +1,115 @@
+"""Dims cut in parts: which tensors of a graph are offered such cuts, and the rules of operators for them.
+
+A cut in parts begins where the graph takes a dim apart that a product made
+(:func:`autoshard.ops.parts_asked_for`), and spreads along the rules of the operators that have tensors with that dim:
+to the weight and the bias of the product, and to all their gradients. No other tensor is offered it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Protocol
+
+from ..capture import CapturedGraph, Node, Ref, TensorMeta, is_random
+from ..layout import Layout, Placement, S, cuts_parts_evenly, is_possible
+from ..mesh import Mesh
+from ..micro_batches import is_held, is_summed
+from ..ops import Rule, known, parts_asked_for
+from .rule_check import Check
+
+Metas = tuple[TensorMeta, ...]
+
+
+class Rules(Protocol):
+    """Where rules that cut dims in parts are looked up."""
+
+    def in_parts(self, node: Node, metas: Metas, ranks: int, position: int, placement: Placement) -> tuple[Rule, ...]:
+        """The rules along an axis of so many ranks with a placement at a position among what a node takes and gives."""
+
+
+def rules_in_parts(
+    node: Node, metas: Metas, ranks: int, rules: tuple[Rule, ...], position: int, placement: Placement
+) -> tuple[Rule, ...]:
+    """The rules of an operator with a dim cut in parts at a position among the tensors that it takes and gives: what it
+    says itself, and those of its other ``rules`` that hold whichever indices of the dim a rank has.
+
+    Each is checked: by numbers, or by what the operator proves.
+    """
+    if is_random(node):
+        return ()
+    mesh, entry, check = Mesh(("axis",), (ranks,)), known(node.op), Check(node, metas, ranks)
+    tensors = (*metas, *node.outputs)
+
+    def is_cut(rule: Rule) -> bool:
+        pairs = zip((*rule.inputs, *rule.outputs), tensors)
+        return all(p is None or m is None or is_possible(m.shape, Layout((p,)), mesh) for p, m in pairs)
+
+    def fits(rule: Rule) -> bool:
+        if entry.fits is None:
+            return check.holds_in_parts(rule)
+        before = tuple(Layout((p,)) for p in rule.inputs)
+        after = tuple(None if p is None else Layout((p,)) for p in rule.outputs)
+        return entry.fits(node, metas, before, after, mesh)
+
+    own = entry.in_parts(node, metas, position, placement) if entry.in_parts else []
+    found = [rule for rule in own if is_cut(rule) and fits(rule)]
+    if entry.fits is None:
+        alike = (_in_parts_alike(rule, tensors, position, placement) for rule in rules)
+        found += [rule for rule in alike if rule and is_cut(rule) and check.holds_of_any(rule)]
+    return tuple(dict.fromkeys(found))
+
+
+def _in_parts_alike(
+    rule: Rule, tensors: tuple[TensorMeta | None, ...], position: int, placement: Placement
+) -> Rule | None:
+    """A rule with all dims that it cuts cut in parts, where one is that of the placement and all are as long."""
+    placements = (*rule.inputs, *rule.outputs)
+    if placements[position] != S(placement.dim):
+        return None
+    lengths = {m.shape[p.dim] for p, m in zip(placements, tensors) if p and m and p.kind == "S"}
+    if len(lengths) > 1:
+        return None
+    cut = [S(p.dim, placement.parts) if p and p.kind == "S" else p for p in placements]
+    count = len(rule.inputs)
+    return Rule(tuple(p for p in cut[:count] if p), tuple(cut[count:]))
+
+
+def cuts_in_parts(graph: CapturedGraph, mesh: Mesh, rules: Rules) -> dict[Ref, frozenset[Placement]]:
+    """The cuts in parts that each tensor of a graph is offered on a mesh; empty where it takes no dim apart."""
+    sizes = sorted(set(mesh.shape) - {1})
+    found: dict[Ref, set[Placement]] = defaultdict(set)
+    waiting: list[tuple[Ref, Placement]] = []
+
+    def add(ref: Ref, placement: Placement) -> None:
+        axes = (Mesh(("axis",), (size,)) for size in sizes)
+        even = any(cuts_parts_evenly(graph.meta(ref).shape, Layout((placement,)), axis) for axis in axes)
+        if even and placement not in found[ref]:
+            found[ref].add(placement)
+            waiting.append((ref, placement))
+
+    for ref, placement, _ in parts_asked_for(graph):
+        add(ref, placement)
+    if not waiting:
+        return {}
+    readers: dict[Ref, list[tuple[int, int]]] = defaultdict(list)
+    for i, node in graph.of_kind("operator"):
+        for position, ref in enumerate(node.inputs):
+            readers[ref].append((i, position))
+    while waiting:
+        ref, placement = waiting.pop()
+        made = [(ref.node, len(graph.nodes[ref.node].inputs) + ref.output)]
+        for i, position in (*made, *readers[ref]):
+            node = graph.nodes[i]
+            if node.kind != "operator":
+                continue
+            refs = (*node.inputs, *(Ref(i, k) for k in range(len(node.outputs))))
+            if graph.micro_batches > 1 and (is_held(node.name) or is_summed(node.name)):
+                for other in refs:
+                    add(other, placement)
+                continue
+            metas = tuple(map(graph.meta, node.inputs))
+            for rule in (r for size in sizes for r in rules.in_parts(node, metas, size, position, placement)):
+                for other, p in zip(refs, (*rule.inputs, *rule.outputs)):
+                    if p is not None and p.parts:
+                        add(other, p)
+    return {ref: frozenset(placements) for ref, placements in found.items()}
