@@ -98,7 +98,9 @@ def single_steps(layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: 
     of ranks that do not rise in the order of the mesh.
     """
     found: dict[tuple[int, int], float] = {}
-    for (i, j, step, between), sizes in zip(_moves(layouts, mesh), _sizes(layouts, shape, itemsize, mesh)):
+    falling = _falling(mesh)
+    sizes_of_moves = _sizes(layouts, shape, itemsize, mesh, falling)
+    for (i, j, step, between), sizes in zip(_moves(layouts, mesh, falling), sizes_of_moves):
         seconds = price(step, *sizes)
         apart = (found.get((i, k), math.inf) + found.get((k, j), math.inf) for k in between)
         if seconds < min(apart, default=math.inf):
@@ -118,21 +120,26 @@ class _Move(NamedTuple):
     between: tuple[int, ...]
 
 
+def _falling(mesh: Mesh) -> frozenset[tuple[int, ...]]:
+    """The axes, several together, along which ranks do not rise. Meshes that are equal may differ in that."""
+    groups = (axes for count in range(2, mesh.ndim + 1) for axes in combinations(range(mesh.ndim), count))
+    return frozenset(axes for axes in groups if not mesh.is_rising(axes))
+
+
 @lru_cache(maxsize=KNOWN)
-def _moves(layouts: tuple[Layout, ...], mesh: Mesh) -> tuple[_Move, ...]:
-    """All steps between layouts, those over few axes first. Programs of a model differ in prices alone, and tensors of
-    many shapes have the same layouts.
+def _moves(layouts: tuple[Layout, ...], mesh: Mesh, falling: frozenset[tuple[int, ...]]) -> tuple[_Move, ...]:
+    """All steps between layouts, those over few axes first, none that brings blocks over axes that are ``falling``.
+    Programs of a model differ in prices alone, and tensors of many shapes have the same layouts.
     """
     index = {layout: i for i, layout in enumerate(layouts)}
     placements = sorted({placement for layout in layouts for placement in layout})
     found = []
     for count in range(1, mesh.ndim + 1):
         groups = list(combinations(range(mesh.ndim), count))
-        out_of_order = {axes for axes in groups if count > 1 and not mesh.is_rising(axes)}
         for (before, i), axes, placement in product(index.items(), groups, placements):
             after = before.replace(axes, placement)
             step = step_on(before, after, axes) if after in index else None
-            if step is None or (axes in out_of_order and step.kind != "all_reduce"):
+            if step is None or (axes in falling and step.kind != "all_reduce"):
                 continue
             between = (index.get(before.replace(axis, placement)) for axis in axes) if count > 1 else ()
             found.append(_Move(i, index[after], step, tuple(k for k in between if k is not None)))
@@ -141,7 +148,7 @@ def _moves(layouts: tuple[Layout, ...], mesh: Mesh) -> tuple[_Move, ...]:
 
 @lru_cache(maxsize=KNOWN)
 def _sizes(
-    layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh
+    layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, falling: frozenset[tuple[int, ...]]
 ) -> tuple[tuple[int, int], ...]:
     """Bytes that each of the moves sends, and that it copies."""
     return tuple(
@@ -149,7 +156,7 @@ def _sizes(
             size_bytes(move.step, layouts[move.before], shape, itemsize, mesh),
             copied_bytes(move.step, layouts[move.before], shape, itemsize, mesh),
         )
-        for move in _moves(layouts, mesh)
+        for move in _moves(layouts, mesh, falling)
     )
 
 

@@ -334,3 +334,16 @@ def test_a_step_over_two_axes_is_offered_where_it_is_cheaper_than_two(latency_s:
     ends = {(steps.layouts[i], steps.layouts[j]) for i, j in zip(steps.tails, steps.heads)}
     found = {step_between(*pair).kind for pair in ends if len(step_between(*pair).axes) == 2}
     assert found == ({"all_reduce", "all_gather", "reduce_scatter"} if together else set())
+
+
+def test_what_is_known_of_a_mesh_is_not_taken_for_one_of_another_order() -> None:
+    # equal meshes, on one of which no block may travel over both axes at once: the ranks of a+b are 0, 2, 1, 3
+    layouts = layouts_of((8,), Mesh.parse("a=2,b=2"))
+    whole, cut = (layouts.index(Layout((p, p))) for p in (R, S(0)))
+
+    def offered(mesh: Mesh) -> bool:
+        steps = single_steps(layouts, (8,), 4, mesh, lambda step, size, copied: 1.0)
+        return (cut, whole) in set(zip(steps.tails.tolist(), steps.heads.tolist()))
+
+    crossed = Mesh(("a", "b"), (2, 2), (0, 2, 1, 3))
+    assert [offered(mesh) for mesh in (crossed, Mesh.parse("a=2,b=2"), crossed)] == [False, True, False]
