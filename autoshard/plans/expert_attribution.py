@@ -195,6 +195,7 @@ def _fewer(parts: Iterable[PartDifference]) -> Sequence[PartDifference]:
     small = found[len(kept) :]
     for role in ROLES:
         times = [(part.ours_s, part.theirs_s) for part in small if part.role == role]
-        if times:
-            kept.append(PartDifference(OTHERS, role, *map(math.fsum, zip(*times))))
+        others = PartDifference(OTHERS, role, *map(math.fsum, zip(*times))) if times else None
+        if others is not None and others.saved_s:  # what each of them saves may be nothing together
+            kept.append(others)
     return sorted(kept, key=lambda part: (-part.saved_s, part.block, part.role))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autoshard.errors import PlanFileError
 from autoshard.layout import parse_layout
-from autoshard.plans import ShardingPlan, dump_plan, parse_plan, summary_json
+from autoshard.plans import Execution, OperatorEntry, ShardingPlan, dump_plan, parse_plan, summary_json
 from autoshard.plans.expert_attribution import Roles, distance
 from autoshard.plans.expert_distance import MOST_PARTS, MOST_TENSORS, OTHERS, ROLES, SENT, block_of
 from autoshard.plans.text.folded_plan import fold_plan
@@ -66,6 +66,19 @@ def test_parts_of_any_two_plans_of_a_mesh_add_up(plan: ShardingPlan, data: st.Da
         communication_s=math.fsum(e.predicted_s for e in moved),
     )
     check_sums(plan, other)
+
+
+def test_small_differences_that_cancel_out_are_none() -> None:
+    names, times = ("big/mm", "a/mm", "b/mm"), ((2500, 0), (1, 0), (0, 1))
+
+    def made(which: int) -> ShardingPlan:
+        execution = tuple(Execution(name, "forward", each[which]) for name, each in zip(names, times))
+        operators = tuple(OperatorEntry(name, "forward", (), ()) for name in names)
+        compute_s = sum(each[which] for each in times) / 1e9
+        none = {"redistributions": (), "communication_s": 0.0}
+        return replace(OURS, execution=execution, operators=operators, compute_s=compute_s, **none)
+
+    check_sums(made(0), made(1))
 
 
 def test_a_plan_is_no_distance_from_itself() -> None:
