@@ -117,7 +117,7 @@ def made_spec(
 
 
 def dtensor_of(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
-    """What ``DTensor.from_local`` makes where no gradient goes through it, in a fortieth of its time: ``DTensor(...)`` has
+    """What ``DTensor.from_local`` makes where no gradient goes through it, in a fortieth of its time: its class has
     dynamo step aside for an initialisation that does nothing.
     """
     if local.requires_grad and torch.is_grad_enabled():
