@@ -25,7 +25,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from math import prod
-from typing import Literal
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from cost_models.collective_kinds import RedistributionKind
 
@@ -34,6 +37,8 @@ from ..layout import Layout, largest_local_shape
 from ..mesh import Mesh
 
 StepKind = Literal[RedistributionKind, "slice"]
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
 
 
 Banned = frozenset[tuple[str, int, int]]
@@ -95,16 +100,21 @@ def steps_along(path: Sequence[Layout]) -> tuple[Step, ...]:
 
 def size_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
     """Bytes of the larger of a rank's input and output buffer, padding included; the same on every rank."""
+    return int(buffer_bytes(step, largest_local_shape(shape, before, mesh), itemsize, mesh))
+
+
+def buffer_bytes(step: Step, shard: Sequence[int] | Sequence[IntArray], itemsize: int, mesh: Mesh) -> Any:
+    """The same where the largest shard is known, as its length along every dim: of one layout, or of several."""
+    local: list[Any] = list(shard)
     if not step.communicates:
-        return 0
-    local = list(largest_local_shape(shape, before, mesh))
+        return 0 * prod(local)
     parts = mesh.parts(step.axes)
     if step.kind == "all_gather":
-        local[step.source] *= parts
+        local[step.source] = local[step.source] * parts
     elif step.target >= 0:
         for axis in step.axes:
             local[step.target] = -(-local[step.target] // mesh.shape[axis])
-        local[step.target] *= parts
+        local[step.target] = local[step.target] * parts
     return itemsize * prod(local)
 
 
