@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from ..layout import P_SUM, Layout, Placement, R, S, is_even, is_possible, largest_local_shape
 from ..mesh import Mesh
-from .steps import IntArray, Step, buffer_bytes, size_bytes, step_on, steps_along
+from .steps import Step, buffer_bytes, size_bytes, step_on, steps_along
 
+IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 

@@ -25,10 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from math import prod
-from typing import Any, Literal, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Literal
 
 from cost_models.collective_kinds import RedistributionKind
 
@@ -37,8 +34,6 @@ from ..layout import Layout, largest_local_shape
 from ..mesh import Mesh
 
 StepKind = Literal[RedistributionKind, "slice"]
-
-IntArray: TypeAlias = npt.NDArray[np.int64]
 
 
 Banned = frozenset[tuple[str, int, int]]
@@ -103,9 +98,9 @@ def size_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int
     return int(buffer_bytes(step, largest_local_shape(shape, before, mesh), itemsize, mesh))
 
 
-def buffer_bytes(step: Step, shard: Sequence[int] | Sequence[IntArray], itemsize: int, mesh: Mesh) -> Any:
-    """The same where the largest shard is known, as its length along every dim: of one layout, or of several."""
-    local: list[Any] = list(shard)
+def buffer_bytes(step: Step, shard: Sequence[Any], itemsize: int, mesh: Mesh) -> Any:
+    """The same where the largest shard is known, as its length along every dim: numbers, or arrays for many layouts."""
+    local = list(shard)
     if not step.communicates:
         return 0 * prod(local)
     parts = mesh.parts(step.axes)
