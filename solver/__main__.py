@@ -34,6 +34,7 @@ _EXIT_CODES: Final = {
     Status.OPTIMAL: SOLVED,
     Status.FEASIBLE: SOLVED,
     Status.INFEASIBLE: INFEASIBLE,
+    Status.CUT: NO_ANSWER,
     Status.TIME_LIMIT: NO_ANSWER,
 }
 

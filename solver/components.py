@@ -44,10 +44,11 @@ def solve_parts(run: Callable[[Problem, Request], Answer], problem: Problem, req
     costs: list[int | None] = []
     answers: list[Answer] = []
     for part in parts:
-        own = replace(request, on_progress=lambda cost, bound: None)
+        own = replace(request, on_progress=lambda cost, bound: None, cutoff=None)
         if part is parts[-1]:
-            bounds = [answer.bound for answer in answers]
-            own = replace(request, on_progress=partial(_on_top, request, _total(costs), _total(bounds)))
+            others = _total([answer.bound for answer in answers])
+            cutoff = None if request.cutoff is None or others is None else request.cutoff - others
+            own = replace(request, on_progress=partial(_on_top, request, _total(costs), others), cutoff=cutoff)
         elif (left_s := request.seconds_left()) is not None:
             own = replace(own, deadline_s=time.monotonic() + left_s * part.problem.strategies / left)
         start = None if request.start is None else part.restricted(request.start)

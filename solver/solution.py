@@ -14,6 +14,7 @@ class Status(Enum):
     OPTIMAL = "Optimal: no assignment costs less, as the bound proves."
     FEASIBLE = "Feasible: a valid assignment that is not proven optimal; more time or a smaller gap may improve it."
     INFEASIBLE = "Infeasible: no assignment satisfies every constraint; relax a budget, a fixed choice or a pair."
+    CUT = "Cut: no assignment costs less than the cutoff, as the bound proves."
     TIME_LIMIT = "Time limit: no valid assignment was found in the time given; allow more time or give a start."
 
 

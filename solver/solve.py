@@ -41,6 +41,7 @@ def solve(
     node_limit: int | None = None,
     explains: bool = True,
     start: Sequence[int] | Assignment | None = None,
+    cutoff: int | None = None,
     progress: Callable[[Incumbent], None] | None = None,
 ) -> Solution:
     """Minimises the problem; see `solver.problem` for its objective and constraints.
@@ -66,6 +67,8 @@ def solve(
         explains: whether up to EXPLAIN_S go into why an infeasible problem is.
         start: a known assignment, such as the previous plan: one choice per node, or an `Assignment` with routes too;
             choices alone are given cheapest routes. The answer is never worse than a feasible start.
+        cutoff: only answers that cost less are of interest: "auto" ends a problem of networks alone once its bound is
+            no less, with the status CUT where it has no answer.
         progress: called, from any thread, whenever the best cost or the bound improves.
 
     Raises:
@@ -78,8 +81,9 @@ def solve(
     chosen, exact = load_backend(backend), exact_usages(problem)
     unit = cost_unit(problem)
     deadline_s = None if time_limit_s is None or time_limit_s >= FOREVER_S else time.monotonic() + time_limit_s
-    request = Request(deadline_s, relative_gap, seed, known, node_limit=node_limit)
-    run = _Run(problem, unit, backend, progress, explains)
+    least = None if cutoff is None else -(-cutoff // unit)
+    request = Request(deadline_s, relative_gap, seed, known, node_limit=node_limit, cutoff=least)
+    run = _Run(problem, unit, backend, progress, explains, cutoff)
     run.step("original", problem)
     try:
         answer, explanation = _answer(in_units(exact, unit), chosen, request, run)
@@ -124,7 +128,7 @@ def _answered(backend: Backend, problem: Problem, request: Request) -> Answer:
         return answer
     if request.start is not None and evaluate(problem, *request.start).feasible:
         return answer.with_assignment(request.start)
-    if problem.limits_copies:  # of which the ascent knows nothing
+    if problem.limits_copies or request.cuts(answer.bound):  # of the first the ascent knows nothing
         return answer
     first = first_answer(problem, FIRST_ANSWER_S)
     bounds = [bound for bound in (answer.bound, first.bound) if bound is not None]
@@ -215,8 +219,10 @@ class _Run:
         backend: str,
         progress: Callable[[Incumbent], None] | None,
         explains: bool,
+        cutoff: int | None,
     ) -> None:
         self.problem = problem
+        self.cutoff = cutoff
         self.unit = unit
         self.backend = backend
         self.progress = progress
@@ -253,19 +259,21 @@ class _Run:
         assert cost is None or bound is None or bound <= cost, f"internal error: cost {cost} under bound {bound}"
         self._note(Incumbent(self.seconds, cost, bound))
         report = SolveReport(self.backend, self.seconds, tuple(self.sizes), tuple(self.incumbents), explanation)
-        status, gap = _status(answer, cost, bound), gap_of(cost, bound)
+        status, gap = self._status(answer, cost, bound), gap_of(cost, bound)
         return Solution(status, choices, cost, bound, gap, report, routes, answer.mixtures)
+
+    def _status(self, answer: Answer, cost: int | None, bound: int | None) -> Status:
+        if cost is not None:
+            return Status.OPTIMAL if bound == cost else Status.FEASIBLE
+        if answer.infeasible:
+            return Status.INFEASIBLE
+        is_cut = self.cutoff is not None and bound is not None and bound >= self.cutoff
+        return Status.CUT if is_cut else Status.TIME_LIMIT
 
     def _note(self, incumbent: Incumbent) -> None:
         self.incumbents.append(incumbent)
         if self.progress is not None:
             self.progress(incumbent)
-
-
-def _status(answer: Answer, cost: int | None, bound: int | None) -> Status:
-    if cost is None:
-        return Status.INFEASIBLE if answer.infeasible else Status.TIME_LIMIT
-    return Status.OPTIMAL if bound == cost else Status.FEASIBLE
 
 
 def _check(time_limit_s: float | None, seed: int, gap: float, node_limit: int | None) -> None:

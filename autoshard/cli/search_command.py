@@ -46,8 +46,8 @@ def search(
         typer.Option(metavar="N[,N...]", help="The factory is called with batch=N; the best for a sample is chosen."),
     ] = None,
     axes: Annotated[
-        int, typer.Option(metavar="N", min=1, max=4, help="Meshes of up to so many axes; four take minutes each.")
-    ] = 3,
+        int, typer.Option(metavar="N", min=1, max=4, help="Meshes of up to so many axes; fewer take less long.")
+    ] = 4,
     constraint: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help="As for plan; meshes without the axes that it names are left out."),

@@ -238,8 +238,9 @@ class _SchemeLimits:
                 self._only(i, R, S(0), allowed=False)
 
     def _banned(self, ref: Ref) -> Banned:
+        allowed = self._allowed(ref)
         banned: set[tuple[str, int, int]] = {
-            (kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS if kind not in self._allowed(ref)
+            (kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS if kind not in allowed
         }
         if self._scheme == "sp" and ref.node in self._roles.layered and self._roles.of(ref) == "activations":
             dims = len(self._graph.meta(ref).shape)  # only the sequence is gathered, of (batch, sequence, ...)

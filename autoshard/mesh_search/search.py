@@ -1,19 +1,20 @@
 """The best mesh for a model: every shape bounded, those that can still win planned.
 
 1. The program of a shape is written; every operator at its cheapest strategy, with nothing sent, is a bound.
-2. Where that is below the best plan, the program is solved without memory: the optimum is a bound for all plans that
-   fit.
+2. Where that is below the best plan, the program is solved without memory, as far as until its bound is above the best
+   plan: the optimum is a bound for all plans that fit.
 3. Of the shapes of the lowest bounds plans are made, within the memory there is, until no bound is below the best
    plan (:mod:`autoshard.mesh_search.branch_and_bound`).
 
-Shapes of one axis and two come first, those of more axes, whose programs are large, then, against the best plan of the
-first. Bounds, and the plans of one round, are worked out side by side (:mod:`autoshard.mesh_search.side_by_side`); what
-is found does not depend on in how many processes.
+Shapes of one axis and two come first, then those of three axes and of four, whose programs are larger, each against the
+best plan so far. Bounds, and the plans of one round, are worked out side by side
+(:mod:`autoshard.mesh_search.side_by_side`); what is found does not depend on in how many processes.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -34,7 +35,7 @@ from .shapes import MOST_AXES, Shape, shapes_of
 from .side_by_side import DoAll, side_by_side
 
 TOGETHER = 2
-"""Up to how many axes shapes are searched before those of more axes."""
+"""Up to how many axes shapes are searched together; then those of three axes, then those of four."""
 
 AT_ONCE = 2
 """How many shapes are planned in a round, whatever works it out."""
@@ -125,11 +126,12 @@ def search_meshes(
     shapes = shapes_of(devices, asked[0].planner.profile, most_axes)
     _check_memory(asked, devices)
     starts = [_Start(shape, each, constraints, experts) for shape in shapes for each in asked]
-    few = [k for k, start in enumerate(starts) if start.shape.mesh.ndim <= TOGETHER]
-    many = [k for k in range(len(starts)) if k not in few]
+    rounds: dict[int, list[int]] = defaultdict(list)
+    for k, start in enumerate(starts):
+        rounds[max(TOGETHER, start.shape.mesh.ndim)].append(k)
     found: list[Candidate] = []
     with side_by_side(_Work(starts), processes, report) as do_all:
-        for entrants in (few, many):
+        for _, entrants in sorted(rounds.items()):
             best = min((each.cost_per_sample for each in found if each.plan is not None), default=float("inf"))
             found += _candidates(starts, entrants, best, do_all, report)
     return MeshSearch(devices, _ranked(found, devices, asked[0].planner.limit.budget_bytes))
@@ -270,10 +272,11 @@ class _Start:
             found = _Bounded(number, self.asked.samples, computation_ns(formulation.problem))
             if found.bound >= best:
                 return found
-            solution = self._planner.solve(formulation)
+            solution = self._planner.solve(formulation, cutoff_ns=best * self.asked.samples)
         except (ConstraintError, LayoutError, MeshError, InfeasibleError) as error:
             return self._lost("no plan", str(error))
-        return replace(found, bound_ns=max(found.bound_ns, solution.bound or 0), solution=solution)
+        bound_ns = max(found.bound_ns, solution.bound or 0)
+        return replace(found, bound_ns=bound_ns, solution=None if solution.choices is None else solution)
 
     def planned(self, bounded: _Bounded) -> Candidate:
         """Its plan, within the memory there is."""

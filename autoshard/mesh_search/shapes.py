@@ -27,8 +27,8 @@ AXES: Mapping[int, tuple[str, ...]] = {
     4: ("pod", "dp", "cp", "tp"),
 }
 """The names of axes, by how many there are. They are names alone: a plan says what each axis is used for."""
-MOST_AXES = 3
-"""How many axes a search looks at by default: programs of four take minutes and gigabytes each."""
+MOST_AXES = 4
+"""How many axes a search looks at by default."""
 
 Place: TypeAlias = Literal["inside hosts", "across hosts", "inside and across hosts"]
 

@@ -8,10 +8,12 @@ cheapest plan without a budget does not fit the one given.
 
 A baseline's cheapest plan without a budget is a bound of those within one. So baselines are searched from the least
 such bound on, and one whose bound is no less than what another takes within the budget is not searched: it cannot win.
+Where the best baseline alone is asked for, no other is planned at all once its bound is no less.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -116,7 +118,7 @@ def against_experts(
         planner: the one that the plan was made by.
         report: called with the name of each stage as it starts.
     """
-    race = _Race(planner, plan.pins, report)
+    race = _Race(planner, plan.pins, report, best_alone=True)
     for _ in race.run(baselines(planner.mesh)):
         pass
     if race.best is None:
@@ -155,9 +157,21 @@ class _Waiting:
 
 
 class _Race:
-    """Plans of one model under different constraints, beside those for all contenders."""
+    """Plans of one model under different constraints, beside those for all contenders.
 
-    def __init__(self, planner: Planner, constraints: tuple[str, ...], report: Callable[[str], None]) -> None:
+    Args:
+        best_alone: whether contenders that cannot be the best need no plan.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        constraints: tuple[str, ...],
+        report: Callable[[str], None],
+        *,
+        best_alone: bool = False,
+    ) -> None:
+        self._best_alone = best_alone
         self._report, self._stage = report, ""
         self._planner, self._constraints = replace(planner, report=self._solving), constraints
         self._told = replace(self._planner, chooses_again=False)  # by constraints alone what is computed again
@@ -199,13 +213,17 @@ class _Race:
                     yield from self._enter(recomputing, waiting)
 
     def _enter(self, baseline: Baseline, waiting: list[_Waiting]) -> Iterator[Contender]:
-        """The plan of a baseline that fits as it is, or why there is none; any other waits for its turn."""
+        """The plan of a baseline that fits as it is, or why there is none; any other waits for its turn. Nothing of one
+        that cannot be the best, where that alone is asked for.
+        """
         self._start(f"planning {baseline.name}")
         try:
             formulation = self._formulate(self._told, baseline.constraints(self._planner.mesh))
-            solution = self._told.solve(formulation)
+            solution = self._told.solve(formulation, cutoff_ns=self._cutoff_ns)
         except (ConstraintError, InfeasibleError) as error:
             yield Contender(baseline.name, baseline.title, None, str(error))
+            return
+        if (solution.bound or 0) >= self._cutoff_ns:
             return
         plan, limit = self._told.write(formulation, solution), self._planner.limit
         timeline = timeline_of(formulation.graph, plan, limit.policy, self._told.results)
@@ -214,6 +232,11 @@ class _Race:
             yield self._noted(baseline, _Entry(plan, formulation, solution))
             return
         waiting.append(_Waiting(baseline, formulation, solution))
+
+    @property
+    def _cutoff_ns(self) -> float:
+        """What a contender must be below for a plan."""
+        return self._best[0].cost_ns if self._best_alone and self._best is not None else math.inf
 
     def _noted(self, baseline: Baseline, found: _Entry) -> Contender:
         if self._best is None or found.cost_ns < self._best[0].cost_ns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -260,24 +261,34 @@ class Planner:
             rulebook=self.rulebook,
         )
 
-    def solve(self, formulation: Formulation, start: Assignment | Sequence[int] | None = None) -> Solution:
-        """The cheapest assignment; one that has choices.
+    def solve(
+        self,
+        formulation: Formulation,
+        start: Assignment | Sequence[int] | None = None,
+        cutoff_ns: float = math.inf,
+    ) -> Solution:
+        """The cheapest assignment; one that has choices, unless it is proved that it costs no less than the cutoff.
 
         Args:
             start: a known assignment; what is found is never worse.
+            cutoff_ns: what costs no less is of no interest.
 
         Raises:
             InfeasibleError: there is none, or none was found in the time given; the message names the constraints that
                 contradict each other.
         """
-        solution = self.solution(formulation, start)
-        if solution.choices is None:
+        solution = self.solution(formulation, start, cutoff_ns=cutoff_ns)
+        if solution.choices is None and solution.status is not Status.CUT:
             said = f"{solution.status.value} {solution.report.explanation}".rstrip()
             raise InfeasibleError(self._no_plan(formulation, said))
         return solution
 
     def solution(
-        self, formulation: Formulation, start: Assignment | Sequence[int] | None = None, explains: bool = True
+        self,
+        formulation: Formulation,
+        start: Assignment | Sequence[int] | None = None,
+        explains: bool = True,
+        cutoff_ns: float = math.inf,
     ) -> Solution:
         """What the solver says of a program, which may be that there is no answer; why there is none is looked for
         where it ``explains``.
@@ -288,6 +299,7 @@ class Planner:
             time_limit_s=self.time_limit_s,
             start=start,
             explains=explains,
+            cutoff=None if math.isinf(cutoff_ns) else math.ceil(cutoff_ns),
             progress=said_by(self.report),
         )
 

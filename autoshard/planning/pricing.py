@@ -35,7 +35,16 @@ from ..plans.schedule import GATHERS, REDUCTIONS, layer_of
 from ..precision import cast_name, reduced_name
 from ..recomputation import first_name
 from ..redistribution import Banned, Step, size_bytes, steps_along
-from ..redistribution.paths import Paths, Steps, cheapest_paths, copied_bytes, layouts_of, single_steps
+from ..redistribution.paths import (
+    FloatArray,
+    IntArray,
+    Paths,
+    Steps,
+    cheapest_paths,
+    copied_bytes,
+    layouts_of,
+    single_steps,
+)
 from ..strategies import Strategy
 
 Shape = tuple[int, ...]
@@ -163,9 +172,11 @@ class Prices:
             together: in which collectives it travels with others (:meth:`together`).
         """
 
-        def price(step: Step, size: int, copied: int) -> float:
+        def price(step: Step, size: IntArray, copied: IntArray) -> FloatArray:
             moves = ((step.kind, axis, dim) for axis in step.axes for dim in (-1, step.source))
-            return math.inf if not banned.isdisjoint(moves) else self._step_s(step, size, copied, together, contention)
+            if not banned.isdisjoint(moves):
+                return np.full(len(size), math.inf)
+            return self._step_s(step, size, copied, together, contention)
 
         contention = self._contention
         key = (meta.shape, meta.dtype.itemsize, further | {P_SUM}, banned, together)
@@ -209,7 +220,8 @@ class Prices:
         found = []
         for step, before in zip(steps_along(path), path):
             size, copied = (rule(step, before, shape, itemsize, self._mesh) for rule in (size_bytes, copied_bytes))
-            found.append((step, size, self._step_s(step, size, copied, together)))
+            seconds = self._step_s(step, np.array([size]), np.array([copied]), together)
+            found.append((step, size, float(seconds[0])))
         return found
 
     def _paths_of(self, steps: Steps) -> Paths:
@@ -217,14 +229,18 @@ class Prices:
             self._paths[id(steps)] = cheapest_paths(steps)
         return self._paths[id(steps)]
 
-    def _step_s(self, step: Step, size: int, copied: int, together: Together = ALONE, contention: float = 1.0) -> float:
-        sent = 0.0
-        if step.communicates and size:
-            travels = step.kind in together.kinds
-            whole = max(size, together.size_bytes) if travels else size
-            sent = self.topology.collective_s(step.kind, step.axes, whole) * (size / whole)
-            sent *= contention if travels else 1.0
-        return float(sent + self._profile.copy_s(copied))
+    def _step_s(
+        self, step: Step, size: IntArray, copied: IntArray, together: Together = ALONE, contention: float = 1.0
+    ) -> FloatArray:
+        """Seconds of a step, for each number of bytes that are sent and copied."""
+        local: FloatArray = self._profile.copy_s(copied.astype(np.float64))
+        if not step.communicates:
+            return local
+        travels = step.kind in together.kinds
+        whole = np.maximum(size, together.size_bytes if travels else 0)
+        sent = self.topology.collective_s(step.kind, step.axes, whole.astype(np.float64))
+        sent = sent * (size / np.maximum(whole, 1)) * (contention if travels else 1.0)
+        return sent + local
 
     def _addition_s(self, meta: TensorMeta, layout: Layout) -> float:
         """Seconds of adding a gradient to the sum of those before: both are read, and the sum is written."""

@@ -7,13 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, product
-from typing import NamedTuple
+from math import prod
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ..layout import P_SUM, Layout, Placement, R, S, is_even, is_possible, largest_local_shape
 from ..mesh import Mesh
-from .steps import Step, size_bytes, step_on, steps_along
+from .steps import Step, buffer_bytes, size_bytes, step_on, steps_along
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 
 def copied_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
@@ -24,14 +29,18 @@ def copied_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: i
     """
     after = before.replace(step.axes, R if step.target < 0 else S(step.target, step.target_parts))
     size = size_bytes(step, before, shape, itemsize, mesh)
-    kept = itemsize * int(np.prod(largest_local_shape(shape, after, mesh), dtype=np.int64))
+    kept = itemsize * prod(largest_local_shape(shape, after, mesh))
+    uneven = not (is_even(shape, before, mesh) and is_even(shape, after, mesh))
+    return int(_copied(step, size, kept, int(uneven)))
+
+
+def _copied(step: Step, size: int | IntArray, kept: int | IntArray, uneven: int | IntArray) -> int | IntArray:
+    """The bytes by those that are sent and kept, and 1 where a shard is uneven, else 0: of one layout, or several."""
     if step.kind == "slice":
         return 2 * kept
-    even = is_even(shape, before, mesh) and is_even(shape, after, mesh)
-    packs = step.kind in ("reduce_scatter", "all_to_all") and (step.packs or not even)
-    joins = step.kind in ("all_gather", "all_to_all") and (step.joins or not even)
-    pads = 0 if even else 2 * size + 2 * kept
-    return 2 * size * (packs + joins) + pads
+    packs = (step.kind in ("reduce_scatter", "all_to_all")) * (1 if step.packs else uneven)
+    joins = (step.kind in ("all_gather", "all_to_all")) * (1 if step.joins else uneven)
+    return 2 * size * (packs + joins) + uneven * (2 * size + 2 * kept)
 
 
 def transient_bytes(path: Sequence[Layout], shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
@@ -79,7 +88,7 @@ def layouts_of(
     return tuple(layout for layout in every if is_possible(shape, layout, mesh))
 
 
-Price = Callable[[Step, int, int], float]
+Price = Callable[[Step, IntArray, IntArray], FloatArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,37 +96,53 @@ class Steps:
     """The single steps between ``layouts``: from ``layouts[tails[k]]`` to ``layouts[heads[k]]`` in ``seconds[k]``."""
 
     layouts: tuple[Layout, ...]
-    tails: np.ndarray
-    heads: np.ndarray
-    seconds: np.ndarray
+    tails: IntArray
+    heads: IntArray
+    seconds: FloatArray
 
 
 def single_steps(layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, price: Price) -> Steps:
     """All steps, ``price(step, size_bytes, copied_bytes)`` in seconds; those of an infinite price are left out, and
     those over several axes that are no cheaper than one over one of them and then one over the others, or bring blocks
     of ranks that do not rise in the order of the mesh.
+
+    Args:
+        price: of a step from several layouts, that many numbers of bytes.
     """
-    found: dict[tuple[int, int], float] = {}
-    falling = _falling(mesh)
-    sizes_of_moves = _sizes(layouts, shape, itemsize, mesh, falling)
-    for (i, j, step, between), sizes in zip(_moves(layouts, mesh, falling), sizes_of_moves):
-        seconds = price(step, *sizes)
-        apart = (found.get((i, k), math.inf) + found.get((k, j), math.inf) for k in between)
-        if seconds < min(apart, default=math.inf):
-            found[i, j] = seconds
-    tails, heads = (np.array([ends[k] for ends in found], dtype=np.int64) for k in range(2))
-    return Steps(layouts, tails, heads, np.array(list(found.values())))
+    known = np.full((len(layouts), len(layouts)), math.inf)
+    moves = _moves(layouts, mesh, _falling(mesh))
+    kept = [(moves[0].before[:0], moves[0].before[:0])] if moves else []
+    sizes = _sizes(layouts, shape, itemsize, mesh, _falling(mesh))
+    for move, (size, copied) in zip(moves, sizes, strict=True):
+        seconds = np.broadcast_to(price(move.step, size, copied), len(size))
+        apart = np.full(len(size), math.inf)
+        for between in move.between:
+            there = np.flatnonzero(between >= 0)
+            before, middle, after = move.before[there], between[there], move.after[there]
+            apart[there] = np.minimum(apart[there], known[before, middle] + known[middle, after])
+        found = np.flatnonzero(seconds < apart)
+        known[move.before[found], move.after[found]] = seconds[found]
+        kept.append((move.order[found], move.before[found] * len(layouts) + move.after[found]))
+    order, ends = (np.concatenate([each[k] for each in kept] or [np.zeros(0, np.int64)]) for k in range(2))
+    tails, heads = np.divmod(ends[np.argsort(order)], len(layouts))
+    return Steps(layouts, tails, heads, known[tails, heads])
 
 
-class _Move(NamedTuple):
-    """A step from one layout to another, by their numbers. Of one over several axes there may be layouts ``between``:
-    those where it has been taken over one of them.
+@dataclass(frozen=True, eq=False)
+class _Moves:
+    """One step, from all layouts in which it can be taken: by the numbers of these and of those that it leads to.
+
+    Attributes:
+        order: where each of them stands among all moves.
+        between: of a step over several axes for each of them the layouts where it has been taken over that one; -1
+            where there is no such layout.
     """
 
-    before: int
-    after: int
     step: Step
-    between: tuple[int, ...]
+    order: IntArray
+    before: IntArray
+    after: IntArray
+    between: tuple[IntArray, ...]
 
 
 def _falling(mesh: Mesh) -> frozenset[tuple[int, ...]]:
@@ -127,37 +152,56 @@ def _falling(mesh: Mesh) -> frozenset[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=KNOWN)
-def _moves(layouts: tuple[Layout, ...], mesh: Mesh, falling: frozenset[tuple[int, ...]]) -> tuple[_Move, ...]:
+def _moves(layouts: tuple[Layout, ...], mesh: Mesh, falling: frozenset[tuple[int, ...]]) -> tuple[_Moves, ...]:
     """All steps between layouts, those over few axes first, none that brings blocks over axes that are ``falling``.
     Programs of a model differ in prices alone, and tensors of many shapes have the same layouts.
+
+    A layout is written as a number, with its placements as digits, so that a placement is exchanged for another one by
+    adding the same to all that have it.
     """
-    index = {layout: i for i, layout in enumerate(layouts)}
     placements = sorted({placement for layout in layouts for placement in layout})
+    digit = {placement: k for k, placement in enumerate(placements)}
+    digits = np.array([[digit[placement] for placement in layout] for layout in layouts], np.int64)
+    digits = digits.reshape(len(layouts), mesh.ndim)
+    weights = len(placements) ** np.arange(mesh.ndim - 1, -1, -1, dtype=np.int64)
+    index = np.full(len(placements) ** mesh.ndim, -1, np.int64)
+    index[digits @ weights] = np.arange(len(layouts))
+    groups = [axes for count in range(1, mesh.ndim + 1) for axes in combinations(range(mesh.ndim), count)]
     found = []
-    for count in range(1, mesh.ndim + 1):
-        groups = list(combinations(range(mesh.ndim), count))
-        for (before, i), axes, placement in product(index.items(), groups, placements):
-            after = before.replace(axes, placement)
-            step = step_on(before, after, axes) if after in index else None
-            if step is None or (axes in falling and step.kind != "all_reduce"):
-                continue
-            between = (index.get(before.replace(axis, placement)) for axis in axes) if count > 1 else ()
-            found.append(_Move(i, index[after], step, tuple(k for k in between if k is not None)))
+    for (number, axes), old, new in product(enumerate(groups), range(len(placements)), range(len(placements))):
+        before = np.flatnonzero((digits[:, list(axes)] == old).all(axis=1)) if old != new else digits[:0, 0]
+        after = index[digits[before] @ weights + (new - old) * weights[list(axes)].sum()]
+        before, after = before[after >= 0], after[after >= 0]
+        later = [axis for axis in range(axes[0], mesh.ndim) if axis not in axes]
+        cuts = [k for k in (old, new) if placements[k].kind == "S"]
+        is_inner = ~np.isin(digits[before][:, later], cuts).any(axis=1)  # else another cut of the dim is in the way
+        before, after = before[is_inner], after[is_inner]
+        step = step_on(layouts[before[0]], layouts[after[0]], axes) if len(before) else None
+        if step is None or (axes in falling and step.kind != "all_reduce"):
+            continue
+        single = [digits[before] @ weights + (new - old) * weights[axis] for axis in axes] if len(axes) > 1 else []
+        order = ((len(axes) * len(layouts) + before) * len(groups) + number) * len(placements) + new
+        found.append(_Moves(step, order, before, after, tuple(index[each] for each in single)))
     return tuple(found)
 
 
 @lru_cache(maxsize=KNOWN)
 def _sizes(
     layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: int, mesh: Mesh, falling: frozenset[tuple[int, ...]]
-) -> tuple[tuple[int, int], ...]:
+) -> tuple[tuple[IntArray, IntArray], ...]:
     """Bytes that each of the moves sends, and that it copies."""
-    return tuple(
-        (
-            size_bytes(move.step, layouts[move.before], shape, itemsize, mesh),
-            copied_bytes(move.step, layouts[move.before], shape, itemsize, mesh),
-        )
-        for move in _moves(layouts, mesh, falling)
-    )
+    shards = np.array([largest_local_shape(shape, layout, mesh) for layout in layouts], np.int64)
+    shards = shards.reshape(len(layouts), len(shape))
+    held = itemsize * shards.prod(axis=1)
+    uneven = np.array([not is_even(shape, layout, mesh) for layout in layouts], np.int64)
+
+    def sizes(move: _Moves) -> tuple[IntArray, IntArray]:
+        size = buffer_bytes(move.step, list(shards[move.before].T), itemsize, mesh)
+        size = np.broadcast_to(np.asarray(size, np.int64), len(move.before))
+        copied = _copied(move.step, size, held[move.after], uneven[move.before] | uneven[move.after])
+        return size, np.asarray(copied, np.int64)
+
+    return tuple(sizes(move) for move in _moves(layouts, mesh, falling))
 
 
 @dataclass(frozen=True, eq=False)

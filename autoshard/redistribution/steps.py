@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from cost_models.collective_kinds import RedistributionKind
 
@@ -95,16 +95,21 @@ def steps_along(path: Sequence[Layout]) -> tuple[Step, ...]:
 
 def size_bytes(step: Step, before: Layout, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
     """Bytes of the larger of a rank's input and output buffer, padding included; the same on every rank."""
+    return int(buffer_bytes(step, largest_local_shape(shape, before, mesh), itemsize, mesh))
+
+
+def buffer_bytes(step: Step, shard: Sequence[Any], itemsize: int, mesh: Mesh) -> Any:
+    """The same where the largest shard is known, as its length along every dim: numbers, or arrays for many layouts."""
+    local = list(shard)
     if not step.communicates:
-        return 0
-    local = list(largest_local_shape(shape, before, mesh))
+        return 0 * prod(local)
     parts = mesh.parts(step.axes)
     if step.kind == "all_gather":
-        local[step.source] *= parts
+        local[step.source] = local[step.source] * parts
     elif step.target >= 0:
         for axis in step.axes:
             local[step.target] = -(-local[step.target] // mesh.shape[axis])
-        local[step.target] *= parts
+        local[step.target] = local[step.target] * parts
     return itemsize * prod(local)
 
 

@@ -65,6 +65,7 @@ class Request:
         on_answer: called with what is known so far by backends that may be in native code when `stop` is set.
         node_limit: it may stop once it has searched so many nodes of a tree; None for none. Backends that search no
             tree, or do not tell, do not heed it.
+        cutoff: it may stop once the bound is no less: only answers that cost less are of interest. None for none.
     """
 
     deadline_s: float | None = None
@@ -75,6 +76,7 @@ class Request:
     on_progress: Callable[[int | None, int | None], None] = lambda cost, bound: None
     on_answer: Callable[[Answer], None] = lambda answer: None
     node_limit: int | None = None
+    cutoff: int | None = None
 
     def seconds_left(self) -> float | None:
         """Seconds until the deadline, never negative; None where there is none."""
@@ -83,6 +85,10 @@ class Request:
     def ended(self) -> bool:
         """Whether the answer is wanted now: the deadline has passed or `stop` is set."""
         return self.stop.is_set() or self.seconds_left() == 0.0
+
+    def cuts(self, bound: int | None) -> bool:
+        """Whether a bound proves that no answer is of interest."""
+        return self.cutoff is not None and bound is not None and bound >= self.cutoff
 
     def is_met(self, cost: int | None, bound: int | None) -> bool:
         """Whether an answer of this cost is proven as good as was asked for."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from ...problem import Problem
 from ..backend import POLL_S, Answer, Request, start_thread
+from ..fixing import is_of_networks, run_fixing
 from ..lazy import run_lazily
 from ..mathopt import MathOpt
 from ..tree import run_tree
@@ -54,6 +55,10 @@ class Decomposition:
         """See `Backend.run`."""
         if problem.limits_copies:
             return run_tree(problem, request)  # the dual knows nothing of what copies hold
+        if self.exact_arcs and is_of_networks(problem):
+            answer = run_fixing(problem, request)
+            if answer is not None:
+                return answer
         problem = compacted(problem)
         # The end of this search is not the end of what the caller asked for.
         shared = Shared(problem, replace(request, stop=threading.Event()))
