@@ -177,13 +177,18 @@ class Planner:
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
 
     def fitted(
-        self, formulation: Formulation, start: tuple[int, ...] | None = None, free: Solution | None = None
+        self,
+        formulation: Formulation,
+        start: tuple[int, ...] | None = None,
+        free: Solution | None = None,
+        asks_experts: bool = False,
     ) -> ShardingPlan:
         """The cheapest plan of a program that fits.
 
         Args:
             start: a known assignment; what is found without memory is never worse.
             free: the solution of the program without memory, where that is known.
+            asks_experts: whether baselines are looked at where nothing good is found.
 
         Raises:
             InfeasibleError, BudgetError: there is none; the message names no other budget or constraint that would do.
@@ -204,7 +209,7 @@ class Planner:
             wider = planner._wider(program.constraints)
             return plan_within_budget(program, planner.limit, options, planner.write, wider=wider)
 
-        found = on_any_schedule(self, formulation, search, asks_experts=False)
+        found = on_any_schedule(self, formulation, search, asks_experts)
         return self._or_as_if_nothing_hid(found, formulation.constraints, search)
 
     def _or_as_if_nothing_hid(

@@ -20,8 +20,8 @@ budget of 60% of its peak, the first two baselines that the model can have, and 
 of a machine so slow that sizes decide.
 
 `ok`: planned, run, and equal. `-`: there is no such plan: it is proved that nothing fits, or the model cannot have a
-scheme ([why](#schemes-that-a-model-cannot-have)). `not found`: no plan that fits was found in the 10 seconds given,
-which proves nothing. `failed`: anything else. A blank was not run. Results are files in
+scheme ([why](#schemes-that-a-model-cannot-have)). `not found`: no plan that fits was found in the 10 processor seconds
+given, which proves nothing. `failed`: anything else. A blank was not run. Results are files in
 [`benchmarks/zoo/found`](../benchmarks/zoo/found), from which this page is written. A run replaces its own rows and
 leaves the others: the last column is the commit that was run, with `+` where it had changes that no commit has.
 """
