@@ -314,9 +314,13 @@ class Planner:
         infeasible = Status.INFEASIBLE.value
         said = f"no plan{under}: {infeasible}"
         if reason.startswith(infeasible) and texts:
+            # what an axis alone cannot have no mesh with that axis has, and it is found without a solver
+            schemes = (each for each in formulation.constraints if isinstance(each, AxisScheme))
+            if why := next(filter(None, (self._blocking(scheme, solves=False) for scheme in schemes)), ""):
+                return f"no plan{under}: {why}"
             blamed = self.contradiction(formulation.constraints)
             if len(blamed) == 1:
-                if isinstance(blamed[0], AxisScheme) and (why := self._blocking(blamed[0])):
+                if isinstance(blamed[0], AxisScheme) and (why := self._blocking(blamed[0], solves=True)):
                     return f"no plan{under}: {why}"
                 return f"{said} The constraint {blamed[0].text!r} leaves none, whatever the others say."
             if blamed:
@@ -326,9 +330,9 @@ class Planner:
         also = f" The annotations in the model count too: {'; '.join(marks)}." if marks else ""
         return f"no plan{under}: {reason}{also}"
 
-    def _blocking(self, scheme: AxisScheme) -> str:
+    def _blocking(self, scheme: AxisScheme, solves: bool) -> str:
         """The operator that stands in the way of a scheme; empty where none is found."""
-        return why_not(self.graph, scheme, self.mesh, self.profile, self.rulebook)
+        return why_not(self.graph, scheme, self.mesh, self.profile, self.rulebook, solves)
 
     def contradiction(self, constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
         """Of constraints under which there is no plan a minimal part under which there is none.
@@ -337,7 +341,8 @@ class Planner:
         """
         deadline_s = time.monotonic() + BLAME_S
         blamed = list(constraints)
-        if not self._has_plan(()):
+        # only what a model is marked with can leave none by itself: whole tensors everywhere are a plan of any other
+        if next(annotated(self.graph), None) is not None and not self._has_plan(()):
             return ()
         for constraint in constraints:
             fewer = [other for other in blamed if other is not constraint]
