@@ -131,5 +131,7 @@ def test_results_are_written_cell_by_cell_and_say_nothing_of_the_machine(tmp_pat
 def test_every_committed_result_is_of_a_member_that_there_is_and_of_a_commit() -> None:
     kept = [json.loads(path.read_text()) for path in FOUND.glob("*.json")]
     assert kept and all(each["commit"] for each in kept)
+    last = {each["cells"][-1]["what"] for each in kept if "cells" in each}
+    assert last <= {"drawn", "plan drawn"}, "a run that has not come to its end"
     if find_spec("transformers"):
         assert {path.name.split(".")[0] for path in FOUND.glob("*.json")} <= set(MEMBERS)
