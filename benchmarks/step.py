@@ -1,16 +1,16 @@
 """Steps of autoshard against torch's own schemes of the same name, rotated in one run on 4 gloo ranks.
 
     python benchmarks/step.py                            # on one host
+    python benchmarks/step.py --model gpt2               # another model than the demo's: gpt2 or moe
     python benchmarks/two_hosts.py --rate 200mbit -- benchmarks/step.py --rounds 30
 
-A step is forward, backward and AdamW's step of the demo Llama (examples/llama.py). In every round each contender takes
-one step, begun together, and the slowest rank's seconds count; a ratio is that of two contenders of one round. The
-table has the medians of both and of their ratios, with quartiles. ``optimum`` is the plan without constraints on
-dp=2,tp=2, against each of torch's.
+A step is forward, backward and AdamW's step of the demo Llama (examples/llama.py), or of a GPT-2 or a mixture of
+experts of about its size, which torch has DDP and FSDP2 for: its tensor parallelism cuts neither fused projections nor
+experts. In every round each contender takes one step, begun together, and the slowest rank's seconds count; a ratio is
+that of two contenders of one round. The table has the medians of both and of their ratios, with quartiles. ``optimum``
+is the plan without constraints on dp=2,tp=2, against each of torch's.
 
-``--fused`` gives all of them AdamW's fused kernel. Without it torch steps one parameter after the other on a CPU, and
-makes for every Python number that meets a DTensor a description of it as one: 3.4 of the demo's 81 CPU ms a rank, which
-FSDP2 and parallelize_module have too and DDP, whose parameters are plain tensors, has not.
+``--fused`` gives all of them AdamW's fused kernel. Without it torch steps one parameter after the other on a CPU.
 
 Must: no ratio above 1.05, and the optimum at most 1.00 of torch's best. Exit code 1 where that is missed on one host.
 """
@@ -53,11 +53,15 @@ import autoshard
 from autoshard.constraints.baselines import baseline
 from autoshard.mesh import Mesh
 from autoshard.plans.schedule import BUCKET
+from examples.gpt2 import GPT2, GPT2Config
 from examples.llama import Attention, Llama, apply_rope, demo
+from examples.moe import MoEConfig, MoEDecoder
 
 RANKS, ROUNDS, WARM = 4, 30, 3
+BATCH, SEQUENCE = 8, 128
 MOST, MOST_OF_OPTIMUM = 1.05, 1.00
 MESHES = {"ddp": "dp=4", "fsdp": "dp=4", "tp": "tp=4", "fsdp+tp": "dp=2,tp=2"}
+SCHEMES = {"llama": tuple(MESHES), "gpt2": ("ddp", "fsdp"), "moe": ("ddp", "fsdp")}
 OPTIMUM, OPTIMUM_MESH = "optimum", "dp=2,tp=2"
 
 VERDICT = "AUTOSHARD_STEP_MISSED"
@@ -98,27 +102,41 @@ def _tensor(model: Llama, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
-def _fsdp(model: Llama, mesh: DeviceMesh) -> nn.Module:
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
+def _fsdp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    for layer in model.h if isinstance(model, GPT2) else model.layers:  # type: ignore[union-attr]
+        fully_shard(layer, mesh=mesh)  # type: ignore[arg-type]
     fully_shard(model, mesh=mesh)
     return model
 
 
-def torchs(scheme: str, model: Llama, mesh: DeviceMesh) -> tuple[nn.Module, DeviceMesh | None]:
+def torchs(scheme: str, model: nn.Module, mesh: DeviceMesh) -> tuple[nn.Module, DeviceMesh | None]:
     """The model under torch's own scheme, and the mesh axis along which ranks have rows of their own."""
     if scheme == "ddp":
         return DistributedDataParallel(model, process_group=mesh.get_group(0)), mesh
     if scheme == "fsdp":
         return _fsdp(model, mesh), mesh
+    assert isinstance(model, Llama)
     if scheme == "tp":
         return _tensor(model, mesh), None
     return _fsdp(_tensor(model, mesh["tp"]), mesh["dp"]), mesh["dp"]  # type: ignore[arg-type]
 
 
+def built(name: str) -> nn.Module:
+    """A model over bytes with the weights that it has in every process."""
+    if name == "llama":
+        return demo()[0]
+    model: GPT2 | MoEDecoder
+    if name == "gpt2":
+        model = GPT2(GPT2Config(n_layers=4, d_model=256, n_heads=8, max_sequence=SEQUENCE))
+    else:
+        model = MoEDecoder(MoEConfig(n_layers=4, d_model=256, n_heads=8, d_ffn=384, max_sequence=SEQUENCE))
+    model.init_weights(seed=0)
+    return model
+
+
 def _batch() -> tuple[Tensor, Tensor]:
-    shape, generator = demo()[1][0].shape, torch.Generator().manual_seed(1)
-    tokens, targets = (torch.randint(0, 256, shape, generator=generator) for _ in range(2))
+    generator = torch.Generator().manual_seed(1)
+    tokens, targets = (torch.randint(0, 256, (BATCH, SEQUENCE), generator=generator) for _ in range(2))
     return tokens, targets
 
 
@@ -136,18 +154,17 @@ def _step(module: nn.Module, arguments: tuple[Tensor, ...], fused: bool) -> Step
     return step
 
 
-def contenders(schemes: list[str], bucket: str, fused: bool) -> dict[tuple[str, str], Step]:
+def contenders(name: str, schemes: list[str], bucket: str, fused: bool) -> dict[tuple[str, str], Step]:
     """A step of each, by scheme and whose it is."""
     made: dict[tuple[str, str], Step] = {}
     for scheme in (*schemes, OPTIMUM):
         axes = Mesh.parse(MESHES.get(scheme, OPTIMUM_MESH))
         mesh = init_device_mesh("cpu", axes.shape, mesh_dim_names=axes.axes)
-        model, example = demo()
         constraints = () if scheme == OPTIMUM else baseline(scheme, axes).constraints(axes)
-        ours = autoshard.auto_parallelize(model, mesh, example, constraints=constraints, bucket=bucket)
+        ours = autoshard.auto_parallelize(built(name), mesh, _batch(), constraints=constraints, bucket=bucket)
         made[scheme, "autoshard"] = _step(ours, autoshard.shard_inputs(ours.plan, mesh, *_batch()), fused)
         if scheme != OPTIMUM:
-            theirs, data = torchs(scheme, demo()[0], mesh)
+            theirs, data = torchs(scheme, built(name), mesh)
             rows = _batch()
             if data is not None:
                 rows = tuple(x.chunk(data.size())[data.get_local_rank()] for x in rows)  # type: ignore[assignment]
@@ -196,11 +213,11 @@ def report(times: dict[tuple[str, str], list[float]], console: Console) -> bool:
     return fine
 
 
-def work(schemes: list[str], rounds: int, bucket: str, fused: bool) -> NoReturn:
+def work(name: str, schemes: list[str], rounds: int, bucket: str, fused: bool) -> NoReturn:
     """One rank; the first one prints, and leaves a mark where a ratio is not as it must be."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=600))
-    times = timed(contenders(schemes, bucket, fused), rounds)
+    times = timed(contenders(name, schemes, bucket, fused), rounds)
     fine = dist.get_rank() != 0 or report(times, Console(width=None if sys.stdout.isatty() else 140))
     dist.barrier()
     dist.destroy_process_group()
@@ -217,9 +234,13 @@ def main() -> int:
     parser.add_argument("--scheme", action="append", choices=MESHES, help="which to race; may be repeated")
     parser.add_argument("--bucket", default=BUCKET, help="of autoshard's plans (default: %(default)s)")
     parser.add_argument("--fused", action="store_true", help="AdamW's fused kernel, for all")
+    parser.add_argument("--model", choices=SCHEMES, default="llama")
     arguments = parser.parse_args()
+    if unfit := set(arguments.scheme or ()) - set(SCHEMES[arguments.model]):
+        parser.error(f"torch has no {', '.join(sorted(unfit))} of its own for {arguments.model}")
     if "RANK" in os.environ:
-        work(arguments.scheme or list(MESHES), arguments.rounds, arguments.bucket, arguments.fused)
+        schemes = arguments.scheme or list(SCHEMES[arguments.model])
+        work(arguments.model, schemes, arguments.rounds, arguments.bucket, arguments.fused)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
     with tempfile.TemporaryDirectory() as folder:
         missed = Path(folder) / "missed"

@@ -117,13 +117,14 @@ def made_spec(
 
 
 def dtensor_of(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
-    """What ``DTensor.from_local`` makes where no gradient goes through it, in a tenth of its time."""
+    """What ``DTensor.from_local`` makes where no gradient goes through it, in a fortieth of its time: its class has
+    dynamo step aside for an initialisation that does nothing.
+    """
     if local.requires_grad and torch.is_grad_enabled():
         assert spec.tensor_meta is not None
         shape, stride, _ = spec.tensor_meta
         return DTensor.from_local(local, spec.mesh, spec.placements, run_check=False, shape=shape, stride=stride)
-    with torch.no_grad():
-        return DTensor(local.view_as(local), spec, requires_grad=False)
+    return DTensor.__new__(DTensor, local.detach(), spec, requires_grad=False)
 
 
 def in_equal_parts(dim: int, count: int) -> Placement:

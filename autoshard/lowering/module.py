@@ -26,6 +26,7 @@ from .draws import Draws
 from .failure import Failures
 from .fill import as_one_process_on, check_filled, emptied
 from .served_plan import ServedPlan
+from .shard_steps import step_shards_of
 from .shards import agree_on_replicas, cut_state
 from .traced import UNCOMPILED, along, way_of
 
@@ -84,6 +85,7 @@ class ParallelModule(nn.Module):
         memo[id(self)] = copied
         copied.__dict__.update({key: deepcopy(value, memo) for key, value in self.__dict__.items()})
         _refuse_parts(copied)
+        step_shards_of(copied)
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -220,6 +222,7 @@ def converted(
     fresh = nn.Module().__dict__
     _put(model.__dict__, {**{name: fresh[name] for name in CALL_HOOKS}, "forward": None, _SLOT: served})
     _refuse_parts(model)
+    step_shards_of(model)
     return model
 
 
