@@ -108,13 +108,12 @@ class Sizes:
         return replace(self, layers=layers)
 
 
-def build(sizes: Sizes, dtype: torch.dtype, written_out: bool, heads_first: bool, biases: bool) -> nn.Module:
+def build(sizes: Sizes, dtype: torch.dtype, written_out: bool, biases: bool) -> nn.Module:
     """The model, where torch makes tensors by default.
 
     Args:
         dtype: of its parameters.
         written_out: as Megatron before flash attention: attention as products and a softmax, and dropout.
-        heads_first: of written out attention, whether heads can be cut, and not the batch.
         biases: whether ``gpt`` has any, and a matrix each for queries, keys and values, as Megatron does.
 
     Raises:
@@ -129,7 +128,7 @@ def build(sizes: Sizes, dtype: torch.dtype, written_out: bool, heads_first: bool
     model = gpt2.GPT2(config)
     if biases:
         for block in model.h:
-            block.attn = SeparateAttention(config, written_out, heads_first)
+            block.attn = SeparateAttention(config, written_out)
         return model
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.LayerNorm):
@@ -177,25 +176,21 @@ class SeparateAttention(gpt2.Attention):
     computed, whose numbers mean nothing.
     """
 
-    def __init__(self, config: gpt2.GPT2Config, written_out: bool, heads_first: bool) -> None:
+    def __init__(self, config: gpt2.GPT2Config, written_out: bool) -> None:
         super().__init__(config)
         del self.c_attn
-        self.written_out, self.heads_first = written_out, heads_first
+        self.written_out = written_out
         self.q, self.k, self.v = (nn.Linear(config.d_model, config.d_model, dtype=config.dtype) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C)."""
         batch, sequence, width = x.shape
         heads = (batch, sequence, self.n_heads, width // self.n_heads)
-        q, k, v = (linear(x).view(heads) for linear in (self.q, self.k, self.v))
+        q, k, v = (linear(x).view(heads).transpose(1, 2) for linear in (self.q, self.k, self.v))
         if self.written_out:
-            first = (2, 0, 1, 3) if self.heads_first else (0, 2, 1, 3)  # a product's first dim can be cut
-            back = (1, 2, 0, 3) if self.heads_first else (0, 2, 1, 3)
-            q, k, v = (each.permute(first) for each in (q, k, v))
-            weights = torch.softmax(q @ k.transpose(-1, -2), dim=-1)  # (H, B, T, T), or (B, H, T, T)
-            mixed = (nn.functional.dropout(weights, self.dropout, self.training) @ v).permute(back)
+            weights = torch.softmax(q @ k.transpose(-1, -2), dim=-1)  # (B, H, T, T)
+            mixed = nn.functional.dropout(weights, self.dropout, self.training) @ v
         else:
-            q, k, v = (each.transpose(1, 2) for each in (q, k, v))
-            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-        output: Tensor = self.c_proj(mixed.reshape(batch, sequence, width))
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        output: Tensor = self.c_proj(mixed.transpose(1, 2).reshape(batch, sequence, width))
         return output

@@ -330,12 +330,11 @@ class Run:
         sizes = Sizes.of(self.row).having(layers)
         in_16_bits = self.precision.get("optimizer") == "adamw-master-weights"
         narrow = torch.float16 if "fp16" in self.row.text("dtype") else torch.bfloat16
-        heads_first = self.planned_mesh.axes[-1] == "tp"
         with torch.device("meta"):
             tokens, targets = (torch.empty(self.planned_batch, dtype=torch.int64) for _ in range(2))
             dtype = narrow if in_16_bits else torch.float32
             biases = "MPT" not in sizes.name.upper()
-            return build(sizes, dtype, self.writes_attention_out, heads_first, biases), (tokens, targets)
+            return build(sizes, dtype, self.writes_attention_out, biases), (tokens, targets)
 
     def check(self) -> None:
         """Reads everything but the model.

@@ -58,7 +58,10 @@ class Row:
 TABLE = {
     # solver's modules may name its backends: they are one package
     "solver": Row(frozenset({"solver.backends"}), frozenset({"numpy"})),
-    "solver.backends": Row(frozenset({"solver"}), frozenset({"numpy", "ortools", "highspy", "pulp"})),
+    # pybind11_abseil has the errors of OR-Tools, and comes in its wheel
+    "solver.backends": Row(
+        frozenset({"solver"}), frozenset({"numpy", "ortools", "pybind11_abseil", "highspy", "pulp"})
+    ),
     "cost_models": Row(SHARED, frozenset({"numpy"}) | FILES),
     "cost_models.collective_kinds": Row(frozenset()),
     "cost_models.kernel_kinds": Row(frozenset()),

@@ -1,6 +1,8 @@
-"""``nn.EmbeddingBag`` with bags of one length: rows are looked up and added up, so that the batch can be cut.
+"""``nn.EmbeddingBag`` as rows that are looked up and added up, so that it can be cut.
 
-torch's own operator finds out where bags start by numbers in a tensor, of which no part tells where other bags start.
+With bags of one length the batch can be cut. torch's own operator finds out where bags start by numbers in a tensor,
+``offsets``, of which no part tells where other bags start. Where there are offsets, each row is added to its bag: the
+rows can be cut, and the columns.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,7 +18,7 @@ from torch import Tensor
 def embedding_bag(
     input: Tensor,
     weight: Tensor,
-    offsets: None = None,
+    offsets: Tensor | None = None,
     max_norm: None = None,
     norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
@@ -25,7 +28,12 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """What ``F.embedding_bag``, whose arguments these are, gives for an input of shape (bags, length)."""
+    """What ``F.embedding_bag``, whose arguments these are, gives for an input of shape (bags, length), or (rows,) with
+    offsets.
+    """
+    if offsets is not None:
+        starts = offsets[:-1] if include_last_offset else offsets
+        return _added_to_bags(input, weight, starts, mode, per_sample_weights, padding_idx)
     rows = F.embedding(input, weight, padding_idx)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
@@ -40,10 +48,32 @@ def embedding_bag(
     return total if mode == "sum" else total / (~is_left_out).sum(1).clamp(min=1)
 
 
-_OTHERS = ("offsets", "max_norm", "scale_grad_by_freq", "sparse")
+def _added_to_bags(
+    input: Tensor, weight: Tensor, starts: Tensor, mode: str, per_sample_weights: Tensor | None, padding_idx: int | None
+) -> Tensor:
+    """The sum or mean of each bag, shape (bags, columns), of rows (rows,) that are one bag after another: row r is of
+    the last bag that starts at r or before. Bags without rows are zero.
+    """
+    rows = F.embedding(input, weight, padding_idx)
+    bag = torch.searchsorted(starts, torch.arange(len(input), device=input.device), right=True) - 1
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    counts = torch.ones_like(rows[:, 0])
+    if padding_idx is not None:
+        is_left_out = input == padding_idx % len(weight)
+        rows, counts = rows.masked_fill(is_left_out.unsqueeze(-1), 0.0), counts.masked_fill(is_left_out, 0.0)
+    total = rows.new_zeros(len(starts), weight.shape[1]).index_add(0, bag, rows)
+    if mode == "sum":
+        return total
+    return total / counts.new_zeros(len(starts)).index_add(0, bag, counts).clamp(min=1).unsqueeze(-1)
 
 
-def has_one_length(*args: Any, **kwargs: Any) -> bool:
+_OTHERS = ("max_norm", "scale_grad_by_freq", "sparse")
+
+
+def can_be_added_up(*args: Any, **kwargs: Any) -> bool:
     """Whether a call of ``F.embedding_bag`` is one that :func:`embedding_bag` can stand for."""
     given = inspect.signature(embedding_bag).bind(*args, **kwargs).arguments
+    if given.get("offsets") is not None and given.get("mode") == "max":
+        return False
     return all(given.get(name) is None or given[name] is False for name in _OTHERS)

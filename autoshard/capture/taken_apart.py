@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from .attention_parts import attention_in_parts, is_without_kernel
-from .bags import embedding_bag, has_one_length
+from .bags import can_be_added_up, embedding_bag
 from .matrix_products import is_product, product
 from .multihead import has_a_batch, multihead_attention
 from .recurrent import STEP_BY_STEP
@@ -19,8 +19,8 @@ POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool
 
 
 def take_apart(module: fx.GraphModule) -> None:
-    """Rewrites a graph of torch functions in place: recurrent modules, but for those on packed sequences, bags of one
-    length, attention of several heads or without a kernel, products of matrices with several dims in front, picking
+    """Rewrites a graph of torch functions in place: recurrent modules, but for those on packed sequences, bags,
+    attention of several heads or without a kernel, products of matrices with several dims in front, picking
     from each row, and means that are written as pools.
     """
     for node in module.graph.nodes:
@@ -30,7 +30,7 @@ def take_apart(module: fx.GraphModule) -> None:
             continue
         if node.target in STEP_BY_STEP and isinstance(node.args[3], bool):
             node.target = STEP_BY_STEP[node.target]
-        elif node.target is F.embedding_bag and has_one_length(*node.args, **node.kwargs):
+        elif node.target is F.embedding_bag and can_be_added_up(*node.args, **node.kwargs):
             node.target = embedding_bag
         elif node.target is F.multi_head_attention_forward and has_a_batch(_dims(node), *node.args, **node.kwargs):
             node.target = multihead_attention

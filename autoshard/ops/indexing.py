@@ -87,7 +87,16 @@ def _adding(node: Node, inputs: Metas) -> list[Rule]:
     return rules
 
 
+def _looking_up(node: Node, inputs: Metas) -> list[Rule]:
+    """``searchsorted`` in one sequence, which is whole: every value is looked for by itself."""
+    sequence, *values = inputs
+    if len(sequence.shape) != 1 or len(values) != 1:
+        return []
+    return [Rule((R, S(d)), (S(d),)) for d, size in enumerate(values[0].shape) if size > 1]
+
+
 enter("_unsafe_index", Operator(rules=_reading, kernel="indexing"))
 enter("index_put", Operator(more_rules=_writing, kernel="indexing"))
 enter("_unsafe_index_put", Operator(rules=_writing, kernel="indexing"))
 enter("index_add", Operator(rules=_adding, kernel="indexing"))
+enter("searchsorted", Operator(rules=_looking_up, kernel="indexing"))

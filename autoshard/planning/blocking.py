@@ -36,12 +36,15 @@ EACH_S = 5.0
 _CUT_THE_BATCH = ("ddp", "fsdp", "ep")
 
 
-def why_not(graph: CapturedGraph, scheme: AxisScheme, mesh: Mesh, profile: Profile, rulebook: Rulebook) -> str:
+def why_not(
+    graph: CapturedGraph, scheme: AxisScheme, mesh: Mesh, profile: Profile, rulebook: Rulebook, solves: bool
+) -> str:
     """The operator for which there is no plan under a scheme, and what people do about it; empty where none is found.
 
     Args:
         mesh: of whose axes the scheme is on one; the others are left out.
         profile: prices what is sent, and so says what can be.
+        solves: whether programs are solved for it where following the placements finds none.
     """
     axis = Mesh(mesh.axes[scheme.axis : scheme.axis + 1], mesh.shape[scheme.axis : scheme.axis + 1])
     with warnings.catch_warnings():
@@ -67,7 +70,7 @@ def why_not(graph: CapturedGraph, scheme: AxisScheme, mesh: Mesh, profile: Profi
             )
         if cuts_batch:
             return f"{begun} {where} {_WHAT_PEOPLE_DO}"
-    else:
+    elif solves:
         found = _first_without_an_answer(graph, axis, limits, offered, Prices(graph, axis, profile))
     if found is None:
         return ""

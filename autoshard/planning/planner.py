@@ -178,13 +178,18 @@ class Planner:
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
 
     def fitted(
-        self, formulation: Formulation, start: tuple[int, ...] | None = None, free: Solution | None = None
+        self,
+        formulation: Formulation,
+        start: tuple[int, ...] | None = None,
+        free: Solution | None = None,
+        asks_experts: bool = False,
     ) -> ShardingPlan:
         """The cheapest plan of a program that fits.
 
         Args:
             start: a known assignment; what is found without memory is never worse.
             free: the solution of the program without memory, where that is known.
+            asks_experts: whether baselines are looked at where nothing good is found.
 
         Raises:
             InfeasibleError, BudgetError: there is none; the message names no other budget or constraint that would do.
@@ -205,7 +210,7 @@ class Planner:
             wider = planner._wider(program.constraints)
             return plan_within_budget(program, planner.limit, options, planner.write, wider=wider)
 
-        found = on_any_schedule(self, formulation, search, asks_experts=False)
+        found = on_any_schedule(self, formulation, search, asks_experts)
         return self._or_as_if_nothing_hid(found, formulation.constraints, search)
 
     def _or_as_if_nothing_hid(
@@ -321,9 +326,13 @@ class Planner:
         infeasible = Status.INFEASIBLE.value
         said = f"no plan{under}: {infeasible}"
         if reason.startswith(infeasible) and texts:
+            # what an axis alone cannot have no mesh with that axis has, and it is found without a solver
+            schemes = (each for each in formulation.constraints if isinstance(each, AxisScheme))
+            if why := next(filter(None, (self._blocking(scheme, solves=False) for scheme in schemes)), ""):
+                return f"no plan{under}: {why}"
             blamed = self.contradiction(formulation.constraints)
             if len(blamed) == 1:
-                if isinstance(blamed[0], AxisScheme) and (why := self._blocking(blamed[0])):
+                if isinstance(blamed[0], AxisScheme) and (why := self._blocking(blamed[0], solves=True)):
                     return f"no plan{under}: {why}"
                 return f"{said} The constraint {blamed[0].text!r} leaves none, whatever the others say."
             if blamed:
@@ -333,9 +342,9 @@ class Planner:
         also = f" The annotations in the model count too: {'; '.join(marks)}." if marks else ""
         return f"no plan{under}: {reason}{also}"
 
-    def _blocking(self, scheme: AxisScheme) -> str:
+    def _blocking(self, scheme: AxisScheme, solves: bool) -> str:
         """The operator that stands in the way of a scheme; empty where none is found."""
-        return why_not(self.graph, scheme, self.mesh, self.profile, self.rulebook)
+        return why_not(self.graph, scheme, self.mesh, self.profile, self.rulebook, solves)
 
     def contradiction(self, constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
         """Of constraints under which there is no plan a minimal part under which there is none.
@@ -344,7 +353,8 @@ class Planner:
         """
         deadline_s = time.monotonic() + BLAME_S
         blamed = list(constraints)
-        if not self._has_plan(()):
+        # only what a model is marked with can leave none by itself: whole tensors everywhere are a plan of any other
+        if next(annotated(self.graph), None) is not None and not self._has_plan(()):
             return ()
         for constraint in constraints:
             fewer = [other for other in blamed if other is not constraint]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+from .found import NONE, OK, OPEN, Found, short
 from .member import MESHES
 
-OK, NONE, OPEN, FAILED = "ok", "none", "open", "failed"
 _SHOWN = {NONE: "-", OPEN: "not found"}
 _PLANS = ("plan", "optimum", "plan at 60%", "at 60%", "plan drawn", "drawn", "capture", "audit")
 _HEAD = """# Coverage
@@ -24,64 +20,12 @@ budget of 60% of its peak, the first two baselines that the model can have, and 
 of a machine so slow that sizes decide.
 
 `ok`: planned, run, and equal. `-`: there is no such plan: it is proved that nothing fits, or the model cannot have a
-scheme ([why](#schemes-that-a-model-cannot-have)). `not found`: no plan that fits was found in the 10 seconds given,
-which proves nothing. `failed`: anything else. A blank was not run. A run replaces its own rows and leaves the others:
-rows may be of different commits.
+scheme ([why](#schemes-that-a-model-cannot-have)). `not found`: no plan that fits was found in the 10 processor seconds
+given, which proves nothing. `failed`: anything else. A blank was not run. Results are files in
+[`benchmarks/zoo/found`](../benchmarks/zoo/found), from which this page is written. A run replaces its own rows and
+leaves the others: the last column is the commit that was run, with `+` where it had changes that no commit has.
 """
 _LONGEST = 260
-
-
-@dataclass(frozen=True)
-class Found:
-    """The cells of a member, and its operators by the audit.
-
-    ``missing`` are the meshes of which its process wrote nothing; what that said last is ``last``.
-    """
-
-    name: str
-    cells: tuple[dict[str, Any], ...]
-    operators: tuple[dict[str, Any], ...]
-    missing: tuple[str, ...] = ()
-    last: str = ""
-
-    @property
-    def failed(self) -> list[str]:
-        """What failed, in words."""
-        words = [f"{c['mesh']} {c['what']}: {c['detail']}".strip() for c in self.cells if c["outcome"] == FAILED]
-        return [*words, *(f"{mesh}: its process ended: {self.last}" for mesh in self.missing)]
-
-    @property
-    def meshes(self) -> list[str]:
-        """On which it was planned."""
-        return list(dict.fromkeys(cell["mesh"] for cell in self.cells if cell["mesh"]))
-
-
-def file_of(folder: Path, name: str, mesh: str) -> Path:
-    """Where the cells of a member on a mesh are kept."""
-    return folder / f"{name}.{short(mesh)}.json"
-
-
-def short(mesh: str) -> str:
-    """``2x4`` for ``a=2,b=4``."""
-    return "x".join(part.split("=")[1] for part in mesh.split(","))
-
-
-def read_found(folder: Path, name: str, meshes: Sequence[str] | None = None, last: Sequence[str] = ()) -> Found:
-    """What was found of a member, by one process or by several.
-
-    Args:
-        meshes: on which; by default on all of which there is a file.
-        last: the last line of the process that should have written of them.
-    """
-    paths = sorted(folder.glob(f"{name}.*.json"), key=lambda path: (len(path.name), path.name))
-    if meshes is not None:
-        paths = [file_of(folder, name, mesh) for mesh in meshes]
-    read = [json.loads(path.read_text()) for path in paths if path.exists()]
-    of_model = next(([cell for cell in each["cells"] if not cell["mesh"]] for each in read), [])
-    on_meshes = [cell for each in read for cell in each["cells"] if cell["mesh"]]
-    operators: list[dict[str, Any]] = next((each["operators"] for each in read if each["operators"]), [])
-    missing = tuple(mesh for mesh in meshes or () if not file_of(folder, name, mesh).exists())
-    return Found(name, (*of_model, *on_meshes), tuple(operators), missing, "".join(last))
 
 
 def summary(found: Found) -> Iterator[str]:
@@ -93,32 +37,52 @@ def summary(found: Found) -> Iterator[str]:
         yield f"  {failure}"
 
 
-def page(members: Iterable[Found]) -> str:
-    """The page, in Markdown."""
+def page(members: Iterable[Found], older: Sequence[str] = ()) -> str:
+    """The page, in Markdown.
+
+    Args:
+        older: rows of the table as a former page had them, shown where there is no result of that member and mesh.
+    """
     members = list(members)
-    return "\n".join([_HEAD, _run(members), "", *_cells(members), *_schemes(members), "", *_operators(members), ""])
+    rows = list(_rows(members, older))
+    return "\n".join([_HEAD, _run(members, older), "", *rows, *_schemes(members), "", *_operators(members), ""])
 
 
-def _run(members: Sequence[Found]) -> str:
+def _run(members: Sequence[Found], older: Sequence[str]) -> str:
     """How many were run on each mesh that all members are for."""
     counts = ((short(mesh), sum(mesh in found.meshes for found in members)) for mesh in MESHES)
-    return f"Of {len(members)} models there were run: {', '.join(f'{count} on {mesh}' for mesh, count in counts)}."
+    said = f"Of {len(members)} models there are results on: {', '.join(f'{mesh} {count}' for mesh, count in counts)}."
+    return said + " Rows with *before* a commit are of a former page; their results were not kept." * bool(older)
 
 
-def _cells(members: Sequence[Found]) -> Iterator[str]:
-    yield "| model | mesh | captured | optimum | at 60% | baselines | at random |"
-    yield "|---|---|---|---|---|---|---|"
+def _rows(members: Sequence[Found], older: Sequence[str]) -> Iterator[str]:
+    """The table: the rows of each member, by mesh."""
+    yield "| model | mesh | captured | optimum | at 60% | baselines | at random | commit |"
+    yield "|---|---|---|---|---|---|---|---|"
     for found in members:
-        captured = _outcome(found, "", "capture")
-        for mesh in found.meshes or [""]:
-            names = [cell["what"] for cell in found.cells if cell["mesh"] == mesh and cell["what"] not in _PLANS]
-            ran = [(name, outcome) for name in names if (outcome := _outcome(found, mesh, name)) != "-"]
-            schemes = ", ".join(f"{name} {outcome}" for name, outcome in ran) or "-" * bool(names)
-            optimum, tight, drawn = (
-                _worse(found, mesh, *pair)
-                for pair in (("plan", "optimum"), ("plan at 60%", "at 60%"), ("plan drawn", "drawn"))
-            )
-            yield f"| {found.name} | {mesh and short(mesh)} | {captured} | {optimum} | {tight} | {schemes} | {drawn} |"
+        rows = {short(mesh): _row(found, mesh) for mesh in found.meshes}
+        rows = {mesh: row for row in older if (mesh := _mesh_of(found.name, row))} | rows
+        for mesh in sorted(rows, key=lambda mesh: (len(mesh), mesh)):
+            yield rows[mesh]
+        if not rows:
+            yield _row(found, "")
+
+
+def _mesh_of(name: str, row: str) -> str:
+    """The mesh of a row of a member; empty where it is of another one."""
+    cells = [cell.strip() for cell in row.split("|")]
+    return cells[2] if cells[1] == name else ""
+
+
+def _row(found: Found, mesh: str) -> str:
+    names = [cell["what"] for cell in found.cells if cell["mesh"] == mesh and cell["what"] not in _PLANS]
+    ran = [(name, outcome) for name in names if (outcome := _outcome(found, mesh, name)) != "-"]
+    schemes = ", ".join(f"{name} {outcome}" for name, outcome in ran) or "-" * bool(names)
+    plans = (("plan", "optimum"), ("plan at 60%", "at 60%"), ("plan drawn", "drawn"))
+    optimum, tight, drawn = (_worse(found, mesh, *pair) for pair in plans)
+    captured, commit = _outcome(found, "", "capture"), found.commits.get(mesh, "")
+    cells = (found.name, mesh and short(mesh), captured, optimum, tight, schemes, drawn, commit)
+    return f"| {' | '.join(cells)} |"
 
 
 def _outcome(found: Found, mesh: str, what: str) -> str:

@@ -1,4 +1,8 @@
-"""OR-Tools MathOpt: HiGHS and SCIP, fed by arrays."""
+"""OR-Tools MathOpt: HiGHS and SCIP, fed by arrays.
+
+Model and result stay messages: MathOpt's own classes make an object of every variable, which took as long as solving
+the relaxations of small models on meshes of three axes.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import datetime
 from dataclasses import dataclass
 
 import numpy as np
-from ortools.math_opt import model_pb2
+from ortools.math_opt import model_parameters_pb2, model_pb2, result_pb2, solution_pb2
+from ortools.math_opt.core.python import solver as core
 from ortools.math_opt.python import mathopt
 from ortools.math_opt.solvers import highs_pb2
+from pybind11_abseil.status import StatusNotOk
 
 from ..problem import Problem
 from .backend import Answer, Request
@@ -23,7 +29,10 @@ OF_NETWORKS = highs_pb2.HighsOptionsProto(bool_options={"mip_detect_symmetry": F
 25 of the 98 s of its root for Llama-3-70B on 8x8 under 74.5 GiB.
 """
 
-_INFEASIBLE = (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED)
+_INFEASIBLE = (
+    result_pb2.TERMINATION_REASON_INFEASIBLE,
+    result_pb2.TERMINATION_REASON_INFEASIBLE_OR_UNBOUNDED,
+)
 
 
 @dataclass(frozen=True)
@@ -39,36 +48,40 @@ class MathOpt:
     def minimise(self, program: Program, request: Request) -> ProgramAnswer:
         """See `ProgramSolver.minimise`."""
         scale = min(1.0, COST_UNITS / max(1.0, float(np.abs(program.costs).max(initial=0))))
-        model = mathopt.Model.from_model_proto(_proto(program.scaled(), scale))
-        hint = _hint(model, program, request)
-        result = self._solved(model, _parameters(program, request), hint)
-        reason = result.termination.reason
-        if reason in _INFEASIBLE:
+        result = self._solved(_proto(program.scaled(), scale), _parameters(program, request), _hint(program, request))
+        if result.termination.reason in _INFEASIBLE:
             return ProgramAnswer(infeasible=True)
-        bound = result.dual_bound() / scale
-        if not result.has_primal_feasible_solution():
-            return ProgramAnswer(bound=bound if np.isfinite(bound) else None)
-        values = result.variable_values()
+        dual_bound = result.termination.objective_bounds.dual_bound / scale
+        bound = dual_bound if np.isfinite(dual_bound) else None
+        found = result.solutions[0].primal_solution if result.solutions else solution_pb2.PrimalSolutionProto()
+        if found.feasibility_status != solution_pb2.SOLUTION_STATUS_FEASIBLE:
+            return ProgramAnswer(bound=bound)
         x = np.zeros(len(program.costs))
-        for variable, value in values.items():
-            x[variable.id] = value
-        return ProgramAnswer(x, bound if np.isfinite(bound) else None)
+        x[np.array(found.variable_values.ids, np.int64)] = found.variable_values.values
+        return ProgramAnswer(x, bound)
 
     def _solved(
-        self, model: mathopt.Model, parameters: mathopt.SolveParameters, hint: mathopt.ModelSolveParameters
-    ) -> mathopt.SolveResult:
+        self,
+        model: model_pb2.ModelProto,
+        parameters: mathopt.SolveParameters,
+        hint: model_parameters_pb2.ModelSolveParametersProto,
+    ) -> result_pb2.SolveResultProto:
         """MathOpt's result; without presolve where the solver breaks off with an error of its own.
 
         HiGHS does where it cannot turn an answer of the presolved program back (transformNewIntegerFeasibleSolution).
-        OR-Tools 9.15 then raises AttributeError, because the error that it means to translate has no `canonical_code`.
         """
-        # No interrupter: in OR-Tools 9.15 HiGHS does not heed it, and SCIP prints errors of its own for having one.
-        solver = mathopt.SolverType[self.solver]
+
+        def result() -> result_pb2.SolveResultProto:
+            # No interrupter: in OR-Tools 9.15 HiGHS does not heed it, and SCIP prints errors of its own for having one.
+            solver = mathopt.SolverType[self.solver].value
+            nothing = mathopt.StreamableSolverInitArguments().to_proto(), mathopt.CallbackRegistration().to_proto()
+            return core.solve(model, solver, nothing[0], parameters.to_proto(), hint, None, nothing[1], None, None)
+
         try:
-            return mathopt.solve(model, solver, params=parameters, model_params=hint)
-        except (AttributeError, RuntimeError):
+            return result()
+        except StatusNotOk:
             parameters.presolve = mathopt.Emphasis.OFF
-            return mathopt.solve(model, solver, params=parameters, model_params=hint)
+            return result()
 
 
 def _parameters(program: Program, request: Request) -> mathopt.SolveParameters:
@@ -83,13 +96,16 @@ def _parameters(program: Program, request: Request) -> mathopt.SolveParameters:
     )
 
 
-def _hint(model: mathopt.Model, program: Program, request: Request) -> mathopt.ModelSolveParameters:
+def _hint(program: Program, request: Request) -> model_parameters_pb2.ModelSolveParametersProto:
     """The start as values of the choices; the solver completes it."""
-    if request.start is None:
-        return mathopt.ModelSolveParameters()
-    ones = {int(lo) + choice for lo, choice in zip(program.first[:-1], request.start.choices, strict=True)}
-    values = {model.get_variable(k): float(k in ones) for k in range(program.choices)}
-    return mathopt.ModelSolveParameters(solution_hints=[mathopt.SolutionHint(variable_values=values)])
+    hint = model_parameters_pb2.ModelSolveParametersProto()
+    if request.start is not None:
+        values = np.zeros(program.choices)
+        values[program.first[:-1] + np.array(request.start.choices, np.int64)] = 1.0
+        given = hint.solution_hints.add().variable_values
+        given.ids.extend(np.arange(program.choices))
+        given.values.extend(values)
+    return hint
 
 
 def _proto(program: Program, scale: float) -> model_pb2.ModelProto:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from benchmarks.zoo.checks import Checks
+from benchmarks.zoo.found import FOUND, commit_of_code, file_of, keep_cells, keep_operators, read_found
 from benchmarks.zoo.member import Member
-from benchmarks.zoo.page import file_of, page, read_found
+from benchmarks.zoo.members import MEMBERS
+from benchmarks.zoo.page import page
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +31,7 @@ def test_a_member_passes_all_checks_and_has_its_rows_on_the_page(tmp_path: Path)
     assert "perceptron:" in done.stdout and " 0 failed" in done.stdout
     lines = (tmp_path / "page.md").read_text().splitlines()
     (row,) = [line for line in lines if line.startswith("| perceptron |")]
-    assert row.startswith("| perceptron | 3 | ok | ok | ") and row.endswith("| ok |")
+    assert row.startswith("| perceptron | 3 | ok | ok | ") and row.endswith(f"| ok | {commit_of_code()} |")
     assert any(line.startswith("| torch |") and "`aten.mm`" in line for line in lines)
 
 
@@ -74,15 +77,17 @@ def _cell(mesh: str, what: str, outcome: str, detail: str = "") -> dict[str, obj
 
 
 def _keep(folder: Path, mesh: str, *cells: dict[str, object]) -> None:
-    kept = {"cells": [_cell("", "capture", "ok"), *cells], "operators": []}
-    file_of(folder, "one", mesh).write_text(json.dumps(kept))
+    keep_cells(folder, "one", mesh, f"at {mesh}", [_cell("", "capture", "ok"), *cells])
 
 
 def test_runs_on_one_mesh_after_another_are_one_row_each_of_the_page(tmp_path: Path) -> None:
     _keep(tmp_path, "a=2,b=2,c=2", _cell("a=2,b=2,c=2", "plan", "ok"), _cell("a=2,b=2,c=2", "optimum", "ok"))
     _keep(tmp_path, "a=8", _cell("a=8", "plan", "failed", "wrong"))
     rows = [line for line in page([read_found(tmp_path, "one")]).splitlines() if line.startswith("| one |")]
-    assert rows == ["| one | 8 | ok | failed |  |  |  |", "| one | 2x2x2 | ok | ok |  |  |  |"]
+    assert rows == [
+        "| one | 8 | ok | failed |  |  |  | at a=8 |",
+        "| one | 2x2x2 | ok | ok |  |  |  | at a=2,b=2,c=2 |",
+    ]
     assert read_found(tmp_path, "one").failed == ["a=8 plan: wrong"]
     assert read_found(tmp_path, "one", ["a=8", "a=3"], ["Killed"]).failed[1] == "a=3: its process ended: Killed"
 
@@ -99,6 +104,34 @@ def test_no_plan_is_told_from_none_that_was_found_and_why_is_said_once(tmp_path:
             _cell(mesh, "fsdp", "ok"),
         )
     lines = page([read_found(tmp_path, "one")]).splitlines()
-    assert "| one | 8 | ok |  | not found | fsdp ok |  |" in lines and "| one | 6 | ok |  | - | fsdp ok |  |" in lines
+    assert "| one | 8 | ok |  | not found | fsdp ok |  | at a=8 |" in lines
+    assert "| one | 6 | ok |  | - | fsdp ok |  | at a=6 |" in lines
     assert "| one | ddp on 6, ddp on 8 | cuts the batch, but /mm mixes its rows |" in lines
-    assert "Of 1 models there were run: 1 on 8, 0 on 2x4, 0 on 2x2x2." in lines
+    assert "Of 1 models there are results on: 8 1, 2x4 0, 2x2x2 0." in lines
+
+
+def test_a_row_of_a_former_page_is_shown_until_its_member_is_run_on_its_mesh(tmp_path: Path) -> None:
+    older = ["| one | 8 | ok | failed |  |  |  | before |", "| one | 2x4 | ok | ok |  |  |  | before |"]
+    _keep(tmp_path, "a=8", _cell("a=8", "plan", "ok"), _cell("a=8", "optimum", "ok"))
+    found = read_found(tmp_path, "one")
+    rows = [line for line in page([found], older).splitlines() if line.startswith("| one |")]
+    assert rows == ["| one | 8 | ok | ok |  |  |  | at a=8 |", older[1]]
+    assert found.meshes == ["a=8"]
+
+
+def test_results_are_written_cell_by_cell_and_say_nothing_of_the_machine(tmp_path: Path) -> None:
+    detail = f"in {FOUND.parents[2]}/autoshard/a.py and {torch.__file__}:9: f(x)"
+    _keep(tmp_path, "a=8", _cell("a=8", "plan", "failed", detail))
+    text = file_of(tmp_path, "one", "a=8").read_text()
+    assert "in autoshard/a.py and torch/__init__.py:9: f(x)" in text and len(text.splitlines()) == 5
+    keep_operators(tmp_path, "one", "now", [{"name": "b", "sources": [], "lack": "", "count": 1, "other": 2.0}])
+    assert read_found(tmp_path, "one").operators == ({"name": "b", "sources": [], "lack": "", "count": 1},)
+
+
+def test_every_committed_result_is_of_a_member_that_there_is_and_of_a_commit() -> None:
+    kept = [json.loads(path.read_text()) for path in FOUND.glob("*.json")]
+    assert kept and all(each["commit"] for each in kept)
+    last = {each["cells"][-1]["what"] for each in kept if "cells" in each}
+    assert last <= {"drawn", "plan drawn"}, "a run that has not come to its end"
+    if find_spec("transformers"):
+        assert {path.name.split(".")[0] for path in FOUND.glob("*.json")} <= set(MEMBERS)

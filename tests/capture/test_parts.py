@@ -14,7 +14,7 @@ from torch import nn
 
 from autoshard.capture import capture
 from autoshard.capture.attention_parts import attention_in_parts
-from autoshard.capture.bags import embedding_bag
+from autoshard.capture.bags import can_be_added_up, embedding_bag
 from autoshard.capture.multihead import multihead_attention
 from autoshard.capture.recurrent import STEP_BY_STEP
 from autoshard.capture.row_numbers import by_position
@@ -63,6 +63,26 @@ def test_bags_of_one_length(mode: str, padding_idx: int | None) -> None:
     weights = torch.rand(6, 4, generator=generator, dtype=torch.float64) if mode == "sum" else None
     options: dict[str, Any] = {"mode": mode, "padding_idx": padding_idx, "per_sample_weights": weights}
     results = [function(input=bags, weight=table, **options) for function in (embedding_bag, F.embedding_bag)]
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*(torch.autograd.grad(result.square().sum(), table)[0] for result in results))
+
+
+@pytest.mark.parametrize("padding_idx", [None, 5, -1])
+@pytest.mark.parametrize("includes_last", [False, True])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_that_start_at_offsets(mode: str, includes_last: bool, padding_idx: int | None) -> None:
+    """Bags of 3, 0, 2, 1, 18 and 0 rows, and one of rows that are left out alone."""
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(12, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    rows = torch.randint(0, 12, (24,), generator=generator)
+    rows[3:5], rows[5] = 5, 11
+    offsets = torch.tensor([0, 3, 3, 5, 6, 24] + [24] * includes_last)
+    weights = torch.rand(24, generator=generator, dtype=torch.float64) if mode == "sum" else None
+    options: dict[str, Any] = {"mode": mode, "padding_idx": padding_idx, "per_sample_weights": weights}
+    options |= {"offsets": offsets, "include_last_offset": includes_last}
+    assert can_be_added_up(input=rows, weight=table, **options)
+    assert not can_be_added_up(input=rows, weight=table, **options | {"mode": "max"})
+    results = [function(input=rows, weight=table, **options) for function in (embedding_bag, F.embedding_bag)]
     torch.testing.assert_close(*results)
     torch.testing.assert_close(*(torch.autograd.grad(result.square().sum(), table)[0] for result in results))
 

@@ -22,6 +22,7 @@ from torch.nn.utils.parametrize import is_parametrized
 import autoshard.apply
 from autoshard.capture import CapturedGraph, capture
 from autoshard.errors import AutoshardError
+from autoshard.lowering import LocalProgram, Results, lower
 from autoshard.mesh import Mesh
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 
@@ -146,13 +147,14 @@ def _run(names: Any, session: Session) -> Seen:
 @contextmanager
 def capturing_once(graph: CapturedGraph | None) -> Iterator[None]:
     """One rank checks the plan's strategies for all and, where there is no graph yet, captures: both are slow, and
-    dynamo knows no threads. A model with parametrizations every rank captures itself, one after another: torch makes a
-    class for each such module, which the model of another rank does not have.
+    dynamo knows no threads. What operators make is asked once for all ranks, which write their programs one after
+    another: a mode without values knows no threads either. A model with parametrizations every rank captures itself,
+    one after another: torch makes a class for each such module, which the model of another rank does not have.
     """
     lock = threading.Lock()
     captured: list[CapturedGraph | Exception] = [] if graph is None else [graph]
     checked: list[Exception | None] = []
-    real_check = autoshard.apply.check_strategies
+    real_check, known = autoshard.apply.check_strategies, Results()
 
     def capture_once(model: Any, *args: Any, **options: Any) -> CapturedGraph:
         with lock:
@@ -180,7 +182,16 @@ def capturing_once(graph: CapturedGraph | None) -> Iterator[None]:
         if checked[0] is not None:
             raise checked[0]
 
-    with patch("autoshard.apply.capture", capture_once), patch("autoshard.apply.check_strategies", check_once):
+    def lower_knowing(*given: Any, **options: Any) -> LocalProgram:
+        with lock:
+            return lower(*given, **options, known=known)
+
+    with (
+        patch("autoshard.apply.capture", capture_once),
+        patch("autoshard.apply.check_strategies", check_once),
+        patch("autoshard.apply.lower", lower_knowing),
+        patch("autoshard.lowering.backwards.lower", lower_knowing),
+    ):
         yield
 
 

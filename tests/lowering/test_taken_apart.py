@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import autoshard
 from autoshard.capture import capture
+from autoshard.layout import Layout, Placement, S
 from autoshard.mesh import Mesh
 from autoshard.plans import ShardingPlan
 
@@ -67,6 +68,17 @@ class Bags(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.leave(self.bags(tokens)).square().mean()
+
+
+class BagsAtOffsets(Bags):
+    """Bags of 3, 0 and 5 rows of 12."""
+
+    def __init__(self) -> None:
+        super().__init__("mean", None)
+        self.register_buffer("offsets", torch.tensor([0, 3, 3]))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.leave(self.bags(tokens.flatten(), self.offsets)).square().mean()
 
 
 class Attention(nn.Module):
@@ -131,10 +143,10 @@ def _on_ranks(model: nn.Module, x: Tensor, plan: ShardingPlan) -> list[Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "bags at offsets"])
 def test_a_random_plan_computes_what_one_process_computes(name: str) -> None:
     torch.manual_seed(0)
-    model, x = MODELS[name]()
+    model, x = MODELS[name]() if name in MODELS else (BagsAtOffsets(), _tokens())
     expected = _step(deepcopy(model), x)
     graph = capture(model, (x,), guarded=True)
     plan = random_plan(graph, MESH, 0, model, (x,), {})
@@ -149,3 +161,17 @@ def test_the_batch_can_be_cut_with_nothing_sent_but_gradients(name: str) -> None
     plan = autoshard.plan(model, (x,), mesh="dp=2", hardware="cpu-gloo", constraints=["baseline ddp"])
     sent = {c.kind for r in plan.redistributions for c in r.collectives if c.size_bytes > 8}
     assert sent == {"all_reduce"}
+
+
+@pytest.mark.filterwarnings("error::autoshard.errors.StrategyWarning")
+@pytest.mark.parametrize(
+    ("held", "added", "rows"),
+    [("bags.weight=dp:S(1)", "dp:S(1)", S(1)), ("bags/embedding=dp:S(0)", "dp:P(sum)", S(0))],
+    ids=["columns", "rows"],
+)
+def test_bags_at_offsets_are_cut_along_columns_and_rows(held: str, added: str, rows: Placement) -> None:
+    """Rows that are cut make partial sums of bags."""
+    pins = [held, f"bags/index_add={added}"]
+    plan = autoshard.plan(BagsAtOffsets(), (_tokens(),), mesh="dp=2", hardware="cpu-gloo", pins=pins)
+    (adding,) = (each for each in plan.operators if each.name == "bags/index_add")
+    assert adding.inputs[-1] == Layout((rows,))

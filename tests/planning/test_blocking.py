@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 import autoshard
 from autoshard.errors import InfeasibleError
+from autoshard.mesh import Mesh
+from autoshard.planning.planner import Planner
 
 
 class Contrastive(nn.Module):
@@ -30,17 +32,22 @@ class Scattered(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
+@pytest.mark.parametrize("mesh", ["dp=2", "dp=2,tp=2,cp=1", "dp=1,tp=2,cp=2"])
 @pytest.mark.parametrize(
     ("model", "args", "message"),
     [
-        (Contrastive(), (torch.ones(4, 6), torch.ones(4, 6)), r"/mm \(.*test_blocking.py:20.* mixes its rows"),
+        (Contrastive(), (torch.ones(4, 6), torch.ones(4, 6)), r"/mm \(.*test_blocking.py:22.* mixes its rows"),
         (Scattered(), (torch.ones(4, 6),), r"/masked_scatter .* has no rule by which it is cut"),
     ],
     ids=["contrastive", "no rule"],
 )
-def test_the_operator_that_mixes_the_batch_is_named(model: nn.Module, args: tuple[Tensor, ...], message: str) -> None:
-    with pytest.raises(InfeasibleError, match=rf"'family dp=ddp' cuts the batch, but {message}"):
-        autoshard.plan(model, args, mesh="dp=2", hardware="cpu-gloo", constraints=["baseline ddp"])
+def test_the_operator_that_mixes_the_batch_is_named_without_a_program_of_fewer_constraints(
+    model: nn.Module, args: tuple[Tensor, ...], message: str, mesh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Planner, "contradiction")
+    axis = next(axis for axis, size in zip(Mesh.parse(mesh).axes, Mesh.parse(mesh).shape) if size > 1)
+    with pytest.raises(InfeasibleError, match=rf"'family {axis}=ddp' cuts the batch, but {message}"):
+        autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=["baseline ddp"])
 
 
 def test_rows_that_ranks_cannot_share_evenly_are_called_that() -> None:
