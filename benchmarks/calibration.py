@@ -11,7 +11,7 @@ behind computation is predicted at the contention that was measured. It prints
 
 - of each collective the error on sizes that were held out of the fit, 64 KiB and more;
 - between two hosts, the fitted bandwidth of the slow axis beside what plain sockets reach;
-- of each plan the predicted and the measured step;
+- of each plan the predicted and the measured step, and the median error of all;
 - how many pairs of plans are ordered as the machine orders them, of those that differ by more than the spread;
 - the regret: how much slower the plan with the best prediction is than the one measured best.
 
@@ -90,6 +90,7 @@ class Verdict:
         pairs, ordered: pairs of plans whose middle halves do not overlap, and how many are predicted in that order.
         regret: of the plan predicted best against the one measured best.
         speedup_worst, speedup_best: of the optimum over the slowest and the fastest expert plan, measured.
+        error: of the predicted steps, relative to what was measured, the median over the plans.
     """
 
     pairs: int
@@ -97,6 +98,7 @@ class Verdict:
     regret: float
     speedup_worst: float
     speedup_best: float
+    error: float
 
 
 def judge(timed: Sequence[Timed]) -> Verdict:
@@ -113,6 +115,7 @@ def judge(timed: Sequence[Timed]) -> Verdict:
         regret=chosen.measured_s / best.measured_s - 1.0,
         speedup_worst=max(experts) / optimum.measured_s,
         speedup_best=min(experts) / optimum.measured_s,
+        error=median(abs(plan.predicted_s / plan.measured_s - 1.0) for plan in timed),
     )
 
 
@@ -300,7 +303,7 @@ def verdict_text(verdict: Verdict) -> str:
     return (
         f"{verdict.ordered} of {verdict.pairs} clearly different pairs are predicted in the right order{share}; the "
         f"regret is {verdict.regret:.1%}; the optimum is {verdict.speedup_worst:.2f}x as fast as the slowest expert "
-        f"plan and {verdict.speedup_best:.2f}x as fast as the fastest"
+        f"plan and {verdict.speedup_best:.2f}x as fast as the fastest; the median error of steps is {verdict.error:.1%}"
     )
 
 

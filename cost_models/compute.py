@@ -2,8 +2,8 @@
 
 ::
 
-    seconds = launch_s + max(flops / (peak_flops_per_s[dtype] * compute_efficiency[kind](flops)),
-                             bytes / (memory_bandwidth_bytes_per_s * memory_efficiency[kind](bytes)))
+    seconds = issue_s + launch_s + max(flops / (peak_flops_per_s[dtype] * compute_efficiency[kind](flops)),
+                                       bytes / (memory_bandwidth_bytes_per_s * memory_efficiency[kind](bytes)))
 
 An efficiency is one share of the peak, or knots of (amount, share): small kernels do not fill the machine. Between two
 knots the *seconds* are straight, below the first and beyond the last the share is theirs; so seconds are continuous and
@@ -11,7 +11,11 @@ never fall with more work, whatever the shares.
 
 The launch is added, not taken as a floor: on a CPU the dispatch and the loop run one after the other, and on a GPU a
 small kernel takes its fixed time plus the time of its bytes. It also keeps the cost strictly monotone, so that two ways
-to run a tiny operation are never tied by accident. Views, and operations that neither compute nor move, are free.
+to run a tiny operation are never tied by accident. Operations that neither compute nor move are free.
+
+``launch_s`` is what a kernel takes beside its work where it runs again and again. In a step each operator is another
+than the one before, and so is the code that the host runs to issue it: ``issue_s`` is what that adds where the device
+waits for its host, as a CPU does. Views have it alone.
 
 Source: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52(4), 2009; the added launch is the alpha of an alpha-beta model (assumed).
@@ -72,6 +76,7 @@ class Compute:
         compute_efficiency: by kind, the share of the peak that is reached, over flops; ``default`` where a kind is not
             named. ``kind/dtype`` (``matmul/bfloat16``) goes before ``kind``.
         memory_efficiency: likewise of the memory bandwidth, over bytes.
+        issue_s: of each operator of a step, views included; 0 where the host runs ahead of its device.
     """
 
     launch_s: float
@@ -79,6 +84,7 @@ class Compute:
     peak_flops_per_s: Mapping[str, float] = field(hash=False)
     compute_efficiency: Shares = field(hash=False)
     memory_efficiency: Shares = field(hash=False)
+    issue_s: float = 0.0
 
     def op_s(self, dtype: str, flops: Amount, bytes_moved: Amount, kind: str) -> Amount:
         """Seconds of one operation (formula above); arrays give arrays.
@@ -94,20 +100,21 @@ class Compute:
         require_amount("flops", flops)
         require_amount("bytes_moved", bytes_moved)
         if kind == "view":
-            return (flops + bytes_moved) * 0.0
+            return (flops + bytes_moved) * 0.0 + self.issue_s
         dtype = dtype.removeprefix("torch.")
         compute_s = _busy_s(flops, self.peak(dtype), _of(self.compute_efficiency, kind, dtype))
         memory_s = _busy_s(bytes_moved, self.memory_bandwidth_bytes_per_s, _of(self.memory_efficiency, kind, dtype))
         if isinstance(compute_s, np.ndarray) or isinstance(memory_s, np.ndarray):
             seconds = np.maximum(compute_s, memory_s)
-            return np.where(seconds > 0, self.launch_s + seconds, 0.0)
+            return np.where(seconds > 0, self.issue_s + self.launch_s + seconds, 0.0)
         busy_s = max(compute_s, memory_s)
-        return self.launch_s + busy_s if busy_s > 0 else 0.0
+        return self.issue_s + self.launch_s + busy_s if busy_s > 0 else 0.0
 
     def entries(self) -> dict[str, Any]:
         """As a profile file spells it."""
         return {
             "launch_s": self.launch_s,
+            **({"issue_s": self.issue_s} if self.issue_s else {}),
             "memory_bandwidth_bytes_per_s": self.memory_bandwidth_bytes_per_s,
             "peak_flops_per_s": dict(self.peak_flops_per_s),
             "compute_efficiency": _spelled(self.compute_efficiency),

@@ -12,6 +12,7 @@ Source: isotonic regression by pooling adjacent violators: R. Barlow, D. Barthol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -28,7 +29,7 @@ from .link import Link
 from .measured import MeasuredMesh
 from .profile import Profile
 from .provenance import Provenance, Residual
-from .samples import CollectivePoint, Header, KernelPoint, Point, Samples, TogetherPoint
+from .samples import CollectivePoint, Header, KernelPoint, Point, RowPoint, Samples, TogetherPoint
 
 # A curve that is flat at its end (the run stopped at sizes where starting takes all the time) goes on at 1 TB/s.
 _FASTEST_S_PER_BYTE = 1e-12
@@ -78,9 +79,20 @@ def fit(samples: Samples, *, name: str, memory_bytes: int) -> Profile:
     axes, shape = mesh_of(samples.header)
     collectives = {p: s for p, s in medians.items() if isinstance(p, CollectivePoint)}
     links = tuple(fit_link(axis, ranks, collectives) for axis, ranks in zip(axes, shape))
-    compute = fit_compute({p: s for p, s in medians.items() if isinstance(p, KernelPoint)})
-    network, contention = MeasuredMesh(axes, shape, links), fit_contention(everything)
-    fitted = Profile(name, Provenance(_SOURCES), memory_bytes, compute, network, contention=contention)
+    kernels = fit_compute({p: s for p, s in medians.items() if isinstance(p, KernelPoint)})
+    compute = replace(kernels, issue_s=fit_issue(everything))
+    network = MeasuredMesh(axes, shape, links, _fit_groups(axes, shape, collectives))
+    contention = fit_contention(everything)
+    fitted = Profile(
+        name,
+        Provenance(_SOURCES),
+        memory_bytes,
+        compute,
+        network,
+        contention=contention,
+        meeting_s=fit_meeting(everything),
+        bucket_copies=True,
+    )
     return replace(fitted, provenance=_provenance(samples.header, compare(fitted, samples)))
 
 
@@ -117,6 +129,16 @@ def fit_link(axis: str, ranks: int, medians: Mapping[CollectivePoint, float]) ->
         launches_s=launches,
         curves=curves,
     )
+
+
+def _fit_groups(
+    axes: tuple[str, ...], shape: tuple[int, ...], medians: Mapping[CollectivePoint, float]
+) -> dict[tuple[str, ...], Link]:
+    """The links of groups of axes, of those that were measured as one group."""
+    size = dict(zip(axes, shape))
+    names = sorted({point.axis for point in medians} - set(axes))
+    groups = {name: tuple(name.split("+")) for name in names}
+    return {group: fit_link(name, math.prod(size[axis] for axis in group), medians) for name, group in groups.items()}
 
 
 _REDUCING = ("all_reduce", "reduce_scatter")
@@ -268,6 +290,38 @@ def fit_contention(medians: Mapping[Point, float]) -> float:
     return _rounded(min(max(median(shares), 0.0), 1.0)) if shares else 1.0
 
 
+def fit_issue(medians: Mapping[Point, float]) -> float:
+    """Seconds that each operator of a row takes beyond its kernel, views included: the median over the rows, 0 where
+    there are none.
+
+    A row of kernels takes longer than the sum of them, each run again and again: what the host executes for one
+    operator has left its caches when the next one of that kind comes.
+    """
+    beyond = [
+        (seconds - math.fsum(medians[kernel] for kernel in point.kernels)) / (len(point.kernels) + point.views)
+        for point, seconds in medians.items()
+        if isinstance(point, RowPoint) and point.collective is None and medians.keys() >= set(point.kernels)
+    ]
+    return _rounded(max(median(beyond), 0.0)) if beyond else 0.0
+
+
+def fit_meeting(medians: Mapping[Point, float]) -> float:
+    """Seconds that a collective behind a row takes beyond the row and itself, each alone: the median over the points,
+    0 where there are none.
+
+    Alone it starts on all ranks at once. Behind a row the ranks come one after the other where they share cores, and
+    the last of them has left a core idle while it came.
+    """
+    beyond = []
+    for point, seconds in medians.items():
+        behind = point.collective if isinstance(point, RowPoint) else None
+        if isinstance(point, RowPoint) and behind is not None:
+            row = replace(point, collective=None)
+            if {row, behind} <= medians.keys():
+                beyond.append(seconds - medians[row] - medians[behind])
+    return _rounded(max(median(beyond), 0.0)) if beyond else 0.0
+
+
 def mesh_of(header: Header) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The axes and sizes of the mesh that was measured.
 
@@ -283,15 +337,20 @@ def mesh_of(header: Header) -> tuple[tuple[str, ...], tuple[int, ...]]:
 def compare(profile: Profile, samples: Samples) -> list[Compared]:
     """Every point, predicted and measured, in the order of points."""
     axes, shape = mesh_of(samples.header)
-    topology = profile.topology(axes, shape)
+    topology, alone = profile.topology(axes, shape), replace(profile.compute, issue_s=0.0)
 
     def seconds(point: Point) -> float:
+        if isinstance(point, RowPoint):
+            operators = len(point.kernels) + point.views
+            row_s = math.fsum(map(seconds, point.kernels)) + operators * profile.compute.issue_s
+            return row_s + (seconds(point.collective) + profile.meeting_s if point.collective else 0.0)
         if isinstance(point, CollectivePoint):
-            return topology.collective_s(point.kind, axes.index(point.axis), point.size_bytes)
+            group = tuple(axes.index(axis) for axis in point.axis.split("+"))
+            return topology.collective_s(point.kind, group, point.size_bytes)
         if isinstance(point, TogetherPoint):
             kernels_s, collective_s = point.kernels * seconds(point.kernel), seconds(point.collective)
             return kernels_s + collective_s - (1.0 - profile.contention) * min(kernels_s, collective_s)
-        return profile.op_s(point.dtype, point.flops, point.bytes_moved, point.kind)
+        return float(alone.op_s(point.dtype, point.flops, point.bytes_moved, point.kind))
 
     found = samples.by_point()
     return [Compared(point, seconds(point), median(found[point])) for point in sorted(found, key=_order)]
@@ -302,6 +361,9 @@ def _order(point: Point) -> tuple[object, ...]:
         return 0, point.axis, COLLECTIVE_KINDS.index(point.kind), point.size_bytes
     if isinstance(point, TogetherPoint):
         return 2, *_order(point.collective), point.kernels
+    if isinstance(point, RowPoint):
+        behind = _order(point.collective) if point.collective else ()
+        return 3, behind, *(_order(kernel) for kernel in point.kernels), point.views
     return 1, point.kind, point.name, point.dtype, point.flops + point.bytes_moved
 
 
@@ -320,6 +382,7 @@ def _provenance(header: Header, compared: Sequence[Compared]) -> Provenance:
     collectives: dict[str, dict[str, Residual]] = {}
     kernels: dict[str, Residual] = {}
     together: dict[str, dict[str, Residual]] = {}
+    rows: dict[str, Residual] = {}
     for group in grouped(compared):
         point, found = group[0].point, residual(honest(group))
         assert found is not None
@@ -327,6 +390,8 @@ def _provenance(header: Header, compared: Sequence[Compared]) -> Provenance:
             collectives.setdefault(point.axis, {})[point.kind] = found
         elif isinstance(point, TogetherPoint):
             together.setdefault(point.collective.axis, {})[point.collective.kind] = found
+        elif isinstance(point, RowPoint):
+            rows["with a collective" if point.collective else "alone"] = found
         else:
             kernels[f"{point.kind}/{point.dtype}"] = found
     facts = ", ".join(f"{key} {value}" for key, value in header.machine.items())
@@ -339,6 +404,7 @@ def _provenance(header: Header, compared: Sequence[Compared]) -> Provenance:
         collectives=collectives,
         kernels=kernels,
         together=together,
+        rows=rows,
     )
 
 
@@ -362,4 +428,6 @@ def series_of(point: Point) -> tuple[str, str]:
         return point.axis, point.kind
     if isinstance(point, TogetherPoint):
         return point.collective.axis, f"{point.collective.kind} beside {point.kernel.name}"
+    if isinstance(point, RowPoint):
+        return "operators", "in a row, a collective behind" if point.collective else "in a row"
     return point.kind, point.dtype

@@ -34,6 +34,10 @@ class Profile:
         contention: the share of its time that a collective costs a step although it runs beside computation, as both
             use the device; 1 where nothing is gained by running them side by side, or where that is not known.
         network: equal hosts, or one measured mesh.
+        meeting_s: what a collective of a step takes beyond itself alone, as the ranks come to it one after the other
+            where they share cores.
+        bucket_copies: whether the copies count that take tensors into the buffer in which they travel together, and out
+            of it again; not where constants were fitted to whole steps, which have them in all they do.
     """
 
     name: str
@@ -43,6 +47,8 @@ class Profile:
     network: Network
     allocator_margin: float = 0.0
     contention: float = 1.0
+    meeting_s: float = 0.0
+    bucket_copies: bool = False
 
     @cached_property
     def fingerprint(self) -> str:
@@ -78,6 +84,8 @@ class Profile:
             "memory_bytes": self.memory_bytes,
             **({"allocator_margin": self.allocator_margin} if self.allocator_margin else {}),
             **({"contention": self.contention} if self.contention != 1 else {}),
+            **({"meeting_s": self.meeting_s} if self.meeting_s else {}),
+            **({"bucket_copies": True} if self.bucket_copies else {}),
             "compute": self.compute.entries(),
             **self.network.entries(),
         }

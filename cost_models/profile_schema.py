@@ -234,6 +234,7 @@ class _TorusEntry(_Entry):
 
 class _ComputeEntry(_Entry):
     launch_s: Seconds
+    issue_s: Seconds = 0.0
     memory_bandwidth_bytes_per_s: Positive
     peak_flops_per_s: dict[Dtype, Positive]
     compute_efficiency: dict[Kernel, ShareEntry]
@@ -251,6 +252,7 @@ class _ComputeEntry(_Entry):
     def value(self) -> Compute:
         return Compute(
             launch_s=self.launch_s,
+            issue_s=self.issue_s,
             memory_bandwidth_bytes_per_s=self.memory_bandwidth_bytes_per_s,
             peak_flops_per_s=_by_name(self.peak_flops_per_s),
             compute_efficiency=_shares(self.compute_efficiency),
@@ -288,6 +290,7 @@ class _ResidualsEntry(_Entry):
     collectives: dict[Words, dict[CollectiveKind, _ResidualEntry]] = {}
     kernels: dict[Kernel, _ResidualEntry] = {}
     together: dict[Words, dict[CollectiveKind, _ResidualEntry]] = {}
+    rows: dict[Literal["alone", "with a collective"], _ResidualEntry] = {}
 
 
 class _ProvenanceEntry(_Entry):
@@ -308,6 +311,7 @@ class _ProvenanceEntry(_Entry):
             collectives=_residuals_by_axis(self.residuals.collectives),
             kernels={kind: entry.value() for kind, entry in self.residuals.kernels.items()},
             together=_residuals_by_axis(self.residuals.together),
+            rows={name: entry.value() for name, entry in self.residuals.rows.items()},
         )
 
 
@@ -327,6 +331,8 @@ class _ProfileEntry(_Entry):
     memory_bytes: Count
     allocator_margin: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     contention: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
+    meeting_s: Seconds = 0.0
+    bucket_copies: bool = False
     compute: _ComputeEntry
     devices_per_host: Count | Literal["any"] | None = None
     torus: _TorusEntry | None = None
@@ -372,6 +378,8 @@ class _ProfileEntry(_Entry):
             network=self._network(),
             allocator_margin=self.allocator_margin,
             contention=self.contention,
+            meeting_s=self.meeting_s,
+            bucket_copies=self.bucket_copies,
         )
 
     def _network(self) -> Network:

@@ -36,6 +36,7 @@ class Provenance:
         collectives: residuals by mesh axis (or link) and kind of collective.
         kernels: residuals by kind of kernel (``matmul`` or ``matmul/bfloat16``).
         together: residuals of collectives beside kernels, by mesh axis and kind of collective.
+        rows: residuals of different kernels in a row, ``alone`` and ``with a collective`` behind them.
     """
 
     sources: str
@@ -46,6 +47,7 @@ class Provenance:
     collectives: Mapping[str, Mapping[str, Residual]] = field(default_factory=dict, hash=False)
     kernels: Mapping[str, Residual] = field(default_factory=dict, hash=False)
     together: Mapping[str, Mapping[str, Residual]] = field(default_factory=dict, hash=False)
+    rows: Mapping[str, Residual] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         """A page for a reader: one fact a line, residuals last."""
@@ -55,6 +57,7 @@ class Provenance:
         facts += [(kind, str(residual)) for kind, residual in self.kernels.items()]
         together = [(f"{axis} {kind}", r) for axis, kinds in self.together.items() for kind, r in kinds.items()]
         facts += [(f"{name} beside kernels", str(residual)) for name, residual in together]
+        facts += [(f"operators in a row, {name}", str(residual)) for name, residual in self.rows.items()]
         return "\n".join(f"{name}: {value}" for name, value in facts if value)
 
     def entries(self) -> dict[str, Any] | str:
@@ -70,6 +73,7 @@ class Provenance:
                     "collectives": _by_axis(self.collectives),
                     "kernels": _entries(self.kernels),
                     "together": _by_axis(self.together),
+                    "rows": _entries(self.rows),
                 }.items()
                 if table
             },

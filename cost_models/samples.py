@@ -1,7 +1,8 @@
 """Samples of a calibration run: a JSONL file that grows while the run measures.
 
 The first line says what was measured on (:class:`Header`), every other line is one repetition of one point: how long a
-collective of some bytes on a mesh axis took, or a kernel of some flops and bytes, or both at once. A run that is
+collective of some bytes on a mesh axis took, or a kernel of some flops and bytes, or both at once, or different
+kernels in a row. A run that is
 interrupted leaves every line it finished, and the same command continues behind them; ``{"complete": true}`` ends a
 file that needs no more.
 
@@ -31,7 +32,7 @@ class SamplesError(ValueError):
 
 @dataclass(frozen=True, order=True)
 class CollectivePoint:
-    """One collective over one mesh axis, all groups of the axis at once.
+    """One collective over one mesh axis, or over several that are one group (``dp+tp``), all groups of ranks at once.
 
     ``size_bytes`` is the larger of a rank's input and output buffer. A point that is ``held_out`` is measured like any
     other and never fitted: the error there is what a fit is worth.
@@ -76,7 +77,24 @@ class TogetherPoint:
         return False
 
 
-Point: TypeAlias = CollectivePoint | KernelPoint | TogetherPoint
+@dataclass(frozen=True, order=True)
+class RowPoint:
+    """Different kernels one after the other, with ``views`` of a tensor between them, as operators of a step are, and
+    behind them a collective or none: on all ranks at once. Each kernel alone, again and again, is a point of the same
+    run, and so are the collective alone and the row without it.
+    """
+
+    kernels: tuple[KernelPoint, ...]
+    views: int
+    collective: CollectivePoint | None = None
+
+    @property
+    def held_out(self) -> bool:
+        """False: what such points decide is one number, which all of them are fitted to."""
+        return False
+
+
+Point: TypeAlias = CollectivePoint | KernelPoint | TogetherPoint | RowPoint
 
 
 @dataclass(frozen=True)
@@ -96,6 +114,9 @@ class Sample:
 def _entries(point: Point) -> dict[str, Any]:
     if isinstance(point, TogetherPoint):
         return {"travels": _entries(point.collective), "beside": _entries(point.kernel), "kernels": point.kernels}
+    if isinstance(point, RowPoint):
+        behind = {"behind": _entries(point.collective)} if point.collective else {}
+        return {"row": [_entries(kernel) for kernel in point.kernels], "views": point.views, **behind}
     if isinstance(point, CollectivePoint):
         said: dict[str, Any] = {"collective": point.kind, "axis": point.axis, "size_bytes": point.size_bytes}
     else:
@@ -311,6 +332,16 @@ class _Together(_Line):
         return TogetherPoint(self.travels.point(), self.beside.point(), self.kernels)
 
 
+class _Row(_Line):
+    row: Annotated[list[_Kernel], Field(min_length=1, max_length=100)]
+    views: _Whole
+    behind: _Collective | None = None
+
+    def point(self) -> RowPoint:
+        behind = self.behind.point() if self.behind else None
+        return RowPoint(tuple(kernel.point() for kernel in self.row), self.views, behind)
+
+
 class _Measured(_Line):
     round: _Whole
     seconds: _Seconds
@@ -328,6 +359,10 @@ class _TogetherLine(_Together, _Measured):
     pass
 
 
+class _RowLine(_Row, _Measured):
+    pass
+
+
 class _HeaderLine(_Line):
     autoshard_samples: Literal[1]
     mesh: _Word
@@ -340,10 +375,10 @@ class _HeaderLine(_Line):
     command: str
 
 
-_LINE: TypeAdapter[_CollectiveLine | _KernelLine | _TogetherLine] = TypeAdapter(
-    _CollectiveLine | _KernelLine | _TogetherLine
+_LINE: TypeAdapter[_CollectiveLine | _KernelLine | _TogetherLine | _RowLine] = TypeAdapter(
+    _CollectiveLine | _KernelLine | _TogetherLine | _RowLine
 )
-_LINES = {b'"beside"': "_TogetherLine", b'"kernel"': "_KernelLine"}
+_LINES = {b'"beside"': "_TogetherLine", b'"row"': "_RowLine", b'"kernel"': "_KernelLine"}
 """By what only such a line says, the model of the line that an error is to be about."""
 
 

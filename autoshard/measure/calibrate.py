@@ -16,7 +16,7 @@ from .kernels import kernel_points
 from .machine import free_bytes, header, memory_bytes
 from .measure import Progress, Record, measure
 from .output import write
-from .sampling import Effort, collective_points, together_points
+from .sampling import Effort, collective_points, row_points, together_points
 
 SHARE_OF_FREE = 32  # a collective of B bytes holds a few times B, and others use the machine too
 
@@ -60,10 +60,15 @@ def calibrate(job: Job, effort: Effort, samples: Path, output: Path, progress: P
 
 
 def points_of(job: Job, effort: Effort) -> list[Point]:
-    """The points that a run measures: as many sizes as the effort asks for and the free memory of every rank allows."""
+    """The points that a run measures: as many sizes as the effort asks for and the free memory of every rank allows.
+
+    Operators in a row say what the host adds to each, and to a collective behind them. They are measured where the host
+    is the device: of any other it runs ahead in a step, and not in a row of small kernels (docs/decisions/0015).
+    """
     most = min(effort.max_bytes, free_bytes(job) // SHARE_OF_FREE)
     collectives, kernels = collective_points(job.mesh, most), kernel_points(effort.max_width, most)
-    return [*collectives, *kernels, *together_points(collectives, kernels)]
+    rows = row_points(collectives, kernels) if job.device.type == "cpu" else []
+    return [*collectives, *kernels, *together_points(collectives, kernels), *rows]
 
 
 def _open(path: Path, head: object) -> SamplesFile:

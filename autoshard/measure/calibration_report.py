@@ -75,6 +75,8 @@ def _facts(profile: Profile, samples: Samples) -> list[tuple[str, ...]]:
         ("command", header.command),
         ("samples", f"{len(samples.samples)} of {len(samples.by_point())} points"),
         ("contention", f"a collective beside kernels still costs {profile.contention:.0%} of its time"),
+        ("issue", f"an operator in a row of others takes {profile.compute.issue_s * 1e6:.1f} us beyond its kernel"),
+        ("meeting", f"a collective behind it takes {profile.meeting_s * 1e3:.2f} ms beyond its time alone"),
     ]
 
 
@@ -96,6 +98,7 @@ def _collectives(axis: str, profile: Profile, samples: Samples, compared: Sequen
     kinds = [kind for kind in COLLECTIVE_KINDS if any(series_of(one.point) == (axis, kind) for one in mine)]
     axes, shape = mesh_of(samples.header)
     topology, by_point = profile.topology(axes, shape), samples.by_point()
+    group = tuple(axes.index(each) for each in axis.split("+"))
     foot = TOP + TIMES_HEIGHT
     milliseconds = [s * 1e3 for one in mine for s in (*by_point[one.point], one.measured_s, one.predicted_s)]
     times = spanning(milliseconds, foot, TOP)
@@ -106,7 +109,7 @@ def _collectives(axis: str, profile: Profile, samples: Samples, compared: Sequen
         bytes_axis = spanning((_size(one.point) for one in mine), start, start + COLLECTIVE_WIDTH)
         own = [one for one in mine if series_of(one.point) == (axis, kind)]
         sizes = _between([_size(one.point) for one in own])
-        fitted = [(size, float(topology.collective_s(kind, axes.index(axis), size)) * 1e3) for size in sizes]
+        fitted = [(size, float(topology.collective_s(kind, group, size)) * 1e3) for size in sizes]
         panels.append(_times(Panel(bytes_axis, times, title=kind, named_y=k == 0), own, by_point, fitted))
         panels.append(_relative_errors(Panel(bytes_axis, errors, named_y=k == 0), own))
     width = LEFT + len(kinds) * (COLLECTIVE_WIDTH + GAP)

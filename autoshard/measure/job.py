@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ..errors import CalibrationError
 from ..lowering import bind
 from ..mesh import Mesh
+from .sampling import groups_of
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ class Job:
         device_mesh: the same with its process groups.
         rank: from 0; the first one alone prints and writes.
         device: where this rank's tensors are.
-        groups: the names of this rank's process groups, by axis.
+        groups: the names of this rank's process groups, by axis, or axes (``dp+tp``).
     """
 
     mesh: Mesh
@@ -44,7 +45,7 @@ class Job:
     def on(cls, mesh: Mesh, device_type: str) -> Job:
         """The job of the default process group, which must exist and have a rank for each of the mesh."""
         device_mesh = init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axes)
-        rank = bind(device_mesh, mesh.axes)
+        rank = bind(device_mesh, (*mesh.axes, *groups_of(mesh)))
         return cls(mesh, device_mesh, dist.get_rank(), rank.device, rank.groups)
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cost_models.samples import KernelPoint
+from cost_models.samples import KernelPoint, RowPoint
 
 from .job import Job
 
@@ -180,6 +180,37 @@ def kernel(job: Job, point: KernelPoint) -> Callable[[], object]:
     turns = cycle([first, *others])
     call = found.call
     return lambda: call(*next(turns))
+
+
+VIEWS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda x: aten.view.default(x, [-1]),
+    lambda x: aten.transpose.int(x, 0, 1),
+    lambda x: aten.reshape.default(x, [8, -1]),
+    lambda x: aten.unsqueeze.default(x, 1),
+    lambda x: aten.expand.default(x, list(x.shape)),
+    lambda x: aten.slice.Tensor(x, 0, 0, 8),
+)
+"""Views as steps are full of them; not all alike, as each has code of its own that a cache forgets."""
+
+
+def in_a_row(job: Job, point: RowPoint) -> Callable[[], object]:
+    """Runs the kernels of a point one after the other on this rank's device, a view before each of the last of them; a
+    collective behind them is not run.
+    """
+    calls = [kernel(job, each) for each in point.kernels]
+    views = [VIEWS[k % len(VIEWS)] for k in range(point.views)]
+    x = _numbers((16, COLUMNS), torch.float32, job.device)
+    first = calls[: len(calls) - len(views)]
+    pairs = list(zip(views, calls[len(first) :], strict=True))
+
+    def run() -> None:
+        for call in first:
+            call()
+        for view, call in pairs:
+            view(x)
+            call()
+
+    return run
 
 
 @cache

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from cost_models.fit import series_of
-from cost_models.samples import CollectivePoint, KernelPoint, Point, Sample, SamplesError, TogetherPoint
+from cost_models.samples import CollectivePoint, KernelPoint, Point, RowPoint, Sample, SamplesError, TogetherPoint
 
 from ..errors import CalibrationError
 from .job import Job
 from .kernels import kernel
 from .sampling import Effort, shuffled
-from .timed_collectives import collective, together
+from .timed_collectives import collective, row, together
 
 MAX_INNER = 1000
 _HOPELESS = 4.0
@@ -147,6 +147,8 @@ def _operation(job: Job, point: Point) -> Callable[[], object]:
     """
     if isinstance(point, TogetherPoint):
         return together(job, point)
+    if isinstance(point, RowPoint):
+        return row(job, point)
     return collective(job, point) if isinstance(point, CollectivePoint) else kernel(job, point)
 
 
@@ -156,6 +158,10 @@ def describe(point: Point) -> str:
         return f"{point.kind} over {point.axis}, {point.size_bytes} bytes"
     if isinstance(point, TogetherPoint):
         return f"{describe(point.collective)}, beside {point.kernels} of {describe(point.kernel)}"
+    if isinstance(point, RowPoint):
+        names = ", ".join(dict.fromkeys(kernel.name for kernel in point.kernels))
+        behind = f", and {describe(point.collective)}, behind them" if point.collective else ""
+        return f"{len(point.kernels)} kernels ({names}) and {point.views} views in a row{behind}"
     return f"{point.name} in {point.dtype}, {' x '.join(map(str, point.shape))}"
 
 

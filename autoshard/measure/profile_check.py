@@ -13,6 +13,7 @@ from cost_models.fit import Compared, compare, grouped
 from cost_models.samples import CollectivePoint, KernelPoint, Point, Sample, Samples
 
 from ..errors import CalibrationError
+from ..mesh import TOGETHER
 from .calibrate import points_of
 from .job import Job
 from .machine import header
@@ -67,12 +68,12 @@ def check(job: Job, profile: Profile, progress: Progress, effort: Effort = CHECK
 
 
 def _some(points: Sequence[Point]) -> list[Point]:
-    """The points that a check measures: every kind of collective, and kernels at sizes that are common in training
-    steps.
+    """The points that a check measures: every kind of collective over one axis, and kernels at sizes that are common in
+    training steps.
 
     All kernels of a kind are measured, since a profile has one curve for the kind, which lies between them.
     """
-    collectives = [p for p in points if isinstance(p, CollectivePoint)]
+    collectives = [p for p in points if isinstance(p, CollectivePoint) and TOGETHER not in p.axis]
     kernels = [p for p in points if isinstance(p, KernelPoint) and p.dtype == "float32"]
     return [
         # on axes whose sizes do not divide these, or with small buffers, all of them

@@ -1,8 +1,9 @@
 """Predicted seconds of each strategy of an operator, and of moving a tensor from one layout to another.
 
 Compute is priced on the largest shard: flops and bytes touched, under the profile's roofline. A view moves nothing and
-is free. Redistributions are priced step by step, along the cheapest path; the optimizer's step over a parameter by the
-bytes of the largest shard (:mod:`cost_models.optimizers`).
+costs what it takes the host to issue it, where the profile knows that. Redistributions are priced step by step, along
+the cheapest path; the optimizer's step over a parameter by the bytes of the largest shard
+(:mod:`cost_models.optimizers`).
 
 What travels together is not priced by itself: of parameters that are gathered ahead each has its part, by bytes, of the
 seconds of all its layer in one collective, and gradients theirs of all gradients in one, but of no more than a bucket
@@ -51,6 +52,12 @@ Shape = tuple[int, ...]
 NO_OPTIMIZER = optimizer_policy("none")
 
 
+COLLECTIVE_OPERATORS = 3
+"""Of the host, for a step that communicates: what is sent is made contiguous, it is sent, and waited for. In a bucket
+two views take the place of the last two.
+"""
+
+
 class Together(NamedTuple):
     """In which kinds of collectives a tensor travels with others, and the bytes of all of them together at most."""
 
@@ -97,8 +104,10 @@ class Prices:
         if self._graph.micro_batches > 1 and is_summed(node.name):
             layouts = (strategy.inputs[0] for strategy in strategies)
             return np.array([self._addition_s(self._graph.meta(node.inputs[0]), layout) for layout in layouts])
-        if node.kind != "operator" or is_free(node):
+        if node.kind != "operator":
             return np.zeros(len(strategies))
+        if is_free(node):
+            return np.full(len(strategies), self._profile.compute.issue_s)
         metas = tuple(self._graph.meta(ref) for ref in node.inputs)
         return np.array([self._operator_s(node, metas, strategy) for strategy in strategies])
 
@@ -109,7 +118,7 @@ class Prices:
             whole: its strategy in which every rank runs all of it.
         """
         if is_free(node):
-            return 0.0
+            return self._profile.compute.issue_s
         return self._operator_s(node, tuple(map(self._graph.meta, node.inputs)), whole, self._mesh.size)
 
     def optimizer_s(self, meta: TensorMeta, layouts: Iterable[Layout]) -> np.ndarray:
@@ -239,8 +248,21 @@ class Prices:
         travels = step.kind in together.kinds
         whole = np.maximum(size, together.size_bytes if travels else 0)
         sent = self.topology.collective_s(step.kind, step.axes, whole.astype(np.float64))
-        sent = sent * (size / np.maximum(whole, 1)) * (contention if travels else 1.0)
-        return sent + local
+        sent = (sent + self._profile.meeting_s) * (size / np.maximum(whole, 1))
+        sent = sent + COLLECTIVE_OPERATORS * self._profile.compute.issue_s * (size > 0)
+        if self._profile.bucket_copies and travels:
+            copies = self._profile.copy_s(self._bucketed_bytes(step, size).astype(np.float64))
+            sent = sent + np.where(whole > size, copies, 0.0)
+        return sent * (contention if travels else 1.0) + local
+
+    def _bucketed_bytes(self, step: Step, size: IntArray) -> IntArray:
+        """Bytes that are read and written to take a tensor into the buffer of a bucket and out of it again.
+
+        What is gathered comes out of it by a copy, as what the ranks sent of a tensor lies apart; what is reduced stays
+        where it is (:mod:`autoshard.lowering.travelling`).
+        """
+        gathers = step.kind == "all_gather"
+        return 2 * (size // self._mesh.parts(step.axes) + size if gathers else size)
 
     def _addition_s(self, meta: TensorMeta, layout: Layout) -> float:
         """Seconds of adding a gradient to the sum of those before: both are read, and the sum is written."""

@@ -37,6 +37,7 @@ def test_a_right_order_has_no_regret(benchmark: ModuleType) -> None:
     verdict = benchmark.judge(timed(benchmark, optimum=(1, 2, 0.1), a=(2, 3, 0.1), b=(3, 5, 0.1)))
     assert (verdict.pairs, verdict.ordered, verdict.regret) == (3, 3, 0.0)
     assert (verdict.speedup_worst, verdict.speedup_best) == (2.5, 1.5)
+    assert verdict.error == pytest.approx(0.4)  # of a half, a third and two fifths
 
 
 def test_pairs_within_the_spread_do_not_count(benchmark: ModuleType) -> None:

@@ -44,6 +44,16 @@ def test_hand_computed_cost(dtype: str, flops: float, bytes_moved: float, kind: 
     assert TOY.op_s(dtype, flops, bytes_moved, kind) == pytest.approx(expected)
 
 
+def test_what_the_host_adds_is_in_every_operator_that_does_something_and_all_that_a_view_costs() -> None:
+    host = dataclasses.replace(TOY, issue_s=3.0)
+    assert host.op_s("float32", 1000, 10, "matmul") == 3 + 1 + 10
+    assert host.op_s("float32", 1e9, 1e9, "view") == 3
+    assert host.op_s("float32", 0, 0, "matmul") == 0
+    amounts = np.array([0.0, 1000.0])
+    assert host.op_s("float32", amounts, 0 * amounts, "matmul").tolist() == [0, 14]
+    assert host.op_s("float32", amounts, amounts, "view").tolist() == [3, 3]
+
+
 def test_a_large_matmul_on_an_h100_by_hand() -> None:
     """8192^3 in bfloat16: 2 x 8192^3 / (0.80 x 989e12) = 1.390 ms, and 2.5 us of launch."""
     cost = load_profile("dgx-h100").op_s("bfloat16", 2 * 8192**3, 3 * 8192**2 * 2, "matmul")

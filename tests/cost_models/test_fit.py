@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from cost_models import Profile, ProfileError, dump_profile, parse_profile
 from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 from cost_models.fit import compare, fit, honest, isotonic, residual
-from cost_models.samples import CollectivePoint, Header, KernelPoint, Point, Sample, Samples, TogetherPoint
+from cost_models.samples import CollectivePoint, Header, KernelPoint, Point, RowPoint, Sample, Samples, TogetherPoint
 
 KINDS = REDISTRIBUTION_KINDS
 SIZES = [1024 << step for step in range(15)]
@@ -24,7 +25,7 @@ Machine = Callable[[Point], float]
 
 def machine(point: Point) -> float:
     """Seconds on a machine of two axes, dp ten times slower than tp, whose library changes algorithm at 256 KiB."""
-    assert not isinstance(point, TogetherPoint)
+    assert not isinstance(point, TogetherPoint | RowPoint)
     if isinstance(point, KernelPoint):
         rate = 50e9 if point.kind == "matmul" else 10e9
         return 5e-6 + (point.flops if point.kind == "matmul" else point.bytes_moved) / rate
@@ -134,6 +135,47 @@ def test_what_hides_beside_kernels_is_recovered(contention: float) -> None:
     assert len(both) == 12 and max(abs(one.error) for one in both) < 0.01
 
 
+def in_rows(issue_s: float, meeting_s: float) -> Samples:
+    """The times of a machine, and of its kernels in a row, each longer by what the host adds, and of collectives behind
+    such a row, longer by what it takes the ranks to meet.
+    """
+    alone = measured(machine)
+    streams = tuple(p for p in points() if isinstance(p, KernelPoint) and p.kind in KERNELS)
+    rows = [RowPoint((_product(256, False), *streams) * 2, views) for views in (0, 3, 6)]
+    behind = [
+        CollectivePoint(kind, axis, 1024, False) for kind in ("all_gather", "all_reduce") for axis in ("dp", "tp")
+    ]
+
+    def seconds(row: RowPoint) -> float:
+        operators = len(row.kernels) + row.views
+        met_s = machine(row.collective) + meeting_s if row.collective else 0.0
+        return sum(map(machine, row.kernels)) + operators * issue_s + met_s
+
+    found = [*rows, *(replace(row, collective=each) for row in rows for each in behind)]
+    return Samples(alone.header, (*alone.samples, *(Sample(row, 0, seconds(row)) for row in found)), True)
+
+
+@pytest.mark.parametrize(("issue_s", "meeting_s"), [(0.0, 0.0), (2e-5, 0.0), (0.0, 1.5e-3), (2e-5, 1.5e-3)])
+def test_what_a_step_adds_to_operators_and_collectives_is_recovered(issue_s: float, meeting_s: float) -> None:
+    samples = in_rows(issue_s, meeting_s)
+    profile = fitted(samples)
+    assert profile.compute.issue_s == pytest.approx(issue_s, rel=1e-5, abs=1e-12)
+    assert profile.meeting_s == pytest.approx(meeting_s, rel=1e-5, abs=1e-9)
+    assert parse_profile(dump_profile(profile), "dumped") == profile
+    rows = [one for one in compare(profile, samples) if isinstance(one.point, RowPoint)]
+    assert len(rows) == 15 and max(abs(one.error) for one in rows) < 0.01
+    assert {name: r.points for name, r in profile.provenance.rows.items()} == {"alone": 3, "with a collective": 12}
+    kernels = [one for one in compare(profile, samples) if isinstance(one.point, KernelPoint)]
+    assert kernels == [one for one in compare(fitted(measured(machine)), samples) if isinstance(one.point, KernelPoint)]
+
+
+def test_rows_that_take_no_longer_than_their_parts_add_nothing() -> None:
+    profile = fitted(in_rows(-1e-6, -1e-4))
+    assert (profile.compute.issue_s, profile.meeting_s) == (0.0, 0.0)
+    nobody_looked = fitted(measured(machine))
+    assert (nobody_looked.compute.issue_s, nobody_looked.meeting_s) == (0.0, 0.0)
+
+
 def test_a_machine_that_gains_nothing_side_by_side_hides_nothing() -> None:
     assert fitted(measured(machine)).contention == 1.0  # nobody looked
     assert fitted(beside(machine, 1.0, factor=1.5)).contention == 1.0
@@ -179,6 +221,24 @@ def test_isotonic_regression_is_the_nearest_sequence_that_never_falls(values: li
             for moved in (found + step * (np.arange(len(values)) >= i), found + step * (np.arange(len(values)) <= i)):
                 if np.all(np.diff(moved) >= 0):
                     assert np.sum((moved - values) ** 2) >= best - 1e-9
+
+
+def test_a_group_of_axes_that_was_measured_as_one_has_a_link_of_its_own() -> None:
+    """A ring through four ranks sends half as much again over the slow link as levels would."""
+    sizes = [1 << step for step in range(10, 25)]
+    group = [CollectivePoint("all_reduce", "dp+tp", size, step % 2 == 1) for step, size in enumerate(sizes)]
+    alone = measured(machine)
+    found = [Sample(point, 0, 1e-3 + 1.5 * point.size_bytes / 20e6) for point in group]
+    samples = Samples(alone.header, (*alone.samples, *found), True)
+    profile = fitted(samples)
+    topology = profile.topology(("dp", "tp"), (2, 2))
+    assert topology.collective_s("all_reduce", (0, 1), 1 << 22) == pytest.approx(
+        1e-3 + 1.5 * (1 << 22) / 20e6, rel=1e-3
+    )
+    one_by_one = fitted(alone).topology(("dp", "tp"), (2, 2))
+    assert topology.collective_s("all_reduce", 0, 1 << 22) == one_by_one.collective_s("all_reduce", 0, 1 << 22)
+    assert parse_profile(dump_profile(profile), "dumped") == profile
+    assert profile.provenance.collectives["dp+tp"]["all_reduce"].points == len(sizes) // 2
 
 
 def test_an_axis_of_one_rank_needs_no_samples() -> None:

@@ -37,6 +37,23 @@ def test_a_measured_profile_is_read(load: Callable[[str], Profile]) -> None:
     assert "machine: 2 cores" in str(profile.provenance)
 
 
+def test_what_steps_add_is_read_written_and_part_of_the_fingerprint(load: Callable[[str], Profile]) -> None:
+    plain = load(MEASURED)
+    assert (plain.compute.issue_s, plain.meeting_s, plain.bucket_copies) == (0, 0, False)
+    assert not any(name in dump_profile(plain) for name in ("issue_s", "meeting_s", "bucket_copies"))
+    rows = {"alone": Residual(0.02, 0.05, 3), "with a collective": Residual(0.1, 0.2, 8)}
+    others = [
+        replace(plain, compute=replace(plain.compute, issue_s=2e-5)),
+        replace(plain, meeting_s=1.5e-3),
+        replace(plain, bucket_copies=True),
+    ]
+    for other in others:
+        other = replace(other, provenance=replace(plain.provenance, rows=rows))
+        assert load(dump_profile(other)) == other
+    assert "operators in a row, with a collective: median 10%" in str(other.provenance)
+    assert len({each.fingerprint for each in (plain, *others)}) == 4
+
+
 def test_a_torus_is_read(load: Callable[[str], Profile]) -> None:
     topology = load(TORUS).topology(("dp", "tp"), (4, 4))
     assert [link.name for link in topology.links] == ["PCIe 4 ring of 4", "PCIe 4 ring of 4"]

@@ -19,6 +19,7 @@ from cost_models.samples import (
     CollectivePoint,
     Header,
     KernelPoint,
+    RowPoint,
     Sample,
     SamplesError,
     SamplesFile,
@@ -43,7 +44,13 @@ kernels = st.builds(
     amounts,
     st.booleans(),
 )
-points = st.one_of(collectives, kernels, st.builds(TogetherPoint, collectives, kernels, st.integers(1, 1 << 20)))
+rows = st.lists(kernels, min_size=1, max_size=4).map(tuple)
+points = st.one_of(
+    collectives,
+    kernels,
+    st.builds(TogetherPoint, collectives, kernels, st.integers(1, 1 << 20)),
+    st.builds(RowPoint, rows, st.integers(0, 1 << 20), st.none() | collectives),
+)
 samples = st.builds(Sample, points, st.integers(0, 1 << 40), seconds)
 
 

@@ -17,7 +17,7 @@ from autoshard.measure import Effort, Job, Series, calibrate, check
 from autoshard.measure.calibrate import points_of
 from autoshard.measure.kernels import kernel_points
 from autoshard.measure.measure import measure
-from autoshard.measure.sampling import BESIDE
+from autoshard.measure.sampling import BESIDE, GROUP_KINDS
 from autoshard.measure.timed_collectives import collective, together
 from autoshard.mesh import Mesh
 from cost_models import MeasuredMesh, load_profile
@@ -59,8 +59,11 @@ def test_four_ranks_write_a_profile_that_prices_their_mesh(tmp_path: Path) -> No
     profile = load_profile(str(tmp_path / "p.yaml"))
     topology = profile.topology(MESH.axes, MESH.shape)
     assert all(topology.collective_s(kind, axis, 1 << 20) > 0 for kind in COLLECTIVE_KINDS for axis in (0, 1))
-    assert set(profile.provenance.collectives) == set(profile.provenance.together) == {"dp", "tp"}
+    assert set(profile.provenance.collectives) == {"dp", "tp", "dp+tp"}
+    assert set(profile.provenance.together) == {"dp", "tp"}
+    assert isinstance(profile.network, MeasuredMesh) and set(profile.network.flattened) == {("dp", "tp")}
     assert 0 <= profile.contention <= 1
+    assert profile.compute.issue_s >= 0 and profile.meeting_s >= 0 and profile.bucket_copies
     assert profile.provenance.machine and profile.provenance.versions["torch"]
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["p.yaml", "s.jsonl"]
 
@@ -214,7 +217,8 @@ def _all_too_slow() -> list[Any]:
 def test_where_every_size_takes_too_long_the_smallest_of_each_is_measured() -> None:
     points, *_ = run_ranks(4, _all_too_slow)
     sizes = {(p.kind, p.axis): p.size_bytes for p in points if isinstance(p, CollectivePoint)}
-    assert sizes == {(kind, axis): 1024 for kind in COLLECTIVE_KINDS for axis in ("dp", "tp")}
+    links = {"dp": COLLECTIVE_KINDS, "tp": COLLECTIVE_KINDS, "dp+tp": GROUP_KINDS}
+    assert sizes == {(kind, link): 1024 for link, kinds in links.items() for kind in kinds}
     kernels = [(p.name, p.dtype) for p in points if isinstance(p, KernelPoint)]
     assert len(kernels) == len(set(kernels)) > 9
 

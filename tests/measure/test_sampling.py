@@ -9,13 +9,26 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.errors import CalibrationError
 from autoshard.measure.job import check_job
-from autoshard.measure.kernels import COLD_BYTES, KERNELS, MOST_SETS, kernel, kernel_points
-from autoshard.measure.sampling import BESIDE, BESIDE_KERNELS, collective_points, shuffled, together_points
+from autoshard.measure.kernels import COLD_BYTES, KERNELS, MOST_SETS, STREAMS, in_a_row, kernel, kernel_points
+from autoshard.measure.sampling import (
+    BEHIND_BYTES,
+    BESIDE,
+    BESIDE_KERNELS,
+    GROUP_KINDS,
+    ROW_BYTES,
+    ROW_TURNS,
+    collective_points,
+    row_points,
+    shuffled,
+    together_points,
+)
 from autoshard.mesh import Mesh
 from cost_models import COLLECTIVE_KINDS, OP_KINDS
+from cost_models.samples import RowPoint
 
 MESH = Mesh.parse("dp=2,one=1,tp=3")
 
@@ -23,8 +36,9 @@ MESH = Mesh.parse("dp=2,one=1,tp=3")
 @pytest.mark.parametrize("most", [1024, 5000, 1 << 20])
 def test_every_collective_over_every_axis_of_several_ranks_doubles_from_a_kibibyte_up(most: int) -> None:
     points = collective_points(MESH, most)
-    assert {p.axis for p in points} == {"dp", "tp"}
+    assert {p.axis for p in points} == {"dp", "tp", "dp+tp"}
     assert {p.kind for p in points} <= set(COLLECTIVE_KINDS)
+    assert {p.kind for p in points if p.axis == "dp+tp"} == set(GROUP_KINDS)
     for kind in {p.kind for p in points}:
         sizes = [p.size_bytes for p in points if (p.kind, p.axis) == (kind, "dp")]
         assert sizes == [1024 << i for i in range(len(sizes))]
@@ -39,6 +53,46 @@ def test_what_hides_is_measured_beside_products_on_every_axis() -> None:
     }
     assert all(p.collective in collectives and p.kernel in kernels for p in found)  # each alone is measured too
     assert {p.kernel.shape for p in found} == {(512, 512, 512)}
+
+
+def test_rows_have_every_kind_that_streams_and_collectives_behind_them_that_hide_on_every_axis() -> None:
+    collectives, kernels = collective_points(MESH, 1 << 20), kernel_points(1024, 1 << 20)
+    found = row_points(collectives, kernels)
+    alone = [p for p in found if p.collective is None]
+    assert len(alone) == len(ROW_BYTES)
+    for point in alone:
+        assert {p.name for p in point.kernels} == {"mm", *STREAMS}
+        assert len(point.kernels) == ROW_TURNS * (1 + len(STREAMS)) and point.views == ROW_TURNS * len(STREAMS)
+    behind = [p.collective for p in found if p.collective]
+    assert len(set(behind)) == len(behind) == len(BEHIND_BYTES) * len(BESIDE) * 2
+    assert {(p.kind, p.axis) for p in behind} == {(kind, axis) for kind in BESIDE for axis in ("dp", "tp")}
+    assert all(size <= max(p.size_bytes for p in behind) < size + 12 for size in BEHIND_BYTES[-1:])
+    # each alone is measured too
+    assert set(behind) <= set(collectives) and all(set(p.kernels) <= set(kernels) for p in found)
+    assert all(replace(p, collective=None) in alone for p in found)
+
+
+def test_a_row_runs_its_kernels_in_order_and_its_views_between_them() -> None:
+    kernels = [p for p in kernel_points(64, 1 << 14) if p.dtype == "float32"]
+    product, add, softmax = (next(p for p in kernels if p.name == name) for name in ("mm", "add", "softmax"))
+    seen: list[str] = []
+    with Names(seen):
+        run: Any = in_a_row(SimpleNamespace(device=torch.device("cpu")), RowPoint((product, add, softmax), 2))  # type: ignore[arg-type]
+        del seen[:]
+        run()
+    assert seen == ["mm", "view", "add", "transpose", "_softmax"]
+
+
+class Names(TorchDispatchMode):
+    """The operators that run."""
+
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._seen.append(func._overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("size", [1 << 12, 1 << 20, 1 << 23, 1 << 26])
@@ -62,7 +116,7 @@ def test_a_kernel_comes_back_to_numbers_when_a_cache_has_forgotten_them(
 
 
 def test_buffers_divide_among_the_ranks() -> None:
-    assert all(p.size_bytes % (4 * MESH.shape[MESH.index(p.axis)]) == 0 for p in collective_points(MESH, 1 << 20))
+    assert all(p.size_bytes % (4 * MESH.parts(MESH.indices(p.axis))) == 0 for p in collective_points(MESH, 1 << 20))
 
 
 def test_every_second_size_is_held_out_and_lies_between_two_that_are_fitted() -> None:

@@ -15,27 +15,29 @@ from autoshard.planning.planner import Planner
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 from autoshard.plans.schedule import BUCKET_BYTES
 from autoshard.plans.simulation import overlapped_s, simulate
-from cost_models import load_profile
+from cost_models import Profile, load_profile
 from examples.llama import demo
 from solver import Node, solve
 
 OBJECTIVE = "overlapped-step-time"
 PROFILE = load_profile("cpu-gloo")
 CONTENTIONS = (0.0, 0.4, 1.0)
+HOST = replace(PROFILE, compute=replace(PROFILE.compute, issue_s=2e-5), meeting_s=1.5e-3, bucket_copies=True)
+"""A machine whose host, ranks and buckets add to what a step does."""
 
 
 @cache
-def planner(contention: float, axes: str = "dp=2,tp=2") -> Planner:
+def planner(contention: float, axes: str = "dp=2,tp=2", machine: Profile = PROFILE) -> Planner:
     model, args = demo()
-    profile = replace(PROFILE, contention=contention)
+    profile = replace(machine, contention=contention)
     return Planner.of_model(
         model, args, None, Mesh.parse(axes), profile, objective=OBJECTIVE, bucket_bytes=BUCKET_BYTES
     )
 
 
-def drawn(contention: float, seed: int) -> tuple[ShardingPlan, int]:
+def drawn(contention: float, seed: int, machine: Profile = PROFILE) -> tuple[ShardingPlan, int]:
     """A plan that is the cheapest at random prices of its operators, and what its program counts for it."""
-    made = planner(contention)
+    made = planner(contention, machine=machine)
     formulation = made.program(())
     draws = np.random.default_rng(seed)
     free = formulation.problem
@@ -50,8 +52,9 @@ def drawn(contention: float, seed: int) -> tuple[ShardingPlan, int]:
 
 @pytest.mark.parametrize("contention", CONTENTIONS)
 @pytest.mark.parametrize("seed", range(4))
-def test_no_schedule_takes_less_than_the_program_counts(contention: float, seed: int) -> None:
-    plan, counted_ns = drawn(contention, seed)
+@pytest.mark.parametrize("machine", [PROFILE, HOST], ids=["device", "host"])
+def test_no_schedule_takes_less_than_the_program_counts(contention: float, seed: int, machine: Profile) -> None:
+    plan, counted_ns = drawn(contention, seed, machine)
     rounded = len(plan.operators) + len(plan.parameters) + 2 * len(plan.redistributions)
     assert counted_ns <= plan.solver.cost_ns + rounded
     assert plan.solver.cost_ns == round(overlapped_s(plan) * 1e9)

@@ -13,6 +13,7 @@ from autoshard.layout import Layout, R, S, block, parse_layout, replicated
 from autoshard.mesh import HybridMesh, Mesh
 from autoshard.ops import is_free, is_part, known
 from autoshard.planning import Prices
+from autoshard.planning.pricing import ALONE, Together
 from autoshard.redistribution import size_bytes, steps_along
 from autoshard.strategies import Enumerator, Strategy
 from cost_models import OP_KINDS, load_profile
@@ -148,6 +149,48 @@ def test_views_are_free_and_kernels_are_not() -> None:
                 assert is_free(node)
             if node.op in (aten.mm.default, aten.add.Tensor, aten.cat.default, aten._to_copy.default):
                 assert not is_free(node)
+
+
+def test_what_the_host_adds_is_paid_by_every_operator_alike_and_three_times_by_a_step_that_communicates() -> None:
+    issue_s = 3e-5
+    host = dataclasses.replace(PROFILE, compute=dataclasses.replace(PROFILE.compute, issue_s=issue_s))
+    graph = graph_of("llama")
+    plain, added = (Prices(graph, MESH, profile) for profile in (PROFILE, host))
+    enumerator = Enumerator(graph, MESH)
+    for _, node in graph.of_kind("operator"):
+        strategies = enumerator.strategies(node)
+        more = added.compute_s(node, strategies) - plain.compute_s(node, strategies)
+        runs = plain.compute_s(node, strategies) > 0
+        assert more == pytest.approx(np.where(runs | is_free(node), issue_s, 0.0)), node.name
+    meta = f(64, 48)
+    path = tuple(parse_layout(text, MESH) for text in ("dp:P(sum) tp:S(0)", "dp:R tp:S(0)", "dp:R tp:R"))
+    steps = zip(added.along_s(meta, path), plain.along_s(meta, path), strict=True)
+    assert [more - less for (_, _, more), (_, _, less) in steps] == pytest.approx([3 * issue_s] * 2)
+
+
+def test_of_a_bucket_each_tensor_pays_its_copies_and_its_part_of_the_meeting() -> None:
+    meeting_s, whole = 1.5e-3, 1 << 20
+    machine = dataclasses.replace(PROFILE, meeting_s=meeting_s, bucket_copies=True)
+    graph = graph_of("llama")
+    plain, added = (Prices(graph, MESH, profile) for profile in (PROFILE, machine))
+    meta = f(64, 48)
+    size = 64 * 48 * 4
+    ways = [
+        (("dp:R tp:S(0)", "dp:R tp:R"), "all_gather", 2 * (size // 4 + size)),
+        (("dp:R tp:P(sum)", "dp:R tp:R"), "all_reduce", 2 * size),
+        (("dp:R tp:P(sum)", "dp:R tp:S(0)"), "reduce_scatter", 2 * size),
+    ]
+    for texts, kind, copied in ways:
+        path = tuple(parse_layout(text, MESH) for text in texts)
+        for together, part, copies in [
+            (ALONE, 1.0, 0.0),
+            (Together(frozenset({kind}), size), 1.0, 0.0),  # it is all there is
+            (Together(frozenset({kind}), whole), size / whole, machine.copy_s(copied)),
+        ]:
+            ((step, _, more),) = added.along_s(meta, path, together)
+            ((_, _, less),) = plain.along_s(meta, path, together)
+            assert step.kind == kind
+            assert more - less == pytest.approx(part * meeting_s + copies)
 
 
 def test_every_strategy_of_every_operator_has_a_finite_price_and_cutting_never_costs_more_than_the_whole() -> None:
