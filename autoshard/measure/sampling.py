@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from cost_models.collective_kinds import COLLECTIVE_KINDS
+from cost_models.collective_kinds import COLLECTIVE_KINDS, REDISTRIBUTION_KINDS
 from cost_models.samples import CollectivePoint, KernelPoint, Point, RowPoint, TogetherPoint
 
 from ..mesh import TOGETHER, Mesh
@@ -60,7 +60,7 @@ def collective_points(mesh: Mesh, max_bytes: int) -> list[CollectivePoint]:
     ]
 
 
-GROUP_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+GROUP_KINDS = tuple(kind for kind in REDISTRIBUTION_KINDS if kind != "all_to_all")
 """What redistributions send over several axes at once (docs/decisions/0009)."""
 
 
