@@ -136,9 +136,11 @@ def _fit_groups(
 ) -> dict[tuple[str, ...], Link]:
     """The links of groups of axes, of those that were measured as one group."""
     size = dict(zip(axes, shape))
-    names = sorted({point.axis for point in medians} - set(axes))
-    groups = {name: tuple(name.split("+")) for name in names}
-    return {group: fit_link(name, math.prod(size[axis] for axis in group), medians) for name, group in groups.items()}
+    groups = {point.axis: point.axes for point in medians if len(point.axes) > 1}
+    return {
+        group: fit_link(name, math.prod(size[axis] for axis in group), medians)
+        for name, group in sorted(groups.items())
+    }
 
 
 _REDUCING = ("all_reduce", "reduce_scatter")
@@ -314,11 +316,11 @@ def fit_meeting(medians: Mapping[Point, float]) -> float:
     """
     beyond = []
     for point, seconds in medians.items():
-        behind = point.collective if isinstance(point, RowPoint) else None
-        if isinstance(point, RowPoint) and behind is not None:
-            row = replace(point, collective=None)
-            if {row, behind} <= medians.keys():
-                beyond.append(seconds - medians[row] - medians[behind])
+        if not isinstance(point, RowPoint) or point.collective is None:
+            continue
+        row, behind = replace(point, collective=None), point.collective
+        if {row, behind} <= medians.keys():
+            beyond.append(seconds - medians[row] - medians[behind])
     return _rounded(max(median(beyond), 0.0)) if beyond else 0.0
 
 
@@ -345,8 +347,7 @@ def compare(profile: Profile, samples: Samples) -> list[Compared]:
             row_s = math.fsum(map(seconds, point.kernels)) + operators * profile.compute.issue_s
             return row_s + (seconds(point.collective) + profile.meeting_s if point.collective else 0.0)
         if isinstance(point, CollectivePoint):
-            group = tuple(axes.index(axis) for axis in point.axis.split("+"))
-            return topology.collective_s(point.kind, group, point.size_bytes)
+            return topology.collective_s(point.kind, tuple(map(axes.index, point.axes)), point.size_bytes)
         if isinstance(point, TogetherPoint):
             kernels_s, collective_s = point.kernels * seconds(point.kernel), seconds(point.collective)
             return kernels_s + collective_s - (1.0 - profile.contention) * min(kernels_s, collective_s)

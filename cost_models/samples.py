@@ -43,6 +43,11 @@ class CollectivePoint:
     size_bytes: int
     held_out: bool
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the axes, in the order of the mesh."""
+        return tuple(self.axis.split("+"))
+
 
 @dataclass(frozen=True, order=True)
 class KernelPoint:

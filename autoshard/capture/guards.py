@@ -82,7 +82,7 @@ Document: TypeAlias = "dict[str, Any] | None"
 class _Nested:
     """A tuple with lists in it, which dynamo compares with itself: its name, where it is, and how it printed.
 
-    ``code`` reads it in a fiftieth of the time of ``source``, and every call of the module does that; None where the
+    ``code`` reads it in a hundredth of the time of ``source``, and every call of the module does that; None where the
     name is more than Python.
     """
 

@@ -1,10 +1,10 @@
 """Optimizers step this rank's shards.
 
 An operator on a DTensor costs the host four times what it costs on a plain tensor, and nine times where it takes a
-Python number, which torch describes as a DTensor too: a third of AdamW's time for the demo Llama on a CPU, and on a GPU
-what its step takes, where models have hundreds of parameters. An optimizer that treats all elements alike does to a
-shard what it does to the whole, so a stand-in of it, which holds shards, takes the step: the parameters, gradients and
-state of the optimizer itself stay the DTensors that they are, in the same memory.
+Python number, which torch describes as a DTensor too: a third of AdamW's time for the demo Llama on a CPU. An optimizer
+that treats all elements alike does to a shard what it does to the whole, so a stand-in of it, which holds shards, takes
+the step: the parameters, gradients and state of the optimizer itself stay the DTensors that they are, in the same
+memory.
 """
 
 from __future__ import annotations

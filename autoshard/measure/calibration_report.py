@@ -98,7 +98,7 @@ def _collectives(axis: str, profile: Profile, samples: Samples, compared: Sequen
     kinds = [kind for kind in COLLECTIVE_KINDS if any(series_of(one.point) == (axis, kind) for one in mine)]
     axes, shape = mesh_of(samples.header)
     topology, by_point = profile.topology(axes, shape), samples.by_point()
-    group = tuple(axes.index(each) for each in axis.split("+"))
+    (group,) = {tuple(map(axes.index, one.point.axes)) for one in mine if isinstance(one.point, CollectivePoint)}
     foot = TOP + TIMES_HEIGHT
     milliseconds = [s * 1e3 for one in mine for s in (*by_point[one.point], one.measured_s, one.predicted_s)]
     times = spanning(milliseconds, foot, TOP)

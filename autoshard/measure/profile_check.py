@@ -13,7 +13,6 @@ from cost_models.fit import Compared, compare, grouped
 from cost_models.samples import CollectivePoint, KernelPoint, Point, Sample, Samples
 
 from ..errors import CalibrationError
-from ..mesh import TOGETHER
 from .calibrate import points_of
 from .job import Job
 from .machine import header
@@ -73,7 +72,7 @@ def _some(points: Sequence[Point]) -> list[Point]:
 
     All kernels of a kind are measured, since a profile has one curve for the kind, which lies between them.
     """
-    collectives = [p for p in points if isinstance(p, CollectivePoint) and TOGETHER not in p.axis]
+    collectives = [p for p in points if isinstance(p, CollectivePoint) and len(p.axes) == 1]
     kernels = [p for p in points if isinstance(p, KernelPoint) and p.dtype == "float32"]
     return [
         # on axes whose sizes do not divide these, or with small buffers, all of them

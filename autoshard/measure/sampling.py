@@ -6,12 +6,12 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 from cost_models.collective_kinds import COLLECTIVE_KINDS, REDISTRIBUTION_KINDS
 from cost_models.samples import CollectivePoint, KernelPoint, Point, RowPoint, TogetherPoint
+from cost_models.topology import axis_groups
 
-from ..mesh import TOGETHER, Mesh
+from ..mesh import Mesh
 
 SMALLEST_BYTES = 1024
 ITEM_BYTES = 4  # collectives carry float32
@@ -66,8 +66,7 @@ GROUP_KINDS = tuple(kind for kind in REDISTRIBUTION_KINDS if kind != "all_to_all
 
 def groups_of(mesh: Mesh) -> list[str]:
     """The names of all groups of two axes or more, of those that have several ranks: ``dp+tp``."""
-    axes = [axis for axis, ranks in enumerate(mesh.shape) if ranks > 1]
-    return [mesh.named(group) for count in range(2, len(axes) + 1) for group in combinations(axes, count)]
+    return [mesh.named(group) for group in axis_groups(mesh.ndim) if all(mesh.shape[axis] > 1 for axis in group)]
 
 
 BESIDE = ("all_gather", "all_reduce")
@@ -122,7 +121,7 @@ def _streams(point: KernelPoint) -> int:
 
 
 def _is_beside(point: CollectivePoint) -> bool:
-    return point.kind in BESIDE and TOGETHER not in point.axis
+    return point.kind in BESIDE and len(point.axes) == 1
 
 
 def shuffled(points: Sequence[Point], round: int) -> list[Point]:

@@ -111,7 +111,7 @@ def single_steps(layouts: tuple[Layout, ...], shape: tuple[int, ...], itemsize: 
     """
     known = np.full((len(layouts), len(layouts)), math.inf)
     moves = _moves(layouts, mesh, _falling(mesh))
-    kept = [(moves[0].before[:0], moves[0].before[:0])] if moves else []
+    kept: list[tuple[IntArray, IntArray]] = []
     sizes = _sizes(layouts, shape, itemsize, mesh, _falling(mesh))
     for move, (size, copied) in zip(moves, sizes, strict=True):
         seconds = np.broadcast_to(price(move.step, size, copied), len(size))

@@ -9,16 +9,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, floor
 
 import numpy as np
 
 from ..evaluate import evaluate
-from ..networks import Assignment, Routes
+from ..networks import Assignment
 from ..problem import IntArray, Problem
 from ..reductions import Chain, reduce
-from ..reductions.reduction import Pool
+from ..reductions.reduction import Pool, Rerouting
 from ..reductions.restrict import restrict
 from .arborescence import FAR, FloatArray
 from .backend import Answer, Request
@@ -60,14 +60,14 @@ def run_fixing(problem: Problem, request: Request, most_left: float = MOST_LEFT)
     limit = bound + NEAR * max(1.0, abs(bound))
     while True:
         limit = min(limit, search.cutoff)
-        small = _within(problem, ascent.strategies(limit), arcs, limit)
-        if small.size > most_left * (problem.arcs + problem.strategies):
+        part = _within(problem, ascent.strategies(limit), arcs, limit)
+        if part.problem.arcs + part.problem.strategies > most_left * (problem.arcs + problem.strategies):
             return None
-        found = small.answer(request)
+        found = _optimum(part, request)
         if found.infeasible and limit == search.cutoff:
             return search.nothing_below()
         search.take(found)
-        others = floor(limit)  # what is not in the small problem costs more
+        others = floor(limit)  # what is not in the part costs more
         if search.proved(others if found.bound is None else min(others, found.bound)):
             return search.known
         if not found.infeasible and (found.choices is None or limit == search.cutoff):
@@ -119,44 +119,10 @@ class _Search:
         return met or self._request.ended()
 
 
-@dataclass(frozen=True, eq=False)
-class _Small:
-    """A part of a problem, and what its strategies and arcs are there."""
-
-    problem: Problem
-    strategies: tuple[IntArray, ...]
-    arcs: tuple[IntArray, ...]
-
-    @property
-    def size(self) -> int:
-        """Strategies and arcs."""
-        return self.problem.arcs + self.problem.strategies
-
-    def answer(self, request: Request) -> Answer:
-        """Its optimum, as an answer of the problem."""
-        chain = reduce(self.problem, request.deadline_s)
-        if not isinstance(chain, Chain):
-            return Answer(infeasible=True)
-        quiet = replace(request, start=None, on_progress=lambda cost, bound: None, on_answer=lambda answer: None)
-        if chain.problem.nodes:
-            found = run_lazily(MathOpt("HIGHS"), chain.problem, quiet)
-        else:
-            found = Answer(Assignment(()).choices, chain.problem.offset)
-        return found if found.assignment is None else found.with_assignment(self._lifted(chain.lift(found.assignment)))
-
-    def _lifted(self, assignment: Assignment) -> Assignment:
-        choices = (int(kept[choice]) for kept, choice in zip(self.strategies, assignment.choices, strict=True))
-        routes = (
-            Routes(*(tuple(kept[list(taken)].tolist()) for taken in phases))
-            for kept, phases in zip(self.arcs, assignment.routes, strict=True)
-        )
-        return Assignment(tuple(choices), tuple(routes))
-
-
-def _within(problem: Problem, strategies: Sequence[IntArray], arcs: Sequence[FloatArray], limit: float) -> _Small:
+def _within(problem: Problem, strategies: Sequence[IntArray], arcs: Sequence[FloatArray], limit: float) -> Chain:
     """The part of a problem whose strategies and arcs cost no more than the limit."""
     pool = Pool()
-    smaller = restrict(problem, [pool(kept) for kept in strategies]).problem
+    part = restrict(problem, [pool(kept) for kept in strategies])
     left = [np.flatnonzero(at_least <= above(limit)) for at_least in arcs]
     networks = (
         replace(
@@ -165,9 +131,23 @@ def _within(problem: Problem, strategies: Sequence[IntArray], arcs: Sequence[Flo
             heads=pool(network.heads[kept]),
             costs=pool(network.costs[kept]),
         )
-        for network, kept in zip(smaller.networks, left, strict=True)
+        for network, kept in zip(part.problem.networks, left, strict=True)
     )
-    return _Small(replace(smaller, networks=tuple(networks)), tuple(strategies), tuple(left))
+    rerouting = Rerouting(range(len(left)), left, len(left))
+    return Chain(replace(part.problem, networks=tuple(networks)), (part.way_back, rerouting))
+
+
+def _optimum(part: Chain, request: Request) -> Answer:
+    """The optimum of a part of a problem, as an answer of all of it."""
+    chain = reduce(part.problem, request.deadline_s)
+    if not isinstance(chain, Chain):
+        return Answer(infeasible=True)
+    quiet = replace(request, start=None, on_progress=lambda cost, bound: None, on_answer=lambda answer: None)
+    if chain.problem.nodes:
+        found = run_lazily(MathOpt("HIGHS"), chain.problem, quiet)
+    else:
+        found = Answer(Assignment(()).choices, chain.problem.offset)
+    return found if found.assignment is None else found.with_assignment(part.lift(chain.lift(found.assignment)))
 
 
 def _integer(bound: float) -> int:

@@ -22,12 +22,12 @@ from .random_problems import random_networks
 ALL = 1.0  # of a small problem little is dropped
 
 
-def reduced(seed: int) -> Problem | None:
-    """A random problem as backends get it, where that is one of networks alone."""
-    chain = reduce(random_networks(seed))
-    if isinstance(chain, Chain) and chain.problem.nodes and is_of_networks(chain.problem):
-        return chain.problem
-    return None
+def reduced(seeds: int) -> Iterator[Problem]:
+    """Random problems as backends get them, those that are of networks alone."""
+    for seed in range(seeds):
+        chain = reduce(random_networks(seed))
+        if isinstance(chain, Chain) and chain.problem.nodes and is_of_networks(chain.problem):
+            yield chain.problem
 
 
 def assignments(problem: Problem) -> Iterator[tuple[Assignment, int]]:
@@ -76,10 +76,7 @@ def test_the_least_cost_of_routes_with_free_ends_is_that_of_the_best_ends() -> N
 
 def test_no_assignment_costs_less_than_the_ascent_says_of_it_its_strategies_and_its_arcs() -> None:
     proven = seen = 0
-    for seed in range(300):
-        problem = reduced(seed)
-        if problem is None:
-            continue
+    for problem in reduced(300):
         ascent = NetworkAscent(problem)
         ascent.run(lambda bound: False)
         found = list(assignments(problem))
@@ -104,10 +101,7 @@ def test_no_assignment_costs_less_than_the_ascent_says_of_it_its_strategies_and_
 
 def test_fixing_finds_the_optimum_and_proves_it() -> None:
     seen = 0
-    for seed in range(400):
-        problem = reduced(seed)
-        if problem is None:
-            continue
+    for problem in reduced(400):
         best = min((cost for _, cost in assignments(problem)), default=None)
         answer = run_fixing(problem, Request(), ALL)
         assert answer is not None
@@ -120,10 +114,7 @@ def test_fixing_finds_the_optimum_and_proves_it() -> None:
 
 def test_a_start_is_kept_where_nothing_is_cheaper() -> None:
     seen = 0
-    for seed in range(200):
-        problem = reduced(seed)
-        if problem is None:
-            continue
+    for problem in reduced(200):
         found = sorted(assignments(problem), key=lambda each: each[1])
         for start, _ in found[:: max(1, len(found) // 4)]:
             answer = run_fixing(problem, Request(start=start), ALL)
