@@ -37,12 +37,13 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     PrepareModuleInput,
     RowwiseParallel,
+    SequenceParallel,
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
@@ -60,7 +61,7 @@ from examples.moe import MoEConfig, MoEDecoder
 RANKS, ROUNDS, WARM = 4, 30, 3
 BATCH, SEQUENCE = 8, 128
 MOST, MOST_OF_OPTIMUM = 1.05, 1.00
-MESHES = {"ddp": "dp=4", "fsdp": "dp=4", "tp": "tp=4", "fsdp+tp": "dp=2,tp=2"}
+MESHES = {"ddp": "dp=4", "fsdp": "dp=4", "tp": "tp=4", "sp": "tp=4", "fsdp+tp": "dp=2,tp=2"}
 SCHEMES = {"llama": tuple(MESHES), "gpt2": ("ddp", "fsdp"), "moe": ("ddp", "fsdp")}
 OPTIMUM, OPTIMUM_MESH = "optimum", "dp=2,tp=2"
 
@@ -84,17 +85,31 @@ class LocalHeads(Attention):
         return output
 
 
-def _tensor(model: Llama, mesh: DeviceMesh) -> nn.Module:
-    """Megatron's plan for the blocks; all outside of them is whole on every rank."""
+def _tensor(model: Llama, mesh: DeviceMesh, *, sequence: bool = False) -> nn.Module:
+    """Megatron's plan for the blocks; all outside of them is whole on every rank.
+
+    With ``sequence`` norms and residuals have a part of the sequence between the embedding, whose vocabulary is cut,
+    and the logits, as in torch's tutorial on tensor parallelism.
+    """
+    between = Shard(1) if sequence else Replicate()
     attention = PrepareModuleInput(
-        input_layouts=(Replicate(), None, None), desired_input_layouts=(Replicate(), None, None)
+        input_layouts=(between, None, None), desired_input_layouts=(Replicate(), None, None)
     )
-    feed_forward = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
+    feed_forward = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
+    if sequence:
+        outside: dict[str, ParallelStyle] = {
+            "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+            "norm": SequenceParallel(),
+            "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+        }
+        parallelize_module(model, mesh, outside)
     for block in model.layers:
         columns = ("attention.wq", "attention.wk", "attention.wv", "feed_forward.w1", "feed_forward.w3")
         plan: dict[str, ParallelStyle] = {"attention": attention, "feed_forward": feed_forward}
         plan |= {name: ColwiseParallel() for name in columns}
-        plan |= {name: RowwiseParallel() for name in ("attention.wo", "feed_forward.w2")}
+        plan |= {name: RowwiseParallel(output_layouts=between) for name in ("attention.wo", "feed_forward.w2")}
+        if sequence:
+            plan |= {name: SequenceParallel() for name in ("attention_norm", "ffn_norm")}
         parallelize_module(block, mesh, plan)
         block.attention.__class__ = LocalHeads
         block.attention.n_heads //= mesh.size()
@@ -116,8 +131,8 @@ def torchs(scheme: str, model: nn.Module, mesh: DeviceMesh) -> tuple[nn.Module, 
     if scheme == "fsdp":
         return _fsdp(model, mesh), mesh
     assert isinstance(model, Llama)
-    if scheme == "tp":
-        return _tensor(model, mesh), None
+    if scheme in ("tp", "sp"):
+        return _tensor(model, mesh, sequence=scheme == "sp"), None
     return _fsdp(_tensor(model, mesh["tp"]), mesh["dp"]), mesh["dp"]  # type: ignore[arg-type]
 
 
