@@ -23,6 +23,7 @@ from .adapter import (
     WAIT,
     BoxedCodeGen,
 )
+from .direct_calls import called_directly
 from .local_values import Results, Storage, Value, value_of
 
 aten = torch.ops.aten
@@ -51,7 +52,7 @@ class LocalGraph:
 
     @cached_property
     def _module(self) -> fx.GraphModule:
-        return fx.GraphModule(torch.nn.Module(), self.graph, class_name=self.name)
+        return fx.GraphModule(torch.nn.Module(), called_directly(self.graph), class_name=self.name)
 
     def __call__(self, values: list[Any]) -> Any:
         """Runs the graph."""
