@@ -1,9 +1,9 @@
 """The graph that runs: the operators of a local graph, called by torch's own Python functions where there are some.
 
-An operator that is called by its overload (``torch.ops.aten.mm.default``) has its arguments matched with a schema, value
-by value; the function of the same name (``torch.mm``) has a parser of its own, made by torch's build, and takes 1 us
-less of the host: a call of ``mul`` on two small tensors takes 1.5 instead of 2.4 us, of ``sum`` 2.1 instead of 3.6. The
-same overload is called in the end.
+An operator that is called by its overload (``torch.ops.aten.mm.default``) has its arguments matched with a schema,
+value by value; the function of the same name (``torch.mm``) has a parser of its own, made by torch's build, and takes
+1 us less of the host: a call of ``mul`` on two small tensors takes 1.5 instead of 2.4 us, of ``sum`` 2.1 instead of
+3.6. The same overload is called in the end.
 """
 
 from __future__ import annotations
