@@ -92,9 +92,7 @@ def _tensor(model: Llama, mesh: DeviceMesh, *, sequence: bool = False) -> nn.Mod
     and the logits, as in torch's tutorial on tensor parallelism.
     """
     between = Shard(1) if sequence else Replicate()
-    attention = PrepareModuleInput(
-        input_layouts=(between, None, None), desired_input_layouts=(Replicate(), None, None)
-    )
+    attention = PrepareModuleInput(input_layouts=(between, None, None), desired_input_layouts=(Replicate(), None, None))
     feed_forward = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
     if sequence:
         outside: dict[str, ParallelStyle] = {
