@@ -72,3 +72,38 @@ def fused(apart: Apart = "view", groups: int = 8, batch: int = 8, length: int = 
     model = Fused(64, 32, 8, groups, 2, apart)
     tokens = torch.randint(0, 64, (batch, length + 1), generator=torch.Generator().manual_seed(1))
     return model, (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+class Crossing(nn.Module):
+    """Attention to another text: ``nn.MultiheadAttention`` takes its weight and its bias apart before the products."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        x = x + self.attention(self.before(x), other, other, need_weights=False)[0]
+        return x + self.down(F.relu(self.up(self.between(x))))
+
+
+class Crossed(nn.Module):
+    def __init__(self, vocabulary: int, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(Crossing(width, heads) for _ in range(layers))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor, others: Tensor, targets: Tensor) -> Tensor:
+        x, other = self.embedding(tokens), self.embedding(others)
+        for layer in self.layers:
+            x = layer(x, other)
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+def crossed(batch: int = 8, length: int = 8) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A model of two layers of 4 heads that attend to another text, and the batch of a step."""
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 64, (3, batch, length), generator=torch.Generator().manual_seed(1))
+    return Crossed(64, 32, 4, 2), tuple(tokens)

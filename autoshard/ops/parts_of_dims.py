@@ -1,5 +1,5 @@
 """Dims that a model makes as one and takes apart: queries, keys and values of one projection, a gate beside what it
-gates.
+gates, or the weight of such a projection itself.
 
 Such a dim is cut in parts (``S(d/3)``), so that each part is cut as if it were a tensor of its own. Where a graph asks
 for that is found here, and what the operators that take dims apart, and join them, make of it.
@@ -31,10 +31,11 @@ def parts_asked_for(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement, int]
     """Cuts in parts that the forward of a graph asks for: of what, and the node that takes the dim apart.
 
     These are dims that are split, of which ranges are taken that fill it, or that a view makes two dims of, the first
-    of which is taken apart; and that a matrix product or a convolution made as its columns.
+    of which is taken apart; and that a matrix product or a convolution made as its columns, or that a parameter has,
+    whose parts are matrices or biases of their own.
     """
     for takers, ref, dim, sizes in _taken_apart(graph):
-        found = list(_back_to_a_product(graph, ref, dim, sizes))
+        found = list(_back_to_where_it_begins(graph, ref, dim, sizes))
         if found and found[-1] is None:
             yield from ((at, placement, i) for at, placement in filter(None, found) for i in takers)
 
@@ -64,10 +65,11 @@ def _taken_apart(graph: CapturedGraph) -> Iterator[tuple[tuple[int, ...], Ref, i
                 yield tuple(i for *_, i in taken), ref, dim, tuple(stop - start for start, stop in ends)
 
 
-def _back_to_a_product(
+def _back_to_where_it_begins(
     graph: CapturedGraph, ref: Ref, dim: int, sizes: tuple[int, ...]
 ) -> Iterator[tuple[Ref, Placement] | None]:
-    """The tensors that became this one, the last made by a product, with the cut of the dim in parts; then None.
+    """The tensors that became this one, the last a parameter or made by a product, with the cut of the dim in parts;
+    then None.
 
     Without it the way ends somewhere else.
     """
@@ -75,6 +77,8 @@ def _back_to_a_product(
         yield ref, S(dim, sizes)
         node = graph.nodes[ref.node]
         if node.kind != "operator":
+            if node.kind == "parameter":
+                yield None
             return
         meta = graph.meta(ref)
         if known(node.op).kernel in ("matmul", "convolution"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cost_models import Profile
@@ -102,7 +102,7 @@ def _first_that_cannot(graph: CapturedGraph, limits: Limits, offered: Sequence[t
         for k, meta in enumerate(node.outputs):
             ref = Ref(i, k)
             made = {layout[0] for layouts in fitting if (layout := layouts[k]) is not None}
-            possible[ref] = made if meta is None else made | set(_sent(made, len(meta.shape), limits.banned(ref)))
+            possible[ref] = made if meta is None else _sent(made, len(meta.shape), limits.banned(ref))
     return None
 
 
@@ -131,15 +131,21 @@ def _first_without_an_answer(
     return first - 1 if 0 < first <= len(graph.nodes) else None
 
 
-def _sent(made: set[Placement], dims: int, banned: Banned) -> Iterator[Placement]:
-    """What one collective, or a slice, that is not banned makes of these placements of a tensor."""
+def _sent(made: set[Placement], dims: int, banned: Banned) -> set[Placement]:
+    """What collectives and slices that are not banned make of these placements of a tensor, one after the other: a
+    parameter that is cut along dim 0 is gathered, and cut along dim 1.
+    """
+    found, waiting = set(made), list(made)
     wanted = [Placement("R"), *(Placement("S", dim) for dim in range(dims))]
-    for before in made:
+    while waiting:
+        before = waiting.pop()
         for after in wanted:
             step = step_on(Layout((before,)), Layout((after,)), (0,))
             moves = () if step is None else ((step.kind, 0, dim) for dim in (-1, step.source))
-            if step is not None and banned.isdisjoint(moves):
-                yield after
+            if after not in found and step is not None and banned.isdisjoint(moves):
+                found.add(after)
+                waiting.append(after)
+    return found
 
 
 _WHAT_PEOPLE_DO = (

@@ -1,8 +1,9 @@
 """Dims cut in parts: which tensors of a graph are offered such cuts, and the rules of operators for them.
 
-A cut in parts begins where the graph takes a dim apart that a product made
-(:func:`autoshard.ops.parts_asked_for`), and spreads along the rules of the operators that have tensors with that dim:
-to the weight and the bias of the product, and to all their gradients. No other tensor is offered it.
+A cut in parts begins where the graph takes a dim apart that a product made or a parameter has
+(:func:`autoshard.ops.parts_asked_for`), and spreads along the rules of the operators that have tensors with that dim,
+and from a parameter to its gradient: to the weight and the bias of the product, and to all their gradients. No other
+tensor is offered it.
 """
 
 from __future__ import annotations
@@ -95,8 +96,12 @@ def cuts_in_parts(graph: CapturedGraph, mesh: Mesh, rules: Rules) -> dict[Ref, f
     for i, node in graph.of_kind("operator"):
         for position, ref in enumerate(node.inputs):
             readers[ref].append((i, position))
+    named = dict(graph.gradients)
+    gradients = {i: named[node.name] for i, node in graph.of_kind("parameter") if node.name in named}
     while waiting:
         ref, placement = waiting.pop()
+        if ref.node in gradients:
+            add(gradients[ref.node], placement)  # it arrives in its parameter's layout
         made = [(ref.node, len(graph.nodes[ref.node].inputs) + ref.output)]
         for i, position in (*made, *readers[ref]):
             node = graph.nodes[i]

@@ -47,9 +47,10 @@ MOST_TRIED = 5
 """How many baselines are tried: to find out why there is none takes longer than to plan one."""
 
 TIME_LIMIT_S = 10.0
-"""Of a solve, of a processor: a plan need not be proved optimal to be run. Where others run beside, by the clock it is
-as many times longer as formulating the program, on one thread, took longer by the clock than of a processor.
-"""
+"""Of a solve, of a processor: a plan need not be proved optimal to be run."""
+
+TRIAL_S = 0.2
+"""Seconds of a processor in which it is found how much of one there is beside what else runs."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,14 @@ class Cell:
     outcome: str
     detail: str = ""
     cpu_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """The graph that ranks run, and what plans the model on all meshes, which captures once, too."""
+
+    graph: CapturedGraph
+    planner: Planner
 
 
 @dataclass(frozen=True)
@@ -91,72 +100,51 @@ class Checks:
         """All of them."""
         self._model, self._given = self._member.example()
         self._expected = _seen(copy.deepcopy(self._model), self._given)
-        graph = self._cell("", "capture", self._captured)
-        if graph is not None:
+        captured = self._cell("", "capture", self._captured)
+        if captured is not None:
             self._cell("", "audit", self._audit)
             for text in self._member.meshes:
-                self._on(text, graph)
+                self._on(captured.planner.having(mesh=Mesh.parse(text)), captured.graph)
         return self.cells
 
-    def _captured(self) -> CapturedGraph:
-        """The graph that ranks run. What plans the model under all schemes and budgets captures once, too."""
+    def _captured(self) -> _Captured:
         mesh, profile = self._member.meshes[0], profile_of("slow")
-        self._planner = Planner.of_model(self._model, (), self._given, mesh, profile)
-        return capture(self._model, (), self._given, guarded=True)
+        limit = memory_limit("adamw", None, None, profile)
+        planner = Planner.of_model(self._model, (), self._given, mesh, profile, limit=limit)
+        return _Captured(capture(self._model, (), self._given, guarded=True), planner)
 
-    def _on(self, text: str, graph: CapturedGraph) -> None:
-        mesh = Mesh.parse(text)
-        free = self._cell(text, "plan", lambda: self._free(mesh))
+    def _on(self, planner: Planner, graph: CapturedGraph) -> None:
+        mesh, text = planner.mesh, str(planner.mesh)
+        free = self._cell(text, "plan", lambda: _free(planner))
         optimum = None if free is None else free.plan
         if optimum is not None:
             self._cell(text, "optimum", lambda: self._parity(optimum, graph))
         if free is not None and self._tight:
             peak = free.plan.memory.reserved_bytes if free.plan.memory else 0
-            tight = self._cell(text, "plan at 60%", lambda: self._fitted(free, int(SHARE * peak)))
+            tight = self._cell(text, "plan at 60%", lambda: _fitted(planner, free, int(SHARE * peak)))
             if tight is not None:
                 self._cell(text, "at 60%", lambda: self._parity(tight, graph))
         names = [base.name for base in baselines(mesh)]
         had = 0
         for name in sorted(names, key=lambda name: (PREFERRED + tuple(names)).index(name))[:MOST_TRIED]:
-            had += had < 2 and self._baseline(mesh, name, graph)
+            had += had < 2 and self._baseline(planner, name, graph)
         drawn = self._cell(text, "plan drawn", lambda: random_plan(graph, mesh, 1, self._model, (), self._given))
         if drawn is not None:
             self._cell(text, "drawn", lambda: self._parity(parse_plan(dump_plan(drawn)), graph))
 
-    def _baseline(self, mesh: Mesh, name: str, graph: CapturedGraph) -> bool:
+    def _baseline(self, planner: Planner, name: str, graph: CapturedGraph) -> bool:
         """Whether the model can have the scheme."""
-        print(self._member.name, mesh, "plan", name, flush=True)
+        text = str(planner.mesh)
+        print(self._member.name, text, "plan", name, flush=True)
         before = time.process_time()
         try:
-            plan = self._plan(mesh, name)
+            plan = _of_scheme(planner, name)
         except Exception as error:
             outcome = "none" if isinstance(error, ConstraintError | InfeasibleError) else "failed"
-            self._note(Cell(str(mesh), name, outcome, _short(error), time.process_time() - before))
+            self._note(Cell(text, name, outcome, _short(error), time.process_time() - before))
             return outcome == "failed"
-        self._cell(str(mesh), name, lambda: self._parity(plan, graph))
+        self._cell(text, name, lambda: self._parity(plan, graph))
         return True
-
-    def _free(self, mesh: Mesh) -> _Free:
-        """The optimum without a budget, with its program, of which the tight plan is a plan as well."""
-        by_clock_s, of_processor_s = time.monotonic(), time.process_time()
-        formulation = self._planner.having(mesh=mesh).formulate(gather_constraints((), mesh))
-        by_clock_s, of_processor_s = time.monotonic() - by_clock_s, time.process_time() - of_processor_s
-        limit_s = TIME_LIMIT_S * max(1.0, by_clock_s / of_processor_s)
-        self._planner = self._planner.having(mesh=mesh, time_limit_s=limit_s)
-        solution = self._planner.solve(formulation)
-        limit = memory_limit("adamw", None, None, self._planner.profile)
-        plan = self._planner.having(limit=limit).fitted(formulation, free=solution)
-        return _Free(plan, formulation, solution)
-
-    def _fitted(self, free: _Free, budget: int) -> ShardingPlan:
-        planner = self._planner.having(limit=memory_limit("adamw", budget, None, self._planner.profile))
-        return planner.fitted(free.formulation, free=free.solution, asks_experts=True)
-
-    def _plan(self, mesh: Mesh, scheme: str) -> ShardingPlan:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            limit = memory_limit("adamw", None, None, self._planner.profile)
-            return self._planner.having(mesh=mesh, limit=limit).plan(gather_constraints((f"baseline {scheme}",), mesh))
 
     def _parity(self, plan: ShardingPlan, graph: CapturedGraph) -> None:
         """Raises where a rank sees another loss or gradient than one process."""
@@ -200,6 +188,37 @@ class Checks:
             return None
         self._note(Cell(mesh, what, "ok", "", time.process_time() - before))
         return made
+
+
+def _free(planner: Planner) -> _Free:
+    """The optimum without a budget, with its program, of which the tight plan is a plan as well."""
+    planner = _in_time(planner)
+    formulation = planner.formulate(gather_constraints((), planner.mesh))
+    solution = planner.solve(formulation)
+    return _Free(planner.fitted(formulation, free=solution), formulation, solution)
+
+
+def _fitted(planner: Planner, free: _Free, budget: int) -> ShardingPlan:
+    """The best plan that holds no more than the budget."""
+    limit = memory_limit("adamw", budget, None, planner.profile)
+    return _in_time(planner).having(limit=limit).fitted(free.formulation, free=free.solution, asks_experts=True)
+
+
+def _of_scheme(planner: Planner, scheme: str) -> ShardingPlan:
+    """The plan of a baseline."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _in_time(planner).plan(gather_constraints((f"baseline {scheme}",), planner.mesh))
+
+
+def _in_time(planner: Planner) -> Planner:
+    """The planner with the time limit of a solve by the clock: where others run beside, as many times longer as a short
+    piece of work takes just now.
+    """
+    by_clock_s, of_processor_s = time.monotonic(), time.process_time()
+    while (took_s := time.process_time() - of_processor_s) < TRIAL_S:
+        pass
+    return planner.having(time_limit_s=TIME_LIMIT_S * max(1.0, (time.monotonic() - by_clock_s) / took_s))
 
 
 def _outcome(error: Exception) -> str:

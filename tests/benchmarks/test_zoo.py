@@ -8,10 +8,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
-from benchmarks.zoo.checks import Checks
+from autoshard.planning.planner import Planner
+from benchmarks.zoo.checks import TIME_LIMIT_S, Checks
 from benchmarks.zoo.found import FOUND, commit_of_code, file_of, keep_cells, keep_operators, read_found
 from benchmarks.zoo.member import Member
 from benchmarks.zoo.members import MEMBERS
@@ -135,3 +137,19 @@ def test_every_committed_result_is_of_a_member_that_there_is_and_of_a_commit() -
     assert last <= {"drawn", "plan drawn"}, "a run that has not come to its end"
     if find_spec("transformers"):
         assert {path.name.split(".")[0] for path in FOUND.glob("*.json")} <= set(MEMBERS)
+
+
+def test_a_baseline_has_the_time_limit_of_a_solve_whether_or_not_the_optimum_was_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits_s: list[float | None] = []
+    plan = Planner.plan
+    monkeypatch.setattr(
+        Planner, "plan", lambda self, *given: (limits_s.append(self.time_limit_s), plan(self, *given))[1]
+    )
+    checks = Checks(Member("scaled", lambda: (Scaled(), {"x": torch.randn(4, 4)}), ("a=2",)))
+    with monkeypatch.context() as without:
+        without.setattr("benchmarks.zoo.checks._free", lambda planner: 1 / 0)
+        outcomes = {cell.what: cell.outcome for cell in checks.run()}
+    assert outcomes["plan"] == "failed" and outcomes["ddp"] == "ok"
+    assert limits_s and all(limit_s is not None and limit_s >= TIME_LIMIT_S for limit_s in limits_s)

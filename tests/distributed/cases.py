@@ -24,7 +24,7 @@ from examples import llama, moe, vit
 from solver import INFEASIBLE, solve
 
 from .. import models
-from ..fused_models import fused
+from ..fused_models import crossed, fused
 
 Example = tuple[nn.Module, tuple[Any, ...]]
 
@@ -83,6 +83,7 @@ CASES: dict[str, Callable[[], Example]] = {
     "fused": fused,
     "fused 2:1:1": lambda: fused("split", groups=4),
     "fused 4:1:1": lambda: fused("ranges", groups=2),
+    "crossed": crossed,
     "gpt2 odd": lambda: models.gpt2(**SIZES_ODD, max_sequence=13),
     "gpt2 small": lambda: models.gpt2(batch=5, n_layers=1),
     "gpt2 dropout": lambda: models.gpt2(batch=8, dropout=0.1),

@@ -52,12 +52,13 @@ def full(value: Tensor) -> Tensor:
 
 
 def determined(name: str, value: Tensor) -> Tensor:
-    """The part of a parameter that training determines: all of it, but for the keys' part of GPT-2's fused bias.
+    """The part of a parameter that training determines: all of it, but for the keys' part of a fused bias, as GPT-2
+    and ``nn.MultiheadAttention`` have.
 
     A bias of the keys adds the same to all scores of a query, so its gradient is zero but for rounding, and Adam
     divides rounding by rounding: two orders of summation in one process disagree there as well.
     """
-    if not name.endswith("c_attn.bias"):
+    if not name.endswith(("c_attn.bias", "in_proj_bias")):
         return value
     query, _, values = value.chunk(3)
     return torch.cat((query, values))

@@ -131,7 +131,10 @@ def test_several_micro_batches_hold_casts_and_sums_in_parts() -> None:
     assert all(seen.within(LIMITS["float64"]) for seen in results), results
 
 
-@pytest.mark.parametrize(("case", "seeds"), [("fused", (0, 1, 2)), ("fused 2:1:1", (0, 1, 2)), ("fused 4:1:1", (0, 1))])
+@pytest.mark.parametrize(
+    ("case", "seeds"),
+    [("fused", (0, 1, 2)), ("fused 2:1:1", (0, 1, 2)), ("fused 4:1:1", (0, 1)), ("crossed", (0, 1))],
+)
 def test_random_plans_with_parts_train_like_one_process(case: str, seeds: tuple[int, ...]) -> None:
     plans = [cases.random_plan(case, MESH, seed) for seed in seeds]
     assert all(_in_parts(plan) for plan in plans)

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from autoshard.capture import TensorMeta
+from autoshard.capture import Ref, TensorMeta, capture
 from autoshard.errors import StrategyWarning
 from autoshard.layout import Layout, S
 from autoshard.mesh import Mesh
-from autoshard.ops import parts_asked_for
+from autoshard.ops import has, parts_asked_for
 from autoshard.strategies import Enumerator
 
+from ..fused_models import crossed
 from ..models import graph_of
 from ..strategies.subjects import operator
 from ..strategies.test_rule_check import f, i
@@ -95,6 +96,20 @@ def test_the_columns_of_a_fused_projection_are_cut_in_the_parts_that_they_are_ta
     taken = [s for node in graph.nodes if node.name.startswith(projection.rpartition(".")[0]) for s in of[node.name]]
     apart = [s for s in taken if s.inputs and s.outputs[0] and s.inputs[0][0].parts and not s.outputs[0][0].parts]
     assert any(s.outputs[0][0].kind == "S" for s in apart if s.outputs[0])
+
+
+def test_a_weight_that_is_taken_apart_before_its_products_is_cut_in_these_parts_and_its_gradient_too() -> None:
+    """As ``nn.MultiheadAttention`` takes its own apart where keys are not queries."""
+    graph = capture(*crossed())
+    enumerator = Enumerator(graph, Mesh.parse("a=2"))
+    held, gradients = Layout((S(0, (1, 1, 1)),)), dict(graph.gradients)
+    for at, node in graph.of_kind("parameter"):
+        is_held = any(s.outputs[0] == held for s in enumerator.strategies(node))
+        arrives = any(s.outputs[0] == held for s in enumerator.strategies(graph.nodes[gradients[node.name].node]))
+        assert is_held == arrives == ("in_proj" in node.name), node.name
+        taken = [reader for _, reader in graph.of_kind("operator") if Ref(at) in reader.inputs and is_held]
+        for strategies in map(enumerator.strategies, filter(lambda reader: has(reader, "split"), taken)):
+            assert any(s.inputs == (held,) and set(s.outputs) == {Layout((S(0),))} for s in strategies)
 
 
 def test_a_graph_that_takes_no_product_apart_is_offered_no_parts() -> None:

@@ -8,9 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoshard
+from autoshard.constraints import AxisScheme
 from autoshard.errors import InfeasibleError
 from autoshard.mesh import Mesh
+from autoshard.planning.blocking import why_not
 from autoshard.planning.planner import Planner
+from cost_models import load_profile
 
 
 class Contrastive(nn.Module):
@@ -36,7 +39,7 @@ class Scattered(nn.Module):
 @pytest.mark.parametrize(
     ("model", "args", "message"),
     [
-        (Contrastive(), (torch.ones(4, 6), torch.ones(4, 6)), r"/mm \(.*test_blocking.py:22.* mixes its rows"),
+        (Contrastive(), (torch.ones(4, 6), torch.ones(4, 6)), r"/mm \(.*test_blocking.py:25.* mixes its rows"),
         (Scattered(), (torch.ones(4, 6),), r"/masked_scatter .* has no rule by which it is cut"),
     ],
     ids=["contrastive", "no rule"],
@@ -106,3 +109,25 @@ def test_the_operator_up_to_which_tensor_parallelism_has_no_plan_is_named(mesh: 
     assert autoshard.plan(Layered(False), (torch.ones(4, 6, 8),), **options).solver.status == "optimal"
     with pytest.raises(InfeasibleError, match=r"'family tp=tp' cuts layers, but layers.1.norm/bwd\S+ .*goes on"):
         autoshard.plan(Layered(True), (torch.ones(4, 6, 8),), **options)
+
+
+class Apart(nn.Module):
+    """A matrix that is taken apart along dim 0 into parts that no two ranks can share: cut along dim 1, if at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.weight = nn.Linear(6, 6), nn.Parameter(torch.ones(8, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.weight.split([3, 5])
+        x = self.before(x)
+        return F.linear(x, first).square().mean() + F.linear(x, second).square().mean()
+
+
+def test_no_operator_is_blamed_that_takes_what_is_gathered_and_cut_along_another_dim() -> None:
+    model, args = Apart(), (torch.ones(4, 6),)
+    planner = Planner.of_model(model, args, None, "a=2", load_profile("cpu-gloo"))
+    scheme = AxisScheme(0, "fsdp", "family a=fsdp")
+    plan = autoshard.plan(model, args, mesh="a=2", hardware="cpu-gloo", constraints=["baseline fsdp"])
+    assert plan.solver.status == "optimal"
+    assert not why_not(planner.graph, scheme, planner.mesh, planner.profile, planner.rulebook, solves=False)
