@@ -6,6 +6,8 @@ import signal
 import sys
 from typing import Any
 
+from .garbage import seldom_collected
+
 LIBRARIES = ("typer", "rich")
 """What the extra ``cli`` installs."""
 
@@ -25,9 +27,10 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     try:
-        from .cli import main as command
+        with seldom_collected():
+            from .cli import main as command
 
-        command()
+            command()
     except KeyboardInterrupt:  # while the libraries load; later, typer ends the command alike
         sys.exit(INTERRUPTED)
     except Exception as error:

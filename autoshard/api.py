@@ -21,6 +21,7 @@ from .capture import as_arguments, capture, captured_once, described, in_mode, m
 from .constraints import Constraints, Given, gather_constraints
 from .disk_cache import disk_cache
 from .errors import ConstraintError, LayoutError, MeshError
+from .garbage import seldom_collected
 from .lowering import Random, check_random, code_digest, from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
 from .mesh_search import Asked, search_meshes, shapes_of
@@ -190,6 +191,7 @@ def plan(
 
     started_s = time.monotonic()
 
+    @seldom_collected()
     def make() -> ShardingPlan:
         nonlocal started_s
         with _as_planned(model, evaluation):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +25,7 @@ from .capture import (
 )
 from .disk_cache import disk_cache
 from .errors import InputError, PlanMismatchError, StrategyWarning, VerificationError
+from .garbage import seldom_collected
 from .layout import format_strategy
 from .lowering import (
     Draws,
@@ -125,7 +125,7 @@ def parallelize(
             check_same_start(board, stage, each, mesh, len(plans), random, sizes)
     with agreed(board, STAGES[1]):
         check_class(model)
-        with _no_collection():
+        with seldom_collected():
             lowered = [_lowered(model, each, mesh, args, kwargs, random, None) for each in plans]
             others = [(each, size) for size in sizes for each in plans if batch_size(each) != size]
             lowered += [_lowered(model, each, mesh, args, kwargs, random, size) for each, size in others]
@@ -157,20 +157,6 @@ def _sizes(plans: Sequence[ShardingPlan], batches: Sequence[int]) -> tuple[int, 
                 "plan of one"
             )
     return tuple(dict.fromkeys(batches))
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No search for cycles of garbage: where a graph of 20,000 nodes is made, it takes a quarter of the time and finds
-    nothing.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import gcd, prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .errors import LayoutError
 from .mesh import Mesh
@@ -42,8 +42,7 @@ MOST_PARTS = 64
 """Parts of a dim that a layout can name."""
 
 
-@dataclass(frozen=True, order=True)
-class Placement:
+class Placement(NamedTuple):
     """What one mesh axis does to a tensor: replicate (R), cut dim ``dim`` (S), or hold partial results (P).
 
     ``parts`` are the lengths of the parts of the dim that are cut each, in lowest terms: (1, 1, 1) are equal thirds.

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -201,9 +201,35 @@ class Network:
             tuple(end(node, wants) for node, wants in consumers) for consumers in (self.forward, self.backward)
         )
         again = None if self.again is None else end(*self.again)
+        return self._having(
+            producer=producer.node, makes=producer.wants, forward=forward, backward=backward, again=again
+        )
+
+    def of_tensor(self, name: str, nodes: Sequence[int]) -> Network:
+        """The network of another tensor that gets from place to place in the same ways, without lives; nothing needs to
+        be checked again.
+
+        Args:
+            nodes: those at its ends, in the order of `ends`.
+        """
+        ends = [Consumer(node, vertices) for node, (_, vertices) in zip(nodes, self.ends, strict=True)]
+        split = 1 + len(self.forward)
+        last = len(ends) if self.again is None else -1
+        return self._having(
+            name=name,
+            producer=ends[0].node,
+            forward=tuple(ends[1:split]),
+            backward=tuple(ends[split:last]),
+            again=None if self.again is None else ends[-1],
+            lives=(),
+            sizes=None,
+        )
+
+    def _having(self, **changes: Any) -> Network:
+        """The network with other values that hold together, which are not checked."""
         made = object.__new__(Network)
-        vars(made).update({each.name: getattr(self, each.name) for each in fields(self)})
-        vars(made).update(producer=producer.node, makes=producer.wants, forward=forward, backward=backward, again=again)
+        vars(made).update({name: getattr(self, name) for name in _FIELDS})
+        vars(made).update(changes)
         return made
 
     def _end(self, end: Consumer, least: int, what: str) -> Consumer:
@@ -239,6 +265,9 @@ class Network:
 
     def _total(self) -> int:
         return sum(self.costs.tolist())
+
+
+_FIELDS = tuple(each.name for each in fields(Network))
 
 
 def at_end(reads: Sequence[tuple[int, int]]) -> int:

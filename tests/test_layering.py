@@ -30,6 +30,7 @@ VOCABULARY = (
     frozenset(
         {
             "autoshard.errors",
+            "autoshard.garbage",
             "autoshard.layout",
             "autoshard.mesh",
             "autoshard.micro_batches",
@@ -72,6 +73,7 @@ TABLE = {
     "autoshard.layout": Row(VOCABULARY),
     "autoshard.atomic_write": Row(frozenset()),
     "autoshard.disk_cache": Row(frozenset({"autoshard.atomic_write"})),
+    "autoshard.garbage": Row(frozenset()),
     "autoshard.micro_batches": Row(frozenset()),
     "autoshard.precision": Row(frozenset()),
     "autoshard.progress": Row(frozenset()),
@@ -200,7 +202,7 @@ TABLE = {
         | {"cost_models", "solver", "solver.backends"},
         frozenset({"rich", "torch", "typer"}),
     ),
-    "autoshard.__main__": Row(frozenset({"autoshard.cli"})),
+    "autoshard.__main__": Row(frozenset({"autoshard.cli", "autoshard.garbage"})),
     "autoshard": Row(  # the package's own __init__: the public names
         VOCABULARY
         | {"autoshard.api", "autoshard.apply", "autoshard.capture", "autoshard.lowering", "autoshard.planning"}

@@ -202,7 +202,9 @@ class GraphEmitter:
 
     def _append(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Value) -> fx.Node:
         node = self.graph.call_function(op)
-        node.args, node.kwargs = args, kwargs  # given at once, they are searched for symbols: a fifth of all lowering
+        node.args = args  # given at once, arguments are searched for symbols: a fifth of all lowering
+        if kwargs:
+            node.kwargs = kwargs
         return _noted(node, result, self._label)
 
 
@@ -213,7 +215,7 @@ def _noted(node: fx.Node, value: Value, label: Label) -> fx.Node:
 
 def storages(node: fx.Node) -> dict[Storage, int]:
     """The storages of a value, each with its bytes."""
-    return {storage: storage.size_bytes for _, storage in node.meta["value"].leaves()}
+    return {storage: storage.size_bytes for storage in node.meta["value"].memory()}
 
 
 def in_use(node: fx.Node) -> list[fx.Node]:

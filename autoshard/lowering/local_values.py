@@ -46,6 +46,12 @@ class Value:
         """The results, each with its memory."""
         return zip(self.tensor, self.storages) if self.is_sequence else iter([(self.tensor, self.storages)])
 
+    def memory(self) -> list[Storage]:
+        """The memory of each of the tensors of the value."""
+        if not self.is_sequence:
+            return [] if self.storages is None else [self.storages]
+        return [storage for storage in self.storages if storage is not None]
+
     def leaves(self) -> Iterator[tuple[torch.Tensor, Storage]]:
         """The tensors of the value, each with its memory."""
         return ((tensor, storage) for tensor, storage in self.parts() if storage is not None)
@@ -72,12 +78,13 @@ class Results:
         """The result of an operator, among whose arguments are nodes that have a value."""
         given: list[Value] = []
         key = op, _key(args, given), tuple((name, _key(arg, given)) for name, arg in sorted(kwargs.items()))
-        if key not in self._known:
+        found = self._known.get(key)
+        if found is None:
             if len(self._known) >= self._most:
                 self._known.clear()
-            self._known[key] = self._asked(op, args, kwargs, given)
-        tensor, looks, places = self._known[key]
-        memory = [storage for value in given for _, storage in value.leaves()]
+            found = self._known[key] = self._asked(op, args, kwargs, given)
+        tensor, looks, places = found
+        memory = [storage for value in given for storage in value.memory()]
         new: dict[int, Storage] = {}
 
         def placed(place: tuple[int, int | None] | None) -> Storage | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from cost_models import Profile, axis_networks
 from solver import Routes, Solution
 
-from ..capture import CapturedGraph, Node, Ref, TensorMeta
+from ..capture import CapturedGraph, Ref, TensorMeta
 from ..constraints.names import output_name
 from ..layout import Layout, replicated
 from ..micro_batches import operator_runs, redistribution_runs
@@ -86,6 +86,10 @@ class _Reader:
         self._chosen: list[Strategy] = [
             strategies[choice] for strategies, choice in zip(formulation.strategies, choices)
         ]
+        self._computations = [
+            (node, float(formulation.prices.compute_s(node, (self._chosen[i],))[0]))
+            for i, node in self._graph.of_kind("operator")
+        ]
 
     def entries(self, kind: str) -> Iterator[TensorEntry]:
         for i, node in self._graph.of_kind(kind):  # type: ignore[arg-type]
@@ -115,7 +119,7 @@ class _Reader:
 
     def compute_s(self) -> float:
         runs = self._graph.micro_batches
-        return math.fsum(operator_runs(node.name, runs) * seconds for node, seconds in self._computations())
+        return math.fsum(operator_runs(node.name, runs) * seconds for node, seconds in self._computations)
 
     def optimizer_s(self) -> float:
         """Seconds of the optimizer's step over all trained parameters."""
@@ -132,13 +136,8 @@ class _Reader:
 
         The graph may have operators of the backward among the others: copies of what the forward is about to change.
         """
-        for node, seconds in sorted(self._computations(), key=lambda found: found[0].phase != "forward"):
+        for node, seconds in sorted(self._computations, key=lambda found: found[0].phase != "forward"):
             yield Execution(node.name, node.phase, round(seconds * 1e9))
-
-    def _computations(self) -> Iterator[tuple[Node, float]]:
-        prices = self._formulation.prices
-        for i, node in self._graph.of_kind("operator"):
-            yield node, float(prices.compute_s(node, (self._chosen[i],))[0])
 
     def redistributions(self) -> Iterator[tuple[Redistribution, float]]:
         """Each with its seconds, those of the forward first; a layout wanted by several in one phase comes once."""

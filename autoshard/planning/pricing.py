@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import copy
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -91,6 +91,7 @@ class Prices:
         self._steps: dict[object, Steps] = {}
         self._paths: dict[int, Paths] = {}
         self._matrices: dict[object, np.ndarray] = {}
+        self._along: dict[object, tuple[tuple[Step, int, float], ...]] = {}
 
     def on(self, graph: CapturedGraph) -> Prices:
         """The prices of another graph; what is known stays known."""
@@ -223,15 +224,21 @@ class Prices:
 
     def along_s(
         self, meta: TensorMeta, path: tuple[Layout, ...], together: Together = ALONE
-    ) -> list[tuple[Step, int, float]]:
+    ) -> tuple[tuple[Step, int, float], ...]:
         """Each step of a path with its bytes and its seconds, local copies included."""
+        key = meta, path, together
+        if key not in self._along:
+            self._along[key] = tuple(self._along_s(meta, path, together))
+        return self._along[key]
+
+    def _along_s(
+        self, meta: TensorMeta, path: tuple[Layout, ...], together: Together
+    ) -> Iterator[tuple[Step, int, float]]:
         shape, itemsize = meta.shape, meta.dtype.itemsize
-        found = []
         for step, before in zip(steps_along(path), path):
             size, copied = (rule(step, before, shape, itemsize, self._mesh) for rule in (size_bytes, copied_bytes))
             seconds = self._step_s(step, np.array([size]), np.array([copied]), together)
-            found.append((step, size, float(seconds[0])))
-        return found
+            yield step, size, float(seconds[0])
 
     def _paths_of(self, steps: Steps) -> Paths:
         if id(steps) not in self._paths:

@@ -84,6 +84,7 @@ def networks_of(
     for demand in demands:
         by_tensor.setdefault(demand.ref, []).append(demand)
     places = _Places(strategies, seconds)
+    known: dict[object, Network] = {}
     for ref, wanting in by_tensor.items():
         second = again.get(ref.node) if any(demand.phase == "backward" for demand in wanting) else None
         ends = [(ref.node, None), *(consumer for demand in wanting for consumer in demand.consumers)]
@@ -98,19 +99,30 @@ def networks_of(
             )
             for phase in ("forward", "backward")
         )
-        network = Network(
-            name=graph.tensor_name(ref),
-            vertices=len(steps.layouts),
-            tails=steps.tails,
-            heads=steps.heads,
-            costs=places.costs(steps, _runs(graph, ref, wanting)),
-            producer=ref.node,
-            makes=places.end(ref.node, None, ref.output, steps).wants,
-            forward=forward,
-            backward=backward,
-            kept=keep_copies and not any(demand.remade for demand in wanting),
-            again=None if second is None else places.end(second, None, ref.output, steps),
-        )
+        producer = places.end(ref.node, None, ref.output, steps)
+        again_by = None if second is None else places.end(second, None, ref.output, steps)
+        costs = places.costs(steps, _runs(graph, ref, wanting))
+        kept = keep_copies and not any(demand.remade for demand in wanting)
+        at_ends = producer, *forward, *backward, *(() if again_by is None else (again_by,))
+        arrays = tuple(id(wants) for _, wants in at_ends)  # which `places` keeps, so that no other gets the id
+        key = id(steps), id(costs), kept, len(forward), second is None, arrays
+        name = graph.tensor_name(ref)
+        if key in known:
+            network = known[key].of_tensor(name, [node for node, _ in at_ends])
+        else:
+            network = known[key] = Network(
+                name=name,
+                vertices=len(steps.layouts),
+                tails=steps.tails,
+                heads=steps.heads,
+                costs=costs,
+                producer=ref.node,
+                makes=producer.wants,
+                forward=forward,
+                backward=backward,
+                kept=kept,
+                again=again_by,
+            )
         yield TensorNetwork(ref, steps.layouts, tuple(wanting), network, second)
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, zip_longest
 from math import prod
 from typing import Any, Literal
@@ -71,6 +72,7 @@ class Step:
         return self.kind != "slice"
 
 
+@lru_cache(maxsize=4096)
 def step_between(before: Layout, after: Layout) -> Step:
     """The step that takes one layout to another.
 

@@ -16,7 +16,8 @@ where `nearest` lets arcs be taken first (last). It is Dreyfus and Wagner's recu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +46,7 @@ class Ways:
         while len(self._ends):
             before = values[self._ends]
             after = np.minimum(before, np.minimum.reduceat(values[self._starts] + self._costs, self._first))
-            if np.array_equal(before, after):
+            if (before == after).all():
                 break
             values[self._ends] = after
         return values
@@ -61,14 +62,15 @@ class Arborescence:
 
     def __init__(self, vertices: int, forwards: Ways, backwards: Ways, ends: int) -> None:
         self._forwards, self._backwards = forwards, backwards
-        self._prices = [np.full(vertices, FAR) for _ in range(ends)]
+        self._far = np.full(vertices, FAR)
+        self._prices = [self._far] * ends
         self._versions = [0] * ends
         self._known: dict[tuple[bool, tuple[int, ...]], tuple[tuple[int, ...], FloatArray]] = {}
         self._consumers = tuple(range(1, ends))
 
     def price(self, end: int, vertices: IntArray, prices: FloatArray) -> None:
         """Sets what an end costs at some vertices, of which none is named twice; it cannot be at any other."""
-        self._prices[end] = np.full_like(self._prices[end], FAR)
+        self._prices[end] = self._far.copy()
         self._prices[end][vertices] = prices
         self._versions[end] += 1
 
@@ -92,7 +94,7 @@ class Arborescence:
         return self._table(True, consumers)
 
     def _table(self, up: bool, consumers: tuple[int, ...]) -> FloatArray:
-        version = tuple(self._versions[end] for end in ((0, *consumers) if up else consumers))
+        version = tuple([self._versions[end] for end in ((0, *consumers) if up else consumers)])
         known = self._known.get((up, consumers))
         if known is None or known[0] != version:
             table = (self._forwards if up else self._backwards).nearest(self._parted(up, consumers))
@@ -103,15 +105,15 @@ class Arborescence:
         """The table before any arc is taken: prices of one end, or where ways part."""
         if len(consumers) == (0 if up else 1):
             return self._prices[0 if up else consumers[0]]
-        best = np.full_like(self._prices[0], FAR)
+        best = self._far.copy()
         for rest, part in _parts(consumers, proper=not up):
             np.minimum(best, self._table(up, rest) + self._down(part), out=best)
         return best
 
 
-def _parts(consumers: tuple[int, ...], *, proper: bool) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+@cache
+def _parts(consumers: tuple[int, ...], *, proper: bool) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
     """Every split of a set in two, the second not empty. If proper: nor is the first, and of two alike one is named."""
     free: Sequence[int] = consumers[1:] if proper else consumers
-    for chosen in range(1, 1 << len(free)):
-        part = tuple(end for k, end in enumerate(free) if chosen >> k & 1)
-        yield tuple(end for end in consumers if end not in part), part
+    parts = (tuple(end for k, end in enumerate(free) if chosen >> k & 1) for chosen in range(1, 1 << len(free)))
+    return tuple((tuple(end for end in consumers if end not in part), part) for part in parts)

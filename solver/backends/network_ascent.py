@@ -128,6 +128,8 @@ class NetworkAscent:
         for factor in self._factors:
             for number, node in enumerate(factor.nodes):
                 self._ends[node].append(_End(factor, number))
+        self._later = [[end for end in ends if max(end.factor.nodes) > k] for k, ends in enumerate(self._ends)]
+        self._earlier = [[end for end in ends if min(end.factor.nodes) < k] for k, ends in enumerate(self._ends)]
 
     @property
     def bound(self) -> float:
@@ -194,12 +196,9 @@ class NetworkAscent:
             for end in ends:
                 network, found = self._problem.networks[end.factor.number], through[id(end.factor)]
                 np.maximum(found, end.through(network, slack) + self.bound, out=found)
-        ahead, behind = (
-            [end for end in ends if (max(end.factor.nodes) > node if later else min(end.factor.nodes) < node)]
-            for later in (forward, not forward)
-        )
-        for end in ahead:
-            costs = costs - end.deal(slack, 1 / max(len(ahead), len(behind)))
+        later, earlier = self._later[node], self._earlier[node]
+        for end in later if forward else earlier:
+            costs = costs - end.deal(slack, 1 / max(len(later), len(earlier)))
         self._costs[node] = costs
 
 

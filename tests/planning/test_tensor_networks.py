@@ -17,9 +17,10 @@ from autoshard.lowering import check_redistributions
 from autoshard.lowering.local_program import Rank, lower
 from autoshard.lowering.verify import verify
 from autoshard.planning import interpret, pair_problem
-from autoshard.planning.tensor_networks import TensorNetwork, ways
+from autoshard.planning.tensor_networks import TensorNetwork, layout_of, ways
 from autoshard.plans import Collective, Redistribution, ShardingPlan
 from solver import Consumer, Network, Routes, solve
+from solver.networks import NOWHERE
 
 from ..models import graph_of
 from ..oracles import groups_of
@@ -148,3 +149,34 @@ def test_a_gradient_that_is_a_tangent_is_taken_to_its_parameter() -> None:
     plan = interpret(formulation, solve(formulation.problem), profile_of("slow"), "shifted", "")
     assert any(entry.tensor == "grad.0" for entry in plan.redistributions)
     check_redistributions(plan, graph)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("name", ["llama", "moe"])
+def test_every_network_is_that_of_its_own_tensor_and_its_own_ends(name: str, again: bool) -> None:
+    """Networks that are alike are made of one another."""
+    program = formulated(graph_of(name), "dp=2,tp=2", "cpu-gloo", chooses_again=again)
+    graph, makers = program.graph, dict(program.seconds)
+
+    def vertices(found: TensorNetwork, node: int, position: int | None) -> list[int]:
+        layouts = [layout_of(each, position, found.ref.output) for each in program.strategies[node]]
+        places = [found.layouts.index(layout) for layout in layouts]
+        if node in makers:
+            return [NOWHERE] * len(places) + places
+        return places * 2 if node in program.twice else places
+
+    for found in program.networks:
+        network = found.network
+        assert network.name == graph.tensor_name(found.ref)
+        expected = [(found.ref.node, vertices(found, found.ref.node, None))]
+        for phase in ("forward", "backward"):
+            consumers = [each for demand in found.demands if demand.phase == phase for each in demand.consumers]
+            expected += [(makers.get(node, node), vertices(found, node, position)) for node, position in consumers]
+        if found.again is not None:
+            expected.append((found.ref.node, vertices(found, found.again, None)))
+        assert [(node, wants.tolist()) for node, wants in network.ends] == expected
+        meta, prices = graph.meta(found.ref), program.prices
+        if not any(demand.banned for demand in found.demands):
+            for (before, after), cost in zip(found.ends(), network.costs.tolist(), strict=True):
+                ((_, _, seconds),) = prices.along_s(meta, (before, after), prices.together(found.ref))
+                assert cost == pytest.approx(seconds * 1e9, abs=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from itertools import combinations, product
 
@@ -320,3 +320,21 @@ def test_routes_must_name_arcs_of_their_network(routes: list[Routes], text: str)
 def test_unreachable_targets_have_no_routes() -> None:
     network = gathered().networks[0]
     assert cheapest_routes(network, 2, frozenset([0]), frozenset()) is None
+
+
+@settings(max_examples=200)
+@given(seed=SEEDS)
+def test_the_network_of_another_tensor_is_what_would_be_made_and_checked(seed: int) -> None:
+    for network in random_networks(seed).networks:
+        nodes = [node + 7 for node, _ in network.ends]
+        found = network.of_tensor("other", nodes)
+        assert [node for node, _ in found.ends] == nodes
+        moved = [
+            tuple(Consumer(node + 7, wants) for node, wants in ends) for ends in (network.forward, network.backward)
+        ]
+        again = None if network.again is None else Consumer(network.again.node + 7, network.again.wants)
+        changes = {"name": "other", "producer": network.producer + 7, "forward": moved[0], "backward": moved[1]}
+        made = replace(network, **changes, again=again, lives=(), sizes=None)
+        for each in fields(Network):
+            one, other = getattr(found, each.name), getattr(made, each.name)
+            assert repr(one) == repr(other)

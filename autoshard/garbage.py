@@ -1,0 +1,30 @@
+"""How often Python looks for garbage in cycles while a model is planned or lowered.
+
+A search looks at every container that was made since the one before, now and then at all there are. A graph of 16,000
+operators is millions of them that are all in use, so that a search finds nothing and takes the longer the deeper the
+model is. With RARELY in the place of 700, ``autoshard plan`` of Llama-3-8B on 8x8 takes a sixth less, of Llama-3-70B a
+fifth, and both at most 7 MiB more memory; Llama-3-8B under 10 GiB, which is solved many times, 42 of 750 MiB more.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+RARELY = 300_000
+"""Containers made, less those freed, from one search to the next; Python's own is 700."""
+
+
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Inside, Python searches for garbage in cycles once in RARELY containers; not at all or more seldom where that is
+    set already. Objects in no cycle are freed at once, as ever.
+    """
+    before = gc.get_threshold()
+    if 0 < before[0] < RARELY:
+        gc.set_threshold(RARELY, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
