@@ -18,6 +18,7 @@ from . import (  # noqa: F401  (their entries)
     reductions,
     views,
 )
+from .direct import DIRECT
 from .local import run_local
 from .operator import Operator, has, is_contraction, is_free, is_left_out, is_linear, is_part, known, unread
 from .overwriting import overwrites
@@ -27,6 +28,7 @@ from .rule import Rule, replicate_rule
 from .shrink import Form, carries_lengths, small, widened
 
 __all__ = [
+    "DIRECT",
     "Form",
     "Operator",
     "Rule",

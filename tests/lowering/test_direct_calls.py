@@ -10,7 +10,8 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from autoshard.lowering.direct_calls import DIRECT, called_directly
+from autoshard.lowering.direct_calls import called_directly
+from autoshard.ops import DIRECT
 
 aten = torch.ops.aten
 
