@@ -2,13 +2,15 @@
 
     python benchmarks/step.py                            # on one host
     python benchmarks/step.py --model gpt2               # another model than the demo's: gpt2 or moe
-    python benchmarks/two_hosts.py --rate 200mbit -- benchmarks/step.py --rounds 30
+    python benchmarks/step.py --profile profile.yaml     # the optimum on the prices of this machine, as calibrated
+    python benchmarks/two_hosts.py --rate 200mbit -- benchmarks/step.py --profile between-hosts.yaml
 
 A step is forward, backward and AdamW's step of the demo Llama (examples/llama.py), or of a GPT-2 or a mixture of
 experts of about its size, which torch has DDP and FSDP2 for: its tensor parallelism cuts neither fused projections nor
 experts. In every round each contender takes one step, begun together, and the slowest rank's seconds count; a ratio is
 that of two contenders of one round. The table has the medians of both and of their ratios, with quartiles. ``optimum``
-is the plan without constraints on dp=2,tp=2, against each of torch's.
+is the plan without constraints on dp=2,tp=2, against each of torch's. ``autoshard calibrate --mesh dp=2,tp=2`` makes
+its profile; without one it is made for the prices of another machine, on which no link is slow.
 
 ``--fused`` gives all of them AdamW's fused kernel. Without it torch steps one parameter after the other on a CPU.
 
@@ -27,7 +29,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -167,14 +169,18 @@ def _step(module: nn.Module, arguments: tuple[Tensor, ...], fused: bool) -> Step
     return step
 
 
-def contenders(name: str, schemes: list[str], bucket: str, fused: bool) -> dict[tuple[str, str], Step]:
-    """A step of each, by scheme and whose it is."""
+def contenders(
+    name: str, schemes: list[str], bucket: str, fused: bool, profile: str | None = None
+) -> dict[tuple[str, str], Step]:
+    """A step of each, by scheme and whose it is; ``profile`` has the prices of the optimum."""
     made: dict[tuple[str, str], Step] = {}
     for scheme in (*schemes, OPTIMUM):
         axes = Mesh.parse(MESHES.get(scheme, OPTIMUM_MESH))
         mesh = init_device_mesh("cpu", axes.shape, mesh_dim_names=axes.axes)
-        constraints = () if scheme == OPTIMUM else baseline(scheme, axes).constraints(axes)
-        ours = autoshard.auto_parallelize(built(name), mesh, _batch(), constraints=constraints, bucket=bucket)
+        options: dict[str, Any] = {} if profile is None else {"hardware": profile}
+        if scheme != OPTIMUM:
+            options = {"constraints": baseline(scheme, axes).constraints(axes)}
+        ours = autoshard.auto_parallelize(built(name), mesh, _batch(), bucket=bucket, **options)
         made[scheme, "autoshard"] = _step(ours, autoshard.shard_inputs(ours.plan, mesh, *_batch()), fused)
         if scheme != OPTIMUM:
             theirs, data = torchs(scheme, built(name), mesh)
@@ -226,11 +232,11 @@ def report(times: dict[tuple[str, str], list[float]], console: Console) -> bool:
     return fine
 
 
-def work(name: str, schemes: list[str], rounds: int, bucket: str, fused: bool) -> NoReturn:
+def work(name: str, schemes: list[str], rounds: int, bucket: str, fused: bool, profile: str | None) -> NoReturn:
     """One rank; the first one prints, and leaves a mark where a ratio is not as it must be."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=600))
-    times = timed(contenders(name, schemes, bucket, fused), rounds)
+    times = timed(contenders(name, schemes, bucket, fused, profile), rounds)
     fine = dist.get_rank() != 0 or report(times, Console(width=None if sys.stdout.isatty() else 140))
     dist.barrier()
     dist.destroy_process_group()
@@ -248,12 +254,13 @@ def main() -> int:
     parser.add_argument("--bucket", default=BUCKET, help="of autoshard's plans (default: %(default)s)")
     parser.add_argument("--fused", action="store_true", help="AdamW's fused kernel, for all")
     parser.add_argument("--model", choices=SCHEMES, default="llama")
+    parser.add_argument("--profile", help="a hardware profile, made by autoshard calibrate on dp=2,tp=2")
     arguments = parser.parse_args()
     if unfit := set(arguments.scheme or ()) - set(SCHEMES[arguments.model]):
         parser.error(f"torch has no {', '.join(sorted(unfit))} of its own for {arguments.model}")
     if "RANK" in os.environ:
         schemes = arguments.scheme or list(SCHEMES[arguments.model])
-        work(arguments.model, schemes, arguments.rounds, arguments.bucket, arguments.fused)
+        work(arguments.model, schemes, arguments.rounds, arguments.bucket, arguments.fused, arguments.profile)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
     with tempfile.TemporaryDirectory() as folder:
         missed = Path(folder) / "missed"

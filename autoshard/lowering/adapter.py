@@ -160,6 +160,13 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
+def known_as(tensor: object) -> DTensorSpec | None:
+    """What a DTensor says of itself: mesh, placements, shape and dtype, in an object that stays the same as long as
+    they do; None for a plain tensor.
+    """
+    return tensor._spec if isinstance(tensor, DTensor) else None
+
+
 def saved_tensors(folder: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape and dtype of every tensor in a folder of ``torch.distributed.checkpoint``."""
     import torch.distributed.checkpoint as dcp  # slow to load, and few need it

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Placement
 
 from ..errors import PlanMismatchError
 from ..plans import ShardingPlan, TensorEntry
+from .adapter import DTensorSpec, known_as
 from .placements import placements_of
 
 
@@ -41,6 +42,7 @@ class HeldTensors:
         self._places = {
             name: _place(table, key, entries[name]) for name, table, key in _tables(model) if name in entries
         }
+        self._checked: dict[str, DTensorSpec | None] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A parameter or buffer.
@@ -49,7 +51,27 @@ class HeldTensors:
             PlanMismatchError: it is no longer what the plan was made for.
         """
         place = self._places[name]
-        tensor = place.table.get(place.key)
+        tensor: Any = place.table.get(place.key)
+        if not self._is_as_checked(name, place, tensor):
+            self._check(place, tensor)
+            self._checked[name] = known_as(tensor)
+        return tensor  # type: ignore[no-any-return]
+
+    def _is_as_checked(self, name: str, place: _Place, tensor: Any) -> bool:
+        """Whether a parameter is a DTensor that says of itself what it said when it was checked, which most calls of a
+        module find. What ``.data`` or ``requires_grad`` change, it does not say.
+        """
+        said = self._checked.get(name)
+        return (
+            said is not None
+            and known_as(tensor) is said
+            and tensor.dtype == place.dtype
+            and tensor.shape == place.entry.shape
+            and not tensor.is_meta
+            and (place.is_trained or not tensor.requires_grad)
+        )
+
+    def _check(self, place: _Place, tensor: Any) -> None:
         if not isinstance(tensor, torch.Tensor):
             raise _mismatch(place, "is gone", "put it back")
         if tensor.is_meta:
@@ -66,7 +88,6 @@ class HeldTensors:
             raise _mismatch(place, "requires a gradient", "set requires_grad before the model is planned")
         if place.placements is not None:
             self._check_placed(place, tensor)
-        return tensor
 
     def replace(self, name: str, tensor: torch.Tensor) -> None:
         """Puts another tensor in the place of a buffer that the forward assigned."""

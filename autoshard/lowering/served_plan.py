@@ -49,6 +49,7 @@ class ServedPlan:
         self._mesh, self._graph = mesh, graph
         self._held = HeldTensors(model, plan, mesh)
         self._accumulation = Accumulation(plan, mesh, program)
+        self._taken = [name for name in program.arguments if name not in inputs.names]
         self._written = [name for name in program.mutated if name not in graph.replaced]
         self.draws = draws
 
@@ -109,7 +110,7 @@ class ServedPlan:
         Raises:
             PlanMismatchError: one is no longer what the plan was made for.
         """
-        return {name: self._held[name] for name in self.program.arguments if name not in self.inputs.names}
+        return {name: self._held[name] for name in self._taken}
 
     def run(self, given: dict[str, torch.Tensor], held: dict[str, torch.Tensor]) -> Any:
         """The forward: what the model's own would return.

@@ -19,7 +19,7 @@ from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .adapter import local_of
+from .adapter import known_as, local_of
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -100,13 +100,14 @@ def _are_alike(parameter: Tensor, gradient: Tensor, *states: Any) -> bool:
     """Whether what is a DTensor among these is placed as the parameter is, and no sum is open."""
     if gradient.dtype != parameter.dtype:
         return False
-    if not isinstance(parameter, DTensor):
+    spec = known_as(parameter)
+    if spec is None:
         return not any(isinstance(other, DTensor) for other in (gradient, *states))
-    placements, mesh = parameter.placements, parameter.device_mesh
     for other in (gradient, *states):
-        if isinstance(other, DTensor):
-            if other.placements != placements or other.device_mesh != mesh:
+        said = known_as(other)
+        if said is not None:
+            if said is not spec and (said.placements != spec.placements or said.mesh != spec.mesh):
                 return False
         elif isinstance(other, Tensor) and other.dim() > 0:
             return False
-    return not any(placement.is_partial() for placement in placements)
+    return not any(placement.is_partial() for placement in spec.placements)
