@@ -123,7 +123,9 @@ class GraphEmitter:
         return LocalGraph(self.graph, name)
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Adds an operator."""
+        """Adds an operator; none where a tensor is to be made contiguous that is."""
+        if op is aten.contiguous.default and args[0].meta["val"].is_contiguous(**kwargs):
+            return args[0]  # type: ignore[no-any-return]
         return self._append(op, args, kwargs, self._results.of(op, args, kwargs))
 
     def beside(self, function: Callable[..., None], *args: Any) -> None:
