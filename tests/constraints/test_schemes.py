@@ -192,7 +192,7 @@ class Fused(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         parts = self.qkv(x).view(*x.shape[:2], 6, 4)
         q, k, v = parts[..., :-2, :], parts[..., [-2], :], parts[..., [-1], :]
-        y = F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, k.expand_as(q), v.expand_as(q))))
+        y = F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, k, v)))
         return self.o(y.transpose(1, 2).flatten(2))
 
 
