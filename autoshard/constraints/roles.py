@@ -120,14 +120,32 @@ class Roles:
     def matrices(self) -> frozenset[int]:
         """Parameters of two or more dims that a matrix product of a layer reads.
 
-        Without those that are small beside the others (routers of experts): below a twentieth of the largest.
+        Without routers of experts, and others that are as small beside the largest: below a twentieth of it.
         """
         sizes = {
             i: math.prod(self._graph.meta(Ref(i)).shape[-2:])
             for i, _, dims in self._multiplied()
-            if dims >= 2 and i in self.layered
+            if dims >= 2 and i in self.layered and i not in self.routers
         }
         return frozenset(i for i, size in sizes.items() if 20 * size >= max(sizes.values()))
+
+    @cached_property
+    def routers(self) -> frozenset[int]:
+        """Parameters of products of whose columns the largest are chosen: each rank needs all of these."""
+        found: set[int] = set()
+        waiting = [ref for node in self._graph.nodes if has(node, "choice") for ref in node.inputs[:1]]
+        seen: set[int] = set()
+        while waiting:
+            ref = waiting.pop()
+            node, size = self._graph.nodes[ref.node], math.prod(self._graph.meta(ref).shape)
+            if ref.node in seen or node.kind != "operator":
+                continue
+            seen.add(ref.node)
+            if is_contraction(node):
+                found |= {self.origins[r.node] for r in node.inputs if r.node in self.origins}
+            else:
+                waiting += [r for r in node.inputs if math.prod(self._graph.meta(r).shape) == size]
+        return frozenset(found)
 
     @cached_property
     def biases(self) -> frozenset[int]:

@@ -283,6 +283,28 @@ def test_every_tensor_has_one_role_and_gradients_belong_to_parameters() -> None:
     assert not any("gate" in graph_of("routed").nodes[i].name for i in routed.matrices)
 
 
+class Choosing(nn.Module):
+    """A layer that keeps the largest two of eight channels, by a router that is as large as any matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest, index = self.router(x).softmax(-1).topk(2)
+        return self.down(F.relu(self.up(x))) * torch.zeros_like(x).scatter(-1, index, largest)
+
+
+def test_a_router_is_no_matrix_to_be_cut_however_large_it_is() -> None:
+    model = nn.Sequential(Choosing(), nn.Flatten(0))
+    plan = planned_by(model, (torch.ones(2, 6, 8),), "tp=2", ["family tp=tp"])
+    assert all(e.layout[0].kind == "S" for e in plan.parameters if e.name in ("0.up.weight", "0.down.weight"))
+    for name in ("llama", "routed"):
+        graph = graph_of(name)
+        found = {graph.nodes[i].name for i in Roles(graph).routers}
+        assert found == {f"layers.{i}.moe.gate.weight" for i in range(2)} if name == "routed" else not found
+
+
 @pytest.mark.parametrize("mesh", ["a=2", "a=2,b=2", "a=2,b=2,c=2"])
 def test_a_baseline_names_a_scheme_for_every_axis(mesh: str) -> None:
     axes = Mesh.parse(mesh)
