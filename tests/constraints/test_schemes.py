@@ -302,7 +302,7 @@ def test_a_router_is_no_matrix_to_be_cut_however_large_it_is() -> None:
     for name in ("llama", "routed"):
         graph = graph_of(name)
         found = {graph.nodes[i].name for i in Roles(graph).routers}
-        assert found == {f"layers.{i}.moe.gate.weight" for i in range(2)} if name == "routed" else not found
+        assert found == {f"layers.{i}.moe.router.gate.weight" for i in range(2)} if name == "routed" else not found
 
 
 @pytest.mark.parametrize("mesh", ["a=2", "a=2,b=2", "a=2,b=2,c=2"])
