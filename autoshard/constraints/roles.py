@@ -1,5 +1,5 @@
 """The roles of tensors in a training step: which are parameters, gradients or activations; which parameters are
-matrices, biases or experts; which inputs are batches; which operators belong to a layer.
+matrices, routers or experts; which inputs are batches; which operators belong to a layer.
 
 Roles are read from the graph, not from names, so they hold for every model. A view or cast of a parameter counts as a
 parameter; a tensor that becomes a parameter's gradient by views, casts and additions alone counts as a gradient.
@@ -146,11 +146,6 @@ class Roles:
             else:
                 waiting += [r for r in node.inputs if math.prod(self._graph.meta(r).shape) == size]
         return frozenset(found)
-
-    @cached_property
-    def biases(self) -> frozenset[int]:
-        """Parameters of one dim that a matrix product reads."""
-        return frozenset(i for i, _, dims in self._multiplied() if dims == 1)
 
     @cached_property
     def experts(self) -> frozenset[int]:

@@ -305,9 +305,10 @@ class _SchemeLimits:
         return self._roles.origins.get(ref.node, self._roles.gradients.get(ref))
 
     def _may_be_whole(self, parameter: int) -> bool:
-        """Whether fsdp may leave a parameter whole on some of its axes: one too small for them, or a bias that tp cuts.
+        """Whether fsdp may leave a parameter whole on some of its axes: one too small for them, or a vector that tp
+        cuts, such as a bias or one number for each head.
 
         Such a gradient is all-reduced, like ddp's.
         """
-        fits = any(self._shares(size, self._sharding) for size in self._graph.meta(Ref(parameter)).shape)
-        return not fits or (self._tensor and parameter in self._roles.biases)
+        shape = self._graph.meta(Ref(parameter)).shape
+        return not any(self._shares(size, self._sharding) for size in shape) or (self._tensor and len(shape) == 1)

@@ -14,7 +14,7 @@ from autoshard.capture import Ref, capture
 from autoshard.constraints.baselines import baseline, baselines
 from autoshard.constraints.roles import Roles
 from autoshard.errors import ConstraintError
-from autoshard.layout import R, S
+from autoshard.layout import Layout, R, S
 from autoshard.mesh import Mesh
 from autoshard.plans import Redistribution, ShardingPlan
 from solver import Status, solve
@@ -281,6 +281,27 @@ def test_every_tensor_has_one_role_and_gradients_belong_to_parameters() -> None:
     names = {graph_of("routed").nodes[i].name for i in routed.experts}
     assert names == {f"layers.{i}.moe.experts.w{k}" for i in range(2) for k in (1, 2, 3)}
     assert not any("gate" in graph_of("routed").nodes[i].name for i in routed.matrices)
+
+
+class Scaled(nn.Module):
+    """Channels between two matrices that have a number each, as the heads of Mamba-2 have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.scale = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.relu(self.up(x) * self.scale))
+
+
+def test_a_vector_that_tensor_parallelism_cuts_is_whole_over_the_axis_that_shards() -> None:
+    model = nn.Sequential(Scaled(), nn.Flatten(0))
+    plan = planned_by(model, (torch.ones(2, 6, 8),), "dp=2,tp=2", ["baseline fsdp+tp"])
+    layouts = {entry.name: entry.layout for entry in plan.parameters}
+    assert layouts["0.scale"] == layouts["0.up.bias"] == Layout((R, S(0)))
+    assert all(layouts[f"0.{name}.weight"][0].kind == "S" for name in ("up", "down"))
+    assert layouts["0.down.bias"] == Layout((S(0), R))
 
 
 class Choosing(nn.Module):
