@@ -2,6 +2,8 @@
 
 So padding masks are looked up (``mask[arange(B)[:, None, None, None], arange(S)]``), and what stands at the last word
 of each row (``logits[arange(B), last]``). For torch's own operator row numbers are numbers like any others.
+
+And numbers in a row are a range: ``x[..., [-2], :]`` is a part of x, which is cut as parts are.
 """
 
 from __future__ import annotations
@@ -59,6 +61,25 @@ def by_position(x: Tensor, indices: Sequence[Tensor], along: Along) -> Tensor:
     flat = x.reshape(*x.shape[:2], math.prod(rest))
     found = flat.gather(1, picked.expand(-1, -1, flat.shape[2]))
     return found.reshape(len(x), *others, *rest).movedim(0, rows)
+
+
+def as_range(index: Any) -> tuple[Any, ...] | None:
+    """An index with a range for the one list of numbers in a row that it has; None of any other."""
+    found = index if isinstance(index, tuple) else (index,)
+    lists = [k for k, each in enumerate(found) if isinstance(each, list)]
+    if len(lists) != 1 or any(isinstance(each, fx.Node | int) for each in found):
+        return None
+    numbers = found[lists[0]]
+    if not numbers or not all(type(n) is int for n in numbers) or numbers[0] < 0 <= numbers[-1]:
+        return None
+    if list(numbers) != list(range(numbers[0], numbers[0] + len(numbers))):
+        return None
+    return (*found[: lists[0]], slice(numbers[0], numbers[-1] + 1 or None), *found[lists[0] + 1 :])
+
+
+def part(x: Tensor, index: tuple[Any, ...]) -> Tensor:
+    """``x[index]`` of ranges, as a tensor of its own, as what a list of numbers picks is."""
+    return x[index].clone(memory_format=torch.contiguous_format)
 
 
 def _counts(index: Any, size: int, dims: int) -> int | None:

@@ -7,12 +7,12 @@ import operator
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from .attention_parts import attention_in_parts, is_without_kernel
+from .attention_parts import attention_in_parts, attention_of_one_head, is_of_one_head, is_without_kernel
 from .bags import can_be_added_up, embedding_bag
 from .matrix_products import is_product, product
 from .multihead import has_a_batch, multihead_attention
 from .recurrent import STEP_BY_STEP
-from .row_numbers import by_position, positions
+from .row_numbers import as_range, by_position, part, positions
 
 POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
 """Pools, and the number of dims that they go over."""
@@ -20,8 +20,8 @@ POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool
 
 def take_apart(module: fx.GraphModule) -> None:
     """Rewrites a graph of torch functions in place: recurrent modules, but for those on packed sequences, bags,
-    attention of several heads or without a kernel, products of matrices with several dims in front, picking
-    from each row, and means that are written as pools.
+    attention of several heads, without a kernel or to one head, products of matrices with several dims in front,
+    picking from each row or by numbers in a row, and means that are written as pools.
     """
     for node in module.graph.nodes:
         if is_product(node):
@@ -36,6 +36,10 @@ def take_apart(module: fx.GraphModule) -> None:
             node.target = multihead_attention
         elif is_without_kernel(node):
             node.target = attention_in_parts
+        elif is_of_one_head(node):
+            node.target = attention_of_one_head
+        elif node.target is operator.getitem and (index := as_range(node.args[1])) is not None:
+            node.target, node.args = part, (node.args[0], index)
         elif node.target is operator.getitem and (along := positions(node)) is not None:
             node.target, node.args = by_position, (*node.args, along)
         elif node.target in POOLS and len(node.args) == 2 and set(_listed(node.args[1])) == {1}:

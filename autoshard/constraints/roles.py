@@ -1,5 +1,5 @@
 """The roles of tensors in a training step: which are parameters, gradients or activations; which parameters are
-matrices, biases or experts; which inputs are batches; which operators belong to a layer.
+matrices, routers or experts; which inputs are batches; which operators belong to a layer.
 
 Roles are read from the graph, not from names, so they hold for every model. A view or cast of a parameter counts as a
 parameter; a tensor that becomes a parameter's gradient by views, casts and additions alone counts as a gradient.
@@ -120,19 +120,32 @@ class Roles:
     def matrices(self) -> frozenset[int]:
         """Parameters of two or more dims that a matrix product of a layer reads.
 
-        Without those that are small beside the others (routers of experts): below a twentieth of the largest.
+        Without routers of experts, and others that are as small beside the largest: below a twentieth of it.
         """
         sizes = {
             i: math.prod(self._graph.meta(Ref(i)).shape[-2:])
             for i, _, dims in self._multiplied()
-            if dims >= 2 and i in self.layered
+            if dims >= 2 and i in self.layered and i not in self.routers
         }
         return frozenset(i for i, size in sizes.items() if 20 * size >= max(sizes.values()))
 
     @cached_property
-    def biases(self) -> frozenset[int]:
-        """Parameters of one dim that a matrix product reads."""
-        return frozenset(i for i, _, dims in self._multiplied() if dims == 1)
+    def routers(self) -> frozenset[int]:
+        """Parameters of products of whose columns the largest are chosen: each rank needs all of these."""
+        found: set[int] = set()
+        waiting = [ref for node in self._graph.nodes if has(node, "choice") for ref in node.inputs[:1]]
+        seen: set[int] = set()
+        while waiting:
+            ref = waiting.pop()
+            node, size = self._graph.nodes[ref.node], math.prod(self._graph.meta(ref).shape)
+            if ref.node in seen or node.kind != "operator":
+                continue
+            seen.add(ref.node)
+            if is_contraction(node):
+                found |= {self.origins[r.node] for r in node.inputs if r.node in self.origins}
+            else:
+                waiting += [r for r in node.inputs if math.prod(self._graph.meta(r).shape) == size]
+        return frozenset(found)
 
     @cached_property
     def experts(self) -> frozenset[int]:
@@ -162,10 +175,11 @@ class Roles:
 
     @cached_property
     def heads(self) -> tuple[tuple[int, int], ...]:
-        """Operators of layers that make heads of the last dim of (batch, sequence, C), with how many they make."""
-        views = ((i, node) for i, node in self._graph.of_kind("operator") if has(node, "reshape") and i in self.layered)
-        shapes = ((i, self._graph.meta(node.inputs[0]).shape, self._graph.meta(Ref(i)).shape) for i, node in views)
-        return tuple((i, b[2]) for i, a, b in shapes if len(a) == 3 and len(b) == 4 and a[:2] == b[:2])
+        """Operators of layers that make heads of the last dim of (batch, sequence, C), or take some of the heads of a
+        fused projection, with how many they make.
+        """
+        made = {i: heads for i, heads in self._made_heads.items() if i not in self._taken_from}
+        return tuple(sorted((made | {i: self._graph.meta(Ref(i)).shape[2] for i in self._takes_heads}).items()))
 
     @cached_property
     def equal_parts(self) -> Mapping[int, tuple[tuple[int, Placement], ...]]:
@@ -180,22 +194,52 @@ class Roles:
 
     @cached_property
     def fused(self) -> tuple[int, ...]:
-        """Operators of layers that split the last dim of (batch, sequence, C), or take some of the heads that were made
-        of it: queries, keys and values of one projection.
+        """Operators of layers that split the last dim of (batch, sequence, C) or take ranges that fill it, or take some
+        of the heads that were made of it: queries, keys and values of one projection.
         """
-        found = []
-        made = {i for i, _ in self.heads}
+        ranges = {i for _, _, i in parts_asked_for(self._graph)}
+        found = set(self._takes_heads)
         for i, node in self._graph.of_kind("operator"):
-            if i not in self.layered or node.phase != "forward" or not (has(node, "split") or has(node, "part")):
-                continue
-            shape = self._graph.meta(node.inputs[0]).shape
-            at = 2 if has(node, "split") else 1
-            dim = node.args[at] if len(node.args) > at else 0
-            splits_columns = has(node, "split") and len(shape) == 3
-            takes_heads = node.inputs[0].node in made and self._graph.meta(Ref(i)).shape != shape
-            if (splits_columns or takes_heads) and dim % len(shape) == 2:
-                found.append(i)
-        return tuple(found)
+            if i in self.layered and node.phase == "forward" and (has(node, "split") or i in ranges):
+                shape = self._graph.meta(node.inputs[0]).shape
+                if len(shape) == 3 and _dim_taken_apart(node) % 3 == 2:
+                    found.add(i)
+        return tuple(sorted(found))
+
+    @cached_property
+    def _made_heads(self) -> dict[int, int]:
+        views = ((i, node) for i, node in self._graph.of_kind("operator") if has(node, "reshape") and i in self.layered)
+        shapes = ((i, self._graph.meta(node.inputs[0]).shape, self._graph.meta(Ref(i)).shape) for i, node in views)
+        return {i: b[2] for i, a, b in shapes if len(a) == 3 and len(b) == 4 and a[:2] == b[:2]}
+
+    @cached_property
+    def _takes_heads(self) -> frozenset[int]:
+        """Operators that take some of the heads that were made of one projection."""
+        forward = ((i, node) for i, node in self._graph.of_kind("operator") if node.phase == "forward")
+        return frozenset(
+            i
+            for i, node in forward
+            if has(node, "part")
+            and node.inputs[0].node in self._made_heads
+            and _dim_taken_apart(node) % 4 == 2
+            and self._graph.meta(Ref(i)).shape != self._graph.meta(node.inputs[0]).shape
+        )
+
+    @cached_property
+    def _taken_from(self) -> frozenset[int]:
+        return frozenset(self._graph.nodes[i].inputs[0].node for i in self._takes_heads)
+
+    def made_for(self, index: int) -> frozenset[int]:
+        """Parameters of the product whose columns an operator takes apart, its bias included; or the one parameter that
+        it takes apart itself.
+        """
+        found: set[int] = set()
+        while True:
+            node = self._graph.nodes[index]
+            found |= {self.origins[ref.node] for ref in node.inputs if ref.node in self.origins}
+            if is_contraction(node) or not node.inputs or node.inputs[0].node in self.origins:
+                return frozenset(found)
+            index = node.inputs[0].node
 
     def _multiplied(self) -> Iterator[tuple[int, Node, int]]:
         """Each parameter that a matrix product reads, with the product and the parameter's number of dims."""
@@ -205,6 +249,11 @@ class Roles:
                     if ref.node in self.origins:
                         origin = self.origins[ref.node]
                         yield origin, node, len(self._graph.meta(Ref(origin)).shape)
+
+
+def _dim_taken_apart(node: Node) -> int:
+    at = 2 if has(node, "split") else 1
+    return int(node.args[at]) if len(node.args) > at else 0
 
 
 def _passes_on(node: Node) -> bool:

@@ -30,6 +30,10 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
     As ``ddp``, but the weights of experts are cut along the experts, and activations communicate by all-to-all alone:
     tokens go to their experts and back. D. Lepikhin et al., "GShard", arXiv:2006.16668, section 3.2.
 
+Under ``tp`` and ``sp``, projections whose columns the ranks cannot share are left to the solver: those of fewer heads
+than ranks (keys and values of grouped queries), and fused ones of unequal parts, in which no parameter can be cut. Each
+rank computes its columns, or all of them and takes its heads, whose gradients may be gathered.
+
 Under ``tp`` and ``sp``, what stands outside the layers (embedding, head, loss) is left to the solver: whatever a person
 could do there by hand, the scheme does no worse. Scalars (a loss, a count of targets) may always be all-reduced.
 """
@@ -38,6 +42,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 
@@ -182,15 +187,8 @@ class _SchemeLimits:
             )
 
     def _check_heads(self, axis: str, ranks: int) -> None:
-        for node in self._roles.fused:
-            if not self._shares_parts(node, ranks):
-                raise ConstraintError(
-                    f"{self._text!r} cuts projections by columns, but {self._graph.nodes[node].name} splits the "
-                    "columns of one projection among several, into parts that are unequal or that the "
-                    f"{ranks} ranks of {axis} cannot share evenly; make each its own"
-                )
         for node, heads in self._roles.heads:
-            if heads % ranks:
+            if heads % ranks and self._most_heads[self._roles.layered[node]] % ranks:
                 raise ConstraintError(
                     f"{self._text!r} cuts attention by heads, but the {ranks} ranks of {axis} cannot share the {heads} "
                     f"heads of {self._graph.nodes[node].name}"
@@ -203,6 +201,35 @@ class _SchemeLimits:
         layout = Layout(tuple(S(0) if axis in axes else R for axis in range(self._mesh.ndim)))
         empty = has_empty_shard((size,), layout, self._mesh)
         return not empty and (len(axes) == 1 or is_even((size,), layout, self._mesh))
+
+    @cached_property
+    def _most_heads(self) -> dict[str, int]:
+        """Of each layer the most heads that one of its operators makes: those of the queries."""
+        found: dict[str, int] = {}
+        for node, heads in self._roles.heads:
+            layer = self._roles.layered[node]
+            found[layer] = max(found.get(layer, 0), heads)
+        return found
+
+    @cached_property
+    def _not_shared(self) -> frozenset[int]:
+        """Parameters of projections whose columns the ranks cannot share: of too few heads, or fused of parts that no
+        parameter can be cut in.
+        """
+        ranks = self._mesh.shape[self._axis]
+        nodes = [node for node in self._roles.fused if not self._shares_parts(node, ranks)]
+        nodes += [node for node, heads in self._roles.heads if heads % ranks]
+        return frozenset().union(*map(self._roles.made_for, nodes))
+
+    @cached_property
+    def _layers_not_shared(self) -> frozenset[str]:
+        return frozenset(self._roles.layered[i] for i in self._not_shared if i in self._roles.layered)
+
+    def _gathers_heads(self, ref: Ref) -> bool:
+        """Whether a tensor is the gradient of heads that every rank has in whole, or from which it is cut."""
+        node = self._graph.nodes[ref.node]
+        is_of_heads = node.phase == "backward" and len(self._graph.meta(ref).shape) == _WITH_HEADS
+        return is_of_heads and self._roles.layered.get(ref.node) in self._layers_not_shared
 
     def _shares_parts(self, node: int, ranks: int) -> bool:
         """Whether ranks can share each part of a product that an operator takes apart, wherever it is a dim's part."""
@@ -229,7 +256,7 @@ class _SchemeLimits:
             self._to.limit(i, CutMost(self._sharding, True, self._text))
 
     def _cut_layers(self) -> None:
-        for i in self._roles.matrices:
+        for i in self._roles.matrices - self._not_shared:
             self._only(i, _ANY_DIM)
         for i in self._roles.attentions:
             self._only(i, S(1))
@@ -242,7 +269,8 @@ class _SchemeLimits:
         banned: set[tuple[str, int, int]] = {
             (kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS if kind not in allowed
         }
-        if self._scheme == "sp" and ref.node in self._roles.layered and self._roles.of(ref) == "activations":
+        activations = self._scheme == "sp" and ref.node in self._roles.layered and self._roles.of(ref) == "activations"
+        if activations and not self._gathers_heads(ref):
             dims = len(self._graph.meta(ref).shape)  # only the sequence is gathered, of (batch, sequence, ...)
             banned |= {("all_gather", self._axis, dim) for dim in range(dims) if (dims, dim) != (3, 1)}
         if self._scheme == "cp" and self._roles.of(ref) == "activations":
@@ -258,6 +286,8 @@ class _SchemeLimits:
             return frozenset(REDISTRIBUTION_KINDS)
         if self._scheme in _DATA and self._roles.is_statistics(ref):
             return _STATISTICS
+        if self._scheme in ("tp", "sp") and self._parameter_of(ref) in self._not_shared:
+            return frozenset(REDISTRIBUTION_KINDS)
         if role == "parameters":
             return _GATHERED if self._shards else frozenset()
         if role == "gradients":
@@ -267,12 +297,18 @@ class _SchemeLimits:
             return _GRADIENTS["fsdp"] | (_GRADIENTS["ddp"] if self._may_be_whole(parameter) else frozenset())
         if self._scheme in ("tp", "sp") and ref.node not in self._roles.layered:
             return frozenset(REDISTRIBUTION_KINDS)
-        return _ACTIVATIONS.get(self._scheme, frozenset())
+        gathered = _GATHERED if self._scheme in ("tp", "sp") and self._gathers_heads(ref) else frozenset()
+        return _ACTIVATIONS.get(self._scheme, frozenset()) | gathered
+
+    def _parameter_of(self, ref: Ref) -> int | None:
+        """The parameter that a tensor is a view of, or becomes the gradient of; None of any other."""
+        return self._roles.origins.get(ref.node, self._roles.gradients.get(ref))
 
     def _may_be_whole(self, parameter: int) -> bool:
-        """Whether fsdp may leave a parameter whole on some of its axes: one too small for them, or a bias that tp cuts.
+        """Whether fsdp may leave a parameter whole on some of its axes: one too small for them, or a vector that tp
+        cuts, such as a bias or one number for each head.
 
         Such a gradient is all-reduced, like ddp's.
         """
-        fits = any(self._shares(size, self._sharding) for size in self._graph.meta(Ref(parameter)).shape)
-        return not fits or (self._tensor and parameter in self._roles.biases)
+        shape = self._graph.meta(Ref(parameter)).shape
+        return not any(self._shares(size, self._sharding) for size in shape) or (self._tensor and len(shape) == 1)

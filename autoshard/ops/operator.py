@@ -29,6 +29,7 @@ Trait = Literal[
     "attention",
     "batched",
     "cast",
+    "choice",
     "contraction",
     "drawn",
     "linear",
@@ -49,6 +50,7 @@ Trait = Literal[
 * ``attention``: dims 0 and 1 of its tensors are batch and heads;
 * ``batched``: a product of one matrix per index of dim 0;
 * ``cast``: the same numbers in another dtype;
+* ``choice``: it picks the largest of a dim, as a router does of its experts;
 * ``contraction``: a matrix product or a convolution of the forward;
 * ``drawn``: it draws a random number for each element, by itself, in shapes that all its tensors share;
 * ``linear``: of all its tensors taken together: what it makes of sums is the sum of what it makes of the addends;

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from autoshard.capture import capture
-from autoshard.capture.attention_parts import attention_in_parts
+from autoshard.capture.attention_parts import attention_in_parts, attention_of_one_head
 from autoshard.capture.bags import can_be_added_up, embedding_bag
 from autoshard.capture.multihead import multihead_attention
 from autoshard.capture.recurrent import STEP_BY_STEP
-from autoshard.capture.row_numbers import by_position
+from autoshard.capture.row_numbers import by_position, part
 from autoshard.capture.taken_apart import mean_of_all, take_apart
 
 KINDS = {
@@ -160,6 +160,8 @@ WITHOUT_KERNEL: dict[str, tuple[Any, dict[str, Any], bool]] = {
     "dropped, masked": (_heads, {"dropout_p": 0.3, "attn_mask": _hidden()}, True),
     "short values": (lambda: _heads(values=2), {"scale": 0.3}, True),
     "fewer heads": (lambda: _heads(keys=1), {"attn_mask": _learned(), "enable_gqa": True}, True),
+    "dropped, one head": (lambda: _heads(keys=1), {"dropout_p": 0.3}, True),
+    "short values, one head": (lambda: _heads(keys=1, values=2), {}, True),
     "below zero": (_heads, {"attn_mask": _learned(), "scale": -0.3}, True),
     "bfloat16": (lambda: _heads(torch.bfloat16), {"attn_mask": _learned(torch.bfloat16)}, True),
     "a mask": (_heads, {"attn_mask": _hidden()}, False),
@@ -189,6 +191,28 @@ def test_attention_without_a_kernel(name: str) -> None:
     torch.testing.assert_close(seen(compiled), expected)
     assert taken == [is_taken_apart]
     torch.testing.assert_close(seen(attention_in_parts), expected)
+
+
+class ToOneHead(nn.Module):
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.keys, self.options = nn.Parameter(_heads(keys=1)[1].detach()), options
+        self.register_buffer("mask", options.get("attn_mask"))
+
+    def forward(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        options = self.options | {"attn_mask": self.mask}
+        return F.scaled_dot_product_attention(q, self.keys, v, **options)
+
+
+@pytest.mark.parametrize("name", ["", "is_causal", "attn_mask", "enable_gqa"])
+def test_attention_to_one_head_runs_in_a_kernel_that_keeps_the_heads(name: str) -> None:
+    """Torch multiplies batches of matrices, of which no block is some heads of several rows."""
+    options: dict[str, Any] = {name: _hidden() if name == "attn_mask" else True} if name else {}
+    q, k, v = _heads(keys=1)
+    wanted = F.scaled_dot_product_attention(q, k, v, **options)
+    torch.testing.assert_close(attention_of_one_head(q, k, v, **options), wanted)
+    names = [str(node.op) for node in capture(ToOneHead(options), (q.detach(), v.detach())).nodes]
+    assert "autoshard.attention.default" in names and not any("bmm" in name for name in names)
 
 
 def test_attention_without_a_kernel_is_cast_as_torch_casts_it() -> None:
@@ -238,6 +262,41 @@ def test_picking_from_rows(name: str) -> None:
     weights = torch.randn(expected.shape, dtype=torch.float64)
     torch.testing.assert_close(*(torch.autograd.grad((y * weights).sum(), x)[0] for y in (found, expected)))
     assert taken == [is_taken_apart]
+
+
+RANGES = {
+    "one": (lambda x: x[..., [-2], :], True),
+    "the last ones": (lambda x: x[:, [-2, -1]], True),
+    "some": (lambda x: x[[1, 2, 3]], True),
+    "one beside a new dim": (lambda x: x[None, :, [2]], True),
+    "in another order": (lambda x: x[:, [2, 1]], False),
+    "from the end on": (lambda x: x[:, [-1, 0]], False),
+    "twice": (lambda x: x[:, [1, 1]], False),
+    "beside a number": (lambda x: x[0, :, [1, 2]], False),
+    "at pairs": (lambda x: x[[0, 1], [1, 2]], False),
+    "by truths": (lambda x: x[:, [True, False, True, False, True]], False),
+}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_numbers_in_a_row_are_a_range(name: str) -> None:
+    function, is_range = RANGES[name]
+    x, taken = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True), []
+
+    def backend(module: torch.fx.GraphModule, given: Any) -> Any:
+        take_apart(module)
+        taken.append(any(node.target is part for node in module.graph.nodes))
+        return module
+
+    def changed(x: torch.Tensor) -> torch.Tensor:
+        picked = function(x * 1.0)
+        return picked.mul_(2.0).square()  # what is picked is no view
+
+    torch._dynamo.reset()
+    found, expected = torch.compile(changed, backend=backend, fullgraph=True, dynamic=False)(x), changed(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y in (found, expected)))
+    assert taken == [is_range]
 
 
 @pytest.mark.parametrize(

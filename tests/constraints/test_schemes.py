@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -10,14 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoshard
+from autoshard.capture import Ref, capture
 from autoshard.constraints.baselines import baseline, baselines
 from autoshard.constraints.roles import Roles
 from autoshard.errors import ConstraintError
-from autoshard.layout import R, S
+from autoshard.layout import Layout, R, S
 from autoshard.mesh import Mesh
 from autoshard.plans import Redistribution, ShardingPlan
 from solver import Status, solve
 
+from ..fused_models import fused
 from ..models import gpt2, graph_of, llama
 from ..plans_of import formulated, planned
 
@@ -166,7 +168,7 @@ def test_expert_parallelism_sends_tokens_and_no_expert() -> None:
         ("llama", "dp=8", ["family dp=ddp"], "the 8 ranks of dp cannot share 4 rows"),
         ("routed", "dp=3,tp=2", ["family dp=ddp", "family tp=ddp"], "cannot share 8 rows evenly"),
         ("llama", "tp=3", ["family tp=tp"], "the 3 ranks of tp cannot share the 4 heads of layers.0.attention/view"),
-        ("gpt2", "tp=5", ["family tp=tp"], "splits the columns of one projection among several"),
+        ("gpt2", "tp=5", ["family tp=tp"], "the 5 ranks of tp cannot share the 3 heads of h.0.attn/view"),
         ("llama", "ep=2", ["family ep=ep"], "no parameter of three dims"),
         ("llama", "cp=2", ["family cp=cp"], "a rank would have 4"),
         ("llama", "dp=2,cp=2", ["family dp=fsdp", "family cp=cp"], "a rank would have 2"),
@@ -181,24 +183,60 @@ def test_a_scheme_that_a_model_cannot_have_says_why(model: str, mesh: str, const
 
 
 class Fused(nn.Module):
-    """Falcon's attention: 2 heads of queries, and one of keys and of values, of one projection."""
+    """Falcon's attention: 4 heads of queries, and one of keys and of values, of one projection."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv, self.o = nn.Linear(8, 16), nn.Linear(8, 8)
+        self.qkv, self.o = nn.Linear(8, 24), nn.Linear(16, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.qkv(x).view(*x.shape[:2], 4, 4)
+        parts = self.qkv(x).view(*x.shape[:2], 6, 4)
         q, k, v = parts[..., :-2, :], parts[..., [-2], :], parts[..., [-1], :]
-        y = F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, k.expand_as(q), v.expand_as(q))))
+        y = F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, k, v)))
         return self.o(y.transpose(1, 2).flatten(2))
 
 
-def test_heads_of_a_fused_projection_are_no_heads_to_be_shared() -> None:
-    """Two ranks could share four heads, if they were four heads of the same."""
-    model = nn.Sequential(Fused(), nn.Flatten(0))
-    with pytest.raises(ConstraintError, match="/slice splits the columns of one projection among several"):
-        autoshard.plan(model, (torch.ones(2, 6, 8),), mesh="tp=2", hardware="cpu-gloo", constraints=["family tp=tp"])
+def falcon() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return nn.Sequential(Fused(), nn.Flatten(0)), (torch.ones(2, 6, 8),)
+
+
+@pytest.mark.parametrize("scheme", ["tp", "sp"])
+@pytest.mark.parametrize(
+    ("make", "ranks", "loose"),
+    [
+        (falcon, 2, ("0.qkv.weight", "0.qkv.bias")),
+        (falcon, 4, ("0.qkv.weight", "0.qkv.bias")),
+        (lambda: fused("split", groups=4), 4, ("qkv.weight",)),
+        (lambda: fused("ranges", groups=1), 2, ("qkv.weight",)),
+        (lambda: llama(batch=2, max_sequence=8), 4, ("wk.weight", "wv.weight")),
+    ],
+    ids=["falcon", "falcon on 4", "4 of 8 heads", "1 of 8 heads", "2 of 4 heads, apart"],
+)
+def test_projections_that_ranks_cannot_share_are_left_whole_and_attention_is_cut_by_heads(
+    make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]],
+    ranks: int,
+    loose: tuple[str, ...],
+    scheme: str,
+) -> None:
+    """Of fewer heads than ranks, or fused in unequal parts: every other matrix is cut, and of activations no scheme
+    sends more than it does otherwise, but the gradients of heads.
+    """
+    model, args = make()
+    plan = planned_by(model, args, f"tp={ranks}", [f"family tp={scheme}"])
+    graph = capture(model, args)
+    roles, names = Roles(graph), {node.name: i for i, node in enumerate(graph.nodes)}
+    for entry in plan.parameters:
+        if names[entry.name] in roles.matrices and not entry.name.endswith(loose):
+            assert entry.layout[0].kind == "S", entry.name
+    assert {e.inputs[0][0] for e in plan.operators if e.name.endswith("/attention")} == {S(1)}
+    own = {"all_reduce"} if scheme == "tp" else {"all_gather", "reduce_scatter"}
+    for redistribution, kind in moved(plan, "tp"):
+        name, _, output = redistribution.tensor.partition(":")
+        ref = Ref(names[name], int(output or 0))
+        if roles.of(ref) != "activations" or roles.layered.get(ref.node) in (None, ""):
+            continue
+        is_of_heads = len(graph.meta(ref).shape) == 4 and redistribution.phase == "backward"
+        assert kind in own or (is_of_heads and kind == "all_gather"), redistribution
 
 
 def test_placements_and_collectives_that_are_forbidden_do_not_occur() -> None:
@@ -243,6 +281,49 @@ def test_every_tensor_has_one_role_and_gradients_belong_to_parameters() -> None:
     names = {graph_of("routed").nodes[i].name for i in routed.experts}
     assert names == {f"layers.{i}.moe.experts.w{k}" for i in range(2) for k in (1, 2, 3)}
     assert not any("gate" in graph_of("routed").nodes[i].name for i in routed.matrices)
+
+
+class Scaled(nn.Module):
+    """Channels between two matrices that have a number each, as the heads of Mamba-2 have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.scale = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.relu(self.up(x) * self.scale))
+
+
+def test_a_vector_that_tensor_parallelism_cuts_is_whole_over_the_axis_that_shards() -> None:
+    model = nn.Sequential(Scaled(), nn.Flatten(0))
+    plan = planned_by(model, (torch.ones(2, 6, 8),), "dp=2,tp=2", ["baseline fsdp+tp"])
+    layouts = {entry.name: entry.layout for entry in plan.parameters}
+    assert layouts["0.scale"] == layouts["0.up.bias"] == Layout((R, S(0)))
+    assert all(layouts[f"0.{name}.weight"][0].kind == "S" for name in ("up", "down"))
+    assert layouts["0.down.bias"] == Layout((S(0), R))
+
+
+class Choosing(nn.Module):
+    """A layer that keeps the largest two of eight channels, by a router that is as large as any matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest, index = self.router(x).softmax(-1).topk(2)
+        return self.down(F.relu(self.up(x))) * torch.zeros_like(x).scatter(-1, index, largest)
+
+
+def test_a_router_is_no_matrix_to_be_cut_however_large_it_is() -> None:
+    model = nn.Sequential(Choosing(), nn.Flatten(0))
+    plan = planned_by(model, (torch.ones(2, 6, 8),), "tp=2", ["family tp=tp"])
+    assert all(e.layout[0].kind == "S" for e in plan.parameters if e.name in ("0.up.weight", "0.down.weight"))
+    for name in ("llama", "routed"):
+        graph = graph_of(name)
+        found = {graph.nodes[i].name for i in Roles(graph).routers}
+        assert found == {f"layers.{i}.moe.router.gate.weight" for i in range(2)} if name == "routed" else not found
 
 
 @pytest.mark.parametrize("mesh", ["a=2", "a=2,b=2", "a=2,b=2,c=2"])

@@ -74,6 +74,8 @@ def _train_all(case: str, texts: list[str]) -> list[float]:
         ("gpt2", "dp=2,tp=2", ("ddp+tp", "fsdp+tp", "fsdp+sp/selective")),
         ("fused", "tp=4", ("tp", "sp")),
         ("fused", "dp=2,tp=2", ("fsdp+tp", "fsdp+tp/full")),
+        ("fused 4:1:1", "tp=4", ("tp", "sp")),
+        ("fused 4:1:1", "dp=2,tp=2", ("fsdp+tp", "ddp+sp")),
         ("crossed", "dp=2,tp=2", ("fsdp+tp", "ddp+tp/selective")),
         ("vit", "dp=2,tp=2", ("fsdp", "hsdp", "fsdp+sp")),
         ("routed", "ep=4", ("tp", "ep")),
