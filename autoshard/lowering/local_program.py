@@ -109,8 +109,8 @@ def lower(
         adds: whether the backward adds the gradients to sums that it takes.
         random: how random numbers are drawn (:mod:`autoshard.lowering.draws`).
         known: what operators make, from other programs of the model; gets what those of this one do.
-        is_sketch: the graphs are only read, not called: each is a :class:`autoshard.lowering.sketch.Sketch`, which takes
-            less time and has the same nodes.
+        is_sketch: the graphs are only read, not called: each is a :class:`autoshard.lowering.sketch.Sketch` of the
+            same nodes, which takes less time.
 
     Raises:
         VerificationError: the plan lacks a redistribution that its layouts need, or an operator on shards gives

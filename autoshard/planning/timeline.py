@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise, product
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -418,4 +418,4 @@ def _placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _keys(values: Iterable[Any]) -> set[Storage]:
-    return {key for value in values if isinstance(value, NODES) for key in storages(value)}
+    return {key for value in values if isinstance(value, NODES) for key in storages(cast(fx.Node, value))}
