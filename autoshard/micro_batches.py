@@ -41,9 +41,9 @@ def operator_runs(name: str, micro_batches: int) -> int:
     """How often an operator runs in a step: once in each micro-batch. The first gradients are there as they are, and
     the others are added.
     """
-    return micro_batches - 1 if is_summed(name) and micro_batches > 1 else micro_batches
+    return micro_batches - 1 if micro_batches > 1 and is_summed(name) else micro_batches
 
 
 def redistribution_runs(tensor: str, consumers: Iterable[str], micro_batches: int) -> int:
     """How often a redistribution runs in a step: what makes a held copy, or takes a sum of gradients away, once."""
-    return 1 if is_summed(tensor) or any(map(is_held, consumers)) else micro_batches
+    return 1 if micro_batches == 1 or is_summed(tensor) or any(map(is_held, consumers)) else micro_batches

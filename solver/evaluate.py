@@ -102,7 +102,10 @@ def _check(problem: Problem, choices: Sequence[int], routes: Sequence[Routes]) -
         )
     for network, taken in zip(problem.networks, routes, strict=True):
         for phase, arcs in zip(("forward", "backward"), taken, strict=True):
-            if any(later <= arc for arc, later in pairwise(arcs)) or any(not 0 <= a < len(network.costs) for a in arcs):
+            if arcs and (
+                any(later <= arc for arc, later in pairwise(arcs))
+                or not 0 <= min(arcs) <= max(arcs) < len(network.costs)
+            ):
                 raise ProblemError(
                     f"the {phase} routes of network {network.name!r} are {list(arcs)[:8]}: expected arcs in "
                     f"[0, {len(network.costs)}), ascending"
@@ -250,6 +253,8 @@ def _parents(network: Network, start: Sequence[int], arcs: Sequence[int]) -> dic
 
 def _follow(network: Network, start: set[int], arcs: Sequence[int]) -> set[int]:
     """The vertices that the arcs reach from the start, itself included."""
+    if not arcs:
+        return start
     leaving: dict[int, list[int]] = {}
     for arc in arcs:
         leaving.setdefault(int(network.tails[arc]), []).append(int(network.heads[arc]))

@@ -15,7 +15,8 @@ problem in graphs", 1971; Takahashi and Matsuyama, "An approximate solution for 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class Router:
         for index, network in enumerate(problem.networks):
             found = None
             if given is not None and index in given:
-                found = _needed_of(network, choices, given[index])
+                found = self._of_given(network, choices, given[index])
             if found is None:
                 found = self._network(network, choices, () if offered is None else offered[index])
             if found is None:
@@ -61,28 +62,51 @@ class Router:
         return Assignment(tuple(choices), tuple(routes))
 
     def _network(self, network: Network, choices: Sequence[int], offered: Collection[int]) -> Routes | None:
-        source, again = int(network.makes[choices[network.producer]]), network.made_again(choices)
-        forward, backward = (
-            frozenset(wanted) - {start}
-            for start, wanted in zip((source, source if again == NOWHERE else again), _wanted(network, choices))
-        )
-        arrays = id(network.tails), id(network.heads), id(network.costs)
-        key = (*arrays, network.vertices, network.kept, source, again, forward, backward, tuple(sorted(offered)))
+        arrays, wanted = _arrays(network), _wanted(network, choices)
+        key = arrays, wanted, tuple(sorted(offered))
         if key not in self._known:
+            source, again, forward, backward = wanted
             self._known[key] = network, cheapest_routes(network, source, forward, backward, offered, again)
         return self._known[key][1]
 
+    def _of_given(self, network: Network, choices: Sequence[int], given: Routes) -> Routes | None:
+        """What the consumers of a network need of the routes given for it; None where they do not lead to all."""
+        arrays, wanted = _arrays(network), _wanted(network, choices)
+        key = arrays, wanted, given
+        if key not in self._known:
+            self._known[key] = network, _needed_of(network, wanted, given)
+        return self._known[key][1]
 
-def _wanted(network: Network, choices: Sequence[int]) -> Iterator[set[int]]:
-    """The vertices that are wanted in each phase."""
-    for consumers in (network.forward, network.backward):
-        yield {int(wants[choices[node]]) for node, wants in consumers} - {NOWHERE}
+
+class _Wanted(NamedTuple):
+    """The vertices where a tensor is made and made again, or NOWHERE; and the others that are wanted in each phase."""
+
+    source: int
+    again: int
+    forward: frozenset[int]
+    backward: frozenset[int]
 
 
-def _needed_of(network: Network, choices: Sequence[int], routes: Routes) -> Routes | None:
+def _wanted(network: Network, choices: Sequence[int]) -> _Wanted:
+    source, again = int(network.makes[choices[network.producer]]), network.made_again(choices)
+    forward, backward = (
+        frozenset(int(wants[choices[node]]) for node, wants in consumers) - {start, NOWHERE}
+        for start, consumers in (
+            (source, network.forward),
+            (source if again == NOWHERE else again, network.backward),
+        )
+    )
+    return _Wanted(source, again, forward, backward)
+
+
+def _arrays(network: Network) -> tuple[object, ...]:
+    """What tells networks apart beside what is wanted of them."""
+    return id(network.tails), id(network.heads), id(network.costs), network.vertices, network.kept
+
+
+def _needed_of(network: Network, wanted: _Wanted, routes: Routes) -> Routes | None:
     """What the consumers of a network need of its routes; None where they do not lead to all of them."""
-    source, remade = int(network.makes[choices[network.producer]]), network.made_again(choices)
-    forward, backward = _wanted(network, choices)
+    source, remade, forward, backward = wanted
     there = _reaching(network, [source], routes.forward)
     if remade != NOWHERE:
         new = _reaching(network, [remade], routes.backward)

@@ -21,9 +21,11 @@ from .other_batch import at_batch, batch_size, with_batch
 from .rank import Rank
 from .served_plan import ServedPlan
 from .shards import shard_parameters
+from .sketch import NODES
 from .verify import verify
 
 __all__ = [
+    "NODES",
     "CollectiveLog",
     "Draws",
     "Failures",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -25,6 +25,7 @@ from .adapter import (
 )
 from .direct_calls import called_directly
 from .local_values import Results, Storage, Value, value_of
+from .sketch import Sketch
 
 aten = torch.ops.aten
 
@@ -81,14 +82,18 @@ def first_results(graph: LocalGraph, count: int, name: str, is_effect: Callable[
 
 class GraphEmitter:
     """Appends operators to an FX graph. ``node.meta["val"]`` of each is its result without values, as this rank's
-    device makes it, ``node.meta["value"]`` says in which memory; ``node.meta["label"]`` what it is part of.
+    device makes it, ``node.meta["value"]`` says in which memory; ``node.meta["label"]`` what it is part of. The graph
+    may be a :class:`autoshard.lowering.sketch.Sketch`, which is read in the same way and is not run.
 
     Implements :class:`autoshard.redistribution.execution.Emitter` and :class:`autoshard.ops.operator.Caller`.
     """
 
-    def __init__(self, mesh: Mesh, groups: Mapping[str, str], results: Results | None = None) -> None:
-        self.graph = fx.Graph()
-        self.graph.set_codegen(BoxedCodeGen())
+    def __init__(
+        self, mesh: Mesh, groups: Mapping[str, str], results: Results | None = None, is_sketch: bool = False
+    ) -> None:
+        self.graph = cast(fx.Graph, Sketch()) if is_sketch else fx.Graph()
+        if not is_sketch:
+            self.graph.set_codegen(BoxedCodeGen())
         self._mesh = mesh
         self._groups = groups
         self._results = results or Results()

@@ -97,6 +97,7 @@ def lower(
     adds: bool = False,
     random: Random = "per-shard",
     known: Results | None = None,
+    is_sketch: bool = False,
 ) -> LocalProgram:
     """Writes the local program of one rank.
 
@@ -108,6 +109,8 @@ def lower(
         adds: whether the backward adds the gradients to sums that it takes.
         random: how random numbers are drawn (:mod:`autoshard.lowering.draws`).
         known: what operators make, from other programs of the model; gets what those of this one do.
+        is_sketch: the graphs are only read, not called: each is a :class:`autoshard.lowering.sketch.Sketch` of the
+            same nodes, which takes less time.
 
     Raises:
         VerificationError: the plan lacks a redistribution that its layouts need, or an operator on shards gives
@@ -115,7 +118,7 @@ def lower(
     """
     known = known or Results()
     with without_values(rank.device, known.mode):
-        return _Lowering(graph, plan, rank, used, adds, random, known).run()
+        return _Lowering(graph, plan, rank, used, adds, random, known, is_sketch).run()
 
 
 class _Lowering:
@@ -128,6 +131,7 @@ class _Lowering:
         adds: bool,
         random: Random,
         known: Results,
+        is_sketch: bool,
     ) -> None:
         self._graph, self._mesh, self._coordinate, self._device = graph, plan.mesh, rank.coordinate, rank.device
         self._operators = {entry.name: entry for entry in plan.operators}
@@ -135,7 +139,7 @@ class _Lowering:
         self._outputs = {entry.name: entry.layout for entry in plan.outputs}
         self._paths = {(r.tensor, r.phase, r.path[0], r.path[-1]): r for r in plan.redistributions}
         self._emitters: dict[str, GraphEmitter] = {
-            phase: GraphEmitter(plan.mesh, rank.groups, known) for phase in PHASES
+            phase: GraphEmitter(plan.mesh, rank.groups, known, is_sketch) for phase in PHASES
         }
         self._takers = _takers(plan)
         self._values: dict[tuple[Ref, str, Layout], fx.Node] = {}

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
 
 from .adapter import FakeTensorMode, memory_of
+from .sketch import NODES
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -124,7 +124,7 @@ class Results:
 
 def _key(arg: Any, given: list[Value]) -> Hashable:
     """How an argument looks; values of nodes are noted in the order in which they come."""
-    if isinstance(arg, fx.Node):
+    if isinstance(arg, NODES):
         given.append(arg.meta["value"])
         return given[-1].looks
     if isinstance(arg, (tuple, list)):
@@ -134,7 +134,7 @@ def _key(arg: Any, given: list[Value]) -> Hashable:
 
 def _replaced(arg: Any, supply: Iterator[Any]) -> Any:
     """An argument with the next of the supply for every node in it."""
-    if isinstance(arg, fx.Node):
+    if isinstance(arg, NODES):
         return next(supply)
     if isinstance(arg, (tuple, list)):
         return type(arg)(_replaced(each, supply) for each in arg)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cost_models import Profile, axis_networks
 from solver import Routes, Solution
 
-from ..capture import CapturedGraph, Ref, TensorMeta
+from ..capture import CapturedGraph, Node, Ref, TensorMeta
 from ..constraints.names import output_name
 from ..layout import Layout, replicated
-from ..micro_batches import operator_runs, redistribution_runs
+from ..micro_batches import is_held, is_summed, operator_runs, redistribution_runs
 from ..plans import (
     Collective,
     Execution,
@@ -86,10 +86,7 @@ class _Reader:
         self._chosen: list[Strategy] = [
             strategies[choice] for strategies, choice in zip(formulation.strategies, choices)
         ]
-        self._computations = [
-            (node, float(formulation.prices.compute_s(node, (self._chosen[i],))[0]))
-            for i, node in self._graph.of_kind("operator")
-        ]
+        self._computations = list(computations(formulation, choices))
 
     def entries(self, kind: str) -> Iterator[TensorEntry]:
         for i, node in self._graph.of_kind(kind):  # type: ignore[arg-type]
@@ -155,6 +152,8 @@ class _Reader:
         for node, layout in self._wanted(demand):
             wanted[layout].append(self._formulation.consumer_name(node))
         wanted.pop(made, None)
+        if not wanted:
+            return
         for way in ways(found, demand.phase, made, tuple(wanted), routes):
             steps = prices.along_s(meta, way.path[way.shared :], prices.together(found.ref))
             collectives = tuple(
@@ -180,6 +179,20 @@ class _Reader:
         """Who wants a tensor in which layout: those who hold it first, as it is taken to them once it is made."""
         for node, position in sorted(demand.consumers, key=lambda consumer: consumer[1] != HELD):
             yield node, layout_of(self._chosen[node], position)
+
+
+def computations(formulation: Formulation, choices: Sequence[int]) -> Iterator[tuple[Node, float]]:
+    """The operators with their seconds under their choices: operators whose strategies are one tuple are alike, and are
+    priced once. Sums of gradients and held copies share theirs with whatever has their shape.
+    """
+    known: dict[object, float] = {}
+    for i, node in formulation.graph.of_kind("operator"):
+        strategies, choice = formulation.strategies[i], choices[i]
+        is_tensor = is_summed(node.name) or is_held(node.name)
+        key = id(strategies), choice, (is_summed(node.name), node.outputs) if is_tensor else None
+        if key not in known:
+            known[key] = float(formulation.prices.compute_s(node, (strategies[choice],))[0])
+        yield node, known[key]
 
 
 def _runs(entry: Redistribution, graph: CapturedGraph) -> int:

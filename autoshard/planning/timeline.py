@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise, product
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -30,7 +30,7 @@ from cost_models import OptimizerPolicy
 
 from ..capture import CapturedGraph, micro_batched, recomputed
 from ..layout import local_shape, uneven_axes
-from ..lowering import LocalProgram, Rank, Results, Storage, in_use, lower, storages
+from ..lowering import NODES, LocalProgram, Rank, Results, Storage, in_use, lower, storages
 from ..micro_batches import held_name, summed_name
 from ..plans import (
     MemoryKind,
@@ -126,7 +126,7 @@ def _program(
 ) -> LocalProgram:
     """What the rank at a coordinate runs."""
     rank = Rank(coordinate, torch.device("cpu"), {link: link for link in plan.links})
-    return lower(graph, plan, rank, adds=plan.micro_batches > 1, known=known)
+    return lower(graph, plan, rank, adds=plan.micro_batches > 1, known=known, is_sketch=True)
 
 
 def outcome(
@@ -418,4 +418,4 @@ def _placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _keys(values: Iterable[Any]) -> set[Storage]:
-    return {key for value in values if isinstance(value, fx.Node) for key in storages(value)}
+    return {key for value in values if isinstance(value, NODES) for key in storages(cast(fx.Node, value))}

@@ -30,6 +30,8 @@ def merge_equal_networks(problem: Problem) -> Outcome:
     moved: dict[tuple[int, int], tuple[int, int, list[int]]] = {}
     counts = [0] * len(classes)
     for index, (key, network) in enumerate(zip(keys, problem.networks, strict=True)):
+        if not network.lives:
+            continue
         orders = zip(_order(pool, network), _order(pool, classes[key][0]), strict=True)
         position = dict(orders)
         for number in range(len(network.lives)):

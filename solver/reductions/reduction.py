@@ -109,7 +109,9 @@ class Rerouting:
     def lift(self, assignment: Assignment) -> Assignment:
         """The routes before the rewrite that those after it stand for."""
         routes = tuple(
-            Routes() if source < 0 else Routes(*(_ascending(table[list(arcs)]) for arcs in assignment.routes[source]))
+            Routes()
+            if source < 0
+            else Routes(*(_ascending(table[list(arcs)]) if arcs else () for arcs in assignment.routes[source]))
             for source, table in zip(self.sources, self.arcs, strict=True)
         )
         return assignment._replace(routes=routes)

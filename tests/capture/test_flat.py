@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autoshard.capture import CapturedGraph, Node, capture, flat
 from autoshard.capture.blocks import FEWEST, stacks_of
+from autoshard.capture.fake_run import fake_run
 from autoshard.precision import AS_IT_IS, Precision
 from examples.gpt2 import GPT2, GPT2Config
 from examples.llama import Llama, LlamaConfig
@@ -330,6 +331,22 @@ def test_the_model_is_left_as_it_was() -> None:
     assert [id(p) for p in model.parameters()] == [id(p) for p in tensors]
     assert [name for name, _ in model.named_modules()] == names
     assert not any(block._forward_hooks or block._forward_pre_hooks for block in model.blocks)
+
+
+def test_a_run_on_fakes_notes_operators_alone_and_says_the_devices_of_the_model() -> None:
+    found: list[torch.device] = []
+
+    class Asking(Deep):
+        def forward(self, x: Tensor) -> Tensor:
+            """(B, C) to ()."""
+            result = super().forward(x)
+            found.extend((x.device, self.first.weight.device, result.device))
+            return result
+
+    run = fake_run(Asking(), (torch.randn(8, WIDTH),), {}, None)
+    assert found == [torch.device("cpu")] * 3  # not meta, where tensors without memory are
+    operators = [node for node in run.nodes if node.kind == "operator"]
+    assert operators and all(node.outputs for node in operators)
 
 
 def equal_to_whole(

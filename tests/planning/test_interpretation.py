@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
+from random import Random
 
 import pytest
 import torch
 from torch import nn
 
 from autoshard.api import plan
+from autoshard.capture import micro_batched
 from autoshard.layout import P_SUM, R
+from autoshard.planning.interpretation import computations
 from autoshard.plans import dump_plan, parse_plan
 from autoshard.redistribution import size_bytes, steps_along
 from cost_models import load_profile
 
 from ..distributed.cases import checkpointed, mlp
-from ..models import MLP
-from ..plans_of import Planned, layouts_needed, planned, profile_of
+from ..models import MLP, graph_of
+from ..plans_of import Planned, formulated, layouts_needed, planned, profile_of
 
 PIN_DATA = ("tokens=dp:S(0)",)
 PIN_HEADS = ("tokens=dp:S(0)", "layers.*.attention.wq.weight=tp:S(0)", "layers.*.feed_forward.w1.weight=tp:S(0)")
@@ -170,3 +173,15 @@ def test_the_time_at_the_peak_is_that_of_the_models_products_whatever_the_plan(a
     peak = load_profile("dgx-h100").compute.peak("float32")
     assert found.at_peak_s == pytest.approx(5 * 2 * 8 * 16 * 32 / peak / 4)
     assert found.mfu == pytest.approx(found.at_peak_s / found.step_s)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("name", ["llama", "llama bf16", "moe", "assorted"])
+def test_operators_that_are_priced_once_cost_what_each_of_them_costs(name: str, micro_batches: int) -> None:
+    program = formulated(micro_batched(graph_of(name), micro_batches), "dp=2,tp=2", "slow")
+    random = Random(0)
+    for _ in range(3):
+        choices = [random.randrange(len(strategies)) for strategies in program.strategies]
+        for node, seconds in computations(program, choices):
+            i = program.graph.nodes.index(node)
+            assert seconds == program.prices.compute_s(node, (program.strategies[i][choices[i]],))[0], node.name

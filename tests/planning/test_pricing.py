@@ -8,7 +8,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from autoshard.capture import TensorMeta
 from autoshard.layout import Layout, R, S, block, parse_layout, replicated
 from autoshard.mesh import HybridMesh, Mesh
 from autoshard.ops import is_free, is_part, known
@@ -231,3 +234,26 @@ def test_a_path_costs_what_its_steps_cost_and_each_step_what_the_cost_model_says
                 assert size == size_bytes(step, at, meta.shape, 4, MESH)
                 if step.communicates:
                     assert seconds >= topology.collective_s(step.kind, step.axes, size) > 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(0, 3)), min_size=2, max_size=30))
+def test_steps_of_a_way_that_was_priced_before_cost_what_they_cost_anew(asked: list[tuple[int, int, int]]) -> None:
+    machine = dataclasses.replace(PROFILE, meeting_s=1.5e-3, bucket_copies=True)
+    graph = graph_of("llama")
+    metas = [TensorMeta(shape, dtype) for shape in ((64, 48), (48, 64)) for dtype in (torch.float32, torch.bfloat16)]
+    texts = [
+        ("dp:R tp:S(0)", "dp:R tp:R"),
+        ("dp:R tp:S(1)", "dp:R tp:R"),
+        ("dp:S(0) tp:R", "dp:R tp:R"),
+        ("dp:S(0) tp:S(1)", "dp:R tp:S(1)"),
+        ("dp:S(0) tp:S(1)", "dp:R tp:S(1)", "dp:R tp:R"),
+        ("dp:R tp:P(sum)", "dp:R tp:S(0)"),
+        ("dp:R tp:P(sum)", "dp:R tp:R"),
+    ]
+    paths = [tuple(parse_layout(text, MESH) for text in each) for each in texts]
+    reductions = frozenset({"all_reduce", "reduce_scatter"})
+    together = [ALONE, *(Together(frozenset({"all_gather"}), 1 << k) for k in (20, 24)), Together(reductions, 1 << 20)]
+    prices = Prices(graph, MESH, machine)
+    for meta, path, kinds in asked:
+        given = metas[meta], paths[path], together[kinds]
+        assert prices.along_s(*given) == Prices(graph, MESH, machine).along_s(*given)

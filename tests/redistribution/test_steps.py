@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from itertools import pairwise, product
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import fx
 
 from autoshard.errors import LayoutError
@@ -15,6 +18,7 @@ from autoshard.layout import (
     P_SUM,
     Layout,
     P,
+    Placement,
     R,
     S,
     has_empty_shard,
@@ -26,7 +30,7 @@ from autoshard.layout import (
 from autoshard.lowering import Storage, storages
 from autoshard.lowering.emitter import GraphEmitter
 from autoshard.mesh import Mesh
-from autoshard.redistribution import size_bytes, step_between, steps_along
+from autoshard.redistribution import Step, size_bytes, step_between, steps_along
 from autoshard.redistribution.execution import Shard, run_step
 from autoshard.redistribution.paths import cheapest_paths, copied_bytes, layouts_of, single_steps, transient_bytes
 
@@ -347,3 +351,19 @@ def test_what_is_known_of_a_mesh_is_not_taken_for_one_of_another_order() -> None
 
     crossed = Mesh(("a", "b"), (2, 2), (0, 2, 1, 3))
     assert [offered(mesh) for mesh in (crossed, Mesh.parse("a=2,b=2"), crossed)] == [False, True, False]
+
+
+PLACEMENTS = st.sampled_from([R, P_SUM, P("max"), S(0), S(1), S(0, (1, 1)), S(0, (1, 2)), S(1, (1, 1, 1))])
+
+
+@given(st.lists(st.lists(PLACEMENTS, min_size=1, max_size=3).map(tuple), min_size=2, max_size=8))
+def test_a_step_that_was_looked_up_before_is_the_one_found_anew(placements: list[tuple[Placement, ...]]) -> None:
+    def found(step_of: Callable[[Layout, Layout], Step], *ends: Layout) -> Step | str:
+        try:
+            return step_of(*ends)
+        except LayoutError as error:
+            return str(error)
+
+    layouts = list(map(Layout, placements))
+    for ends in (*product(layouts, repeat=2), *product(reversed(layouts), repeat=2)):
+        assert found(step_between, *ends) == found(step_between.__wrapped__, *ends)

@@ -96,9 +96,12 @@ def count_repeats(names: Iterable[str]) -> dict[str, int]:
     {'layers': 2}
     """
     counts: dict[str, int] = {}
+    known: dict[tuple[str | None, ...], list[str]] = {}  # those of one layer for all
     for name in names:
         pattern, indices = split_name(name)
-        for prefix, index in zip(prefixes(pattern), indices):
+        if pattern.components not in known:
+            known[pattern.components] = prefixes(pattern)
+        for prefix, index in zip(known[pattern.components], indices):
             counts[prefix] = max(counts.get(prefix, 0), index + 1)
     return counts
 
