@@ -164,11 +164,20 @@ class GraphEmitter:
         return self._sent("all_to_all", x, axes)
 
     def _sent(self, kind: CollectiveKind, x: fx.Node, axes: tuple[int, ...], reduce: str = "") -> fx.Node:
-        """Complex numbers travel as pairs of real ones; not every collective of every backend knows them."""
-        if x.meta["val"].is_complex():
-            pairs = self.call(aten.view_as_real.default, self.call(aten.resolve_conj.default, x))
-            return self.call(aten.view_as_complex.default, self._sent(kind, pairs, axes, reduce))
-        return self.wait(self.issue(kind, x, axes, reduce))
+        arrived = self.wait(self.issue(kind, self.as_pairs(x), axes, reduce))
+        return self.as_numbers(arrived, x)
+
+    def as_pairs(self, x: fx.Node) -> fx.Node:
+        """What travels of a tensor: complex numbers as pairs of real ones, as not every collective of every backend
+        knows them.
+        """
+        if not x.meta["val"].is_complex():
+            return x
+        return self.call(aten.view_as_real.default, self.call(aten.resolve_conj.default, x))
+
+    def as_numbers(self, arrived: fx.Node, x: fx.Node) -> fx.Node:
+        """What arrived of a tensor like ``x``: the inverse of :meth:`as_pairs`."""
+        return self.call(aten.view_as_complex.default, arrived) if x.meta["val"].is_complex() else arrived
 
     def issue(
         self, kind: CollectiveKind, x: fx.Node, axes: tuple[int, ...], reduce: str = "", *, in_place: bool = False

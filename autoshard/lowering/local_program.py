@@ -7,7 +7,7 @@ In a step of several micro-batches both graphs are those of one of them: the for
 are held over the step, the backward gives, or adds to, the sums of gradients. What makes a copy, or takes a sum to its
 parameter, is a graph of its own for each.
 
-Operators stand in the order of the captured graph. What is moved for parameters stands where the schedule of the plan
+Operators stand in the order of the captured graph. What travels together or ahead stands where the schedule of the plan
 says (:mod:`autoshard.plans.schedule`). Any other redistribution stands before the first operator that wants it, and
 that of a result or a gradient behind the operator that makes it; what it leaves behind is let go of after its last use.
 """

@@ -71,7 +71,7 @@ class Travelling:
         if turn.travel == 0:
             self._members[turn.bucket] = [_Member(entry, *self._start(entry)) for entry in bucket.members]
         members, emitter = self._members[turn.bucket], self._emitter
-        buffers = [self._packed(member) for member in members]
+        buffers = [emitter.as_pairs(self._packed(member)) for member in members]
         self._shapes[turn.bucket] = [tuple(buffer.meta["val"].shape) for buffer in buffers]
         step = steps_along(members[0].entry.path)[members[0].steps]
         parts = members[0].shard.mesh.parts(step.axes) if step.kind == "reduce_scatter" else 1
@@ -103,6 +103,7 @@ class Travelling:
         arrived = emitter.wait(self._issued.pop(turn.bucket))
         pieces = [arrived] if len(members) == 1 else self._parted(arrived, turn.bucket, members)
         for member, piece in zip(members, pieces, strict=True):
+            piece = emitter.as_numbers(piece, member.value)
             member.value = unpacked(emitter, piece, *member.layouts, member.shard)
             member.steps += 1
         if turn.travel == len(bucket.travels) - 1:

@@ -213,6 +213,7 @@ def assemble(
         *_equal_layouts(graph, mesh, constraints, strategies, seconds),
         *_views_as_made(graph, strategies, seconds),
         *_parts_as_wholes(graph, strategies, seconds),
+        *_first_readers(graph, prices, strategies, demands, seconds),
     )
     ties = _ties(graph, strategies, results, limits, constraints) if tie_layers else ()
     found = tuple(tensor.network for tensor in networks)
@@ -274,6 +275,33 @@ def _parts_as_wholes(
             )
             costs = np.where(np.eye(len(number), dtype=bool), 0, INFEASIBLE)
             yield Edge(u, v, np.tile(rows, 1 + (u in twice)), np.tile(columns, 1 + (v in twice)), costs)
+
+
+def _first_readers(
+    graph: CapturedGraph,
+    prices: Prices,
+    strategies: tuple[tuple[Strategy, ...], ...],
+    demands: Sequence[Demand],
+    seconds: Mapping[int, int],
+) -> Iterator[Edge]:
+    """Edges that pay for what does not hide of an activation's way to a reader right behind its maker."""
+    twice = frozenset(seconds.values())
+    banned = {demand.ref: demand.banned for demand in reversed(demands)}
+    known: dict[object, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+    for ref, reader, position in prices.read_at_once():
+        ends = (ref.node, None, ref.output), (reader, position, 0)
+        key = graph.meta(ref), banned[ref], *((id(strategies[i]), at, k, i in twice) for i, at, k in ends)
+        if key not in known:
+            numbers: list[dict[Layout, int]] = [{}, {}]
+            rows, columns = (
+                np.tile([number.setdefault(layout_of(s, at, k), len(number)) for s in strategies[i]], 1 + (i in twice))
+                for number, (i, at, k) in zip(numbers, ends)
+            )
+            more_s = prices.unhidden_s(graph.meta(ref), tuple(numbers[0]), tuple(numbers[1]), banned[ref])
+            known[key] = rows, columns, np.floor(more_s * 1e9).astype(np.int64)
+        rows, columns, costs = known[key]
+        if costs.any():
+            yield Edge(ref.node, reader, rows, columns, costs)
 
 
 @cache

@@ -158,6 +158,8 @@ class _Setting:
         to_operators: dict[tuple[str, str], int] = {}
         to_parameters: dict[str, int] = {}
         for bucket in schedule.buckets:
+            if bucket.is_early:
+                continue  # both its buffers are held until it arrives: more than the copy that is made there
             over = course.turn if bucket.phase == "forward" else course.over
             first, last = (steps.get(travel.sets_out, over) for travel in (bucket.travels[0], bucket.travels[-1]))
             for member in bucket.members:

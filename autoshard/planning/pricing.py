@@ -9,8 +9,10 @@ What travels together is not priced by itself: of parameters that are gathered a
 seconds of all its layer in one collective, and gradients theirs of all gradients in one, but of no more than a bucket
 has. So prices are no higher than what the schedule of the plan comes to, where a bucket is less full: a bound holds.
 
-Steps in which a tensor travels with others may hide behind computation. With a ``contention`` below 1 they have that
-share of their price, as if all of them hid: no schedule of the plan takes less. A plan's own times are whole.
+Steps in which a tensor travels with others may hide behind computation, and so may all steps of one that some operator
+of its phase reads behind others that take time. With a ``contention`` below 1 they have that
+share of their price, as if all of them hid: no schedule of the plan takes less. (What an activation's way to a reader
+right behind its maker costs is whole: :meth:`Prices.unhidden_s`.) A plan's own times are whole.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from ..redistribution.paths import (
     single_steps,
 )
 from ..strategies import Strategy
+from .early_readers import at_once, late_readers
 
 Shape = tuple[int, ...]
 NO_OPTIMIZER = optimizer_policy("none")
@@ -59,13 +62,17 @@ two views take the place of the last two.
 
 
 class Together(NamedTuple):
-    """In which kinds of collectives a tensor travels with others, and the bytes of all of them together at most."""
+    """In which kinds of collectives a tensor travels with others, and the bytes of all of them together at most;
+    whether it may travel ahead alone in all other kinds.
+    """
 
     kinds: frozenset[str]
     size_bytes: int
+    is_early: bool = False
 
 
 ALONE = Together(frozenset(), 0)
+EARLY = ALONE._replace(is_early=True)
 
 
 class Prices:
@@ -196,13 +203,13 @@ class Prices:
         return self._steps[key]
 
     def together(self, ref: Ref) -> Together:
-        """In which collectives a tensor travels with others, by the schedule (:mod:`autoshard.plans.schedule`)."""
+        """How a tensor travels, by the schedule (:mod:`autoshard.plans.schedule`)."""
         return self._together.get(ref, ALONE) if self.bucket_bytes else ALONE
 
     @cached_property
     def _together(self) -> dict[Ref, Together]:
         """Parameters, or what they are cast to, are gathered with all of their layer; gradients are reduced with all
-        others.
+        others. What hides costs no less than it takes where there is no contention, so nobody asks then what may.
         """
         parameters = {Ref(i): node.name for i, node in self._graph.of_kind("parameter")}
         casts, reduced = ({rule(name): name for name in parameters.values()} for rule in (cast_name, reduced_name))
@@ -217,7 +224,50 @@ class Prices:
         trained = [before_cast.get(ref, ref) for _, ref in self._graph.gradients]
         whole = sum(_size_bytes(self._graph.meta(ref)) for ref in trained)
         found = {ref: self._at_most(GATHERS, layers[layer_of(name)]) for ref, name in moved.items()}
-        return found | {ref: self._at_most(REDUCTIONS, whole) for ref in trained if ref not in parameters}
+        found |= {ref: self._at_most(REDUCTIONS, whole) for ref in trained if ref not in parameters}
+        if self.hides:
+            for ref in late_readers(self._graph, self._takes_time):
+                found[ref] = found.get(ref, ALONE)._replace(is_early=True)
+        return found
+
+    @property
+    def hides(self) -> bool:
+        """Whether what hides behind computation costs less than what does not."""
+        return self._contention < 1 and self.bucket_bytes > 0
+
+    def _takes_time(self, node: Node) -> bool:
+        return not is_free(node) or self._profile.compute.issue_s > 0
+
+    def read_at_once(self) -> Iterator[tuple[Ref, int, int]]:
+        """Tensors that are priced as if they were early, but never are on their way to their first reader, as no
+        operator that takes time stands before that: with it, and the position at which it takes the tensor.
+        """
+        if self.hides:
+            yield from (found for found in at_once(self._graph, self._takes_time) if self._is_early_alone(found[0]))
+
+    def _is_early_alone(self, ref: Ref) -> bool:
+        return self.together(ref) == EARLY
+
+    def unhidden_s(
+        self, meta: TensorMeta, before: tuple[Layout, ...], after: tuple[Layout, ...], banned: Banned
+    ) -> np.ndarray:
+        """Seconds by which a tensor on its way from each layout to each other costs more, shape (len(before),
+        len(after)), than it is priced as early; zero where no way leads.
+        """
+
+        def price(step: Step, size: IntArray, copied: IntArray) -> FloatArray:
+            whole, hidden = (self._step_s(step, size, copied, *how) for how in ((), (EARLY, self._contention)))
+            moves = ((step.kind, axis, dim) for axis in step.axes for dim in (-1, step.source))
+            return whole - hidden if banned.isdisjoint(moves) else np.full(len(size), math.inf)
+
+        key = (meta, before, after, banned, EARLY)
+        if key not in self._matrices:
+            layouts = layouts_of(meta.shape, self._mesh, further_placements(before + after) | {P_SUM})
+            steps = single_steps(layouts, meta.shape, meta.dtype.itemsize, self._mesh, price)
+            found, index = cheapest_paths(steps).seconds, {layout: i for i, layout in enumerate(layouts)}
+            found = found[np.ix_([index[a] for a in before], [index[b] for b in after])]
+            self._matrices[key] = np.where(np.isfinite(found), found, 0.0)
+        return self._matrices[key]
 
     def _at_most(self, kinds: frozenset[str], size_bytes: int) -> Together:
         return Together(kinds, min(self.bucket_bytes, size_bytes))
@@ -260,7 +310,7 @@ class Prices:
         if self._profile.bucket_copies and travels:
             copies = self._profile.copy_s(self._bucketed_bytes(step, size).astype(np.float64))
             sent = sent + np.where(whole > size, copies, 0.0)
-        return sent * (contention if travels else 1.0) + local
+        return sent * (contention if travels or together.is_early else 1.0) + local
 
     def _bucketed_bytes(self, step: Step, size: IntArray) -> IntArray:
         """Bytes that are read and written to take a tensor into the buffer of a bucket and out of it again.

@@ -1,7 +1,7 @@
-"""When what is moved for parameters sets out, what travels together, and when it is waited for.
+"""When redistributions set out, what travels together, and when it is waited for.
 
-A plan says what is moved from which layout to which. This says how, for two kinds of redistributions that nobody reads
-in between:
+A plan says what is moved from which layout to which. This says how, for three kinds of redistributions that nobody
+reads in between:
 
 - Parameters, or what they are cast to for the step, are gathered a *window* ahead. A window is what one layer of a
   phase reads first, ``bucket_bytes`` at most; its gathers set out as the window before it is first read (casts stand
@@ -13,6 +13,12 @@ in between:
   would be on their way, or behind the last operator (before the first one that casts what was reduced to the dtypes of
   parameters): a full bucket travels while the next one fills and sets out, and what is in flight is bounded. Where a
   plan does not gather ahead, it is waited for when the next one sets out.
+- Activations and their gradients set out as soon as they are made, each alone, and are waited for at their first
+  reader, where operators that take time stand between. They set out no earlier than at twice the time that they take
+  before that reader, and ``MOST_EARLY`` are on their way at most. Of several collectives the longest travels; those
+  before it run where it sets out, those behind it where it arrives. Where a plan does not gather ahead, none does.
+
+Any other redistribution stands where it is first read.
 
 What travels together takes the same steps over the same axes in the same dtype: one collective for each of the steps.
 All of that follows from the plan, so every rank has the same order, which no rank leaves. Nothing here needs torch.
@@ -20,9 +26,10 @@ All of that follows from the plan, so every rank has the same order, which no ra
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Literal
@@ -64,6 +71,11 @@ END = "results"
 MOST_IN_FLIGHT = 2
 """How many full buckets of gradients may be on their way."""
 
+MOST_EARLY = 2
+"""How many activations and gradients of them may be on their way."""
+EARLIEST = 2
+"""How many times as long as they take they may be."""
+
 GATHERS = frozenset({"all_gather"})
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
 
@@ -85,11 +97,15 @@ class Travel:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Redistributions of one phase that travel together, and their collectives, one after the other."""
+    """Redistributions of one phase that travel together, and their collectives, one after the other.
+
+    One that ``is_early`` has an activation, or a gradient of one, and no other.
+    """
 
     phase: Phase
     members: tuple[Redistribution, ...]
     travels: tuple[Travel, ...]
+    is_early: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,6 +171,9 @@ def schedule(plan: ShardingPlan, left_out: Collection[str] = (), unwanted: Colle
         return Schedule()
     reader = _Reader(plan, frozenset(left_out), frozenset(unwanted))
     buckets = [*reader.gathered("forward"), *reader.gathered("backward"), *reader.reduced()]
+    if plan.gathers_ahead:
+        taken = frozenset(member for bucket in buckets for member in bucket.members)
+        buckets += [bucket for phase in PHASES for bucket in reader.early(phase, taken)]
     order = {phase: reader.order(phase) for phase in PHASES}
     return Schedule(tuple(sorted(buckets, key=lambda b: (b.phase != "forward", order[b.phase][b.travels[0].sets_out]))))
 
@@ -288,12 +307,47 @@ class _Reader:
             if self._travels(entry, dtype, REDUCTIONS):
                 yield _Found(entry, dtype, place)
 
+    def early(self, phase: Phase, taken: Collection[Redistribution]) -> Iterator[Bucket]:
+        """What sets out before it is read, of what is not ``taken`` by other buckets."""
+        names, arrivals = self._names[phase], list[int]()
+        for start, read, entry in sorted(self._early(phase, taken), key=lambda each: each[:2]):
+            arrivals = [place for place in arrivals if place > start]
+            if len(arrivals) < MOST_EARLY:
+                arrivals.append(read)
+                times = [collective.predicted_s for collective in entry.collectives]
+                before = 1 + times.index(max(times))
+                places = [names[start]] * before + [names[read]] * (1 + len(times) - before)
+                yield replace(_bucket(phase, [_Found(entry, "", read)], places), is_early=True)
+
+    def _early(self, phase: Phase, taken: Collection[Redistribution]) -> Iterator[tuple[int, int, Redistribution]]:
+        """Redistributions of what operators of the phase make, between which and the first reader others take time;
+        with the places where they set out and arrive.
+        """
+        places, names, runs = self._places[phase], self._names[phase], self._runs[phase]
+        took = (entry.predicted_ns * (entry.name in runs) for entry in self._plan.execution if entry.phase == phase)
+        before = list(accumulate(took, initial=0))
+        for entry in self._plan.redistributions:
+            made = places.get(_maker(entry.tensor))
+            is_open = entry.phase == phase and entry not in taken and entry.tensor not in self._gathered
+            readers = [places[name] for name in entry.consumers if name in runs]
+            if not is_open or made is None or names[made] not in runs or not readers or not self._is_alone(entry):
+                continue
+            read = min(readers)
+            enough = before[read] - EARLIEST * entry.predicted_s * 1e9
+            start = max(made + 1, bisect_right(before, enough) - 1)
+            if before[start] < before[read] and all(name in places for name in entry.consumers):
+                yield start, read, entry
+
     def _travels(self, entry: Redistribution, dtype: str, kinds: frozenset[str]) -> bool:
         """Whether a redistribution may travel with others: it communicates by these kinds alone, in numbers that can
         be sent as they are, and nobody reads what is on its way.
         """
         sends = {collective.kind for collective in entry.collectives}
-        if not sends or not sends <= kinds or entry.shared or entry.kept or dtype.startswith("complex"):
+        return sends <= kinds and not dtype.startswith("complex") and self._is_alone(entry)
+
+    def _is_alone(self, entry: Redistribution) -> bool:
+        """Whether a redistribution communicates, and no other one has to do with its steps."""
+        if not entry.collectives or entry.shared or entry.kept:
             return False
         return not any(_reads_on_the_way(other, entry) for other in self._of_tensor[entry.tensor])
 

@@ -6,6 +6,7 @@ import pytest
 
 import autoshard
 from autoshard.plans import ShardingPlan
+from autoshard.plans.schedule import schedule
 
 from . import cases
 from .harness import run_ranks
@@ -87,6 +88,7 @@ def test_plans_drawn_at_random(case: str, axes: str, seeds: tuple[int, ...]):
     The remainder of a seed by 3 says how much travels together (`cases.BUCKETS`).
     """
     plans = [cases.random_plan(case, axes, seed) for seed in seeds]
+    assert any(bucket.is_early for plan in plans for bucket in schedule(plan).buckets), "no activation sets out early"
     results = run_ranks(plans[0].mesh.size, _check_all, case, [autoshard.dump_plan(p) for p in plans], timeout_s=120.0)
     assert all(seen.within(LIMIT) for result in results for seen in result), results[0]
     print(f"{case} on {axes}: {results[0]}")

@@ -11,13 +11,14 @@ import pytest
 import autoshard
 from autoshard.errors import PlanFileError
 from autoshard.mesh import Mesh
+from autoshard.planning.formulation import Formulation
 from autoshard.planning.planner import Planner
-from autoshard.plans import ShardingPlan, dump_plan, parse_plan
-from autoshard.plans.schedule import BUCKET_BYTES
+from autoshard.plans import dump_plan, parse_plan
+from autoshard.plans.schedule import BUCKET_BYTES, schedule
 from autoshard.plans.simulation import overlapped_s, simulate
 from cost_models import Profile, load_profile
 from examples.llama import demo
-from solver import Node, solve
+from solver import Node, Solution, solve
 
 OBJECTIVE = "overlapped-step-time"
 PROFILE = load_profile("cpu-gloo")
@@ -35,32 +36,46 @@ def planner(contention: float, axes: str = "dp=2,tp=2", machine: Profile = PROFI
     )
 
 
-def drawn(contention: float, seed: int, machine: Profile = PROFILE) -> tuple[ShardingPlan, int]:
-    """A plan that is the cheapest at random prices of its operators, and what its program counts for it."""
-    made = planner(contention, machine=machine)
-    formulation = made.program(())
+def drawn(formulation: Formulation, seed: int) -> Solution:
+    """What is cheapest at random prices of operators."""
     draws = np.random.default_rng(seed)
     free = formulation.problem
     nodes = tuple(Node(node.name, draws.integers(0, 10**6, node.costs.shape)) for node in free.nodes)
     networks = tuple(replace(network, costs=network.costs // 1000) for network in free.networks)
-    solution = solve(replace(free, nodes=nodes, networks=networks), relative_gap=1e9)
+    return solve(replace(free, nodes=nodes, networks=networks), relative_gap=1e9)
+
+
+def counted(formulation: Formulation, solution: Solution) -> int:
+    """What a program counts for a solution."""
     assert solution.choices is not None
-    answer = formulation.routed(solution.choices, solution.routes)
+    answer = formulation.routed(solution.choices)
     assert answer is not None
-    return made.write(formulation, solution), answer[1]
+    return answer[1]
 
 
 @pytest.mark.parametrize("contention", CONTENTIONS)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("machine", [PROFILE, HOST], ids=["device", "host"])
 def test_no_schedule_takes_less_than_the_program_counts(contention: float, seed: int, machine: Profile) -> None:
-    plan, counted_ns = drawn(contention, seed, machine)
+    formulation = planner(contention, machine=machine).program(())
+    solution = drawn(formulation, seed)
+    plan, counted_ns = planner(contention, machine=machine).write(formulation, solution), counted(formulation, solution)
     rounded = len(plan.operators) + len(plan.parameters) + 2 * len(plan.redistributions)
     assert counted_ns <= plan.solver.cost_ns + rounded
     assert plan.solver.cost_ns == round(overlapped_s(plan) * 1e9)
     hidden = simulate(plan).hidden_ns
     assert hidden > 0, "nothing hides, so nothing was checked"
+    assert any(bucket.is_early for bucket in schedule(plan).buckets), "no activation sets out early"
     assert plan.solver.cost_ns == pytest.approx(plan.step_s * 1e9 - (1 - contention) * hidden, abs=2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_an_activations_first_reader_waits_for_counts_whole(seed: int) -> None:
+    """So a program counts more than the share of all activations that have a late reader, and no more than all."""
+    overlapped, summed = (planner(0.0).having(objective=each).program(()) for each in (OBJECTIVE, "step-time"))
+    shares_all = replace(overlapped, free=replace(overlapped.free, edges=summed.free.edges))
+    solution = drawn(summed, seed)
+    assert counted(shares_all, solution) < counted(overlapped, solution) < counted(summed, solution)
 
 
 def test_at_full_contention_both_objectives_are_one_program() -> None:

@@ -22,7 +22,7 @@ from autoshard.plans import (
     TensorEntry,
     read_plan,
 )
-from autoshard.plans.schedule import END, Bucket, schedule, sent
+from autoshard.plans.schedule import EARLIEST, END, MOST_EARLY, Bucket, schedule, sent
 
 from .synthetic import MESH, plans, transformer_plan
 
@@ -64,9 +64,9 @@ def check(plan: ShardingPlan) -> Sequence[Bucket]:
         assert times == sorted(times), "a collective is waited for before it is issued"
         for member in bucket.members:
             assert len(member.collectives) == len(bucket.travels)
-            if member.tensor in parameters:
+            if member.tensor in parameters or not parameters.intersection(member.consumers):
                 assert times[-1] <= min(places[name] for name in member.consumers), "read before it is there"
-            else:
+            if member.tensor not in parameters:
                 maker = member.tensor if member.tensor in places else member.tensor.rpartition(":")[0]
                 assert places[maker] < times[0], "sets out before it is made"
     for phase in PHASES:
@@ -177,6 +177,64 @@ def test_gradients_on_their_way_are_two_buckets_at_most(name: str, size_bytes: i
         assert places[a.travels[0].arrives] <= places[b.travels[0].sets_out], "a lean plan has one on its way"
     if name == "llama3_8b" and size_bytes == SIZES[2]:
         assert any(places[a.travels[0].arrives] > places[b.travels[0].sets_out] for a, b in pairwise(buckets))
+
+
+def early(plan: ShardingPlan) -> list[Bucket]:
+    """The activations, and gradients of activations, that set out before they are read."""
+    parameters, found = {entry.name for entry in plan.parameters}, []
+    for bucket in schedule(plan).buckets:
+        of_parameters = {name for each in bucket.members for name in (each.tensor, *each.consumers)} & parameters
+        assert bucket.is_early == (not of_parameters)
+        found += [bucket] * bucket.is_early
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "llama3_8b-tight"])
+def test_activations_are_early_where_operators_take_time_before_their_reader(name: str) -> None:
+    """Each alone, not sooner than they have to, few at a time; a lean plan has none."""
+    plan = replace(PLANS[name], bucket_bytes=SIZES[2])
+    found = early(plan)
+    assert found, "none is early, so nothing was checked"
+    for phase in PHASES:
+        places = order(plan, phase)
+        took = [entry.predicted_ns for entry in plan.execution if entry.phase == phase]
+        flights = []
+        for bucket in (bucket for bucket in found if bucket.phase == phase):
+            (member,) = bucket.members
+            assert not (member.shared or member.kept)
+            start, end = places[bucket.travels[0].sets_out], places[bucket.travels[-1].arrives]
+            assert end == min(places[reader] for reader in member.consumers)
+            assert sum(took[start:end]) > 0, "nothing hides it"
+            assert sum(took[start + 1 : end]) <= EARLIEST * member.predicted_s * 1e9, "it could set out later"
+            flights.append((start, end))
+        for moment, _ in flights:
+            assert sum(start <= moment < end for start, end in flights) <= MOST_EARLY
+    assert not early(replace(plan, gathers_ahead=False))
+    assert not early(replace(plan, bucket_bytes=0))
+
+
+def test_of_several_collectives_the_longest_is_beside_operators() -> None:
+    """The two sums of a gated feed-forward network: one travels while the other is made, which is waited for."""
+    made, half, whole = (parse_layout(text, MESH) for text in ("dp:P(sum) tp:P(sum)", "tp:P(sum)", ""))
+    names = [f"layers.0.{name}" for name in ("w1/mm", "w1/view", "w3/mm", "act/mul", "w2/mm")]
+    for times, travels in (
+        ((3e-6, 2e-6), [("dp", names[2], names[3]), ("tp", names[3], names[3])]),
+        ((2e-6, 3e-6), [("dp", names[2], names[2]), ("tp", names[2], names[3])]),
+    ):
+        steps = tuple(Collective("all_reduce", axis, 128, time) for axis, time in zip(("dp", "tp"), times))
+        plan = replace(
+            transformer_plan(1),
+            redistributions=tuple(
+                Redistribution(name, "forward", (made, half, whole), steps, consumers=(names[3],))
+                for name in (names[0], names[2])
+            ),
+            execution=tuple(Execution(name, "forward", 10_000 * ("view" not in name)) for name in names),
+            bucket_bytes=1,
+        )
+        (bucket,) = early(plan)
+        assert [(travel.axis, travel.sets_out, travel.arrives) for travel in bucket.travels] == travels
+        reads = replace(plan.redistributions[0], consumers=(names[1], names[3]))
+        assert not early(replace(plan, redistributions=(reads,))), "the view reads it at once"
 
 
 def test_where_a_gradient_is_not_wanted_its_bucket_goes_without_it() -> None:

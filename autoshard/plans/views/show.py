@@ -86,7 +86,7 @@ def headline(summary: PlanSummary) -> tuple[str, ...]:
         f"parameters {format_bytes(summary.parameter_bytes)}, {per_rank} on the rank with the largest shards",
         *([_precision_line(summary)] if (summary.param_dtype, summary.reduce_dtype) != (None, None) else []),
         *([_micro_batches_line(summary)] if summary.micro_batches > 1 else []),
-        *([_schedule_line(summary)] if summary.schedule.planned else []),
+        *([_schedule_line(summary)] if summary.schedule.planned or summary.schedule.early else []),
         *([_again_line(summary)] if summary.recomputed else []),
         *([] if summary.memory is None else [_memory_line(summary.memory)]),
     )
@@ -115,9 +115,10 @@ def _optimizer_words(summary: PlanSummary) -> str:
 def _schedule_line(summary: PlanSummary) -> str:
     total = summary.schedule
     costs = f"which cost {summary.contention:.0%} of that: the step takes {format_seconds(summary.overlapped_s)}"
+    early = f"; {total.early} for activations set out early" if total.early else ""
     return (
         f"schedule: {total.planned} collectives for parameters run as {total.run}, in buckets of "
-        f"{format_bytes(total.bucket_bytes)}{'' if total.gathers_ahead else ', none gathered ahead'}; at best "
+        f"{format_bytes(total.bucket_bytes)}{'' if total.gathers_ahead else ', none gathered ahead'}{early}; at best "
         f"{format_seconds(total.hidden_s)} of the step hide{f', {costs}' * (summary.contention < 1)}"
     )
 

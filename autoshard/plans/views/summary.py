@@ -73,7 +73,8 @@ class HeldTotal:
 
 @dataclass(frozen=True)
 class ScheduleTotal:
-    """What travels together: so many collectives for parameters run as ``run``, with ``bucket_bytes`` at most each.
+    """What travels together: so many collectives for parameters run as ``run``, with ``bucket_bytes`` at most each. So
+    many for activations set out ``early``, each alone.
 
     ``hidden_s`` of the predicted step run beside computation or another axis, if that slows neither down
     (:mod:`autoshard.plans.simulation`): the step takes so much less at best.
@@ -83,6 +84,7 @@ class ScheduleTotal:
     gathers_ahead: bool
     planned: int
     run: int
+    early: int
     hidden_s: float
 
 
@@ -204,10 +206,11 @@ def _lists(value: object) -> object:
 
 def _schedule(plan: ShardingPlan) -> ScheduleTotal:
     buckets = schedule(plan).buckets
-    planned = sum(len(member.collectives) for bucket in buckets for member in bucket.members)
+    together = [bucket for bucket in buckets if not bucket.is_early]
+    planned = sum(len(member.collectives) for bucket in together for member in bucket.members)
     hidden_s = simulate(plan).hidden_ns / 1e9 if buckets else 0.0
-    run = sum(len(bucket.travels) for bucket in buckets)
-    return ScheduleTotal(plan.bucket_bytes, plan.gathers_ahead, planned, run, hidden_s)
+    run, every = (sum(len(bucket.travels) for bucket in some) for some in (together, buckets))
+    return ScheduleTotal(plan.bucket_bytes, plan.gathers_ahead, planned, run, every - run, hidden_s)
 
 
 def _totals(plan: ShardingPlan) -> tuple[CollectiveTotal, ...]:
