@@ -55,6 +55,7 @@ def test_rows_are_predicted_and_what_cannot_be_built_is_named(tmp_path, capsys) 
         "gpu": ({"gpu": "V100"}, "no profile of V100"),
         "scheme": ({"scheme": "Frobnicate", "mesh": "dp=4"}, "no scheme is called 'Frobnicate'"),
         "pipeline": ({"pp": "4"}, "the mesh has a pipeline"),
+        "few": ({"scheme": "FSDP2+TP", "mesh": "tp=4", "heads": "2"}, "cannot share the 2 heads"),  # the planner knows
     }
     lines = [LLAMA | {"id": name} | cells for name, (cells, _) in bad.items()]
     lines += [LLAMA, LLAMA | {"id": "tiny-compiled", "compile": "yes", "step_s": "0.005"}]
