@@ -125,8 +125,8 @@ def _results(
             what = f"did not end in time (limit {timeout_s:g} s) and was killed"
         printed = folder / f"{rank}.output"
         tail = printed.read_text(errors="replace")[-_TAIL:].strip() if printed.exists() else ""
-        # the first to fail is the one to read first: the others often fail because of it
-        when = error.stat().st_mtime if error.exists() else float("inf")
+        # the first to fail is the one to read first: the others often fail because of it, most of all of one that died
+        when = error.stat().st_mtime if error.exists() else float("inf") if rank in overdue else 0.0
         problems.append((when, f"--- rank {rank} {what}" + (f"\n--- its output: {tail}" if tail else "")))
     if problems:
         raise RankError("\n".join(text for _, text in sorted(problems)))
