@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -27,14 +27,22 @@ _ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 
 @dataclass
 class Differences:
-    """The largest relative differences seen: max |a - b| / max |b| of one tensor."""
+    """The largest relative differences seen: max |a - b| / max |b| of one tensor; kind and axis of every collective,
+    in the order in which this rank issued them.
+    """
 
     loss: float = 0.0
     gradient: float = 0.0
     parameter: float = 0.0
+    issued: tuple[tuple[str, str], ...] = ()
 
     def within(self, limit: float) -> bool:
         return max(self.loss, self.gradient, self.parameter) <= limit
+
+
+def are_in_one_order(ranks: Sequence[Differences]) -> bool:
+    """Whether all ranks issued their collectives in the order of the first, so that none waits for another for ever."""
+    return len({seen.issued for seen in ranks}) == 1
 
 
 def relative(ours: Tensor, reference: Tensor) -> float:
@@ -117,6 +125,7 @@ def check_parity(
                 losses.append(parallel(*autoshard.shard_inputs(plan, mesh, *batch)))
                 losses[-1].backward()
         assert Counter(log.records) == planned_collectives(plan), "executed and planned collectives differ"
+        seen.issued += tuple((kind, axis) for kind, axis, _ in log.records)
         for batch, loss in zip(batches, losses):
             expected = reference(*batch)
             expected.backward()

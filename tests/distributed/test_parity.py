@@ -10,7 +10,7 @@ from autoshard.plans.schedule import schedule
 
 from . import cases
 from .harness import run_ranks
-from .parity import Differences, check_parity, device_mesh_of, planned_collectives
+from .parity import Differences, are_in_one_order, check_parity, device_mesh_of, planned_collectives
 
 LIMIT = 1e-4  # of the largest relative difference of one tensor; 2.2e-5 is the largest seen
 
@@ -21,6 +21,7 @@ def _trained(case: str, plan: ShardingPlan) -> Differences:
     worst = Differences(*(max(getattr(r, kind) for r in results) for kind in ("loss", "gradient", "parameter")))
     print(f"{case} on {plan.mesh}: {worst}")
     assert worst.within(LIMIT), worst
+    assert are_in_one_order(results)
     return worst
 
 
@@ -91,4 +92,20 @@ def test_plans_drawn_at_random(case: str, axes: str, seeds: tuple[int, ...]):
     assert any(bucket.is_early for plan in plans for bucket in schedule(plan).buckets), "no activation sets out early"
     results = run_ranks(plans[0].mesh.size, _check_all, case, [autoshard.dump_plan(p) for p in plans], timeout_s=120.0)
     assert all(seen.within(LIMIT) for result in results for seen in result), results[0]
-    print(f"{case} on {axes}: {results[0]}")
+    assert all(are_in_one_order(ranks) for ranks in zip(*results))
+    print(f"{case} on {axes}: {[(seen.loss, seen.gradient, seen.parameter) for seen in results[0]]}")
+
+
+@pytest.mark.parametrize(("axes", "scheme"), [("tp=4", "tp"), ("dp=2,tp=2", "fsdp+tp")])
+def test_sums_of_gradients_that_set_out_early(axes: str, scheme: str):
+    """Those for the input of a product travel while the gradient for its weight is made."""
+    plan = cases.baseline_plan("gpt2", axes, scheme)
+    early = [bucket for bucket in schedule(plan).buckets if bucket.is_early]
+    assert {(bucket.phase, bucket.travels[0].kind) for bucket in early} == {("backward", "all_reduce")}
+    _trained("gpt2", plan)
+
+
+def test_activations_cut_along_the_sequence():
+    plan = cases.baseline_plan("gpt2", "tp=4", "sp")
+    assert {kind for kind, _, _ in planned_collectives(plan)} >= {"all_gather", "reduce_scatter"}
+    _trained("gpt2", plan)
