@@ -57,13 +57,18 @@ class _Back:
 
 
 @dataclass(frozen=True)
+class _Ends:
+    """Where the rows of each group end."""
+
+
+@dataclass(frozen=True)
 class _Several:
     """The results of an operator."""
 
     results: tuple[_Sorted | _Plain, ...]
 
 
-_Meaning: TypeAlias = _Sorted | _Plain | _Back | _Several
+_Meaning: TypeAlias = _Sorted | _Plain | _Back | _Ends | _Several
 
 
 class _Unknown(Exception):
@@ -73,7 +78,7 @@ class _Unknown(Exception):
 def in_their_own_order(graph: Graph) -> None:
     """Rewrites the joint graph of a step in place, for each sort of integers (S) of which nothing needs the order."""
     for node in list(graph.nodes):
-        if node.target in (aten.sort.default, aten.sort.stable):
+        if node.target in _SORTS:
             value = _shape(node.args[0])
             if value.dim() == 1 and len(value) > 1 and value.dtype in (torch.int32, torch.int64):
                 _Region(graph, node).rewrite()
@@ -92,11 +97,11 @@ class _Region:
     def rewrite(self) -> None:
         """Lets all readers read what is in its own order; changes nothing where one of them wants it sorted."""
         order = next((user for user in self._sort.users if user.args[1] == 1), None)
-        if order is None:
+        needed = _ancestors(self._graph.output_node())
+        if order not in needed:
             return
         self._numbers = MadeOfGroups(self._group, order)
         self._meant[self._sort] = _Several((_Sorted(self._group, 0), _Sorted(_Count(1), 0)))
-        needed = _ancestors(self._graph.output_node())
         try:
             for node in list(self._graph.nodes):
                 meant = [self._meant[given] for given in node.all_input_nodes if given in self._meant]
@@ -115,24 +120,37 @@ class _Region:
         op = node.target
         if node.op != "call_function":
             raise _Unknown
-        if op is operator.getitem:
-            several = self._meant[node.args[0]]  # type: ignore[index]
-            assert isinstance(several, _Several)
-            return several.results[node.args[1]]  # type: ignore[index]
-        value = node.meta["val"]
         if op in _LIKE:
             return self._filled(node)
-        if isinstance(value, torch.Tensor) and value.shape == (self._rows,):
-            if (each := self._numbers.each(node)) is not None:
-                return _Sorted(_Count(each), 0)
-            if self._numbers.is_back(node):
-                return _Back()
+        if (number := self._number(node.meta["val"], node)) is not None:
+            return number
+        if op in _SORTS:  # whose results are known by their numbers, if at all
+            return _Several(())
+        if op is operator.getitem:
+            return self._result_of(node)
         if op in _ELEMENTWISE or torch.Tag.pointwise in getattr(op, "tags", ()):
             return self._elementwise(node)
         handle = _HANDLED.get(op) or _OTHERS.get(op._schema.name)  # type: ignore[union-attr]
         if handle is None:
             raise _Unknown
         return handle(self, node)
+
+    def _number(self, value: Any, node: FxNode) -> _Meaning | None:
+        """What a tensor is by its numbers, if it depends on the groups alone."""
+        if not isinstance(value, torch.Tensor) or value.dim() != 1 or value.is_floating_point():
+            return None
+        if len(value) == self._rows and (each := self._numbers.each(node)) is not None:
+            return _Sorted(_Count(each), 0)
+        if len(value) == self._rows and self._numbers.is_back(node):
+            return _Back()
+        return _Ends() if self._numbers.is_ends(node, len(value)) else None
+
+    def _result_of(self, node: FxNode) -> _Meaning:
+        several, k = self._meant[node.args[0]], node.args[1]  # type: ignore[index]
+        assert isinstance(several, _Several) and isinstance(k, int)
+        if k >= len(several.results):
+            raise _Unknown
+        return several.results[k]
 
     # what operators mean, a method for each kind
 
@@ -312,7 +330,7 @@ class _Region:
 
     def _sorted(self, given: Any) -> _Sorted | None:
         found = self._meant.get(given) if isinstance(given, FxNode) else None
-        if isinstance(found, _Back | _Several):
+        if isinstance(found, _Back | _Ends | _Several):
             raise _Unknown
         return found if isinstance(found, _Sorted) else None
 
@@ -429,6 +447,7 @@ def _ancestors(output: FxNode) -> set[FxNode]:
 
 _CONSTANT = {aten.full.default, aten.scalar_tensor.default, aten.zeros.default, aten.ones.default}
 _LIKE = {getattr(aten, f"{fill}_like").default for fill in ("empty", "zeros", "ones", "full")}
+_SORTS = {aten.sort.default, aten.sort.stable}
 _ELEMENTWISE = {aten._to_copy.default, aten.floor_divide.default, aten.detach.default, aten.alias.default}
 _BY_DIM = {aten.scatter_add.default, aten.index_add.default, aten.scatter.src}
 # The position of the dim among the arguments, and the dim where it is left out.
