@@ -39,13 +39,14 @@ class MadeOfGroups:
             if node.op == "call_function" and self._alone.issuperset(node.all_input_nodes) and _is_computed(node):
                 self._alone.add(node)
         self._found: dict[int, dict[FxNode, Any]] = {}
+        self._ends: dict[int, Tensor] = {}
 
     def each(self, node: FxNode) -> int | None:
         """The ``each`` for which a tensor (S) is the sorted order divided by it, which reads every row so many times;
         None where it is anything else.
         """
         order, found = self._numbers(self._order, self._rows), self._numbers(node, self._rows)
-        if found is None or found.shape != order.shape or found.is_floating_point():
+        if found is None or order is None or found.shape != order.shape or found.is_floating_point():
             return None
         count = int(found.max()) + 1
         each = self._rows // count if count > 0 else 0
@@ -54,16 +55,20 @@ class MadeOfGroups:
     def is_back(self, node: FxNode) -> bool:
         """Whether a tensor (S) says where each row has gone: indexed by it, what is sorted is as it was."""
         order, found = self._numbers(self._order, self._rows), self._numbers(node, self._rows)
-        if found is None or found.shape != order.shape or found.is_floating_point():
+        if found is None or order is None or found.shape != order.shape or found.is_floating_point():
             return False
-        return torch.equal(found, torch.argsort(order))
+        is_within = int(found.min()) >= 0 and int(found.max()) < self._rows
+        return is_within and torch.equal(order[found], torch.arange(self._rows, device="cpu"))
 
     def is_ends(self, node: FxNode, groups: int) -> bool:
         """Whether a tensor (G) says where the rows of each group end once they are sorted."""
-        group, found = self._numbers(self._group, groups), self._numbers(node, groups)
-        if found is None or group.min() < 0:
+        found = self._numbers(node, groups)
+        if found is None or groups < 1:
             return False
-        ends = torch.bincount(group, minlength=groups).cumsum(0)
+        if groups not in self._ends:
+            in_groups = self._numbers(self._group, groups).clamp(0, groups - 1)
+            self._ends[groups] = torch.bincount(in_groups, minlength=groups).cumsum(0)
+        ends = self._ends[groups]
         return found.shape == ends.shape and torch.equal(found.to(ends.dtype), ends)
 
     def _numbers(self, node: FxNode, groups: int) -> Any:
@@ -77,7 +82,10 @@ class MadeOfGroups:
         found = self._found[groups]
         if node not in found:
             args, kwargs = map_arg((node.args, node.kwargs), lambda given: self._numbers(given, groups))
-            found[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            try:
+                found[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            except Exception:  # torch operators raise anything, as where there are fewer groups than were drawn
+                found[node] = None
         return found[node]
 
 

@@ -139,11 +139,11 @@ class _Region:
         """What a tensor is by its numbers, if it depends on the groups alone."""
         if not isinstance(value, torch.Tensor) or value.dim() != 1 or value.is_floating_point():
             return None
-        if len(value) == self._rows and (each := self._numbers.each(node)) is not None:
+        if len(value) != self._rows:
+            return _Ends() if self._numbers.is_ends(node, len(value)) else None
+        if (each := self._numbers.each(node)) is not None:
             return _Sorted(_Count(each), 0)
-        if len(value) == self._rows and self._numbers.is_back(node):
-            return _Back()
-        return _Ends() if self._numbers.is_ends(node, len(value)) else None
+        return _Back() if self._numbers.is_back(node) else None
 
     def _result_of(self, node: FxNode) -> _Meaning:
         several, k = self._meant[node.args[0]], node.args[1]  # type: ignore[index]
