@@ -30,6 +30,7 @@ from .forward import forward_of
 from .graph import Mark, SameTensor
 from .guards import Guards
 from .observed import MODEL
+from .sorted_rows import in_their_own_order
 
 aten = torch.ops.aten
 
@@ -103,6 +104,7 @@ def trace(
             stack, forward.module, fake_args, fake_kwargs or None, decompositions=decompositions
         )
     graph = joint.graph_module.graph
+    in_their_own_order(graph)
     placeholders = tuple(_placeholder(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder")
     kinds: dict[int, tuple[str, Any]] = {k: ("output", k) for k in range(forward.results)}
     kinds |= {forward.results + k: ("replacement", name) for k, name in enumerate(forward.replaced)}

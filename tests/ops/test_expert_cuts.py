@@ -128,12 +128,25 @@ def test_fewer_heads_of_keys_and_values_than_ranks_are_whole_until_they_are_repe
     )
 
 
-def test_experts_are_cut_over_one_axis_and_over_two_and_grouped_products_are_whole() -> None:
+def test_experts_are_cut_over_one_axis_and_over_two_and_grouped_products_of_sorted_rows_are_whole() -> None:
     products = offered(aten.bmm.default, f(4, 6, 8), f(4, 8, 2), mesh="a=2,b=2")
     assert {"S(0) R, S(0) R -> S(0) R", "S(0) S(0), S(0) S(0) -> S(0) S(0)"} <= products
     tokens, experts = TensorMeta((16, 16), torch.bfloat16), TensorMeta((4, 16, 16), torch.bfloat16)
     ends = TensorMeta((4,), torch.int32)
     assert offered(aten._grouped_mm.default, tokens, experts, ends) == {"R, R, R -> R"}
+
+
+@pytest.mark.parametrize(("rows", "groups", "mesh"), [(12, 4, "a=2"), (11, 5, "a=3"), (512, 128, "a=8")])
+def test_grouped_products_of_rows_in_any_order_are_cut_along_rows_columns_sums_and_groups(
+    rows: int, groups: int, mesh: str
+) -> None:
+    x, y, group, weight = f(rows, 16), f(rows, 24), i(rows), f(groups, 16, 24)
+    products = offered(torch.ops.autoshard.grouped_product.default, x, group, weight, groups, mesh=mesh)
+    cuts = {"S(0), S(0), R -> S(0)", "S(1), R, S(1) -> P(sum)", "R, R, S(2) -> S(1)", "R, R, S(0) -> P(sum)"}
+    assert cuts <= products
+    gradients = offered(torch.ops.autoshard.grouped_outer.default, x, y, group, groups, mesh=mesh)
+    cuts = {"S(0), S(0), S(0) -> P(sum)", "S(1), R, R -> S(1)", "R, S(1), R -> S(2)", "R, R, R -> S(0)"}
+    assert cuts <= gradients
 
 
 @pytest.mark.parametrize(("channels", "mesh"), [((8, 12), "a=2"), ((7, 11), "a=2"), ((9, 6), "a=3")])

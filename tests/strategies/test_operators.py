@@ -252,8 +252,10 @@ def test_what_gives_addends(name: str, rules: set[str]) -> None:
 
 
 GROUPED = {
-    "grouped_mm_fallback": lambda n: (f(n, 6), f(4, 6, 8), i(4)),
-    "grouped_mm_fallback_backward": lambda n: (f(n, 6), f(4, 6, 8), i(4), f(n, 8)),
+    "autoshard::grouped_product": lambda n: (f(n, 6), i(n), f(4, 6, 8), 4),
+    "autoshard::grouped_outer": lambda n: (f(n, 6), f(n, 8), i(n), 4),
+    "transformers::grouped_mm_fallback": lambda n: (f(n, 6), f(4, 6, 8), i(4)),
+    "transformers::grouped_mm_fallback_backward": lambda n: (f(n, 6), f(4, 6, 8), i(4), f(n, 8)),
 }
 
 
@@ -304,11 +306,12 @@ def _grouped_product_backward(rows: Tensor, weight: Tensor, ends: Tensor, grad: 
 def test_products_in_groups_of_rows_are_cut_along_rows_columns_and_sums(
     name: str, length: int, mesh: str, grouped_products: None
 ) -> None:
-    graph = operator(getattr(torch.ops.transformers, name).default, *GROUPED[name](length))
+    namespace, short = name.split("::")
+    graph = operator(getattr(getattr(torch.ops, namespace), short).default, *GROUPED[name](length))
     assert not _wrong(graph, Mesh.parse(mesh))
     offered = Enumerator(graph, Mesh(("a",), (3,))).strategies(graph.nodes[-1])
-    cuts = {str(s.inputs[0][0]) for s in offered} | {str(s.inputs[1][0]) for s in offered}
-    assert cuts >= {"R", "S(0)", "S(1)", "S(2)"}
+    cuts = {str(layout[0]) for s in offered for layout in (*s.inputs, *s.outputs) if layout}
+    assert cuts >= {"R", "S(0)", "S(1)", "S(2)", "P(sum)"}
 
 
 def test_what_doubles_a_length_may_cut_it_where_the_ranks_divide_it() -> None:
