@@ -2,8 +2,9 @@
 
 A search looks at every container that was made since the one before, now and then at all there are. A graph of 16,000
 operators is millions of them that are all in use, so that a search finds nothing and takes the longer the deeper the
-model is. With RARELY in the place of 700, ``autoshard plan`` of Llama-3-8B on 8x8 takes a sixth less, of Llama-3-70B a
-fifth, and both at most 7 MiB more memory; Llama-3-8B under 10 GiB, which is solved many times, 42 of 750 MiB more.
+model is. With 300,000 in the place of 700, ``autoshard plan`` of Llama-3-8B on 8x8 took a sixth less, of Llama-3-70B a
+fifth; with RARELY in the place of 300,000 both and Llama-3-8B under 10 GiB, which is solved many times, take another
+tenth less, and 24 to 31 MiB more memory: the last 798 MiB (``benchmarks/plan.py``, on a shared machine).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-RARELY = 300_000
+RARELY = 2_000_000
 """Containers made, less those freed, from one search to the next; Python's own is 700."""
 
 

@@ -14,5 +14,7 @@ def again_name(name: str) -> str:
 
 def first_name(name: str) -> str | None:
     """The name of the operator that this one computes again; None for one that does not."""
+    if AGAIN not in name:  # nearly all
+        return None
     path, _, role = name.rpartition("/")
     return f"{path}/{role.removeprefix(AGAIN)}" if role.startswith(AGAIN) else None

@@ -25,7 +25,11 @@ def cost_unit(problem: Problem) -> int:
         if id(costs) not in largest:
             largest[id(costs)] = int(np.abs(costs[costs < INFEASIBLE]).max(initial=0))
         total += largest[id(costs)]
-    total += sum(sum(network.costs.tolist()) * (1 if network.kept else 2) for network in problem.networks)
+    sums: dict[int, int] = {}
+    for network in problem.networks:
+        if id(network.costs) not in sums:
+            sums[id(network.costs)] = sum(network.costs.tolist())
+        total += sums[id(network.costs)] * (1 if network.kept else 2)
     if problem.usage_price is not None:
         most = sum(int(usages.max()) for node in problem.nodes for _, usages in node.loads)
         total += problem.usage_price * most

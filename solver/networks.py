@@ -227,9 +227,8 @@ class Network:
 
     def _having(self, **changes: Any) -> Network:
         """The network with other values that hold together, which are not checked."""
-        made = object.__new__(Network)
-        vars(made).update({name: getattr(self, name) for name in _FIELDS})
-        vars(made).update(changes)
+        made, own = object.__new__(Network), vars(self)
+        vars(made).update({name: own[name] for name in _FIELDS}, **changes)
         return made
 
     def _end(self, end: Consumer, least: int, what: str) -> Consumer:

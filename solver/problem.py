@@ -261,7 +261,8 @@ class Problem:
     def _check_networks(self, sizes: list[int]) -> None:
         for network in self.networks:
             for node, vertices in network.ends:
-                self._check_node(node, f"network {network.name!r}")
+                if not 0 <= node < len(sizes):
+                    self._check_node(node, f"network {network.name!r}")
                 if len(vertices) != sizes[node]:
                     raise ProblemError(
                         f"network {network.name!r} gives node {node} {len(vertices)} vertices, but it has "

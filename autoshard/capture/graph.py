@@ -179,7 +179,7 @@ def map_refs(value: Any, fn: Callable[[Ref], Any]) -> Any:
     if isinstance(value, Ref):
         return fn(value)
     if isinstance(value, tuple):
-        return tuple(map_refs(item, fn) for item in value)
+        return tuple([map_refs(item, fn) for item in value])
     return value
 
 

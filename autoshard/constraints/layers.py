@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from ..capture import CapturedGraph, Ref
 from ..ops import is_contraction
@@ -11,9 +12,12 @@ from ..ops import is_contraction
 # A lone linear layer may well alternate with its neighbour: cut its columns, then its rows.
 _FEWEST_CONTRACTIONS = 2
 
+MOST_MODULES = 1 << 14
+"""Modules whose layers are kept: a module has many operators."""
 
-def tied_nodes(graph: CapturedGraph) -> tuple[tuple[int, ...], ...]:
-    """Classes of nodes that stand at the same place in identical layers.
+
+def tied_nodes(graph: CapturedGraph, found: Mapping[str, list[int]]) -> tuple[tuple[int, ...], ...]:
+    """Classes of nodes that stand at the same place in identical layers, of those found by :func:`layers`.
 
     A layer is a module whose name ends in a number (``layers.3``). Two layers of one list are identical when they hold
     the same operators with the same arguments, shapes and inner edges, in the same order, and at least two matrix
@@ -27,8 +31,8 @@ def tied_nodes(graph: CapturedGraph) -> tuple[tuple[int, ...], ...]:
             i = parent[i]
         return i
 
-    for layers in _identical_layers(graph):
-        for same in zip(*layers):
+    for group in _identical_layers(graph, found):
+        for same in zip(*group):
             for other in same[1:]:
                 parent[find(other)] = find(same[0])
     classes: dict[int, list[int]] = defaultdict(list)
@@ -44,7 +48,7 @@ def layers(graph: CapturedGraph) -> dict[str, list[int]]:
     members: dict[str, list[int]] = defaultdict(list)
     for index, node in enumerate(graph.nodes):
         if node.kind in ("parameter", "buffer", "operator"):
-            for prefix in _layer_prefixes(node.name):
+            for prefix in _layer_prefixes(node.name.partition("/")[0]):
                 members[prefix].append(index)
     return {
         prefix: nodes
@@ -53,17 +57,18 @@ def layers(graph: CapturedGraph) -> dict[str, list[int]]:
     }
 
 
-def _identical_layers(graph: CapturedGraph) -> Iterator[list[list[int]]]:
+def _identical_layers(graph: CapturedGraph, found: Mapping[str, list[int]]) -> Iterator[list[list[int]]]:
     """For each list of modules, groups of identical members, each as its node indices in order."""
     groups: dict[tuple[str, object], list[list[int]]] = defaultdict(list)
-    for prefix, nodes in layers(graph).items():
+    for prefix, nodes in found.items():
         groups[prefix.rpartition(".")[0], _layer_signature(graph, prefix, nodes)].append(nodes)
     yield from (group for group in groups.values() if len(group) > 1)
 
 
-def _layer_prefixes(name: str) -> Iterator[str]:
-    parts = name.partition("/")[0].split(".")
-    return (".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdecimal())
+@lru_cache(MOST_MODULES)
+def _layer_prefixes(module: str) -> tuple[str, ...]:
+    parts = module.split(".")
+    return tuple(".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdecimal())
 
 
 def _layer_signature(graph: CapturedGraph, prefix: str, nodes: list[int]) -> object:

@@ -147,6 +147,8 @@ class Limits:
 
     def banned(self, ref: Ref) -> Banned:
         """The collectives that may not move a tensor."""
+        if not self._rules and not self._bans:
+            return frozenset()
         if ref not in self._banned:
             named = ((kind, rule.axis, -1) for rule in self.rules(ref) for kind in rule.kinds)
             self._banned[ref] = frozenset(named).union(*(ban(ref) for ban in self._bans))

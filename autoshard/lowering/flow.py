@@ -27,20 +27,22 @@ def gradient_flow(graph: CapturedGraph, used: Collection[int]) -> GradientFlow:
     operator would have read do no harm. Where some of the gradients that it reads are absent and others are not, the
     absent ones count as zero.
     """
-    flowing: set[Ref] = set()
-    zeros: set[Ref] = set()
+    flowing: set[int] = set()  # the nodes that make gradients, all results of one being alike
+    absent: set[int] = set()
     for index, node in enumerate(graph.nodes):
         if node.phase != "backward":
             continue
-        made = {Ref(index, k) for k in range(len(node.outputs))}
-        read = [ref for ref in node.inputs if ref in flowing or ref in zeros]
+        read = {ref.node for ref in node.inputs}
         if node.kind == "tangent":
-            (flowing if int(node.name.removeprefix("grad.")) in used else zeros).update(made)
-        elif read:
-            (flowing if any(ref in flowing for ref in read) else zeros).update(made)
-    present = [(name, ref) for name, ref in graph.gradients if ref not in zeros]
+            (flowing if int(node.name.removeprefix("grad.")) in used else absent).add(index)
+        elif not read.isdisjoint(flowing):
+            flowing.add(index)
+        elif not read.isdisjoint(absent):
+            absent.add(index)
+    present = [(name, ref) for name, ref in graph.gradients if ref.node not in absent]
     needed = {ref.node for _, ref in present}
     for index in reversed(range(len(graph.nodes))):
         if index in needed:
-            needed.update(ref.node for ref in graph.nodes[index].inputs if ref not in zeros)
-    return GradientFlow(frozenset(zeros), frozenset(needed), frozenset(name for name, _ in present))
+            needed.update(ref.node for ref in graph.nodes[index].inputs if ref.node not in absent)
+    zeros = frozenset(Ref(index, k) for index in absent for k in range(len(graph.nodes[index].outputs)))
+    return GradientFlow(zeros, frozenset(needed), frozenset(name for name, _ in present))

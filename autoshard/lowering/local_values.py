@@ -48,8 +48,10 @@ class Value:
 
     def memory(self) -> list[Storage]:
         """The memory of each of the tensors of the value."""
+        if type(self.storages) is Storage:  # nearly always
+            return [self.storages]
         if not self.is_sequence:
-            return [] if self.storages is None else [self.storages]
+            return []
         return [storage for storage in self.storages if storage is not None]
 
     def leaves(self) -> Iterator[tuple[torch.Tensor, Storage]]:
@@ -77,7 +79,9 @@ class Results:
     def of(self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value:
         """The result of an operator, among whose arguments are nodes that have a value."""
         given: list[Value] = []
-        key = op, _key(args, given), tuple((name, _key(arg, given)) for name, arg in sorted(kwargs.items()))
+        positional = tuple([_key(arg, given) for arg in args])
+        named = tuple([(name, _key(arg, given)) for name, arg in sorted(kwargs.items())]) if kwargs else ()
+        key = op, positional, named
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= self._most:
@@ -124,12 +128,13 @@ class Results:
 
 def _key(arg: Any, given: list[Value]) -> Hashable:
     """How an argument looks; values of nodes are noted in the order in which they come."""
-    if isinstance(arg, NODES):
+    kind = type(arg)
+    if kind in NODES:
         given.append(arg.meta["value"])
         return given[-1].looks
-    if isinstance(arg, (tuple, list)):
+    if kind is not int and isinstance(arg, (tuple, list)):
         return tuple([_key(each, given) for each in arg])
-    return type(arg), arg
+    return kind, arg
 
 
 def _replaced(arg: Any, supply: Iterator[Any]) -> Any:

@@ -1,12 +1,12 @@
 """A graph that is only read: who counts its memory walks through it once, and nobody calls it.
 
-It is written as a graph of ``torch.fx`` is, and its nodes are read as those are, but they have no names and do not know
-who reads them. To make a node of ``torch.fx`` takes as long as everything else that is done to write it.
+It is written as a graph of ``torch.fx`` is, and its nodes are read as those are, but only inputs have names, and nodes
+do not know who reads them. To make a node of ``torch.fx`` takes as long as everything else that is done to write it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from torch import fx
@@ -17,8 +17,8 @@ class SketchNode:
 
     __slots__ = ("args", "kwargs", "meta", "name", "next", "op", "target")
 
-    def __init__(self, op: str, target: Any, args: tuple[Any, ...] = ()) -> None:
-        self.op, self.target, self.name = op, target, str(target)
+    def __init__(self, op: str, target: Any, args: tuple[Any, ...] = (), name: str = "") -> None:
+        self.op, self.target, self.name = op, target, name
         self.args: tuple[Any, ...] = args
         self.kwargs: dict[str, Any] = {}
         self.meta: dict[str, Any] = {}
@@ -27,7 +27,8 @@ class SketchNode:
     @property
     def all_input_nodes(self) -> list[SketchNode]:
         """The nodes among the arguments, each once, in the order in which they come."""
-        return list(dict.fromkeys(_nodes_in((self.args, *self.kwargs.values()))))
+        found = dict.fromkeys(_nodes_in(self.args))
+        return list(found | dict.fromkeys(_nodes_in(self.kwargs.values())) if self.kwargs else found)
 
 
 class Sketch:
@@ -38,7 +39,7 @@ class Sketch:
 
     def placeholder(self, name: str) -> SketchNode:
         """Adds an input."""
-        return self._added(SketchNode("placeholder", name))
+        return self._added(SketchNode("placeholder", name, name=name))
 
     def call_function(self, function: Any) -> SketchNode:
         """Adds a call, whose arguments are given to the node."""
@@ -64,9 +65,12 @@ NODES = (fx.Node, SketchNode)
 """What a node of a local graph is."""
 
 
-def _nodes_in(given: Any) -> Iterator[SketchNode]:
+def _nodes_in(given: Iterable[Any]) -> list[SketchNode]:
+    found = []
     for each in given:
-        if isinstance(each, SketchNode):
-            yield each
-        elif isinstance(each, (tuple, list)):
-            yield from _nodes_in(each)
+        kind = type(each)
+        if kind is SketchNode:
+            found.append(each)
+        elif kind is not int and isinstance(each, (tuple, list)):
+            found += _nodes_in(each)
+    return found

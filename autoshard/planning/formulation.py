@@ -341,9 +341,11 @@ def _demands(graph: CapturedGraph, results: Results, limits: Limits, seconds: Ma
     again = {first: second for second, first in seconds.items()}
 
     def demand(ref: Ref, phase: str, consumers: list[tuple[int, int]]) -> Demand:
-        refs = [ref, Ref(again[ref.node], ref.output)] if ref.node in again else [ref]
-        banned = frozenset[tuple[str, int, int]]().union(*(limits.banned(each) for each in refs))
-        return Demand(ref, phase, tuple(consumers), banned, any(limits.remade(each) for each in refs))
+        banned, remade = limits.banned(ref), limits.remade(ref)
+        if ref.node in again:
+            other = Ref(again[ref.node], ref.output)
+            banned, remade = banned | limits.banned(other), remade or limits.remade(other)
+        return Demand(ref, phase, tuple(consumers), banned, remade)
 
     return tuple(demand(ref, phase, consumers) for (ref, phase), consumers in wanted.items())
 

@@ -87,6 +87,7 @@ class _Reader:
             strategies[choice] for strategies, choice in zip(formulation.strategies, choices)
         ]
         self._computations = list(computations(formulation, choices))
+        self._stepped_s: dict[object, float] = {}
 
     def entries(self, kind: str) -> Iterator[TensorEntry]:
         for i, node in self._graph.of_kind(kind):  # type: ignore[arg-type]
@@ -125,8 +126,10 @@ class _Reader:
         return math.fsum(self._optimizer_s(i) for i in trained)
 
     def _optimizer_s(self, i: int) -> float:
-        layout = layout_of(self._chosen[i], None)
-        return float(self._formulation.prices.optimizer_s(self._graph.meta(Ref(i)), (layout,))[0])
+        key = meta, layout = self._graph.meta(Ref(i)), layout_of(self._chosen[i], None)
+        if key not in self._stepped_s:
+            self._stepped_s[key] = float(self._formulation.prices.optimizer_s(meta, (layout,))[0])
+        return self._stepped_s[key]
 
     def execution(self) -> Iterator[Execution]:
         """The operators in the order they run in: that of the graph, the forward first.
@@ -146,14 +149,14 @@ class _Reader:
 
     def _moved(self, found: TensorNetwork, demand: Demand, routes: Routes) -> Iterator[tuple[Redistribution, float]]:
         """The redistributions of one tensor in one phase, in the order in which they are first wanted."""
-        prices, meta, mesh = self._formulation.prices, self._graph.meta(found.ref), self._formulation.mesh
         made = layout_of(self._chosen[found.ref.node], None, found.ref.output)
         wanted: dict[Layout, list[str]] = defaultdict(list)
         for node, layout in self._wanted(demand):
-            wanted[layout].append(self._formulation.consumer_name(node))
-        wanted.pop(made, None)
+            if layout != made:
+                wanted[layout].append(self._formulation.consumer_name(node))
         if not wanted:
             return
+        prices, meta, mesh = self._formulation.prices, self._graph.meta(found.ref), self._formulation.mesh
         for way in ways(found, demand.phase, made, tuple(wanted), routes):
             steps = prices.along_s(meta, way.path[way.shared :], prices.together(found.ref))
             collectives = tuple(

@@ -38,12 +38,13 @@ def tied_classes(graph: CapturedGraph, marks: Sequence[object]) -> tuple[tuple[i
     """
     numbers: dict[tuple[object, ...], int] = {}
     marked: dict[int, Mark] = defaultdict(tuple)  # the marks of the layers that a node is in, as numbers
-    for nodes in layers(graph).values():
+    found = layers(graph)
+    for nodes in found.values():
         number = numbers.setdefault(tuple(marks[i] for i in nodes), len(numbers))
         for i in nodes:
             marked[i] += (number,)
     classes: list[tuple[int, ...]] = []
-    for members in tied_nodes(graph):
+    for members in tied_nodes(graph, found):
         same: dict[Mark, list[int]] = defaultdict(list)
         for i in members:
             same[marked[i]].append(i)

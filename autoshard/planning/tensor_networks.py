@@ -6,7 +6,7 @@ identical layers are recognised as equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,46 +84,46 @@ def networks_of(
     for demand in demands:
         by_tensor.setdefault(demand.ref, []).append(demand)
     places = _Places(strategies, seconds)
-    known: dict[object, Network] = {}
+    known: dict[object, TensorNetwork] = {}
     for ref, wanting in by_tensor.items():
         second = again.get(ref.node) if any(demand.phase == "backward" for demand in wanting) else None
-        ends = [(ref.node, None), *(consumer for demand in wanting for consumer in demand.consumers)]
-        further = frozenset().union(*(places.further(node, position, ref.output) for node, position in ends))
-        steps = prices.steps(graph.meta(ref), further, wanting[0].banned, prices.together(ref))
         forward, backward = (
-            tuple(
-                places.end(node, position, 0, steps)
-                for demand in wanting
-                if demand.phase == phase
-                for node, position in demand.consumers
-            )
+            [consumer for demand in wanting if demand.phase == phase for consumer in demand.consumers]
             for phase in ("forward", "backward")
         )
-        producer = places.end(ref.node, None, ref.output, steps)
-        again_by = None if second is None else places.end(second, None, ref.output, steps)
-        costs = places.costs(steps, _runs(graph, ref, wanting))
+        ends = [(ref.node, None), *forward, *backward]
+        if second is not None:
+            ends.append((second, None))
+        meta, banned, together = graph.meta(ref), wanting[0].banned, prices.together(ref)
+        runs = _runs(graph, ref, wanting)
         kept = keep_copies and not any(demand.remade for demand in wanting)
-        at_ends = producer, *forward, *backward, *(() if again_by is None else (again_by,))
-        arrays = tuple(id(wants) for _, wants in at_ends)  # which `places` keeps, so that no other gets the id
-        key = id(steps), id(costs), kept, len(forward), second is None, arrays
+        marks = tuple([places.mark(node, position) for node, position in ends])
+        key = meta, ref.output, banned, together, runs, kept, len(forward), second is None, marks
         name = graph.tensor_name(ref)
         if key in known:
-            network = known[key].of_tensor(name, [node for node, _ in at_ends])
-        else:
-            network = known[key] = Network(
-                name=name,
-                vertices=len(steps.layouts),
-                tails=steps.tails,
-                heads=steps.heads,
-                costs=costs,
-                producer=ref.node,
-                makes=producer.wants,
-                forward=forward,
-                backward=backward,
-                kept=kept,
-                again=again_by,
-            )
-        yield TensorNetwork(ref, steps.layouts, tuple(wanting), network, second)
+            like = known[key]
+            network = like.network.of_tensor(name, [places.chooser(node) for node, _ in ends])
+            yield TensorNetwork(ref, like.layouts, tuple(wanting), network, second)
+            continue
+        wanted = ends if second is None else ends[:-1]
+        further = frozenset().union(*(places.further(node, position, ref.output) for node, position in wanted))
+        steps = prices.steps(meta, further, banned, together)
+        producer = places.end(ref.node, None, ref.output, steps)
+        network = Network(
+            name=name,
+            vertices=len(steps.layouts),
+            tails=steps.tails,
+            heads=steps.heads,
+            costs=places.costs(steps, runs),
+            producer=ref.node,
+            makes=producer.wants,
+            forward=tuple(places.end(node, position, 0, steps) for node, position in forward),
+            backward=tuple(places.end(node, position, 0, steps) for node, position in backward),
+            kept=kept,
+            again=None if second is None else places.end(second, None, ref.output, steps),
+        )
+        known[key] = TensorNetwork(ref, steps.layouts, tuple(wanting), network, second)
+        yield known[key]
 
 
 class _Places:
@@ -136,6 +136,15 @@ class _Places:
         self._layouts: dict[object, list[Layout]] = {}
         self._further: dict[object, frozenset[Placement]] = {}
         self._places: dict[object, np.ndarray] = {}
+
+    def chooser(self, node: int) -> int:
+        """Who chooses for a node."""
+        return self._seconds.get(node, node)
+
+    def mark(self, node: int, position: int | None) -> Hashable:
+        """What an end has in common with those of other networks that make or want their tensors in the same way."""
+        first = self.chooser(node)
+        return id(self._strategies[node]), id(self._strategies[first]), position, first in self._twice, first != node
 
     def further(self, node: int, position: int | None, output: int) -> frozenset[Placement]:
         """The placements beside whole and cut that a tensor has under some strategy."""
@@ -156,7 +165,7 @@ class _Places:
 
     def end(self, node: int, position: int | None, output: int, steps: Steps) -> Consumer:
         """Who chooses for a node, and the vertex under each choice: of a second operator NOWHERE without it."""
-        first = self._seconds.get(node, node)
+        first = self.chooser(node)
         return Consumer(first, self._of(first, position, output, steps, first != node))
 
     def _of(self, node: int, position: int | None, output: int, steps: Steps, is_second: bool) -> np.ndarray:

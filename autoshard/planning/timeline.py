@@ -349,16 +349,18 @@ class _Simulation:
         label, moment = node.meta["label"], len(self._moments)
         self._moments.append((phase, label.operator))
         again = first_name(label.operator)
-        for key in _keys(in_use(node)):
+        for key in (key for read in in_use(node) for key in read.meta["value"].memory()):
             if key in self._storages:
                 self._storages[key].last = moment
             if again is None and key in self._again:
                 self._saved[self._again.pop(key)] += self._storages[key].size_bytes
-        for key, size in storages(node).items():
-            if again is not None and key not in self._storages and not label.is_copy:
+        for key in node.meta["value"].memory():
+            if key in self._storages:
+                continue
+            if again is not None and not label.is_copy:
                 self._again[key] = again
             kind: TenantKind = "temporary" if label.is_copy else "activation"
-            self._storages.setdefault(key, _Lifetime(label.tensor, kind, size, moment, moment))
+            self._storages[key] = _Lifetime(label.tensor, kind, key.size_bytes, moment, moment)
 
     def _become(self, keys: set[Storage], name: str, kind: TenantKind) -> None:
         for key in keys:

@@ -94,6 +94,10 @@ class Redistribution:
     consumers: tuple[str, ...] = ()
     shared: int = 0
 
+    def __hash__(self) -> int:
+        """Of what no two redistributions of a plan have in common: plans are full of them, and look them up often."""
+        return hash((self.tensor, self.phase, self.path))
+
     @property
     def own(self) -> tuple[Layout, ...]:
         """The layouts of the steps that are taken for it: the last one alone where there are none."""

@@ -44,11 +44,11 @@ class Ways:
         """Per vertex v the least of `values[w]` plus a way from w to v."""
         values = values.copy()
         while len(self._ends):
-            before = values[self._ends]
-            after = np.minimum(before, np.minimum.reduceat(values[self._starts] + self._costs, self._first))
-            if (before == after).all():
+            known = values[self._ends]
+            found = np.minimum.reduceat(values[self._starts] + self._costs, self._first)
+            if not np.count_nonzero(found < known):
                 break
-            values[self._ends] = after
+            values[self._ends] = np.minimum(known, found)
         return values
 
 

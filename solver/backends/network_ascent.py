@@ -134,7 +134,7 @@ class NetworkAscent:
     @property
     def bound(self) -> float:
         """No assignment costs less, but for rounding."""
-        return self._problem.offset + float(self._least.sum())
+        return self._problem.offset + float(np.add.reduce(self._least))
 
     def run(self, ended: Callable[[float], bool]) -> None:
         """Sweeps to and fro until that gains nothing.
@@ -174,22 +174,23 @@ class NetworkAscent:
         costs, ends = self._costs[node], self._ends[node]
         for end in ends:
             costs = costs + end.collect()
-        least = float(costs.min())
+        least = float(np.minimum.reduce(costs))
         if least >= FAR / 2:
             self.is_impossible = True
             return
         self._least[node] = least
         slack = costs - least
         at_least = np.where(slack < FAR / 2, slack + self.bound, FAR)
-        known = self._at_least[node]
-        known[self._left[node]] = np.maximum(known[self._left[node]], at_least)
+        known, left = self._at_least[node], self._left[node]
+        known[left] = np.maximum(known[left], at_least)
         kept = at_least <= min(above(self.cutoff), FAR / 2)
-        if not kept.any():
+        count = np.count_nonzero(kept)
+        if not count:
             self.is_impossible = True
             return
-        if not kept.all():
-            known[self._left[node][~kept]] = FAR
-            costs, slack, self._left[node] = costs[kept], slack[kept], self._left[node][kept]
+        if count < len(kept):
+            known[left[~kept]] = FAR
+            costs, slack, self._left[node] = costs[kept], slack[kept], left[kept]
             for end in ends:
                 end.keep(kept)
         if through is not None:

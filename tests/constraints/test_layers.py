@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from autoshard.capture import CapturedGraph, capture
-from autoshard.constraints.layers import tied_nodes
+from autoshard.constraints.layers import layers, tied_nodes
 
 from ..models import MLP, WithLoss, gpt2, llama
 
 
 def _classes(graph: CapturedGraph) -> set[frozenset[str]]:
-    return {frozenset(graph.nodes[i].name for i in members) for members in tied_nodes(graph)}
+    return {frozenset(graph.nodes[i].name for i in members) for members in tied_nodes(graph, layers(graph))}
 
 
 def _stack(*layers: nn.Module) -> CapturedGraph:
@@ -36,7 +36,7 @@ def test_layers_of_a_transformer_are_tied_at_the_same_place() -> None:
 
 def test_members_of_a_class_do_the_same_on_the_same_shapes() -> None:
     graph = capture(*llama(n_layers=3))
-    for members in tied_nodes(graph):
+    for members in tied_nodes(graph, layers(graph)):
         first = graph.nodes[members[0]]
         for node in (graph.nodes[i] for i in members[1:]):
             assert (node.kind, node.phase, node.op, node.outputs) == (first.kind, first.phase, first.op, first.outputs)

@@ -23,7 +23,6 @@ from .name_patterns import Line, Repeats, format_pattern
 from .notation import (
     MAX_SECONDS,
     check_operator,
-    check_redistribution,
     check_tensor,
     format_collective,
     format_path,
@@ -91,7 +90,7 @@ def dump_plan(plan: ShardingPlan) -> str:
 
 def _has_parts(plan: ShardingPlan) -> bool:
     """Whether some operator takes, or makes, a tensor with a dim of which each part is cut."""
-    layouts = (layout for entry in plan.operators for layout in (*entry.inputs, *entry.outputs))
+    layouts = {layout for entry in plan.operators for layout in (*entry.inputs, *entry.outputs)}
     return any(layout is not None and layout.has_parts for layout in layouts)
 
 
@@ -120,16 +119,14 @@ def _check(plan: ShardingPlan) -> None:
     for tensor in (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs):
         with _naming(tensor.name):
             check_tensor(tensor, plan.mesh)
-    for operator in plan.operators:
+    alike = {(operator.inputs, operator.outputs): operator for operator in reversed(plan.operators)}
+    for operator in reversed(alike.values()):
         with _naming(operator.name):
             check_operator(operator, plan.mesh)
     try:
         check_execution(plan.execution, plan.operators)
     except ValueError as error:
         raise PlanFileError(f"the plan cannot be written: {error}") from None
-    for redistribution in plan.redistributions:
-        with _naming(redistribution.tensor):
-            check_redistribution(redistribution, plan.mesh)
     try:
         check_record(plan)
         check_decisions(plan)

@@ -63,7 +63,7 @@ class _Item:
     @classmethod
     def of(cls, name: str, ns: int) -> _Item:
         pattern, indices = split_name(name)
-        return cls(name, ns, pattern.components, indices, tuple(prefixes(pattern)))
+        return cls(name, ns, pattern.components, indices, prefixes(pattern))
 
     @property
     def role(self) -> str:

@@ -44,7 +44,8 @@ def fold_plan(plan: ShardingPlan) -> FoldedPlan:
     parameters, buffers = (fold(_nameless(entries)) for entries in tensors[:2])
     inputs, outputs = (fold_in_order(_nameless(entries)) for entries in tensors[2:])
     forward, backward = (
-        fold([(e.name, replace(e, name="")) for e in plan.operators if e.phase == phase]) for phase in PHASES
+        fold([(e.name, OperatorEntry("", phase, e.inputs, e.outputs)) for e in plan.operators if e.phase == phase])
+        for phase in PHASES
     )
     redistributions = [
         line

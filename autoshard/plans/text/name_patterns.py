@@ -20,10 +20,11 @@ import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, groupby, product
 from typing import Generic, TypeVar
 
-from ..natural_order import natural_key
+from ..natural_order import MOST_KEPT, natural_key
 
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 _RUN = r"(?:0|[1-9][0-9]{0,5})"
@@ -75,6 +76,7 @@ def is_index(component: str) -> bool:
     return _INDEX.fullmatch(component) is not None
 
 
+@lru_cache(MOST_KEPT)
 def split_name(name: str) -> tuple[Pattern, tuple[int, ...]]:
     """A name as a pattern of one name, and its indices."""
     path, slash, role = name.partition("/")
@@ -96,12 +98,9 @@ def count_repeats(names: Iterable[str]) -> dict[str, int]:
     {'layers': 2}
     """
     counts: dict[str, int] = {}
-    known: dict[tuple[str | None, ...], list[str]] = {}  # those of one layer for all
     for name in names:
         pattern, indices = split_name(name)
-        if pattern.components not in known:
-            known[pattern.components] = prefixes(pattern)
-        for prefix, index in zip(known[pattern.components], indices):
+        for prefix, index in zip(prefixes(pattern), indices):
             counts[prefix] = max(counts.get(prefix, 0), index + 1)
     return counts
 
@@ -234,9 +233,15 @@ def prefix_of(components: Iterable[str | None]) -> str:
     return ".".join("*" if c is None else _escape(c) for c in components)
 
 
-def prefixes(pattern: Pattern) -> list[str]:
+def prefixes(pattern: Pattern) -> tuple[str, ...]:
     """The path before each index, indices in it written ``*``."""
-    return [prefix_of(pattern.components[:i]) for i, c in enumerate(pattern.components) if c is None]
+    return _prefixes(pattern.components)
+
+
+@lru_cache(MOST_KEPT)
+def _prefixes(components: tuple[str | None, ...]) -> tuple[str, ...]:
+    """Those of all layers, which have their components in common."""
+    return tuple(prefix_of(components[:i]) for i, c in enumerate(components) if c is None)
 
 
 def _first(pattern: Pattern) -> str:
