@@ -29,7 +29,7 @@ Loader.yaml_implicit_resolvers = {
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 BOOLEAN = "tag:yaml.org,2002:bool"
-Loader.add_implicit_resolver(BOOLEAN, __import__("re").compile("true|false"), list("tf"))
+Loader.add_implicit_resolver(BOOLEAN, __import__("re").compile("(?:true|false)$"), list("tf"))
 
 
 def mistakes(text: str) -> list[str]:
