@@ -21,6 +21,7 @@ from ..errors import CaptureError
 from ..precision import AS_IT_IS, Precision
 from . import batch_norm_parts, softmax_parts
 from .adapter import Trace, mark_of, trace
+from .ancestors import ancestors
 from .arguments import CallSignature
 from .attention import attention, attention_backward
 from .autocast import check_autocast_around
@@ -211,7 +212,7 @@ class _Builder:
 
     def build(self) -> CapturedGraph:
         forward = self._forward_nodes()
-        needed = _ancestors(self._traced.graph.output_node().all_input_nodes)
+        needed = ancestors(self._traced.graph.output_node().all_input_nodes)
         placeholders = iter(self._traced.placeholders)
         for fx in self._traced.graph.nodes:
             if fx.op == "placeholder":
@@ -229,7 +230,7 @@ class _Builder:
             for value, (kind, _) in zip(results, self._traced.outputs)  # type: ignore[arg-type]
             if kind in ("output", "mutation", "replacement") and isinstance(value, FxNode)
         ]
-        return _ancestors(roots)
+        return ancestors(roots)
 
     def _add_placeholder(self, fx: FxNode, kind: Any, detail: Any) -> None:
         value = fx.meta.get("val")
@@ -446,17 +447,6 @@ def _meta(value: Any, name: str) -> TensorMeta:
     if not isinstance(value, torch.Tensor) or any(not isinstance(size, int) for size in value.shape):
         raise CaptureError(f"{name} has a result whose shape is not static; autoshard needs static shapes")
     return TensorMeta(tuple(value.shape), value.dtype)
-
-
-def _ancestors(roots: list[FxNode]) -> set[FxNode]:
-    seen = set(roots)
-    stack = list(roots)
-    while stack:
-        for producer in stack.pop().all_input_nodes:
-            if producer not in seen:
-                seen.add(producer)
-                stack.append(producer)
-    return seen
 
 
 def _dotted(match: re.Match[str]) -> str:

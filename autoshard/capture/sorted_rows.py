@@ -23,6 +23,7 @@ import torch
 from torch.fx import Graph, map_arg
 from torch.fx import Node as FxNode
 
+from .ancestors import ancestors
 from .grouped_products import grouped_outer, grouped_product
 from .made_of_groups import MadeOfGroups
 
@@ -97,7 +98,7 @@ class _Region:
     def rewrite(self) -> None:
         """Lets all readers read what is in its own order; changes nothing where one of them wants it sorted."""
         order = next((user for user in self._sort.users if user.args[1] == 1), None)
-        needed = _ancestors(self._graph.output_node())
+        needed = ancestors([self._graph.output_node()])
         if order not in needed:
             return
         self._numbers = MadeOfGroups(self._group, order)
@@ -433,16 +434,6 @@ def _only(indices: Any) -> FxNode:
 
 def _is_zero(node: FxNode) -> bool:
     return node.target is aten.full.default and bool(node.args[1] == 0)
-
-
-def _ancestors(output: FxNode) -> set[FxNode]:
-    found, waiting = {output}, [output]
-    while waiting:
-        for given in waiting.pop().all_input_nodes:
-            if given not in found:
-                found.add(given)
-                waiting.append(given)
-    return found
 
 
 _CONSTANT = {aten.full.default, aten.scalar_tensor.default, aten.zeros.default, aten.ones.default}
