@@ -2,9 +2,10 @@
 
 :func:`run_ranks` starts the processes, waits for all of them and returns what the function gave on each rank. Processes
 are forked from a server that is made warm once (``multiprocessing``'s forkserver, :mod:`tests.distributed.warmed`; no
-thread runs in it), so that eight of them start in a second on two cores. A worker writes its result to a file, destroys
-its group, then ``os._exit(0)``: interpreters with gloo threads sometimes abort as they end. Whatever happens, no
-process is left.
+thread runs in it), so that eight of them start in a second on two cores. A worker writes its result to a file and waits
+until all have one: a rank that needs nobody would otherwise be gone while others still connect to it. It destroys its
+group, then ``os._exit(0)``: interpreters with gloo threads sometimes abort as they end. Whatever happens, no process is
+left.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def run_ranks(
         processes = [
             context.Process(
                 target=_worker,
-                args=(rank, world, folder, timeout_s, group_timeout_s, function, args),
+                args=(rank, world, folder, timeout_s, group_timeout_s, dying, function, args),
                 name=f"rank {rank}",
                 daemon=True,
             )
@@ -139,6 +140,7 @@ def _worker(
     folder: str,
     timeout_s: float,
     group_timeout_s: float,
+    dying: Collection[int],
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
@@ -163,12 +165,22 @@ def _worker(
             timeout=timedelta(seconds=group_timeout_s),
         )
         _write(f"{folder}/{rank}.result", pickle.dumps(function(*args)))
+        _wait_for_others(folder, set(range(world)) - set(dying), group_timeout_s)
         dist.destroy_process_group()
         code = 0
     except BaseException:
         _write(f"{folder}/{rank}.error", f"failed:\n{traceback.format_exc()}".encode())
     sys.stdout.flush()
     os._exit(code)
+
+
+def _wait_for_others(folder: str, ranks: Collection[int], limit_s: float) -> None:
+    """Returns once each of the ranks has written its result or its error, or the limit is over."""
+    deadline = time.monotonic() + limit_s
+    left = {f"{folder}/{rank}" for rank in ranks}
+    while left and time.monotonic() < deadline:
+        time.sleep(0.005)
+        left = {path for path in left if not os.path.exists(f"{path}.result") and not os.path.exists(f"{path}.error")}
 
 
 def _write(path: str, content: bytes) -> None:

@@ -113,6 +113,7 @@ def _one_stays_away(text: str, ends: bool) -> tuple[str, str]:
     plan = autoshard.parse_plan(text)
     mesh = device_mesh_of(plan)
     model = cases.make(CASE)[0]
+    dist.barrier()  # all are connected
     if dist.get_rank() == ODD:
         if ends:
             with mock.patch.object(apply, "capture", lambda *_, **__: os._exit(7)):

@@ -38,6 +38,14 @@ def _killed_on(rank: int, pids: str) -> str:
     return "alive"
 
 
+def _both_alive_after(pids: str) -> bool:
+    _note_pid(pids)
+    if dist.get_rank() == 1:
+        return True
+    time.sleep(0.5)
+    return all(_alive(int(pid)) for pid in os.listdir(pids))
+
+
 def _note_pid(folder: str) -> None:
     open(f"{folder}/{os.getpid()}", "w").close()
     dist.barrier()
@@ -78,6 +86,11 @@ def test_killed_rank_is_an_error_unless_it_was_to_die(tmp_path) -> None:
         run_ranks(2, _killed_on, 1, str(tmp_path))
     assert run_ranks(2, _killed_on, 1, str(tmp_path), dying=(1,)) == ["alive", None]
     _assert_none_left(tmp_path, 4)
+
+
+def test_no_rank_leaves_before_all_are_done(tmp_path) -> None:
+    assert run_ranks(2, _both_alive_after, str(tmp_path)) == [True, True]
+    _assert_none_left(tmp_path, 2)
 
 
 def _assert_none_left(folder, count: int) -> None:
