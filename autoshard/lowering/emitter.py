@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from ..mesh import Mesh
+from ..ops import INTO
 from ..plans import CollectiveKind
 from .adapter import (
     ALL_GATHER,
@@ -98,6 +99,7 @@ class GraphEmitter:
         self._groups = groups
         self._results = results or Results()
         self._label = Label("", "", is_copy=False)
+        self._last: fx.Node | None = None
 
     def begin(self, operator: str) -> None:
         """Labels what is added from here on as part of an operator of the plan: the verifier and errors read it."""
@@ -132,6 +134,15 @@ class GraphEmitter:
         if op is aten.contiguous.default and args[0].meta["val"].is_contiguous(**kwargs):
             return args[0]  # type: ignore[no-any-return]
         return self._append(op, args, kwargs, self._results.of(op, args, kwargs))
+
+    def write_into(self, made: fx.Node, place: fx.Node) -> None:
+        """Has the operator that was added last write its result to a place, which was there before, if it can."""
+        value, wanted = made.meta["val"], place.meta["val"]
+        if made is not self._last or made.target not in INTO:
+            return
+        if (value.shape, value.dtype) == (wanted.shape, wanted.dtype):
+            made.target, made.kwargs = INTO[made.target], {**made.kwargs, "out": place}
+            made.meta["val"], made.meta["value"] = place.meta["val"], place.meta["value"]
 
     def beside(self, function: Callable[..., None], *args: Any) -> None:
         """Adds a call of a function that gives nothing: it does something beside the graph."""
@@ -221,6 +232,7 @@ class GraphEmitter:
         node.args = args  # given at once, arguments are searched for symbols: a fifth of all lowering
         if kwargs:
             node.kwargs = kwargs
+        self._last = node
         return _noted(node, result, self._label)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +28,7 @@ from torch import fx
 from ..capture import CapturedGraph, Node, Ref, TensorMeta, is_random
 from ..errors import VerificationError
 from ..layout import Layout, format_layout
-from ..ops import has, is_left_out, run_local, unread
+from ..ops import INTO, has, is_left_out, run_local, unread
 from ..plans import PHASES, OperatorEntry, Phase, Redistribution, ShardingPlan
 from ..plans.schedule import END, Schedule, Turn, schedule
 from ..redistribution.execution import Shard, run_step
@@ -37,6 +38,7 @@ from .emitter import GraphEmitter, LocalGraph, first_results, storages
 from .flow import gradient_flow
 from .local_values import Results, Storage
 from .once_a_step import OnceAStep, once_a_step
+from .owned import owned
 from .rank import Rank
 from .travelling import Travelling
 
@@ -53,9 +55,9 @@ class LocalProgram:
     ``tangents``, and returns the gradients of the parameters named ``trained`` (None where nothing flows).
 
     No two results and no two gradients share memory, and none shares it with an argument, with what was saved or with
-    a tangent; gradients that were reduced together lie one behind the other in one storage. What is saved may share it
-    with the results numbered ``exposed_results`` and with the arguments named ``exposed_arguments``: the caller can
-    reach these, and must not change them before the backward has run.
+    a tangent; gradients that were reduced together lie one behind the other in one storage, which has nothing else.
+    What is saved may share it with the results numbered ``exposed_results`` and with the arguments named
+    ``exposed_arguments``: the caller can reach these, and must not change them before the backward has run.
 
     ``once`` makes what the forward takes in the place of parameters, and gradients of what the backward returns, in a
     step of several micro-batches. There the backward takes behind the tangents the sums so far of the parameters
@@ -167,9 +169,10 @@ class _Lowering:
             phase: self._schedule.turns(phase) for phase in PHASES
         }
         self._travelling: dict[str, Travelling] = {
-            phase: Travelling(emitter, self._schedule, self._setting_out, self._arrived)
+            phase: Travelling(emitter, self._schedule, self._setting_out, self._shard_of, self._arrived)
             for phase, emitter in self._emitters.items()
         }
+        self._reducing = self._reduced_alone()
         given = ((name, self._paths.get(self._gradient_move(name, ref))) for name, ref in graph.gradients)
         self._reduced = {entry: name for name, entry in given if entry in self._schedule.members}
 
@@ -239,16 +242,30 @@ class _Lowering:
             self._emitters[phase].begin(operator)
             self._travelling[phase].take(turn)
 
-    def _setting_out(self, entry: Redistribution) -> tuple[fx.Node, Shard]:
-        """A tensor that travels with others, as it is made, and where it is held."""
-        ref = self._refs[entry.tensor]
-        return self._values[ref, entry.phase, entry.path[0]], self._shard(ref)
+    def _setting_out(self, entry: Redistribution) -> fx.Node:
+        """A tensor that travels with others, as it is made."""
+        return self._values[self._refs[entry.tensor], entry.phase, entry.path[0]]
 
-    def _arrived(self, entry: Redistribution, value: fx.Node) -> None:
-        ref = self._refs[entry.tensor]
-        self._values[ref, entry.phase, entry.path[-1]] = self._passed[ref, entry, len(entry.path) - 1] = value
-        if entry in self._reduced:
-            self._results[_gradient(self._reduced[entry])] = value
+    def _shard_of(self, entry: Redistribution) -> Shard:
+        return self._shard(self._refs[entry.tensor])
+
+    def _arrived(self, values: Mapping[Redistribution, fx.Node]) -> None:
+        """Notes what arrived together."""
+        for entry, value in values.items():
+            ref = self._refs[entry.tensor]
+            self._values[ref, entry.phase, entry.path[-1]] = self._passed[ref, entry, len(entry.path) - 1] = value
+        reduced = [entry for entry in values if entry in self._reduced]
+        gradients = owned(self._emitters["backward"], [values[entry] for entry in reduced])
+        self._results |= {_gradient(self._reduced[entry]): value for entry, value in zip(reduced, gradients)}
+
+    def _reduced_alone(self) -> dict[Ref, Redistribution]:
+        """Tensors that nobody reads but who reduces them, in a bucket; and how they are reduced."""
+        found = [entry for bucket in self._schedule.buckets if bucket.phase == "backward" for entry in bucket.members]
+        if not found:
+            return {}
+        reads = Counter(ref for node in self._graph.nodes for ref in node.inputs)
+        reads.update(ref for _, ref in self._graph.gradients)
+        return {ref: entry for entry in found if reads[ref := self._refs[entry.tensor]] == 1}
 
     def _gradient_move(self, name: str, ref: Ref) -> tuple[str, Phase, Layout, Layout]:
         """How the plan's redistribution of a gradient to its parameter is found."""
@@ -291,6 +308,8 @@ class _Lowering:
                 value = emitter.call(aten.contiguous.default, value)
                 if storages(value).keys() & taken:
                     value = emitter.call(aten.clone.default, value)
+                if phase == "backward":
+                    (value,) = owned(emitter, [value])
                 taken |= storages(value).keys()
             self._results[name] = value
 
@@ -410,10 +429,20 @@ class _Lowering:
                 taken = tuple(value for value in values if value is not None)
                 return draw_whole(emitter, node, taken, metas, entry, shard, self._device)
             emitter.beside(start_drawing, stream_of(self._drawing[index], shard, layout))
+        place = self._place(index, node)
         made = run_local(
             emitter, node, values, metas, entry.inputs, entry.outputs, self._mesh, self._coordinate, self._device
         )
+        if place is not None:
+            emitter.write_into(made, place)
         return emitter.results(made, node.outputs)
+
+    def _place(self, index: int, node: Node) -> fx.Node | None:
+        """Where an operator is to write its result, if that is reduced with others and the operator can."""
+        entry = self._reducing.get(Ref(index))
+        if entry is None or node.op not in INTO:
+            return None
+        return self._travelling[node.phase].place(entry, self._graph.meta(Ref(index)).dtype, self._device)
 
     def _only_addend(self, node: Node) -> fx.Node | None:
         """The other addend, where a sum of two gradients has one that is absent."""

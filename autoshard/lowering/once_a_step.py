@@ -15,6 +15,7 @@ from ..micro_batches import is_held, is_summed
 from ..plans import ShardingPlan
 from ..redistribution.execution import Shard, run_step
 from .emitter import GraphEmitter, LocalGraph
+from .owned import owned
 from .rank import Rank
 
 aten = torch.ops.aten
@@ -76,8 +77,8 @@ class _Writer:
         with emitter.copying(operator):
             for before, after in pairwise(self._path(name, phase, have, wanted)):
                 value = run_step(emitter, value, before, after, shard)
-            value = emitter.call(aten.contiguous.default, value)
-        return emitter.finish((value,), "OnceAStep")
+            results = owned(emitter, [emitter.call(aten.contiguous.default, value)])
+        return emitter.finish(tuple(results), "OnceAStep")
 
     def _path(self, name: str, phase: str, have: Layout, wanted: Layout) -> tuple[Layout, ...]:
         path = self._paths.get((name, phase, have, wanted))  # type: ignore[arg-type]

@@ -1,12 +1,14 @@
 """Buckets of a schedule in the graph of one phase: what several tensors need is sent by one collective.
 
 A bucket's buffer has the tensors one behind the other, as the steps of their redistributions would each give them to a
-collective of their own (:mod:`autoshard.redistribution.execution`); for a reduce-scatter, so for every receiver.
+collective of their own (:mod:`autoshard.redistribution.execution`); for a reduce-scatter, so for every receiver. What
+is all-reduced first is written there as it is made, where it is what an operator gives that can
+(:mod:`autoshard.lowering.filled`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -19,6 +21,7 @@ from ..plans.schedule import Bucket, Schedule, Turn
 from ..redistribution import steps_along
 from ..redistribution.execution import Shard, packed, run_step, unpacked
 from .emitter import GraphEmitter
+from .filled import Filled
 
 aten = torch.ops.aten
 
@@ -42,21 +45,47 @@ class Travelling:
     """The buckets of one phase.
 
     Args:
-        start: the tensor of a redistribution as it is made, and where this rank holds it.
-        arrive: called with a redistribution and the tensor in its last layout.
+        start: the tensor of a redistribution as it is made.
+        shard: where this rank holds the tensor of a redistribution.
+        arrive: called with the redistributions of a bucket and their tensors in their last layouts.
     """
 
     def __init__(
         self,
         emitter: GraphEmitter,
         schedule: Schedule,
-        start: Callable[[Redistribution], tuple[fx.Node, Shard]],
-        arrive: Callable[[Redistribution, fx.Node], None],
+        start: Callable[[Redistribution], fx.Node],
+        shard: Callable[[Redistribution], Shard],
+        arrive: Callable[[Mapping[Redistribution, fx.Node]], None],
     ) -> None:
-        self._emitter, self._schedule, self._start, self._arrive = emitter, schedule, start, arrive
+        self._emitter, self._schedule = emitter, schedule
+        self._start, self._shard, self._arrive = start, shard, arrive
         self._members: dict[int, list[_Member]] = {}
         self._issued: dict[int, fx.Node] = {}
         self._shapes: dict[int, list[tuple[int, ...]]] = {}
+        self._filled: dict[int, Filled] = {}
+        self._places = {
+            entry: (number, k)
+            for number, bucket in enumerate(schedule.buckets)
+            if len(bucket.members) > 1 and bucket.travels[0].kind == "all_reduce"
+            for k, entry in enumerate(bucket.members)
+        }
+
+    def place(self, entry: Redistribution, dtype: torch.dtype, device: torch.device) -> fx.Node | None:
+        """Where the tensor of a redistribution is to be written as it is made, so that it is not copied to travel; None
+        where it does not travel as it is made, or alone.
+        """
+        number, k = self._places.get(entry, (-1, -1))
+        shard = self._shard(entry)
+        shape = shard.local(entry.path[0])
+        if number < 0 or _first_sent(entry) or shape != shard.largest(entry.path[0]) or dtype.is_complex:
+            return None
+        bucket = self._schedule.buckets[number]
+        with self._emitter.copying(_name(bucket), number):
+            if number not in self._filled:
+                sizes = [prod(self._shard(each).largest(each.path[_first_sent(each)])) for each in bucket.members]
+                self._filled[number] = Filled(self._emitter, sizes, dtype, device)
+            return self._filled[number].place(k, shape)
 
     def take(self, turn: Turn) -> None:
         """Adds what is done in a turn; turns come in the order of the schedule."""
@@ -69,13 +98,19 @@ class Travelling:
 
     def _issue(self, turn: Turn, bucket: Bucket) -> None:
         if turn.travel == 0:
-            self._members[turn.bucket] = [_Member(entry, *self._start(entry)) for entry in bucket.members]
+            self._members[turn.bucket] = [
+                _Member(entry, self._start(entry), self._shard(entry)) for entry in bucket.members
+            ]
         members, emitter = self._members[turn.bucket], self._emitter
         buffers = [emitter.as_pairs(self._packed(member)) for member in members]
         self._shapes[turn.bucket] = [tuple(buffer.meta["val"].shape) for buffer in buffers]
         step = steps_along(members[0].entry.path)[members[0].steps]
         parts = members[0].shard.mesh.parts(step.axes) if step.kind == "reduce_scatter" else 1
-        buffer = buffers[0] if len(buffers) == 1 else self._joined(buffers, parts)
+        filled = self._filled.pop(turn.bucket, None)
+        if filled is not None:
+            buffer = filled.complete(buffers)
+        else:
+            buffer = buffers[0] if len(buffers) == 1 else self._joined(buffers, parts)
         kind, in_place = bucket.travels[turn.travel].kind, len(buffers) > 1 and step.kind == "all_reduce"
         self._issued[turn.bucket] = emitter.issue(kind, buffer, step.axes, step.reduce, in_place=in_place)
 
@@ -107,9 +142,10 @@ class Travelling:
             member.value = unpacked(emitter, piece, *member.layouts, member.shard)
             member.steps += 1
         if turn.travel == len(bucket.travels) - 1:
-            for member in self._members.pop(turn.bucket):
+            there = self._members.pop(turn.bucket)
+            for member in there:
                 self._run_local_steps(member)
-                self._arrive(member.entry, member.value)
+            self._arrive({member.entry: member.value for member in there})
 
     def _parted(self, arrived: fx.Node, bucket: int, members: Sequence[_Member]) -> list[fx.Node]:
         """What arrived, tensor by tensor, as a collective of its own would have brought it. Gathered tensors are copied
@@ -132,6 +168,11 @@ class Travelling:
             shape = (shape[0] * rows // divided, *shape[1:]) if shape else shape
             pieces.append(emitter.call(aten.view.default, piece, list(shape)))
         return pieces
+
+
+def _first_sent(entry: Redistribution) -> int:
+    """How many steps of a path come before the first that communicates."""
+    return next(k for k, step in enumerate(steps_along(entry.path)) if step.communicates)
 
 
 def _name(bucket: Bucket) -> str:

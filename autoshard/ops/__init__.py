@@ -19,6 +19,7 @@ from . import (  # noqa: F401  (their entries)
     views,
 )
 from .direct import DIRECT
+from .into import INTO
 from .local import run_local
 from .operator import Operator, has, is_contraction, is_free, is_left_out, is_linear, is_part, known, unread
 from .overwriting import overwrites
@@ -30,6 +31,7 @@ from .shrink import Form, carries_lengths, small, widened
 __all__ = [
     "DIRECT",
     "Form",
+    "INTO",
     "Operator",
     "Rule",
     "carries_lengths",

@@ -17,8 +17,10 @@ aten = torch.ops.aten
 
 DIRECT: dict[Any, Callable[..., Any]] = {
     aten.add.Tensor: torch.add,
+    aten.add.out: torch.add,
     aten.addmm.default: torch.addmm,
     aten.bmm.default: torch.bmm,
+    aten.bmm.out: torch.bmm,
     aten.cat.default: torch.cat,
     aten.clone.default: torch.clone,
     aten.contiguous.default: torch.Tensor.contiguous,
@@ -26,6 +28,7 @@ DIRECT: dict[Any, Callable[..., Any]] = {
     aten.expand.default: torch.Tensor.expand,
     aten.mean.dim: torch.mean,
     aten.mm.default: torch.mm,
+    aten.mm.out: torch.mm,
     aten.mul.Tensor: torch.mul,
     aten.neg.default: torch.neg,
     aten.pow.Tensor_Scalar: torch.pow,
