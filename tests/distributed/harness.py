@@ -2,7 +2,8 @@
 
 :func:`run_ranks` starts the processes, waits for all of them and returns what the function gave on each rank. Processes
 are forked from a server that is made warm once (``multiprocessing``'s forkserver, :mod:`tests.distributed.warmed`; no
-thread runs in it), so that eight of them start in a second on two cores. A worker writes its result to a file and waits
+thread runs in it), so that eight of them start in a second on two cores. They capture a model once for all of them
+(:mod:`tests.distributed.turns`). A worker writes its result to a file and waits
 until all have one: a rank that needs nobody would otherwise be gone while others still connect to it. It destroys its
 group, then ``os._exit(0)``: interpreters with gloo threads sometimes abort as they end. Whatever happens, no process is
 left.
@@ -156,7 +157,10 @@ def _worker(
         import torch
         import torch.distributed as dist
 
+        from .turns import take_turns
+
         torch.set_num_threads(1)
+        take_turns(folder)
         dist.init_process_group(
             "gloo",
             init_method=f"file://{folder}/store",

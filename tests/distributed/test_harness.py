@@ -3,12 +3,18 @@
 import os
 import signal
 import time
+from importlib import import_module
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import autoshard
+
+from . import cases
 from .harness import RankError, run_ranks
+from .parity import device_mesh_of
 
 
 def _rank_and_sum(base: int) -> tuple[int, float, int]:
@@ -44,6 +50,15 @@ def _both_alive_after(pids: str) -> bool:
         return True
     time.sleep(0.5)
     return all(_alive(int(pid)) for pid in os.listdir(pids))
+
+
+def _traces(plan_text: str) -> int:
+    """How often this rank traces the model of a plan."""
+    plan = autoshard.parse_plan(plan_text)
+    captures = import_module("autoshard.capture.capture")  # the package has a function of that name
+    with mock.patch.object(captures, "trace", wraps=captures.trace) as trace:
+        autoshard.parallelize(cases.make("mlp")[0], plan, device_mesh_of(plan))
+    return trace.call_count
 
 
 def _note_pid(folder: str) -> None:
@@ -91,6 +106,12 @@ def test_killed_rank_is_an_error_unless_it_was_to_die(tmp_path) -> None:
 def test_no_rank_leaves_before_all_are_done(tmp_path) -> None:
     assert run_ranks(2, _both_alive_after, str(tmp_path)) == [True, True]
     _assert_none_left(tmp_path, 2)
+
+
+def test_one_rank_of_a_run_captures_and_nothing_is_left_for_the_next_run() -> None:
+    text = autoshard.dump_plan(cases.sharded_plan("mlp", "dp=2,tp=2"))
+    for _ in range(2):
+        assert sorted(run_ranks(4, _traces, text)) == [0, 0, 0, 1]
 
 
 def _assert_none_left(folder, count: int) -> None:
