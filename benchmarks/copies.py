@@ -31,7 +31,12 @@ from examples.llama import demo
 SCHEMES = {"ddp": "dp=4", "fsdp": "dp=4", "tp": "tp=4", "sp": "tp=4", "fsdp+tp": "dp=2,tp=2", "optimum": "dp=2,tp=2"}
 
 aten = torch.ops.aten
-COPIES = {aten.clone.default: "clone", aten.contiguous.default: "contiguous", aten.cat.default: "concatenation"}
+COPIES = {
+    aten.clone.default: "clone",
+    aten.contiguous.default: "contiguous",
+    aten.cat.default: "concatenation",
+    aten._foreach_copy_.default: "copies",
+}
 
 
 def nodes_of(scheme: str) -> Iterator[fx.Node]:
@@ -55,8 +60,14 @@ def reason(node: fx.Node) -> str:
     if not label.is_copy:
         return "the model's own"
     if label.bucket is not None:
-        return "into a bucket" if node.target is aten.cat.default else "out of a bucket"
+        return "out of a bucket" if node.target is aten.clone.default else "into a bucket"
     return "to another layout"
+
+
+def copied(node: fx.Node) -> list[torch.Tensor]:
+    """What a copy has in it."""
+    sources = node.args[1] if node.target is aten._foreach_copy_.default else (node,)
+    return [source.meta["val"] for source in sources]  # type: ignore[union-attr]
 
 
 def main() -> int:
@@ -71,7 +82,7 @@ def main() -> int:
             if node.target in COPIES:
                 key = reason(node), COPIES[node.target]
                 times[key] += 1
-                sizes[key] += node.meta["val"].numel() * node.meta["val"].element_size()
+                sizes[key] += sum(value.numel() * value.element_size() for value in copied(node))
         for why, operator in sorted(times):
             size = sizes[why, operator] / 2**20
             table.add_row(scheme, why, operator, str(times[why, operator]), f"{size:.1f}")

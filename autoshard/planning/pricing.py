@@ -33,7 +33,7 @@ from ..capture import CapturedGraph, Node, Ref, TensorMeta
 from ..layout import P_SUM, Layout, Placement, largest_local_shape
 from ..mesh import Mesh
 from ..micro_batches import is_summed
-from ..ops import has, is_free, is_left_out, known, unread
+from ..ops import INTO, has, is_free, is_left_out, known, unread
 from ..plans.schedule import GATHERS, REDUCTIONS, layer_of
 from ..precision import cast_name, reduced_name
 from ..recomputation import first_name
@@ -63,12 +63,13 @@ two views take the place of the last two.
 
 class Together(NamedTuple):
     """In which kinds of collectives a tensor travels with others, and the bytes of all of them together at most;
-    whether it may travel ahead alone in all other kinds.
+    whether it may travel ahead alone in all other kinds, and whether it is written where it travels as it is made.
     """
 
     kinds: frozenset[str]
     size_bytes: int
     is_early: bool = False
+    is_written: bool = False
 
 
 ALONE = Together(frozenset(), 0)
@@ -224,7 +225,12 @@ class Prices:
         trained = [before_cast.get(ref, ref) for _, ref in self._graph.gradients]
         whole = sum(_size_bytes(self._graph.meta(ref)) for ref in trained)
         found = {ref: self._at_most(GATHERS, layers[layer_of(name)]) for ref, name in moved.items()}
-        found |= {ref: self._at_most(REDUCTIONS, whole) for ref in trained if ref not in parameters}
+        reduced_together = self._at_most(REDUCTIONS, whole)
+        found |= {
+            ref: reduced_together._replace(is_written=self._graph.nodes[ref.node].op in INTO)
+            for ref in trained
+            if ref not in parameters
+        }
         if self.hides:
             for ref in late_readers(self._graph, self._takes_time):
                 found[ref] = found.get(ref, ALONE)._replace(is_early=True)
@@ -308,16 +314,18 @@ class Prices:
         sent = (sent + self._profile.meeting_s) * (size / np.maximum(whole, 1))
         sent = sent + COLLECTIVE_OPERATORS * self._profile.compute.issue_s * (size > 0)
         if self._profile.bucket_copies and travels:
-            copies = self._profile.copy_s(self._bucketed_bytes(step, size).astype(np.float64))
+            copies = self._profile.copy_s(self._bucketed_bytes(step, size, together).astype(np.float64))
             sent = sent + np.where(whole > size, copies, 0.0)
         return sent * (contention if travels or together.is_early else 1.0) + local
 
-    def _bucketed_bytes(self, step: Step, size: IntArray) -> IntArray:
+    def _bucketed_bytes(self, step: Step, size: IntArray, together: Together) -> IntArray:
         """Bytes that are read and written to take a tensor into the buffer of a bucket and out of it again.
 
         What is gathered comes out of it by a copy, as what the ranks sent of a tensor lies apart; what is reduced stays
-        where it is (:mod:`autoshard.lowering.travelling`).
+        where it is (:mod:`autoshard.lowering.travelling`), and a product that is all-reduced was written there.
         """
+        if together.is_written and step.kind == "all_reduce":
+            return np.zeros_like(size)
         gathers = step.kind == "all_gather"
         return 2 * (size // self._mesh.parts(step.axes) + size if gathers else size)
 

@@ -3,10 +3,10 @@
 :func:`run_ranks` starts the processes, waits for all of them and returns what the function gave on each rank. Processes
 are forked from a server that is made warm once (``multiprocessing``'s forkserver, :mod:`tests.distributed.warmed`; no
 thread runs in it), so that eight of them start in a second on two cores. They capture a model once for all of them
-(:mod:`tests.distributed.turns`). A worker writes its result to a file and waits
-until all have one: a rank that needs nobody would otherwise be gone while others still connect to it. It destroys its
-group, then ``os._exit(0)``: interpreters with gloo threads sometimes abort as they end. Whatever happens, no process is
-left.
+(:mod:`tests.distributed.turns`), and their groups have one thread each (:mod:`tests.distributed.gloo`). A worker writes
+its result to a file and waits until all have one: a rank that needs nobody would otherwise be gone while others still
+connect to it. It destroys its group, then ``os._exit(0)``: interpreters with gloo threads sometimes abort as they end.
+Whatever happens, no process is left.
 """
 
 from __future__ import annotations
@@ -157,9 +157,11 @@ def _worker(
         import torch
         import torch.distributed as dist
 
+        from .gloo import use_one_thread
         from .turns import take_turns
 
         torch.set_num_threads(1)
+        use_one_thread()
         take_turns(folder)
         dist.init_process_group(
             "gloo",

@@ -21,8 +21,10 @@ WIDE = torch.ones(2, 3, 4)[:, :, ::2]  # not contiguous
 
 CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     aten.add.Tensor: [((X, Y), {}), ((X, 1e-5), {}), ((X, 2), {"alpha": 3}), ((X.int(), 0.5), {}), ((X, Y.half()), {})],
+    aten.add.out: [((X, Y), {"out": torch.empty(2, 3)}), ((X, Y), {"alpha": 3, "out": torch.empty(2, 3)})],
     aten.addmm.default: [((X[0], X, Y.T @ Y), {}), ((X[0], X, Y.T @ Y), {"beta": 0.5, "alpha": 2})],
     aten.bmm.default: [((WIDE, WIDE.transpose(1, 2)), {})],
+    aten.bmm.out: [((WIDE, WIDE.transpose(1, 2)), {"out": torch.empty(2, 3, 3)})],
     aten.cat.default: [(([X, Y],), {}), (((X, Y), -1), {}), (([X.int(), Y], 0), {})],
     aten.clone.default: [((WIDE,), {}), ((WIDE,), {"memory_format": torch.contiguous_format})],
     aten.contiguous.default: [((X,), {}), ((WIDE,), {}), ((WIDE,), {"memory_format": torch.contiguous_format})],
@@ -30,6 +32,7 @@ CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     aten.expand.default: [((X, [4, 2, 3]), {}), ((X, (4, -1, 3)), {}), ((X, [2, 3]), {"implicit": True})],
     aten.mean.dim: [((X, [0]), {}), ((X, (-1,), True), {}), ((X, [0, 1]), {"dtype": torch.float64}), ((X, None), {})],
     aten.mm.default: [((X, Y.T), {})],
+    aten.mm.out: [((X, Y.T), {"out": torch.empty(2, 2)})],
     aten.mul.Tensor: [((X, Y), {}), ((X, -0.5), {}), ((X.int(), 2), {}), ((X.bfloat16(), Y), {}), ((X, Y[0, 0]), {})],
     aten.neg.default: [((X,), {})],
     aten.pow.Tensor_Scalar: [((X, 2), {}), ((X, 0.5), {}), ((X.int(), 2), {})],

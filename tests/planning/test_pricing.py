@@ -189,6 +189,11 @@ def test_of_a_bucket_each_tensor_pays_its_copies_and_its_part_of_the_meeting() -
             (ALONE, 1.0, 0.0),
             (Together(frozenset({kind}), size), 1.0, 0.0),  # it is all there is
             (Together(frozenset({kind}), whole), size / whole, machine.copy_s(copied)),
+            (
+                Together(frozenset({kind}), whole, is_written=True),
+                size / whole,
+                0.0 if kind == "all_reduce" else machine.copy_s(copied),
+            ),
         ]:
             ((step, _, more),) = added.along_s(meta, path, together)
             ((_, _, less),) = plain.along_s(meta, path, together)
