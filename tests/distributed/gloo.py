@@ -8,7 +8,6 @@ that checks, and in none of 16 with one thread.
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +25,7 @@ def use_one_thread() -> None:
 
 def _of_one_thread(group: Any, store: Store, rank: int, size: int, timeout: timedelta) -> None:
     options = ProcessGroupGloo._Options()
-    options._devices = [ProcessGroupGloo.create_device(interface=os.environ["GLOO_SOCKET_IFNAME"])]  # as by default
+    options._devices = [ProcessGroupGloo.create_device(interface="lo")]
     options._threads = 1
     options._timeout = timeout
     _with_options(group, store, rank, size, options)
