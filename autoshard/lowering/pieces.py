@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from .adapter import BoxedCodeGen, collective_name, example_of
-from .emitter import LocalGraph
+from .emitter import LocalGraph, storages
 
 Compiler = Callable[[fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 """A backend of ``torch.compile``: from a graph and example inputs to a function that gives a sequence of results."""
@@ -81,10 +81,13 @@ class Pieces:
 
 
 def _runs(graph: fx.Graph) -> Iterator[list[fx.Node]]:
-    """The nodes in order: those of a piece together, each other one alone."""
+    """The nodes in order: those of a piece together, each other one alone. So are views of memory that an operator
+    writes its result to: what a compiler makes of them may be copies.
+    """
     run: list[fx.Node] = []
+    written = {storage for node in graph.nodes if "out" in node.kwargs for storage in storages(node)}
     for node in graph.nodes:
-        if _is_pure(node):
+        if _is_pure(node) and written.isdisjoint(storages(node)):
             run.append(node)
             continue
         yield from _worth(run)
