@@ -163,11 +163,12 @@ def _point(name: str, dtype: str, shape: Shape, held_out: bool) -> KernelPoint:
 def kernel(job: Job, point: KernelPoint) -> Callable[[], object]:
     """Runs the kernel of a point on this rank's device, each time on other numbers."""
     found, pool = KERNELS[point.name], _pool(getattr(torch, point.dtype), job.device)
-    at = 0
+    at, made = 0, 0
 
     def make(shape: Shape) -> torch.Tensor:
-        nonlocal at
+        nonlocal at, made
         count = math.prod(shape)
+        made += count
         if count > pool.numel():
             return _numbers(shape, pool.dtype, job.device)
         at = 0 if at + count > pool.numel() else at
@@ -175,7 +176,7 @@ def kernel(job: Job, point: KernelPoint) -> Callable[[], object]:
         return pool[at - count : at].view(shape)
 
     first = found.inputs(point.shape, make)
-    sets = pool.numel() // max(at, 1) if at else 1
+    sets = pool.numel() // made
     others = (found.inputs(point.shape, make) for _ in range(min(sets, MOST_SETS) - 1))
     turns = cycle([first, *others])
     call = found.call
