@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -144,7 +144,7 @@ def run_on_fakes(
     faker = _Faker(FakeTensorMode(), dtype)
     with faker.fake_module(model), marking(), _same_modes(), _said_once():
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
-        with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0])):
+        with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0]), FakeResults(faker.mode)):
             return model(*fake_args, **fake_kwargs)
 
 
@@ -154,16 +154,121 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 
 class _Watch(TorchDispatchMode):
-    def __init__(self, see: See) -> None:
+    def __init__(self, see: See, results: FakeResults) -> None:
         super().__init__()
-        self._see = see
+        self._see, self._results = see, results
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # two of three calls: autograd asks every tensor, which runs no operator
-        result = func(*args, **(kwargs or {}))
+        result = self._results.of(func, args, kwargs or {})
         self._see(func, args, kwargs or {}, result)
         return result
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A tensor without memory that an operator makes: a new one, or a view of the argument numbered ``viewed``."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    viewed: int | None
+
+
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class FakeResults:
+    """What operators make of tensors without memory. Torch is asked once for each operator on arguments that look the
+    same: blocks that are alike are most of a model, and looking it up in torch's own cache takes five times as long.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._known: dict[Hashable, tuple[type, tuple[_Made, ...]]] = {}
+
+    def of(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an operator."""
+        given: list[FakeTensor] = []
+        modes = torch.get_default_dtype(), torch.is_inference_mode_enabled()
+        looks = self._look((args, tuple(kwargs.items())), given)
+        if looks is None:
+            return op(*args, **kwargs)
+        key = op, looks, modes
+        if key not in self._known:
+            result = op(*args, **kwargs)
+            made = self._described(op, result, given)
+            if made is not None:
+                self._known[key] = type(result), made
+            return result
+        kind, made = self._known[key]
+        if kind is FakeTensor:
+            return self._again(made[0], given)
+        return kind(self._again(each, given) for each in made)
+
+    def _look(self, value: Any, given: list[FakeTensor]) -> Hashable:
+        """How an argument looks, None where that does not say what is made of it; its tensors are added to given."""
+        kind = type(value)
+        if kind is FakeTensor:
+            if not _is_ordinary(value, self._mode):
+                return None
+            given.append(value)
+            # beyond the memory of its argument no view may reach
+            memory = value.untyped_storage().nbytes()
+            return value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device, memory
+        if kind is tuple or kind is list:
+            looks = tuple([self._look(each, given) for each in value])
+            return None if None in looks else (kind, looks)
+        return (kind, value) if kind in _PLAIN else None
+
+    def _described(
+        self, op: torch._ops.OpOverload, result: Any, given: Sequence[FakeTensor]
+    ) -> tuple[_Made, ...] | None:
+        """What an operator made, None where it does more or may make another thing next time."""
+        made = result if type(result) in (tuple, list) else (result,)
+        if op.namespace != "aten" or op._schema.is_mutable:
+            return None
+        if not all(type(tensor) is FakeTensor and _is_ordinary(tensor, self._mode) for tensor in made):
+            return None
+        if any(tensor is argument for tensor in made for argument in given):
+            return None
+        places = {storage_of(tensor): number for number, tensor in enumerate(given)}
+        new = [tensor for tensor in made if storage_of(tensor) not in places]
+        if len(set(map(storage_of, new))) < len(new) or any(tensor.storage_offset() for tensor in new):
+            return None
+        return tuple(
+            _Made(
+                *(tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.fake_device),
+                places.get(storage_of(tensor)),
+            )
+            for tensor in made
+        )
+
+    def _again(self, made: _Made, given: Sequence[FakeTensor]) -> FakeTensor:
+        if made.viewed is None:
+            return _fake(self._mode, made.shape, made.stride, made.dtype, made.device)
+        storage = given[made.viewed].untyped_storage()
+        with torch._C._DisableTorchDispatch():
+            view = torch.empty(0, dtype=made.dtype, device="meta").set_(storage, made.offset, made.shape, made.stride)
+        return FakeTensor(self._mode, view, made.device)
+
+
+def _is_ordinary(tensor: FakeTensor, mode: FakeTensorMode) -> bool:
+    """Whether shape, strides and dtype tell all of a tensor: it has no value, and is no conjugate or negative view."""
+    if tensor.fake_mode is not mode or tensor.constant is not None or tensor.layout is not torch.strided:
+        return False
+    return not tensor.is_conj() and not tensor.is_neg()
+
+
+def _fake(
+    mode: FakeTensorMode, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> FakeTensor:
+    """A tensor without memory; asking the mode for one takes five times as long."""
+    with torch._C._DisableTorchDispatch():
+        return FakeTensor(mode, torch.empty_strided(size, stride, dtype=dtype, device="meta"), device)
 
 
 def _put_where(x: torch.Tensor, indices: list[Any], values: torch.Tensor, accumulate: bool = False) -> Any:
@@ -289,8 +394,7 @@ class _Faker:
         return self._fake(value, self._cast(value)) if isinstance(value, torch.Tensor) else value
 
     def _fake(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        with self.mode:
-            return torch.empty_strided(value.size(), value.stride(), dtype=dtype, device="cpu")
+        return _fake(self.mode, value.size(), value.stride(), dtype, torch.device("cpu"))
 
     def _cast(self, value: torch.Tensor) -> torch.dtype:
         return self._dtype if self._dtype is not None and value.is_floating_point() else value.dtype
@@ -301,7 +405,9 @@ class _Faker:
         if id(value) not in self._memo:
             is_parameter = isinstance(value, nn.Parameter)
             fake = self._fake(value, self._cast(value) if is_parameter else value.dtype)
-            self._memo[id(value)] = nn.Parameter(fake, requires_grad=value.requires_grad) if is_parameter else fake
+            if is_parameter:  # as ``nn.Parameter`` makes one, which calls an operator first
+                fake.requires_grad_(value.requires_grad)._is_param = True
+            self._memo[id(value)] = fake
         return self._memo[id(value)]
 
     @contextmanager

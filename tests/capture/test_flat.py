@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from autoshard.capture import CapturedGraph, Node, capture, flat
+from autoshard.capture.adapter import FakeResults, storage_of
 from autoshard.capture.blocks import FEWEST, stacks_of
 from autoshard.capture.fake_run import fake_run
 from autoshard.precision import AS_IT_IS, Precision
@@ -347,6 +349,46 @@ def test_a_run_on_fakes_notes_operators_alone_and_says_the_devices_of_the_model(
     assert found == [torch.device("cpu")] * 3  # not meta, where tensors without memory are
     operators = [node for node in run.nodes if node.kind == "operator"]
     assert operators and all(node.outputs for node in operators)
+
+
+def test_what_is_known_of_an_operator_on_fakes_is_what_torch_makes_of_it() -> None:
+    aten = torch.ops.aten
+    with FakeTensorMode() as mode:
+        x, y = torch.empty(6, 4), torch.empty(4, 6, dtype=torch.float16)
+        results = FakeResults(mode)
+        calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+            (aten.mm.default, (x, x.t()), {}),
+            (aten.t.default, (x,), {}),
+            (aten.view.default, (x[1:], [2, 10]), {}),
+            (aten.view.default, (x[:5], [2, 10]), {}),
+            (aten.split.Tensor, (y, 3, 1), {}),
+            (aten.native_layer_norm.default, (x, [4], None, None, 1e-5), {}),
+            (aten.cat.default, ([x, x], 1), {}),
+            (aten.arange.default, (3,), {"device": torch.device("cpu")}),
+            (aten.arange.default, (3.0,), {"device": torch.device("cpu")}),
+            (aten.sum.dim_IntList, (y, [0], True), {"dtype": torch.float32}),
+            (aten.add_.Tensor, (x, x), {}),
+        ]
+
+        def looks(result: Any) -> list[tuple[Any, ...]]:
+            places = {storage_of(x): "x", storage_of(y): "y"}
+            tensors = result if isinstance(result, (tuple, list)) else [result]
+            return [
+                (t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, places.get(storage_of(t))) for t in tensors
+            ]
+
+        for op, args, kwargs in calls:
+            asked, first, known = op(*args, **kwargs), results.of(op, args, kwargs), results.of(op, args, kwargs)
+            assert looks(asked) == looks(first) == looks(known)
+            assert type(asked) is type(known)
+            assert (known is first) == (asked is x)  # what is written into stays what it is
+        before = results.of(aten.full.default, ([2], 1.0), {})
+        torch.set_default_dtype(torch.float64)
+        try:
+            after = results.of(aten.full.default, ([2], 1.0), {})
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert (before.dtype, after.dtype) == (torch.float32, torch.float64)
 
 
 def equal_to_whole(
