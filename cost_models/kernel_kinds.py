@@ -14,6 +14,7 @@ OpKind: TypeAlias = Literal[
     "pointwise",
     "indexing",
     "copy",
+    "optimizer",
     "view",
 ]
 OP_KINDS: tuple[str, ...] = get_args(OpKind)

@@ -10,7 +10,9 @@ from itertools import cycle
 from typing import Any
 
 import torch
+from torch.optim.adamw import adamw
 
+from cost_models.optimizers import ADAMW
 from cost_models.samples import KernelPoint, RowPoint
 
 from .job import Job
@@ -69,6 +71,20 @@ def _causal_flops(shape: Shape) -> float:
     return 2.0 * batch * heads * tokens * tokens * width
 
 
+def _adamw_step(parameter: torch.Tensor, gradient: torch.Tensor, *state: torch.Tensor) -> None:
+    """The step of AdamW over one tensor, as torch takes it for DTensors, with the defaults of ``torch.optim.AdamW``."""
+    average, square, count = ([each] for each in state)
+    constants: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "lr": 1e-3, "weight_decay": 1e-2, "eps": 1e-8}
+    flags: dict[str, Any] = {"foreach": False, "fused": False, "amsgrad": False, "maximize": False}
+    adamw([parameter], [gradient], average, square, [], count, **flags, **constants)
+
+
+def _adamw_state(shape: Shape, make: Callable[..., torch.Tensor]) -> tuple[Any, ...]:
+    """What the step changes is memory of its own; the average of squares is none that is below zero."""
+    parameter, average, square = (make(shape).clone() for _ in range(3))
+    return parameter, make(shape), average, square.square_(), torch.zeros(())
+
+
 KERNELS = {
     "mm": Kernel(
         "matmul",
@@ -116,9 +132,10 @@ KERNELS = {
         lambda s: 0.0,
         lambda s: 2 * _size(s),
     ),
+    "adamw": Kernel("optimizer", _adamw_step, _adamw_state, lambda s: 0.0, lambda s: sum(ADAMW) * _size(s)),
 }
 
-STREAMS = ("add", "silu", "sum", "softmax", "layer_norm", "embedding", "cat")
+STREAMS = ("add", "silu", "sum", "softmax", "layer_norm", "embedding", "cat", "adamw")
 
 
 def kernel_points(max_width: int, max_bytes: int) -> list[KernelPoint]:

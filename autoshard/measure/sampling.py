@@ -96,10 +96,10 @@ BEHIND_BYTES = (1 << 12, 1 << 19)
 
 
 def row_points(collectives: Sequence[CollectivePoint], kernels: Sequence[KernelPoint]) -> list[RowPoint]:
-    """A product and every kernel that streams, with a view before each, in turns, on tensors of several sizes; and the
-    collectives that hide, over every axis, behind the smallest of these rows.
+    """A product and every kernel that streams, an optimizer's apart, with a view before each, in turns, on tensors of
+    several sizes; and the collectives that hide, over every axis, behind the smallest of these rows.
     """
-    plain = [p for p in kernels if p.dtype == "float32"]
+    plain = [p for p in kernels if p.dtype == "float32" and p.kind != "optimizer"]
     products = [p for p in plain if p.name == "mm" and p.shape[0] <= ROW_WIDTH]
     streams = {size: tuple(p for p in plain if _streams(p) == size) for size in ROW_BYTES}
     rows = [

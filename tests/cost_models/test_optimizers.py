@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,6 +87,19 @@ def test_a_step_takes_a_launch_for_each_kernel_and_the_time_of_its_bytes() -> No
     found = optimizer_policy("adamw").step_s(compute, "bfloat16", 1 << 20, 2)
     assert found == pytest.approx(8 * compute.launch_s + bytes_s)
     assert optimizer_policy("none").step_s(compute, "bfloat16", 1 << 20, 2) == 0.0
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_of_adamw_takes_what_was_measured_of_it(name: str) -> None:
+    plain = load_profile("dgx-h100").compute
+    measured = replace(plain, memory_efficiency={**plain.memory_efficiency, "optimizer": 0.5})
+    policy = optimizer_policy(name)
+    found = policy.step_s(measured, "bfloat16", 1 << 20, 2)
+    if "adamw" not in name or "8bit" in name:
+        assert found == policy.step_s(plain, "bfloat16", 1 << 20, 2)
+        return
+    moved = sum(policy.kernel_bytes(1 << 20, 2))
+    assert found == pytest.approx(plain.launch_s + moved / (plain.memory_bandwidth_bytes_per_s * 0.5))
 
 
 @given(elements, elements, itemsizes)

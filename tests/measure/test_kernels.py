@@ -11,9 +11,10 @@ import torch
 
 from autoshard.measure import kernels
 from autoshard.measure.kernels import KERNELS, STREAMS, kernel, kernel_points
+from cost_models import optimizer_policy
 from cost_models.samples import KernelPoint
 
-CACHE = 1 << 16
+CACHE = 1 << 18
 
 
 class _Here:
@@ -51,7 +52,7 @@ def test_of_what_exceeds_the_cache_one_set_is_made(name: str, made: list[int]) -
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_small_inputs_are_other_numbers_each_time(name: str, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    (point,) = [p for p in kernel_points(64, CACHE // 8) if _is(p, name, CACHE // 8)]
+    (point,) = [p for p in kernel_points(64, CACHE // 32) if _is(p, name, CACHE // 32)]
     read: list[int] = []
     found = KERNELS[name]
 
@@ -65,6 +66,20 @@ def test_small_inputs_are_other_numbers_each_time(name: str, made: list[int], mo
         run()
     assert len(set(read)) == 3
     assert len(made) == 1, "all of them are parts of the pool"
+
+
+def test_the_step_of_an_optimizer_moves_what_its_policy_says() -> None:
+    (point,) = [p for p in kernel_points(64, 1 << 12) if p.name == "adamw"]
+    parameter, *others = KERNELS["adamw"].inputs(point.shape, torch.ones)
+    expected = torch.nn.Parameter(parameter.clone())
+    expected.grad = others[0].clone()
+    optimizer = torch.optim.AdamW([expected], foreach=False)
+    optimizer.state[expected] = {"exp_avg": others[1].clone(), "exp_avg_sq": others[2].clone(), "step": torch.zeros(())}
+    optimizer.step()
+    KERNELS["adamw"].call(parameter, *others)
+    assert torch.equal(parameter, expected.detach())
+    policy = optimizer_policy("adamw")
+    assert point.bytes_moved == sum(policy.kernel_bytes(math.prod(point.shape), 4))
 
 
 def _is(point: KernelPoint, name: str, size: int) -> bool:
