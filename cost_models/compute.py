@@ -77,6 +77,8 @@ class Compute:
             named. ``kind/dtype`` (``matmul/bfloat16``) goes before ``kind``.
         memory_efficiency: likewise of the memory bandwidth, over bytes.
         issue_s: of each operator of a step, views included; 0 where the host runs ahead of its device.
+        optimizer_launch_s: the launch of a measured step of an optimizer over one tensor, which is several kernels and
+            what the host does between them; 0 where none was measured.
     """
 
     launch_s: float
@@ -85,6 +87,7 @@ class Compute:
     compute_efficiency: Shares = field(hash=False)
     memory_efficiency: Shares = field(hash=False)
     issue_s: float = 0.0
+    optimizer_launch_s: float = 0.0
 
     def op_s(self, dtype: str, flops: Amount, bytes_moved: Amount, kind: str) -> Amount:
         """Seconds of one operation (formula above); arrays give arrays.
@@ -104,17 +107,19 @@ class Compute:
         dtype = dtype.removeprefix("torch.")
         compute_s = _busy_s(flops, self.peak(dtype), _of(self.compute_efficiency, kind, dtype))
         memory_s = _busy_s(bytes_moved, self.memory_bandwidth_bytes_per_s, _of(self.memory_efficiency, kind, dtype))
+        launch_s = self.issue_s + ((kind == "optimizer" and self.optimizer_launch_s) or self.launch_s)
         if isinstance(compute_s, np.ndarray) or isinstance(memory_s, np.ndarray):
             seconds = np.maximum(compute_s, memory_s)
-            return np.where(seconds > 0, self.issue_s + self.launch_s + seconds, 0.0)
+            return np.where(seconds > 0, launch_s + seconds, 0.0)
         busy_s = max(compute_s, memory_s)
-        return self.issue_s + self.launch_s + busy_s if busy_s > 0 else 0.0
+        return launch_s + busy_s if busy_s > 0 else 0.0
 
     def entries(self) -> dict[str, Any]:
         """As a profile file spells it."""
         return {
             "launch_s": self.launch_s,
             **({"issue_s": self.issue_s} if self.issue_s else {}),
+            **({"optimizer_launch_s": self.optimizer_launch_s} if self.optimizer_launch_s else {}),
             "memory_bandwidth_bytes_per_s": self.memory_bandwidth_bytes_per_s,
             "peak_flops_per_s": dict(self.peak_flops_per_s),
             "compute_efficiency": _spelled(self.compute_efficiency),

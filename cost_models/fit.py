@@ -204,8 +204,9 @@ def _hold_reduce_scatter_tail(curves: dict[str, Curve]) -> None:
 def fit_compute(medians: Mapping[KernelPoint, float]) -> Compute:
     """The constants of one device from the seconds of kernels.
 
-    The launch is the time of the shortest kernel. Peaks are the best rate of a product, attention or convolution in
-    each dtype, the memory bandwidth is the best of any other kernel; efficiencies are the shares that sizes reached.
+    The launch is the time of the shortest kernel; of an optimizer's step, that of the shortest step. Peaks are the best
+    rate of a product, attention or convolution in each dtype, the memory bandwidth is the best of any other kernel;
+    efficiencies are the shares that sizes reached.
 
     Raises:
         ProfileError: no product in float32, or no streaming kernel, was measured.
@@ -214,9 +215,14 @@ def fit_compute(medians: Mapping[KernelPoint, float]) -> Compute:
     streams = {p: s for p, s in medians.items() if p.kind not in _COMPUTING}
     if not streams or not any((p.kind, p.dtype) == ("matmul", "float32") for p in products):
         raise ProfileError("there are no samples of kernels (matmul in float32, and streams); measure them again")
+    steps = {p: s for p, s in streams.items() if p.kind == "optimizer"}
     launch_s = _rounded(0.9 * min(medians.values()))  # a tenth is left for the bytes
+    optimizer_launch_s = _rounded(0.9 * min(steps.values())) if steps else 0.0
     by_flops = _busy(products, launch_s, lambda point: point.flops)
-    by_bytes = _busy(streams, launch_s, lambda point: point.bytes_moved)
+    by_bytes = {
+        **_busy({p: s for p, s in streams.items() if p not in steps}, launch_s, lambda point: point.bytes_moved),
+        **_busy(steps, optimizer_launch_s, lambda point: point.bytes_moved),
+    }
     dtypes = sorted({dtype for _, dtype in by_flops})
     peaks = {d: max(_best(points) for (_, dtype), points in by_flops.items() if dtype == d) for d in dtypes}
     bandwidth = max(_best(points) for points in by_bytes.values())
@@ -225,6 +231,7 @@ def fit_compute(medians: Mapping[KernelPoint, float]) -> Compute:
     fallback = memory.get(("pointwise", "float32")) or next(iter(memory.values()))
     return Compute(
         launch_s=launch_s,
+        optimizer_launch_s=optimizer_launch_s,
         memory_bandwidth_bytes_per_s=bandwidth,
         peak_flops_per_s=peaks,
         compute_efficiency={"default": 1.0} | _by_kind(compute),

@@ -235,6 +235,7 @@ class _TorusEntry(_Entry):
 class _ComputeEntry(_Entry):
     launch_s: Seconds
     issue_s: Seconds = 0.0
+    optimizer_launch_s: Seconds = 0.0
     memory_bandwidth_bytes_per_s: Positive
     peak_flops_per_s: dict[Dtype, Positive]
     compute_efficiency: dict[Kernel, ShareEntry]
@@ -253,6 +254,7 @@ class _ComputeEntry(_Entry):
         return Compute(
             launch_s=self.launch_s,
             issue_s=self.issue_s,
+            optimizer_launch_s=self.optimizer_launch_s,
             memory_bandwidth_bytes_per_s=self.memory_bandwidth_bytes_per_s,
             peak_flops_per_s=_by_name(self.peak_flops_per_s),
             compute_efficiency=_shares(self.compute_efficiency),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,6 +146,13 @@ class CapturedGraph:
     def of_kind(self, kind: NodeKind) -> Iterator[tuple[int, Node]]:
         """The nodes of one kind with their index, in order."""
         return ((i, node) for i, node in enumerate(self.nodes) if node.kind == kind)
+
+    @cached_property
+    def reads(self) -> Counter[Ref]:
+        """How many operators read each tensor, as often as they do; who a gradient is made for reads it, too."""
+        found = Counter(ref for node in self.nodes for ref in node.inputs)
+        found.update(ref for _, ref in self.gradients)
+        return found
 
     @cached_property
     def fingerprint(self) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -263,8 +262,7 @@ class _Lowering:
         found = [entry for bucket in self._schedule.buckets if bucket.phase == "backward" for entry in bucket.members]
         if not found:
             return {}
-        reads = Counter(ref for node in self._graph.nodes for ref in node.inputs)
-        reads.update(ref for _, ref in self._graph.gradients)
+        reads = self._graph.reads
         return {ref: entry for entry in found if reads[ref := self._refs[entry.tensor]] == 1}
 
     def _gradient_move(self, name: str, ref: Ref) -> tuple[str, Phase, Layout, Layout]:

@@ -20,13 +20,12 @@ aten = torch.ops.aten
 
 def owned(emitter: GraphEmitter, values: Sequence[fx.Node]) -> list[fx.Node]:
     """The values, which are views of one storage only where they take up all of it together; others are copied."""
+    homes = [next(iter(storages(value))) for value in values]
     taken = Counter[Storage]()
-    for value in values:
-        (storage,), made = storages(value), value.meta["val"]
-        taken[storage] += made.numel() * made.element_size()
+    for home, value in zip(homes, values):
+        made = value.meta["val"]
+        taken[home] += made.numel() * made.element_size()
     return [
-        emitter.call(aten.clone.default, value)
-        if any(taken[storage] < storage.size_bytes for storage in storages(value))
-        else value
-        for value in values
+        emitter.call(aten.clone.default, value) if taken[home] < home.size_bytes else value
+        for home, value in zip(homes, values)
     ]

@@ -225,9 +225,9 @@ class Prices:
         trained = [before_cast.get(ref, ref) for _, ref in self._graph.gradients]
         whole = sum(_size_bytes(self._graph.meta(ref)) for ref in trained)
         found = {ref: self._at_most(GATHERS, layers[layer_of(name)]) for ref, name in moved.items()}
-        reduced_together = self._at_most(REDUCTIONS, whole)
+        reduced_together, reads = self._at_most(REDUCTIONS, whole), self._graph.reads
         found |= {
-            ref: reduced_together._replace(is_written=self._graph.nodes[ref.node].op in INTO)
+            ref: reduced_together._replace(is_written=reads[ref] == 1 and self._graph.nodes[ref.node].op in INTO)
             for ref in trained
             if ref not in parameters
         }

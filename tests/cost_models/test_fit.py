@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_models import Profile, ProfileError, dump_profile, parse_profile
+from cost_models import Profile, ProfileError, dump_profile, optimizer_policy, parse_profile
 from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 from cost_models.fit import compare, fit, honest, isotonic, residual
 from cost_models.samples import CollectivePoint, Header, KernelPoint, Point, RowPoint, Sample, Samples, TogetherPoint
@@ -107,6 +107,27 @@ def test_held_out_points_change_nothing_but_the_residuals() -> None:
     assert one.fingerprint == two.fingerprint
     residuals = two.provenance.collectives["dp"]["all_gather"]
     assert residuals.median == pytest.approx(2 / 3, rel=0.01) and residuals.points == len(SIZES) // 2
+
+
+def test_the_launch_of_an_optimizers_step_is_its_own() -> None:
+    """So that a small parameter costs what is launched for it, cut or whole."""
+
+    def step(elements: int) -> KernelPoint:
+        return KernelPoint("optimizer", "adamw", "float32", (elements,), 0.0, 80.0 * elements, False)
+
+    def seconds(point: KernelPoint) -> float:
+        return 1e-4 + point.bytes_moved / 10e9
+
+    alone = measured(machine)
+    points = [step(1 << size) for size in range(10, 22, 2)]
+    profile = fitted(Samples(alone.header, (*alone.samples, *(Sample(p, 0, seconds(p)) for p in points)), True))
+    assert profile.compute.launch_s == fitted(alone).compute.launch_s
+    assert profile.compute.optimizer_launch_s == pytest.approx(0.9 * seconds(points[0]), rel=1e-5)
+    adamw = optimizer_policy("adamw")
+    for point in points:
+        priced_s = adamw.step_s(profile.compute, "float32", point.shape[0], 4)
+        assert priced_s - profile.compute.issue_s == pytest.approx(seconds(point), rel=1e-4)
+    assert adamw.step_s(profile.compute, "float32", 256, 4) > 0.9 * adamw.step_s(profile.compute, "float32", 1024, 4)
 
 
 def beside(machine: Machine, contention: float, count: tuple[int, ...] = (1, 4, 16), factor: float = 1.0) -> Samples:

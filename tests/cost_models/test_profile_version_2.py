@@ -39,11 +39,19 @@ def test_a_measured_profile_is_read(load: Callable[[str], Profile]) -> None:
 
 def test_what_steps_add_is_read_written_and_part_of_the_fingerprint(load: Callable[[str], Profile]) -> None:
     plain = load(MEASURED)
-    assert (plain.compute.issue_s, plain.meeting_s, plain.bucket_copies) == (0, 0, False)
-    assert not any(name in dump_profile(plain) for name in ("issue_s", "meeting_s", "bucket_copies"))
+    assert (plain.compute.issue_s, plain.compute.optimizer_launch_s, plain.meeting_s, plain.bucket_copies) == (
+        0,
+        0,
+        0,
+        False,
+    )
+    assert not any(
+        name in dump_profile(plain) for name in ("issue_s", "optimizer_launch_s", "meeting_s", "bucket_copies")
+    )
     rows = {"alone": Residual(0.02, 0.05, 3), "with a collective": Residual(0.1, 0.2, 8)}
     others = [
         replace(plain, compute=replace(plain.compute, issue_s=2e-5)),
+        replace(plain, compute=replace(plain.compute, optimizer_launch_s=1e-4)),
         replace(plain, meeting_s=1.5e-3),
         replace(plain, bucket_copies=True),
     ]
@@ -51,7 +59,7 @@ def test_what_steps_add_is_read_written_and_part_of_the_fingerprint(load: Callab
         other = replace(other, provenance=replace(plain.provenance, rows=rows))
         assert load(dump_profile(other)) == other
     assert "operators in a row, with a collective: median 10%" in str(other.provenance)
-    assert len({each.fingerprint for each in (plain, *others)}) == 4
+    assert len({each.fingerprint for each in (plain, *others)}) == 5
 
 
 def test_a_torus_is_read(load: Callable[[str], Profile]) -> None:

@@ -8,10 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
-from autoshard.capture import TensorMeta
+from autoshard.capture import TensorMeta, capture
 from autoshard.layout import Layout, R, S, block, parse_layout, replicated
 from autoshard.mesh import HybridMesh, Mesh
 from autoshard.ops import is_free, is_part, known
@@ -199,6 +201,28 @@ def test_of_a_bucket_each_tensor_pays_its_copies_and_its_part_of_the_meeting() -
             ((_, _, less),) = plain.along_s(meta, path, together)
             assert step.kind == kind
             assert more - less == pytest.approx(part * meeting_s + copies)
+
+
+class Added(nn.Module):
+    """Two matrices that are one product's: what reads the gradient of it is both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.other = (nn.Parameter(torch.ones(8, 8)) for _ in range(2))
+        self.alone = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 8) to ()."""
+        return F.linear(F.linear(x, self.weight + self.other), self.alone).sum()
+
+
+def test_a_gradient_is_written_where_it_travels_if_nobody_else_reads_it() -> None:
+    graph = capture(Added(), (torch.ones(4, 8),))
+    prices = Prices(graph, MESH, PROFILE, bucket_bytes=1 << 20)
+    gradients = dict(graph.gradients)
+    assert gradients["weight"] == gradients["other"]
+    found = {name: prices.together(ref).is_written for name, ref in gradients.items()}
+    assert found == {"weight": False, "other": False, "alone": True}
 
 
 def test_every_strategy_of_every_operator_has_a_finite_price_and_cutting_never_costs_more_than_the_whole() -> None:
