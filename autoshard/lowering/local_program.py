@@ -171,7 +171,7 @@ class _Lowering:
             phase: Travelling(emitter, self._schedule, self._setting_out, self._shard_of, self._arrived)
             for phase, emitter in self._emitters.items()
         }
-        self._reducing = self._reduced_alone()
+        self._reducing = self._reduced_alone() if plan.gathers_ahead else {}  # a bucket from its first member on
         given = ((name, self._paths.get(self._gradient_move(name, ref))) for name, ref in graph.gradients)
         self._reduced = {entry: name for name, entry in given if entry in self._schedule.members}
 

@@ -138,6 +138,7 @@ def formulate(
     chooses_again: bool = False,
     policy: OptimizerPolicy = NO_OPTIMIZER,
     bucket_bytes: int = 0,
+    gathers_ahead: bool = True,
     rulebook: Rulebook | None = None,
 ) -> Formulation:
     """Builds the integer program of a graph on a mesh of a machine.
@@ -154,7 +155,7 @@ def formulate(
             makes its own.
         chooses_again: let the program decide what is computed again, beside what constraints want.
         policy: of the optimizer whose step is priced; by default of none.
-        bucket_bytes: how much travels together (:mod:`autoshard.plans.schedule`).
+        bucket_bytes, gathers_ahead: how much travels together, and whether ahead (:mod:`autoshard.plans.schedule`).
         rulebook: the rules of operators that are known already.
 
     Raises:
@@ -166,7 +167,7 @@ def formulate(
     open_ones = _worth_it(graph, may_be_again(constraints, graph) | wanted) if chooses_again else frozenset[str]()
     graph = recomputed(graph, wanted | open_ones)
     contention = profile.contention if objective == "overlapped-step-time" else 1.0
-    prices = Prices(graph, mesh, profile, policy, bucket_bytes, contention)
+    prices = Prices(graph, mesh, profile, policy, bucket_bytes, contention, gathers_ahead)
     limits = compile_constraints(constraints, graph, mesh)
     return assemble(
         graph,

@@ -10,11 +10,13 @@ The bound is that of the first schedule, whose prices are the lowest: what trave
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from ..capture import Ref
 from ..plans import ShardingPlan
 from ..plans.schedule import LEAN_BUCKETS_BYTES
 from .budget import LAST_S, Found, NothingFitsError, gap_of
@@ -72,7 +74,7 @@ class _Ladder(Generic[_P]):
         self._cannot = False
 
     def plan(self) -> ShardingPlan:
-        schedules = [self._planner, *_leaner(self._planner)]
+        schedules = [self._planner, *_leaner(self._planner, _travelling_bytes(self._formulation))]
         left = list(schedules)
         while left:
             planner, *left = left
@@ -145,11 +147,24 @@ class _Ladder(Generic[_P]):
         return None if limit_s is None else max(0.0, limit_s - (time.monotonic() - self._started_s))
 
 
-def _leaner(planner: _P) -> Iterator[_P]:
-    """Planners of plans that hold less on the way: in ever smaller buckets and not ahead; at last each alone."""
+def _travelling_bytes(formulation: Formulation) -> int:
+    """What travels in buckets at most, whatever its dtype: parameters, or gradients of them."""
+    parameters = (formulation.graph.meta(Ref(i)) for i, _ in formulation.graph.of_kind("parameter"))
+    return sum(math.prod(meta.shape) * _WIDEST for meta in parameters)
+
+
+_WIDEST = 16
+"""Bytes of a number at most: complex128."""
+
+
+def _leaner(planner: _P, travelling_bytes: int) -> Iterator[_P]:
+    """Planners of plans that hold less on the way: in ever smaller buckets and not ahead; at last each alone. Of sizes
+    that hold all that travels the smallest.
+    """
     if planner.bucket_bytes and planner.limit.allowed_bytes is not None:
-        for lean in LEAN_BUCKETS_BYTES:
-            if lean < planner.bucket_bytes:
+        smaller = [size for size in LEAN_BUCKETS_BYTES if size < planner.bucket_bytes]
+        for lean in smaller:
+            if lean == smaller[-1] or travelling_bytes > smaller[-1]:
                 yield planner.having(bucket_bytes=lean, gathers_ahead=False)
         yield planner.having(bucket_bytes=0, gathers_ahead=True)
 

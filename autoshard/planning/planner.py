@@ -263,6 +263,7 @@ class Planner:
             chooses_again=chooses_again,
             policy=self.limit.policy,
             bucket_bytes=self.bucket_bytes,
+            gathers_ahead=self.gathers_ahead,
             rulebook=self.rulebook,
         )
 

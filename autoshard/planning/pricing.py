@@ -87,8 +87,10 @@ class Prices:
         policy: OptimizerPolicy = NO_OPTIMIZER,
         bucket_bytes: int = 0,
         contention: float = 1.0,
+        gathers_ahead: bool = True,
     ) -> None:
         self._graph = graph
+        self._gathers_ahead = gathers_ahead
         self.bucket_bytes = bucket_bytes
         self._contention = contention
         self._mesh = mesh
@@ -225,16 +227,18 @@ class Prices:
         trained = [before_cast.get(ref, ref) for _, ref in self._graph.gradients]
         whole = sum(_size_bytes(self._graph.meta(ref)) for ref in trained)
         found = {ref: self._at_most(GATHERS, layers[layer_of(name)]) for ref, name in moved.items()}
-        reduced_together, reads = self._at_most(REDUCTIONS, whole), self._graph.reads
+        reduced_together = self._at_most(REDUCTIONS, whole)
         found |= {
-            ref: reduced_together._replace(is_written=reads[ref] == 1 and self._graph.nodes[ref.node].op in INTO)
-            for ref in trained
-            if ref not in parameters
+            ref: reduced_together._replace(is_written=self._is_written(ref)) for ref in trained if ref not in parameters
         }
         if self.hides:
             for ref in late_readers(self._graph, self._takes_time):
                 found[ref] = found.get(ref, ALONE)._replace(is_early=True)
         return found
+
+    def _is_written(self, ref: Ref) -> bool:
+        """Whether a gradient is made where it travels (:meth:`autoshard.lowering.travelling.Travelling.place`)."""
+        return self._gathers_ahead and self._graph.reads[ref] == 1 and self._graph.nodes[ref.node].op in INTO
 
     @property
     def hides(self) -> bool:

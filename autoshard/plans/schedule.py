@@ -12,7 +12,9 @@ reads in between:
   once its last gradient is made. It is waited for when another sets out with which more than twice ``bucket_bytes``
   would be on their way, or behind the last operator (before the first one that casts what was reduced to the dtypes of
   parameters): a full bucket travels while the next one fills and sets out, and what is in flight is bounded. Where a
-  plan does not gather ahead, it is waited for when the next one sets out.
+  plan does not gather ahead, it is waited for when the next one sets out. Where one does, products write the gradients
+  that are all-reduced into the buffer of their bucket, which is there from the first of them on; else it is made as it
+  sets out.
 - Activations and their gradients set out as soon as they are made, each alone, and are waited for at their first
   reader, where operators that take time stand between. They set out no earlier than at twice the time that they take
   before that reader, and ``MOST_EARLY`` are on their way at most. Of several collectives the longest travels; those
