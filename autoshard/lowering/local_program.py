@@ -262,8 +262,7 @@ class _Lowering:
         found = [entry for bucket in self._schedule.buckets if bucket.phase == "backward" for entry in bucket.members]
         if not found:
             return {}
-        reads = self._graph.reads
-        return {ref: entry for entry in found if reads[ref := self._refs[entry.tensor]] == 1}
+        return {ref: entry for entry in found if self._graph.reads[ref := self._refs[entry.tensor]] == 1}
 
     def _gradient_move(self, name: str, ref: Ref) -> tuple[str, Phase, Layout, Layout]:
         """How the plan's redistribution of a gradient to its parameter is found."""

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 def owned(emitter: GraphEmitter, values: Sequence[fx.Node]) -> list[fx.Node]:
     """The values, which are views of one storage only where they take up all of it together; others are copied."""
-    homes = [next(iter(storages(value))) for value in values]
+    homes = [storage for value in values for (storage,) in [storages(value)]]
     taken = Counter[Storage]()
     for home, value in zip(homes, values):
         made = value.meta["val"]

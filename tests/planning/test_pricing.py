@@ -223,6 +223,8 @@ def test_a_gradient_is_written_where_it_travels_if_nobody_else_reads_it() -> Non
     assert gradients["weight"] == gradients["other"]
     found = {name: prices.together(ref).is_written for name, ref in gradients.items()}
     assert found == {"weight": False, "other": False, "alone": True}
+    lean = Prices(graph, MESH, PROFILE, bucket_bytes=1 << 20, gathers_ahead=False)
+    assert not lean.together(gradients["alone"]).is_written, "its bucket is made as it sets out"
 
 
 def test_every_strategy_of_every_operator_has_a_finite_price_and_cutting_never_costs_more_than_the_whole() -> None:
