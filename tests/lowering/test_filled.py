@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,6 +48,15 @@ def test_a_product_that_is_reduced_with_others_is_written_where_they_travel(case
         assert node.target is not aten.cat.default or not node.meta["label"].is_copy
     copied = [source for node in nodes if node.target is aten._foreach_copy_.default for source in node.args[1]]
     assert len(copied) == len(makers) - len(written)
+
+
+@pytest.mark.parametrize("case", ["mlp", "gpt2", "moe"])
+def test_where_nothing_is_gathered_ahead_a_bucket_is_made_as_it_sets_out(case: str) -> None:
+    plan = replace(cases.baseline_plan(case, "dp=2", "ddp"), gathers_ahead=False)
+    nodes = backward_of(program_of(cases.graph(case), plan))
+    assert not any(node.target in INTO.values() for node in nodes)
+    sent = [node.args[0] for node in nodes if node.target is ALL_REDUCE_IN_PLACE]
+    assert sent and all(buffer.target is aten.cat.default for buffer in sent if isinstance(buffer, fx.Node))
 
 
 class Twice(torch.nn.Module):
