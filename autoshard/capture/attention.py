@@ -14,8 +14,8 @@ Shapes: B batch, H heads, T query length, S key length, D head size. Results of 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
+from . import cuda_attention
 from .library import define
 
 aten = torch.ops.aten
@@ -34,8 +34,8 @@ def _attention(
     Returns the result (B, H, T, D) and the logsumexp of the scores (B, H, T) in float32 (float64 for float64).
     """
     if q.device.type == "cuda":
-        out, lse, _, _ = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, is_causal, scale=scale)
-        return _positions_first(out), lse[..., : q.shape[2]].contiguous()
+        out, lse = cuda_attention.attention(q, k, v, bias, is_causal, scale)
+        return _positions_first(out), lse.contiguous()
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)
     return _positions_first(out), lse.contiguous()
 
@@ -72,12 +72,7 @@ def _attention_backward(
     if 0 in grad.stride() or grad.stride(-1) != 1:
         grad = grad.contiguous()  # the kernels read rows of D
     if q.device.type == "cuda":
-        # the kernel wants the rows of the logsumexp padded to a multiple of 32 (torch's own autograd keeps them so)
-        padded = F.pad(lse, (0, -lse.shape[-1] % 32))
-        zero = torch.zeros((), dtype=torch.int64, device=q.device)
-        dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-            grad, q, k, v, bias, out, padded, zero, zero, 0.0, [True, True, True, False], is_causal, scale=scale
-        )
+        dq, dk, dv = cuda_attention.attention_backward(grad, q, k, v, out, lse, bias, is_causal, scale)
     else:
         dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, is_causal, attn_mask=bias, scale=scale
