@@ -17,7 +17,7 @@ from ..layout import Layout, P, Placement, R, S, is_even, is_possible
 from ..mesh import Mesh
 from ..micro_batches import is_held, is_summed
 from ..ops import Rule, has, is_registered, known, replicate_rule
-from .dtensor import dtensor_rules
+from .dtensor import dtensor_function, dtensor_rules
 from .guesses import guessed_rules
 from .in_parts import cuts_in_parts, rules_in_parts
 from .rule_check import Check
@@ -58,12 +58,20 @@ class Rulebook:
     They depend on no graph and no mesh: planning a model under other constraints, or with other operators computed
     again, need not check them anew, which is half of the time that a program takes to write. What they come to on a
     mesh is kept, too.
+
+    Args:
+        other: a rulebook with which it has the rules in common, but not what they come to on a mesh.
     """
 
-    def __init__(self) -> None:
-        self._found: dict[object, _Found] = {}
-        self._in_parts: dict[object, tuple[Rule, ...]] = {}
+    def __init__(self, other: Rulebook | None = None) -> None:
+        self._found: dict[object, _Found] = {} if other is None else other._found
+        self._in_parts: dict[object, tuple[Rule, ...]] = {} if other is None else other._in_parts
         self._strategies: dict[tuple[object, Mesh], tuple[Strategy, ...]] = {}
+
+    @classmethod
+    def of_process(cls) -> Rulebook:
+        """One with the rules that were checked in this process before: a model is often planned several times."""
+        return cls(_OF_PROCESS)
 
     def strategies(self, key: object, mesh: Mesh, make: Callable[[], tuple[Strategy, ...]]) -> tuple[Strategy, ...]:
         """The strategies of the operators of a signature on a mesh, made where they are not known."""
@@ -73,7 +81,7 @@ class Rulebook:
 
     def of(self, node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
         """The rules of an operator along an axis of so many ranks."""
-        key = (signature(node, metas), parts)
+        key = (signature(node, metas), parts, *_sources(node))
         if key not in self._found:
             self._found[key] = _rules(node, metas, parts)
         return self._found[key]
@@ -84,11 +92,19 @@ class Rulebook:
         """The rules of an operator along an axis of so many ranks that cut a dim of one of its tensors in parts: that
         at a position among the tensors that it takes and then its results.
         """
-        key = (signature(node, metas), ranks, position, placement)
+        key = (signature(node, metas), ranks, position, placement, *_sources(node))
         if key not in self._in_parts:
             found = self.of(node, metas, ranks).rules
             self._in_parts[key] = rules_in_parts(node, metas, ranks, tuple(found), position, placement)
         return self._in_parts[key]
+
+
+_OF_PROCESS = Rulebook()
+
+
+def _sources(node: Node) -> tuple[object, object]:
+    """Who says how an operator can be cut, which is registered at any time: the user, or whoever extends DTensor."""
+    return known(node.op), dtensor_function(node.op)
 
 
 class Enumerator:
