@@ -28,7 +28,7 @@ from ..models import EXAMPLES, Block, Example, blocks
         ("llama", "dp=2,tp=2", "cpu-gloo"),
         ("gpt2", "dp=4", "dgx-h100"),
         pytest.param("vit", "tp=4", "cpu-gloo", marks=pytest.mark.thorough),
-        ("vit", "dp=2,tp=2", "dgx-h100"),
+        pytest.param("vit", "dp=2,tp=2", "dgx-h100", marks=pytest.mark.thorough),
         ("routed", "dp=2,ep=2", "dgx-h100"),
     ],
 )

@@ -165,7 +165,7 @@ def test_ctrl_c_gives_every_backends_best_answer_and_leaves_no_process(
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    time.sleep(1)  # no answer can be proven by then, and every solver is at work
+    time.sleep(2)  # no answer can be proven by then, and every solver is at work
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=40)
     solution = json.loads(output.read_text())
