@@ -58,20 +58,21 @@ class Rulebook:
     They depend on no graph and no mesh: planning a model under other constraints, or with other operators computed
     again, need not check them anew, which is half of the time that a program takes to write. What they come to on a
     mesh is kept, too.
-
-    Args:
-        other: a rulebook with which it has the rules in common, but not what they come to on a mesh.
     """
 
-    def __init__(self, other: Rulebook | None = None) -> None:
-        self._found: dict[object, _Found] = {} if other is None else other._found
-        self._in_parts: dict[object, tuple[Rule, ...]] = {} if other is None else other._in_parts
+    def __init__(self) -> None:
+        self._found: dict[object, _Found] = {}
+        self._in_parts: dict[object, tuple[Rule, ...]] = {}
         self._strategies: dict[tuple[object, Mesh], tuple[Strategy, ...]] = {}
 
     @classmethod
     def of_process(cls) -> Rulebook:
-        """One with the rules that were checked in this process before: a model is often planned several times."""
-        return cls(_OF_PROCESS)
+        """One with the rules that were checked in this process before, as a model is often planned several times; what
+        they come to on a mesh is its own.
+        """
+        book = cls()
+        book._found, book._in_parts = _OF_PROCESS._found, _OF_PROCESS._in_parts
+        return book
 
     def strategies(self, key: object, mesh: Mesh, make: Callable[[], tuple[Strategy, ...]]) -> tuple[Strategy, ...]:
         """The strategies of the operators of a signature on a mesh, made where they are not known."""
