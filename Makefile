@@ -9,7 +9,7 @@ PIP := $(PY) -m pip install -qq --disable-pip-version-check --no-input -c constr
 # Tried in this order; the first that is new enough and can make a virtual environment is used.
 PYTHON ?= python3.11 python3
 
-.PHONY: setup demo test test-fast loops zoo lint bench screenshots clean
+.PHONY: setup demo test test-all test-fast loops zoo lint bench screenshots clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -18,11 +18,15 @@ demo: $(STAMP)
 	$(PY) examples/demo.py
 
 test: $(STAMP)
+	$(PY) -m pytest -n auto --dist worksteal -m "not thorough" $(ARGS)
+
+# With further cases of laws that `make test` checks on others
+test-all: $(STAMP)
 	$(PY) -m pytest -n auto --dist worksteal $(ARGS)
 
 # Laws and unit tests, without those that start processes or plan whole models
 test-fast: $(STAMP)
-	$(PY) -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
+	$(PY) -m pytest -n auto --dist worksteal -m "not slow and not thorough" $(ARGS)
 
 # Under the loops of other libraries, which it installs: transformers and accelerate, lightning
 loops: $(STAMP)

@@ -60,7 +60,7 @@ from .lowering import (
 from .ops import registered
 from .plans import ShardingPlan
 from .plans.text.contradictions import Contradiction, check_record
-from .strategies import Enumerator, Strategy
+from .strategies import Enumerator, Rulebook, Strategy
 
 STAGES = ("comparing plans", "capturing the model", "sharding the parameters")
 """What all ranks do in :func:`parallelize`, one after the other, as errors say it."""
@@ -274,7 +274,7 @@ def check_strategies(plan: ShardingPlan, graph: CapturedGraph) -> None:
     Raises:
         VerificationError: it is not.
     """
-    enumerator = Enumerator(graph, plan.mesh)
+    enumerator = Enumerator(graph, plan.mesh, Rulebook.of_process())
     chosen = {entry.name: Strategy(entry.inputs, entry.outputs) for entry in plan.operators}
     held = (*plan.parameters, *plan.buffers, *plan.inputs)
     chosen |= {entry.name: Strategy((), (entry.layout,)) for entry in held}

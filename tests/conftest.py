@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import settings
 # A shell that starts a command in the background makes it ignore Ctrl-C, and the processes of the tests inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-os.environ["AUTOSHARD_CACHE"] = "off"  # for the processes that tests start, too: no test reads what another has kept
+os.environ["AUTOSHARD_CACHE"] = "off"  # for the processes that tests start, too: no test reads plans of another
 
 TESTS = Path(__file__).parent
 SLOW = (
@@ -40,6 +41,22 @@ SLOW = (
 
 settings.register_profile("no wall time", deadline=None)
 settings.load_profile("no wall time")
+
+
+CAPTURING = ("capture", "fuzz")
+"""Folders of tests that are about captures: each has its own."""
+
+
+@pytest.fixture(autouse=True)
+def graphs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Captures what was not captured in this process before."""
+    if request.path.relative_to(TESTS).parts[0] in CAPTURING:
+        yield
+        return
+    from .kept_graphs import kept_graphs  # which imports torch; what only deals out tests has no use for that
+
+    with kept_graphs():
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -66,10 +66,12 @@ class Fused(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
 
 
-def fused(apart: Apart = "view", groups: int = 8, batch: int = 8, length: int = 8) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A model of two layers of 8 heads, and the batch of a step."""
+def fused(
+    apart: Apart = "view", groups: int = 8, batch: int = 8, length: int = 8, layers: int = 2
+) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A model of layers of 8 heads, and the batch of a step."""
     torch.manual_seed(0)
-    model = Fused(64, 32, 8, groups, 2, apart)
+    model = Fused(64, 32, 8, groups, layers, apart)
     tokens = torch.randint(0, 64, (batch, length + 1), generator=torch.Generator().manual_seed(1))
     return model, (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
@@ -102,8 +104,8 @@ class Crossed(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
 
 
-def crossed(batch: int = 8, length: int = 8) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A model of two layers of 4 heads that attend to another text, and the batch of a step."""
+def crossed(batch: int = 8, length: int = 8, layers: int = 2) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A model of layers of 4 heads that attend to another text, and the batch of a step."""
     torch.manual_seed(0)
     tokens = torch.randint(0, 64, (3, batch, length), generator=torch.Generator().manual_seed(1))
-    return Crossed(64, 32, 4, 2), tuple(tokens)
+    return Crossed(64, 32, 4, layers), tuple(tokens)

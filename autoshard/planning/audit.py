@@ -16,7 +16,7 @@ from ..capture import Node, as_arguments, capture
 from ..errors import StrategyWarning
 from ..mesh import Mesh
 from ..precision import Precision
-from ..strategies import Enumerator, Provenance, Source
+from ..strategies import Enumerator, Provenance, Rulebook, Source
 from .planner import MeshGiven, profile_of
 from .pricing import Prices
 
@@ -93,7 +93,7 @@ def audit(
     report("capturing the training step")
     graph = capture(model, as_arguments(args), kwargs or {}, precision=precision)
     report("checking rules")
-    enumerator, prices = Enumerator(graph, axes), Prices(graph, axes, profile)
+    enumerator, prices = Enumerator(graph, axes, Rulebook.of_process()), Prices(graph, axes, profile)
     found: dict[tuple[str, Provenance], list[tuple[Node, float]]] = defaultdict(list)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StrategyWarning)  # which is what the audit says

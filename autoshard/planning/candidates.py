@@ -22,12 +22,12 @@ def candidates(
     Equal strategies under equal limits are the same tuple, so that prices are worked out once.
 
     Args:
-        rulebook: the rules that are known already.
+        rulebook: the rules that are known already; left out, those that were checked in this process.
 
     Raises:
         ConstraintError: a limit leaves none; the message says what there is, and which other limit stands in the way.
     """
-    enumerator = Enumerator(graph, mesh, rulebook)
+    enumerator = Enumerator(graph, mesh, rulebook or Rulebook.of_process())
     found = [enumerator.strategies(node) for node in graph.nodes]
     mutated = {ref for _, ref in graph.mutations}
     found += [enumerator.held(graph.meta(ref), cut=ref not in mutated) for _, ref in results_of(graph)]

@@ -156,7 +156,7 @@ def formulate(
         chooses_again: let the program decide what is computed again, beside what constraints want.
         policy: of the optimizer whose step is priced; by default of none.
         bucket_bytes, gathers_ahead: how much travels together, and whether ahead (:mod:`autoshard.plans.schedule`).
-        rulebook: the rules of operators that are known already.
+        rulebook: the rules of operators that are known already; left out, those that were checked in this process.
 
     Raises:
         ConstraintError: a constraint names nothing, or leaves its tensor or operator no layout that it can have.

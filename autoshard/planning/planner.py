@@ -81,7 +81,7 @@ class Planner:
     bucket_bytes: int = BUCKET_BYTES
     gathers_ahead: bool = True
     report: Callable[[str], None] = lambda said: None
-    rulebook: Rulebook = field(default_factory=Rulebook)
+    rulebook: Rulebook = field(default_factory=Rulebook.of_process)
     results: Results = field(default_factory=Results)
 
     @classmethod

@@ -39,6 +39,15 @@ def dtensor_rules(node: Node, inputs: tuple[TensorMeta, ...], parts: int) -> lis
     return list(dict.fromkeys(rule for rule in found if rule is not None))
 
 
+def dtensor_function(op: Any) -> object:
+    """What DTensor asks for the rules of an operator; None where it has none. ``register_sharding`` changes it."""
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    for registry in (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs):
+        if op in registry:
+            return getattr(registry[op], "func", registry[op])
+    return None
+
+
 @cache
 def _planning_mesh(parts: int) -> DeviceMesh:
     return DeviceMesh("cpu", torch.arange(parts), mesh_dim_names=("axis",), _init_backend=False, _rank=0)

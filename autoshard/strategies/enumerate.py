@@ -17,7 +17,7 @@ from ..layout import Layout, P, Placement, R, S, is_even, is_possible
 from ..mesh import Mesh
 from ..micro_batches import is_held, is_summed
 from ..ops import Rule, has, is_registered, known, replicate_rule
-from .dtensor import dtensor_rules
+from .dtensor import dtensor_function, dtensor_rules
 from .guesses import guessed_rules
 from .in_parts import cuts_in_parts, rules_in_parts
 from .rule_check import Check
@@ -65,6 +65,15 @@ class Rulebook:
         self._in_parts: dict[object, tuple[Rule, ...]] = {}
         self._strategies: dict[tuple[object, Mesh], tuple[Strategy, ...]] = {}
 
+    @classmethod
+    def of_process(cls) -> Rulebook:
+        """One with the rules that were checked in this process before, as a model is often planned several times; what
+        they come to on a mesh is its own.
+        """
+        book = cls()
+        book._found, book._in_parts = _OF_PROCESS._found, _OF_PROCESS._in_parts
+        return book
+
     def strategies(self, key: object, mesh: Mesh, make: Callable[[], tuple[Strategy, ...]]) -> tuple[Strategy, ...]:
         """The strategies of the operators of a signature on a mesh, made where they are not known."""
         if (key, mesh) not in self._strategies:
@@ -73,7 +82,7 @@ class Rulebook:
 
     def of(self, node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
         """The rules of an operator along an axis of so many ranks."""
-        key = (signature(node, metas), parts)
+        key = (signature(node, metas), parts, *_sources(node))
         if key not in self._found:
             self._found[key] = _rules(node, metas, parts)
         return self._found[key]
@@ -84,11 +93,19 @@ class Rulebook:
         """The rules of an operator along an axis of so many ranks that cut a dim of one of its tensors in parts: that
         at a position among the tensors that it takes and then its results.
         """
-        key = (signature(node, metas), ranks, position, placement)
+        key = (signature(node, metas), ranks, position, placement, *_sources(node))
         if key not in self._in_parts:
             found = self.of(node, metas, ranks).rules
             self._in_parts[key] = rules_in_parts(node, metas, ranks, tuple(found), position, placement)
         return self._in_parts[key]
+
+
+_OF_PROCESS = Rulebook()
+
+
+def _sources(node: Node) -> tuple[object, object]:
+    """Who says how an operator can be cut, which is registered at any time: the user, or whoever extends DTensor."""
+    return known(node.op), dtensor_function(node.op)
 
 
 class Enumerator:

@@ -83,6 +83,12 @@ def test_a_file_without_most_columns_is_read(tmp_path, capsys) -> None:
     assert [line.split("  ")[1] for line in summary.splitlines()[1:]] == ["a", "a (row 2)", "row 3"]
 
 
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> predictions.Plans:
+    """Plans that several tests predict from, each made once."""
+    return predictions.Plans(tmp_path_factory.mktemp("plans"))
+
+
 @pytest.mark.parametrize(
     "cells",
     [
@@ -105,23 +111,21 @@ def test_a_file_without_most_columns_is_read(tmp_path, capsys) -> None:
         else "selective"
     ),
 )
-def test_runs_of_every_kind_are_built(cells: dict[str, str]) -> None:
+def test_runs_of_every_kind_are_built(cells: dict[str, str], plans: predictions.Plans) -> None:
     one = run(**cells)
     one.check()
-    found = predictions.predict(one, predictions.Plans())
+    found = predictions.predict(one, plans)
     assert 0 < found.step_s < 1
     assert found.reserved_bytes > 0
 
 
-def test_of_several_micro_batches_only_the_optimizer_steps_once() -> None:
-    plans = predictions.Plans()
+def test_of_several_micro_batches_only_the_optimizer_steps_once(plans: predictions.Plans) -> None:
     one, three = (predictions.predict(run(grad_accum=n), plans).step_s for n in ("1", "3"))
     optimizer_s = plans.of(run(), 2).optimizer_s
     assert optimizer_s and three - optimizer_s == pytest.approx(3 * (one - optimizer_s))
 
 
-def test_weights_that_stay_gathered_are_gathered_once() -> None:
-    plans = predictions.Plans()
+def test_weights_that_stay_gathered_are_gathered_once(plans: predictions.Plans) -> None:
     stays = run(scheme="FSDP1 SHARD_GRAD_OP", recompute="none")
     plan = plans.of(stays, 2)
     again = [entry for entry in plan.redistributions if predictions._gathers_again(entry)]
@@ -129,8 +133,8 @@ def test_weights_that_stay_gathered_are_gathered_once() -> None:
     assert predictions.predict(stays, plans).step_s < predictions.predict(run(recompute="none"), plans).step_s
 
 
-def test_asynchronous_tensor_parallelism_pays_a_share_of_what_it_hides() -> None:
-    plans, cells = predictions.Plans(), {"mesh": "dp_shard=2, tp=2", "recompute": "none"}
+def test_asynchronous_tensor_parallelism_pays_a_share_of_what_it_hides(plans: predictions.Plans) -> None:
+    cells = {"mesh": "dp_shard=2, tp=2", "recompute": "none"}
     waits, hides = (run(scheme=f"FSDP2+TP{more}", **cells) for more in ("", "+AsyncTP"))
     moved = {"all_gather", "reduce_scatter"}
     between = [e for e in plans.of(waits, 2).redistributions if not predictions.is_cast(e.tensor)]
@@ -139,8 +143,7 @@ def test_asynchronous_tensor_parallelism_pays_a_share_of_what_it_hides() -> None
     assert saved_s == pytest.approx((1 - predictions.load_profile("dgx-h100").contention) * moved_s, rel=1e-3)
 
 
-def test_in_float8_products_of_layers_are_faster_and_casts_take_their_bytes() -> None:
-    plans = predictions.Plans()
+def test_in_float8_products_of_layers_are_faster_and_casts_take_their_bytes(plans: predictions.Plans) -> None:
     cells = {"mesh": "dp_shard=2, tp=2", "scheme": "FSDP2+TP", "compile": "yes", "recompute": "full"}
     wide, narrow = run(**cells), run(dtype="float8 tensorwise", **cells)
     plan, profile = plans.of(wide, 2), predictions.load_profile(wide.hardware)
@@ -157,11 +160,10 @@ def test_in_float8_products_of_layers_are_faster_and_casts_take_their_bytes() ->
         predictions.in_float8(plan, predictions.load_profile("dgx-a100"))
 
 
-def test_what_fsdp2_reserves_beside_the_computation_is_counted_by_hand() -> None:
+def test_what_fsdp2_reserves_beside_the_computation_is_counted_by_hand(plans: predictions.Plans) -> None:
     """Beyond the plan's own peak, at the loss: the embedding; the last product of each block, which the policy keeps;
     buffers of the gathered root and of a layer; gradients in float32, of which none are there at the loss.
     """
-    plans = predictions.Plans()
     size = 8192  # of the vocabulary: the loss is what needs most
     eager, compiled, alone = (
         run(vocab=str(size), **cells) for cells in ({}, {"compile": "yes"}, {"scheme": "SimpleFSDP"})
@@ -176,9 +178,9 @@ def test_what_fsdp2_reserves_beside_the_computation_is_counted_by_hand() -> None
     assert of_eager - of_compiled == pytest.approx(1.09 * 2 * (2 * 32 * 64) * 2, abs=2)
 
 
-def test_megatron_holds_18_bytes_for_a_parameter() -> None:
+def test_megatron_holds_18_bytes_for_a_parameter(plans: predictions.Plans) -> None:
     one = run(**(GPT | {"mesh": "tp=4", "scheme": "Megatron TP", "recompute": "none"}))
-    plan = predictions.Plans().of(one, 2)
+    plan = plans.of(one, 2)
     held = memory._Held(one, plan, plan.memory)
     parameters = held._shards(1)
     static = plan.memory.parameter_bytes + plan.memory.optimizer_bytes + held._shards(memory.WIDE)

@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TWO_HOSTS = (sys.executable, str(ROOT / "benchmarks" / "two_hosts.py"))
+OF_TWO_RANKS = (*TWO_HOSTS, "--raw-seconds", "0", "--ranks-per-host", "1")
 UNABLE = 77
 
 
@@ -91,24 +92,22 @@ def test_four_ranks_meet_over_a_link_of_the_rate_that_was_asked_for(able: None, 
 
 def test_a_command_that_fails_gives_its_status_and_leaves_nothing(able: None, tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
-    script.write_text("import os, sys, time\nif os.environ['RANK'] == '2': sys.exit(3)\ntime.sleep(600)\n")
-    with subprocess.Popen(
-        [*TWO_HOSTS, "--raw-seconds", "0", "--", str(script)], stderr=subprocess.PIPE, text=True
-    ) as job:
+    script.write_text("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(600)\n")
+    with subprocess.Popen([*OF_TWO_RANKS, "--", str(script)], stderr=subprocess.PIPE, text=True) as job:
         _, said = job.communicate(timeout=120)
     assert job.returncode == 1, said
     assert hosts_of(job.pid) == [] and processes_named(str(script)) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.thorough)]
+)
 def test_a_signal_takes_the_hosts_and_every_process_in_them_down(able: None, tmp_path: Path, number: int) -> None:
     script = tmp_path / "sleeps.py"
     script.write_text(f"import os, time\nopen(f'{tmp_path}/' + os.environ['RANK'], 'w')\ntime.sleep(600)\n")
-    with subprocess.Popen(
-        [*TWO_HOSTS, "--raw-seconds", "0", "--", str(script)], stderr=subprocess.PIPE, text=True
-    ) as job:
+    with subprocess.Popen([*OF_TWO_RANKS, "--", str(script)], stderr=subprocess.PIPE, text=True) as job:
         try:
-            _wait_for([tmp_path / str(rank) for rank in range(4)])
+            _wait_for([tmp_path / str(rank) for rank in range(2)])
             assert len(hosts_of(job.pid)) == 2
         finally:
             job.send_signal(number)
@@ -121,8 +120,7 @@ def test_a_signal_takes_the_hosts_and_every_process_in_them_down(able: None, tmp
 def test_a_command_past_its_time_is_ended(able: None, tmp_path: Path) -> None:
     script = tmp_path / "sleeps.py"
     script.write_text("import time\ntime.sleep(600)\n")
-    arguments = ("--raw-seconds", "0", "--ranks-per-host", "1", "--time-limit", "3", "--", str(script))
-    with subprocess.Popen([*TWO_HOSTS, *arguments], stderr=subprocess.PIPE) as job:
+    with subprocess.Popen([*OF_TWO_RANKS, "--time-limit", "3", "--", str(script)], stderr=subprocess.PIPE) as job:
         job.communicate(timeout=60)
     assert job.returncode == 124
     assert hosts_of(job.pid) == [] and processes_named(str(script)) == []
@@ -131,14 +129,14 @@ def test_a_command_past_its_time_is_ended(able: None, tmp_path: Path) -> None:
 def test_what_a_killed_run_left_is_taken_down_by_the_next(able: None, tmp_path: Path) -> None:
     script = tmp_path / "sleeps.py"
     script.write_text(f"import os, time\nopen(f'{tmp_path}/' + os.environ['RANK'], 'w')\ntime.sleep(600)\n")
-    with subprocess.Popen([*TWO_HOSTS, "--raw-seconds", "0", "--", str(script)], stderr=subprocess.DEVNULL) as job:
+    with subprocess.Popen([*OF_TWO_RANKS, "--", str(script)], stderr=subprocess.DEVNULL) as job:
         try:
-            _wait_for([tmp_path / str(rank) for rank in range(4)])
+            _wait_for([tmp_path / str(rank) for rank in range(2)])
         finally:
             job.kill()
     assert len(hosts_of(job.pid)) == 2
     (tmp_path / "nothing.py").write_text("")
-    assert run("--raw-seconds", "0", "--ranks-per-host", "1", "--", str(tmp_path / "nothing.py")).returncode == 0
+    assert run(*OF_TWO_RANKS[2:], "--", str(tmp_path / "nothing.py")).returncode == 0
     assert hosts_of(job.pid) == [] and processes_named(str(script)) == []
 
 

@@ -265,7 +265,12 @@ def test_the_graph_is_that_of_a_whole_capture(name: str, is_flat: bool, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("make", "precision"), [(llama, AS_IT_IS), (gpt2, AS_IT_IS), (llama, Precision.of("bfloat16", "float32"))]
+    ("make", "precision"),
+    [
+        pytest.param(llama, AS_IT_IS, marks=pytest.mark.thorough),
+        (gpt2, AS_IT_IS),
+        (llama, Precision.of("bfloat16", "float32")),
+    ],
 )
 def test_the_graph_of_a_language_model_is_that_of_a_whole_capture(
     make: Callable[[], nn.Module], precision: Precision, monkeypatch: pytest.MonkeyPatch

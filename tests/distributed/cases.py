@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import autoshard
 import cost_models
-from autoshard.capture import CapturedGraph, call_text, capture, recomputed
+from autoshard.capture import CapturedGraph, call_text, recomputed
 from autoshard.constraints.baselines import baseline
 from autoshard.mesh import Mesh
 from autoshard.planning import formulate, interpret
@@ -25,6 +25,7 @@ from solver import INFEASIBLE, solve
 
 from .. import models
 from ..fused_models import crossed, fused
+from .turns import capture_once, check_in_advance
 
 Example = tuple[nn.Module, tuple[Any, ...]]
 
@@ -77,13 +78,13 @@ CASES: dict[str, Callable[[], Example]] = {
     "llama odd": lambda: models.llama(**SIZES_ODD, n_kv_heads=3, d_ffn=50, max_sequence=13),
     "llama small": lambda: models.llama(batch=5, n_layers=1, d_model=12, n_heads=2, n_kv_heads=1, d_ffn=9),
     "llama of a row": lambda: models.llama(batch=1, n_layers=1, max_sequence=7),
-    "llama of two rows": lambda: models.llama(batch=2, n_layers=2, max_sequence=7),
+    "llama of two rows": lambda: models.llama(batch=2, n_layers=1, max_sequence=7),
     "gpt2 of two rows": lambda: models.gpt2(batch=2, n_layers=1, max_sequence=7),
     "gpt2": lambda: models.gpt2(**SIZES_EVEN),
-    "fused": fused,
-    "fused 2:1:1": lambda: fused("split", groups=4),
-    "fused 4:1:1": lambda: fused("ranges", groups=2),
-    "crossed": crossed,
+    "fused": lambda: fused(layers=1),
+    "fused 2:1:1": lambda: fused("split", groups=4, layers=1),
+    "fused 4:1:1": lambda: fused("ranges", groups=2, layers=1),
+    "crossed": lambda: crossed(layers=1),
     "gpt2 odd": lambda: models.gpt2(**SIZES_ODD, max_sequence=13),
     "gpt2 small": lambda: models.gpt2(batch=5, n_layers=1),
     "gpt2 dropout": lambda: models.gpt2(batch=8, dropout=0.1),
@@ -129,7 +130,7 @@ def make(case: str) -> Example:
 @cache
 def graph(case: str) -> CapturedGraph:
     """The captured graph of a case, captured once per test run."""
-    return capture(*make(case))
+    return capture_once(*make(case))
 
 
 def batch(case: str, step: int) -> tuple[torch.Tensor, ...]:
@@ -236,4 +237,6 @@ def random_plan(case: str, axes: str, seed: int, again: float = 0.0) -> Sharding
     drawn = solve(replace(problem, nodes=tuple(nodes), networks=tuple(networks)))
     solution = replace(drawn, bound=0)
     plan = interpret(formulation, solution, profile, case, call_text(model, args, {}))
-    return replace(plan, bucket_bytes=BUCKETS[seed % len(BUCKETS)])
+    plan = replace(plan, bucket_bytes=BUCKETS[seed % len(BUCKETS)])
+    check_in_advance(plan, again_too)
+    return plan

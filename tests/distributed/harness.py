@@ -25,6 +25,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from . import turns
+
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 _PRELOAD = ["pytest", "tests.distributed.warmed"]
 _GRACE_S = 3.0
@@ -61,10 +63,11 @@ def run_ranks(
     os.environ.update(_ENVIRONMENT)
     context.set_forkserver_preload(_PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
+        cache = str(turns.kept or f"{folder}/cache")
         processes = [
             context.Process(
                 target=_worker,
-                args=(rank, world, folder, timeout_s, group_timeout_s, dying, function, args),
+                args=(rank, world, folder, cache, timeout_s, group_timeout_s, dying, function, args),
                 name=f"rank {rank}",
                 daemon=True,
             )
@@ -139,6 +142,7 @@ def _worker(
     rank: int,
     world: int,
     folder: str,
+    cache: str,
     timeout_s: float,
     group_timeout_s: float,
     dying: Collection[int],
@@ -158,11 +162,10 @@ def _worker(
         import torch.distributed as dist
 
         from .gloo import use_one_thread
-        from .turns import take_turns
 
         torch.set_num_threads(1)
         use_one_thread()
-        take_turns(folder)
+        turns.take_turns(folder, cache)
         dist.init_process_group(
             "gloo",
             init_method=f"file://{folder}/store",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autoshard
@@ -35,12 +36,9 @@ def planned_operators(plan: ShardingPlan) -> Counter[str]:
     return Counter(COUNTED[role] for role in bare if role in COUNTED)
 
 
-def executed_operators(case: str, text: str) -> Counter[str]:
+def executed_operators(case: str, plan: ShardingPlan, parallel: nn.Module) -> Counter[str]:
     """The same of one step of this rank."""
-    plan = autoshard.parse_plan(text)
-    mesh = device_mesh_of(plan)
-    parallel = autoshard.parallelize(cases.make(case)[0], plan, mesh)
-    shards = autoshard.shard_inputs(plan, mesh, *cases.batch(case, 0))
+    shards = autoshard.shard_inputs(plan, device_mesh_of(plan), *cases.batch(case, 0))
     with _Calls() as calls:
         parallel(*shards).backward()
     return calls.counts

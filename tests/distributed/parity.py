@@ -21,7 +21,7 @@ from autoshard.plans.schedule import sent
 
 from . import cases
 
-STEPS = 5
+STEPS = 3
 _ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import nn
 
 import autoshard
-from autoshard.capture import capture
 from autoshard.planning.timeline import timeline
 from autoshard.plans import ShardingPlan
 from cost_models import optimizer_policy
 
 from . import cases
 from .operators import executed_operators, planned_operators
-from .parity import check_parity, device_mesh_of
+from .parity import both, check_parity, device_mesh_of
 
 STEPS = 3
 LR = 0.1
@@ -44,19 +44,20 @@ def run_planned(case: str, text: str) -> PlannedRun:
 
     AssertionError where the collectives of a step are not those of the plan (:mod:`tests.distributed.parity`).
     """
-    plan = autoshard.parse_plan(text)
-    seen = check_parity(case, text, steps=STEPS, optimizer=partial(torch.optim.SGD, lr=LR))
-    predicted, measured = peak_of(case, plan)
-    same = executed_operators(case, text) == planned_operators(plan)
+    plan, parallel, reference, mesh = both(case, text)
+    pair = parallel, reference
+    seen = check_parity(case, text, mesh, STEPS, pair, partial(torch.optim.SGD, lr=LR))
+    same = executed_operators(case, plan, parallel) == planned_operators(plan)
+    at = tuple(mesh.get_coordinate() or ())
+    predicted = timeline(cases.graph(case), plan, optimizer_policy("adamw"), at).peak.size_bytes
+    measured = peak_of(case, plan, parallel)
     return PlannedRun(predicted, measured, max(seen.loss, seen.gradient, seen.parameter), same)
 
 
-def peak_of(case: str, plan: ShardingPlan) -> tuple[int, int]:
-    """Predicted and measured peak of this rank in the last of STEPS steps."""
+def peak_of(case: str, plan: ShardingPlan, parallel: nn.Module) -> int:
+    """The measured peak of this rank in the last of STEPS steps."""
     mesh = device_mesh_of(plan)
-    model, args = cases.make(case)
-    found = timeline(capture(model, args), plan, optimizer_policy("adamw"), tuple(mesh.get_coordinate() or ()))
-    parallel = autoshard.parallelize(model, plan, mesh)
+    parallel.zero_grad()
     optimizer = torch.optim.AdamW(parallel.parameters())
     for step in range(STEPS):
         batches = (cases.batch(case, step * plan.micro_batches + k) for k in range(plan.micro_batches))
@@ -67,4 +68,4 @@ def peak_of(case: str, plan: ShardingPlan) -> tuple[int, int]:
                 parallel(*left.pop()).backward()
             optimizer.step()
         optimizer.zero_grad()
-    return found.peak.size_bytes, log.peak_bytes
+    return log.peak_bytes

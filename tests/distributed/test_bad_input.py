@@ -166,7 +166,7 @@ def _dies_in_the_step(text: str, victim: int) -> tuple[str, float]:
 
 @pytest.mark.parametrize("victim", [0, 3])
 def test_rank_that_dies_in_a_step_ends_the_others_with_an_error(plan: ShardingPlan, victim: int):
-    results = run_ranks(4, _dies_in_the_step, autoshard.dump_plan(plan), victim, dying=(victim,), group_timeout_s=10.0)
+    results = run_ranks(4, _dies_in_the_step, autoshard.dump_plan(plan), victim, dying=(victim,), group_timeout_s=6.0)
     assert results.pop(victim) is None
     for kind, seconds in results:
         assert kind, "a rank finished three steps without the one that died"

@@ -84,7 +84,7 @@ def _no_memory(x: Any) -> Any:
     ],
 )
 def test_the_others_say_which_rank_failed_and_why(plan_text: str, how: str, victim: int, said: str) -> None:
-    results = run_ranks(4, _steps, plan_text, victim, how, dying=(victim,), group_timeout_s=10.0)
+    results = run_ranks(4, _steps, plan_text, victim, how, dying=(victim,), group_timeout_s=6.0)
     assert results.pop(victim) is None
     for kind, text in results:
         assert kind == JobError.__name__, text
@@ -159,6 +159,6 @@ def test_a_store_that_is_gone_holds_nobody_up() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    _, (broken, own) = run_ranks(2, _without_a_store, port, dying=(0,), group_timeout_s=10.0)
+    _, (broken, own) = run_ranks(2, _without_a_store, port, dying=(0,), group_timeout_s=6.0)
     assert broken[0] == JobError.__name__ and "the job's store is gone" in broken[1]
     assert own == (InputError.__name__, "a batch of another size")

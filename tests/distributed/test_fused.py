@@ -133,7 +133,16 @@ def test_several_micro_batches_hold_casts_and_sums_in_parts() -> None:
 
 @pytest.mark.parametrize(
     ("case", "seeds"),
-    [("fused", (0, 1, 2)), ("fused 2:1:1", (0, 1, 2)), ("fused 4:1:1", (0, 1)), ("crossed", (0, 1))],
+    [
+        ("fused", (0, 1)),
+        pytest.param("fused", (2,), marks=pytest.mark.thorough),
+        ("fused 2:1:1", (2,)),
+        pytest.param("fused 2:1:1", (0, 1), marks=pytest.mark.thorough),
+        ("fused 4:1:1", (0,)),
+        pytest.param("fused 4:1:1", (1,), marks=pytest.mark.thorough),
+        ("crossed", (1,)),
+        pytest.param("crossed", (0,), marks=pytest.mark.thorough),
+    ],
 )
 def test_random_plans_with_parts_train_like_one_process(case: str, seeds: tuple[int, ...]) -> None:
     plans = [cases.random_plan(case, MESH, seed) for seed in seeds]

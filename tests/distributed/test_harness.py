@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import autoshard
 
-from . import cases
+from . import cases, turns
 from .harness import RankError, run_ranks
 from .parity import device_mesh_of
 
@@ -108,10 +108,12 @@ def test_no_rank_leaves_before_all_are_done(tmp_path) -> None:
     _assert_none_left(tmp_path, 2)
 
 
-def test_one_rank_of_a_run_captures_and_nothing_is_left_for_the_next_run() -> None:
+def test_one_rank_of_a_run_captures_and_nothing_is_left_for_the_next_run_unless_runs_share_it() -> None:
     text = autoshard.dump_plan(cases.sharded_plan("mlp", "dp=2,tp=2"))
-    for _ in range(2):
-        assert sorted(run_ranks(4, _traces, text)) == [0, 0, 0, 1]
+    with mock.patch.object(turns, "kept", None):
+        for _ in range(2):
+            assert sorted(run_ranks(4, _traces, text)) == [0, 0, 0, 1]
+    assert run_ranks(4, _traces, text) == [0, 0, 0, 0]  # the process that planned has captured
 
 
 def _assert_none_left(folder, count: int) -> None:

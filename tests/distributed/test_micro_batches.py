@@ -97,7 +97,10 @@ def test_four_micro_batches_train_as_one_process_does_and_communicate_as_planned
     assert all(seen.within(LIMIT) for seen in results), results
 
 
-@pytest.mark.parametrize(("case", "axes", "scheme"), [("llama of 1", "dp=4", "zero1"), ("gpt2", "dp=4", "h")])
+@pytest.mark.parametrize(
+    ("case", "axes", "scheme"),
+    [("llama of 1", "dp=4", "zero1"), pytest.param("gpt2", "dp=4", "h", marks=pytest.mark.thorough)],
+)
 def test_the_measured_peak_is_within_three_percent_of_the_predicted(case: str, axes: str, scheme: str):
     plan = planned(case, axes, scheme)
     assert plan.memory is not None

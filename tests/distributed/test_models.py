@@ -98,7 +98,7 @@ def _from_meta(plan_text: str, case: str) -> Differences:
     return check_parity(case, plan_text, mesh, pair=(parallel, real))
 
 
-@pytest.mark.parametrize("case", ["llama of 1", "gpt2 small"])
+@pytest.mark.parametrize("case", ["llama of 1", pytest.param("gpt2 small", marks=pytest.mark.thorough)])
 def test_model_on_the_meta_device(case: str):
     plan = cases.sharded_plan(case, AXES)
     results = run_ranks(4, _from_meta, autoshard.dump_plan(plan), case)

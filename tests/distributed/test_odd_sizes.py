@@ -52,7 +52,7 @@ def example(vocabulary: int, rows: int) -> tuple[nn.Module, dict[str, Tensor]]:
         (GPT2, 5, "a=3", {"tp"}),
         (BERT, 6, "a=6", {"ddp", "fsdp"}),
         (GPT2, 5, "a=1,b=3", {"fsdp+tp", "ddp+tp"}),
-        (BERT, 6, "a=3,b=1", {"fsdp+tp", "ddp"}),
+        pytest.param(BERT, 6, "a=3,b=1", {"fsdp+tp", "ddp"}, marks=pytest.mark.thorough),
         (BERT, 4, "a=2,b=3", {"fsdp+tp", "ddp+tp"}),
         (GPT2, 5, "a=1", {"tp", "ddp"}),
     ],

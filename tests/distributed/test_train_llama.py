@@ -1,24 +1,30 @@
-"""``examples/train_llama.py`` as a user runs it: planned by the command, killed, gone on with on another mesh."""
+"""``examples/train_llama.py`` as a user runs it: killed, and gone on with on another mesh."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import autoshard
+
+from .harness import run_ranks
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -38,33 +44,23 @@ def example() -> Iterator[ModuleType]:
         sys.path.remove(str(EXAMPLES))
 
 
-def planned(folder: Path, example: ModuleType, mesh: str) -> tuple[str, str]:
-    """The plan files of training and of evaluation, without dropout."""
+def planned(folder: Path, make: Callable[[], Any], mesh: str, **options: Any) -> tuple[str, str]:
+    """The plan files of training and of evaluation."""
     train, evaluate = str(folder / f"train-{mesh}.yaml"), str(folder / f"evaluate-{mesh}.yaml")
-    options: dict[str, Any] = {"mesh": mesh, "hardware": "cpu-gloo"}
-    plan = autoshard.plan(*example.certain(), **options)
+    options |= {"mesh": mesh, "hardware": "cpu-gloo"}
+    plan = autoshard.plan(*make(), **options)
     autoshard.write_plan(plan, train)
-    autoshard.write_plan(autoshard.plan(*example.certain(), **options, held_as=plan, evaluation=True), evaluate)
+    autoshard.write_plan(autoshard.plan(*make(), **options, held_as=plan, evaluation=True), evaluate)
     return train, evaluate
 
 
-def commanded(folder: Path, *options: str) -> tuple[str, str]:
-    """The same with dropout, made by the command."""
-    train, evaluate = str(folder / "train.yaml"), str(folder / "evaluate.yaml")
-    asked = [sys.executable, "-m", "autoshard", "plan", "examples/train_llama.py:student", "--hardware", "cpu-gloo"]
-    for path, more in ((train, []), (evaluate, ["--evaluation", "--held-as", train])):
-        command = [*asked, *options, *more, "-o", path]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
-        assert not done.returncode, done.stderr
-    return train, evaluate
-
-
-@contextmanager
-def job(ranks: int, *arguments: str, restarts: int = 0) -> Iterator[subprocess.Popen[str]]:
-    """A job under torchrun; no process of it is left."""
+@contextlib.contextmanager
+def job(ranks: int, cache: Path, *arguments: str, restarts: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """A job under torchrun, which captures what is not in the cache; no process of it is left."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command += ["--max-restarts", str(restarts), "--monitor-interval", "3"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+    environment["AUTOSHARD_CACHE"] = str(cache)
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see docs/training.md
     with subprocess.Popen(
         [*command, "examples/train_llama.py", *arguments, "--steps", str(STEPS), "--every", str(EVERY)],
@@ -142,13 +138,17 @@ def until(job: subprocess.Popen[str], step: int) -> list[dict[str, Any]]:
     return said
 
 
-def test_a_rank_is_killed_and_torchrun_starts_again_then_all_are_and_two_ranks_go_on_under_another_plan(
-    tmp_path: Path, example: ModuleType
+@pytest.mark.parametrize(
+    ("ranks", "mesh", "fewer", "other"),
+    [(2, "tp=2", 1, "dp=1"), pytest.param(4, "dp=2,tp=2", 2, "dp=2", marks=pytest.mark.thorough)],
+)
+def test_a_rank_is_killed_and_torchrun_starts_again_then_all_are_and_fewer_go_on_under_another_plan(
+    tmp_path: Path, example: ModuleType, ranks: int, mesh: str, fewer: int, other: str
 ) -> None:
     expected = in_one_process(example)
-    folder = str(tmp_path / "checkpoints")
+    folder, cache = str(tmp_path / "checkpoints"), tmp_path / "cache"
     options = ("--no-dropout", "--checkpoints", folder)
-    with job(4, *planned(tmp_path, example, "dp=2,tp=2"), *options, restarts=1) as process:
+    with job(ranks, cache, *planned(tmp_path, example.certain, mesh), *options, restarts=1) as process:
         first = until(process, EVERY + 1)
         before = ranks_of(process)
         os.kill(before[-1], signal.SIGKILL)
@@ -156,29 +156,43 @@ def test_a_rank_is_killed_and_torchrun_starts_again_then_all_are_and_two_ranks_g
         after = ranks_of(process)
         killed(process)
         said = "" if process.stderr is None else process.stderr.read()
-    assert len(after) == 4 and not set(after) & set(before), said
+    assert len(after) == ranks and not set(after) & set(before), said
     check_alike(first, expected[: EVERY + 1])
     check_alike(again, expected[EVERY : STEPS // 2 + 1])
     assert "autoshard: rank " in said and " lost another rank in " in said, said
-    with job(2, *planned(tmp_path, example, "dp=2"), *options) as process:
+    with job(fewer, cache, *planned(tmp_path, example.certain, other), *options) as process:
         out, error = process.communicate(timeout=TIMEOUT_S)
     assert not process.returncode, error
     check_alike(lines(out), expected[STEPS // 2 :])
 
 
-def test_with_dropout_and_in_bfloat16_a_run_that_was_cut_short_says_what_a_whole_one_says(tmp_path: Path) -> None:
-    """On the same mesh the numbers drawn after a resume are those that would have been drawn."""
-    plans = commanded(tmp_path, "--mesh", "dp=2", "--param-dtype", "bfloat16", "--reduce-dtype", "float32")
-    folder = tmp_path / "checkpoints"
-    said = []
+def _whole_and_rest(files: tuple[str, str], folder: Path) -> list[str]:
+    """What the script prints of a whole run, and of one that goes on where only half of its checkpoints are left."""
+    sys.path.insert(0, str(EXAMPLES))
+    import train_llama
+
+    plans = [autoshard.read_plan(path) for path in files]
+    mesh = init_device_mesh("cpu", plans[0].mesh.shape, mesh_dim_names=plans[0].mesh.axes)
+    options, printed = argparse.Namespace(steps=STEPS, every=EVERY), []
     for _ in range(2):
-        with job(2, *plans, "--checkpoints", str(folder)) as process:
-            out, error = process.communicate(timeout=TIMEOUT_S)
-        assert not process.returncode, error
-        said.append(lines(out))
-        for path in folder.glob("step-*"):
+        job = train_llama.Job(autoshard.parallelize(train_llama.student()[0], plans, mesh), folder)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            train_llama.train(job, plans, mesh, options)
+        printed.append(out.getvalue())
+        dist.barrier()
+        for path in folder.glob("step-*") if dist.get_rank() == 0 else ():
             if path.name > f"step-{STEPS // 2:06}":
                 shutil.rmtree(path)
-    whole, rest = said
+        dist.barrier()
+    return printed
+
+
+def test_with_dropout_and_in_bfloat16_a_run_that_was_cut_short_says_what_a_whole_one_says(
+    tmp_path: Path, example: ModuleType
+) -> None:
+    """On the same mesh the numbers drawn after a resume are those that would have been drawn."""
+    files = planned(tmp_path, example.student, "dp=2", param_dtype="bfloat16", reduce_dtype="float32")
+    (tmp_path / "checkpoints").mkdir()
+    whole, rest = map(lines, run_ranks(2, _whole_and_rest, files, tmp_path / "checkpoints", timeout_s=TIMEOUT_S)[0])
     assert [each["step"] for each in whole] == [*range(1, STEPS + 1)]
     assert rest == whole[STEPS // 2 :]

@@ -175,7 +175,7 @@ def _printable(text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """One line of JSON on standard output for each seed."""
+    """One line of JSON on standard output for each seed; with a mutant, up to the one that finds it."""
     folder, mutant, shrink_s, *seeds = arguments
     faulthandler.enable()
     logging.disable(logging.ERROR)  # torch tells of what it catches
@@ -185,6 +185,8 @@ def main(arguments: Sequence[str]) -> None:
         for seed in seeds:
             outcome = run_seed(int(seed), Path(folder), float(shrink_s))
             print(json.dumps(vars(outcome)), flush=True)
+            if mutant and outcome.kind == "wrong":
+                break
 
 
 if __name__ == "__main__":

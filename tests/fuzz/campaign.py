@@ -35,7 +35,8 @@ def run_campaign(
     """Runs the seeds that the folder has no outcome of; the outcomes of all of them, in order.
 
     Args:
-        mutant: a bug to plant, by its name in :mod:`tests.fuzz.mutants`.
+        mutant: a bug to plant, by its name in :mod:`tests.fuzz.mutants`. The program that finds it is the last one of
+            its process.
         shrink_s: CPU seconds to make each finding smaller.
         progress: called with all outcomes so far whenever there is another one.
     """
@@ -69,7 +70,7 @@ def run_campaign(
         worker.start()
     for worker in workers:
         worker.join()
-    return [known[seed] for seed in seeds]
+    return [known[seed] for seed in seeds if seed in known]
 
 
 def _run_batch(
@@ -92,7 +93,7 @@ def _run_batch(
         child.wait()
     told = errors.read_text(errors="replace")
     errors.unlink()
-    if child.returncode == 0 and not left:
+    if child.returncode == 0 and (mutant or not left):
         return []
     died_of, *rest = left
     kind = "hang" if "Timeout (" in told else "crash"

@@ -18,26 +18,27 @@ from autoshard.plans import ShardingPlan
 from ..fuzz.random_plans import random_plans
 from ..models import EXAMPLES, graph_of
 
-SEEDS, PLANS = 5, 25
-"""For each of the cases, 500 plans in all. Ranks that run such plans, and compare what they ask of each other, are in
-tests/fuzz; ranks with a process each in tests/distributed/test_parity.py.
+SEEDS, PLANS, MORE_PLANS = 5, 5, 25
+"""For each of the cases: 100 plans in all, of `make test-all` 500 more. Ranks that run such plans, and compare what
+they ask of each other, are in tests/fuzz; ranks with a process each in tests/distributed/test_parity.py.
 """
 
 CASES = [("mlp with loss", "a=4"), ("mlp with loss", "a=2,b=2"), ("mlp with loss", "a=3,b=2"), ("mlp", "a=2,b=2")]
 
 
+@pytest.mark.parametrize("plans", [PLANS, pytest.param(MORE_PLANS, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(("name", "axes"), CASES)
-def test_ranks_issue_and_wait_in_one_order(name: str, axes: str) -> None:
+def test_ranks_issue_and_wait_in_one_order(name: str, axes: str, plans: int) -> None:
     graph, mesh = graph_of(name), Mesh.parse(axes)
     model, args = EXAMPLES[name]()
     sent = 0
     for seed in range(SEEDS):
-        for plan in islice(random_plans(graph, mesh, seed, model, args, {}), PLANS):
+        for plan in islice(random_plans(graph, mesh, seed, model, args, {}), plans):
             ranks = Random(seed).sample(list(mesh.coordinates()), 2)
             first, second = (list(_sent(graph, plan, at)) for at in ranks)
             assert first == second, (seed, ranks)
             sent += len(first)
-    assert sent > SEEDS * PLANS
+    assert sent > SEEDS * plans
 
 
 def _sent(graph: CapturedGraph, plan: ShardingPlan, at: tuple[int, ...]) -> Iterator[tuple[object, ...]]:

@@ -50,6 +50,14 @@ def _calibrate(folder: str, effort: Effort = TINY) -> tuple[int, float] | None:
     return found and (len(found.samples.samples), found.profile.memory_bytes)
 
 
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a profile and its samples, which tests only read."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    run_ranks(4, _calibrate, str(folder))
+    return folder
+
+
 def test_four_ranks_write_a_profile_that_prices_their_mesh(tmp_path: Path) -> None:
     results = run_ranks(4, _calibrate, str(tmp_path))
     assert results[0] is not None and results[1:] == [None] * 3
@@ -168,7 +176,7 @@ def _die_after(folder: str, count: int) -> tuple[str, str]:
 
 @pytest.mark.parametrize("count", [5, 200])  # in the warm-up; between samples
 def test_a_rank_that_dies_is_an_error_on_all_others_and_the_samples_are_kept(tmp_path: Path, count: int) -> None:
-    results = run_ranks(4, _die_after, str(tmp_path), count, group_timeout_s=20.0, dying={3})
+    results = run_ranks(4, _die_after, str(tmp_path), count, group_timeout_s=8.0, dying={3})
     assert [kind for kind, _ in results[:3]] == ["CalibrationError"] * 3
     said = results[0][1]
     kept = len(read_samples(tmp_path / "s.jsonl").samples)
@@ -182,13 +190,12 @@ def _other_run(folder: str) -> tuple[str, str]:
     return caught(lambda: calibrate(job, TINY, Path(folder) / "s.jsonl", Path(folder) / "p.yaml", quiet))
 
 
-def test_samples_of_another_mesh_stop_every_rank(tmp_path: Path) -> None:
-    run_ranks(4, _calibrate, str(tmp_path))
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    results = run_ranks(4, _other_run, str(tmp_path))
+def test_samples_of_another_mesh_stop_every_rank(calibrated: Path) -> None:
+    before = {path: path.read_bytes() for path in calibrated.iterdir()}
+    results = run_ranks(4, _other_run, str(calibrated))
     assert [kind for kind, _ in results] == ["CalibrationError"] * 4
     assert "mesh dp=4 instead of dp=2,tp=2" in results[0][1]
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {path: path.read_bytes() for path in calibrated.iterdir()} == before
 
 
 def _stop_early() -> list[int]:
@@ -237,17 +244,15 @@ def _check(path: str, mesh: str, factor: float) -> Any:
     return found and [(series.rows()[0][0], series.ratio) for series in found if not series.fits(9.0)]
 
 
-def test_links_that_are_a_thousand_times_slower_in_the_profile_do_not_fit(tmp_path: Path) -> None:
-    run_ranks(4, _calibrate, str(tmp_path))
-    first, *others = run_ranks(4, _check, str(tmp_path / "p.yaml"), "dp=2,tp=2", 1000.0)
+def test_links_that_are_a_thousand_times_slower_in_the_profile_do_not_fit(calibrated: Path) -> None:
+    first, *others = run_ranks(4, _check, str(calibrated / "p.yaml"), "dp=2,tp=2", 1000.0)
     assert [rank for rank in others if rank is not None] == []
     off = {name.partition(",")[0] for name, ratio in first if ratio < 0.1}
     assert off >= {f"{kind} over {axis}" for kind in COLLECTIVE_KINDS for axis in ("dp", "tp")}
 
 
-def test_a_profile_of_another_mesh_cannot_be_checked(tmp_path: Path) -> None:
-    run_ranks(4, _calibrate, str(tmp_path))
-    results = run_ranks(4, _check, str(tmp_path / "p.yaml"), "dp=4", 1.0)
+def test_a_profile_of_another_mesh_cannot_be_checked(calibrated: Path) -> None:
+    results = run_ranks(4, _check, str(calibrated / "p.yaml"), "dp=4", 1.0)
     assert all("it was measured on the mesh dp=2,tp=2" in said for said in results)
 
 
@@ -264,9 +269,8 @@ def _kernels_of(points: Iterable[Point]) -> dict[str, set[str]]:
     return {kind: {p.name for p in kernels if p.kind == kind} for kind in {p.kind for p in kernels}}
 
 
-def test_of_a_kind_of_kernel_a_check_measures_all_because_one_curve_lies_between_them(tmp_path: Path) -> None:
-    run_ranks(4, _calibrate, str(tmp_path))
-    checked, measured = run_ranks(4, _kernels_checked, str(tmp_path / "p.yaml"))[0]
+def test_of_a_kind_of_kernel_a_check_measures_all_because_one_curve_lies_between_them(calibrated: Path) -> None:
+    checked, measured = run_ranks(4, _kernels_checked, str(calibrated / "p.yaml"))[0]
     assert checked.items() <= measured.items() and len(checked["pointwise"]) > 1
 
 

@@ -6,8 +6,10 @@ import ast
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from autoshard.capture import capture
 from autoshard.errors import InputError, StrategyWarning
 from autoshard.mesh import Mesh
 from autoshard.ops import has, known, operator
-from autoshard.strategies import Enumerator
+from autoshard.strategies import Enumerator, Rulebook, Strategy, enumerate
 from cost_models import OP_KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +77,22 @@ def test_an_operator_of_the_users_own_has_the_rules_that_are_registered_and_righ
     autoshard.register_operator(NAME, ["S(0), R -> S(0)", "S(1), S(0) -> S(1)", "S(1), R -> S(1)", "S(2), R -> S(2)"])
     assert cuts() == {"R R R", "S(0) R S(0)", "S(1) S(0) S(1)"}
     assert len(cuts("a=2,b=2")) > 5
+
+
+def test_rules_that_the_process_has_checked_are_kept_until_another_says_how_an_operator_is_cut(registry: None) -> None:
+    def found() -> tuple[Strategy, ...]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", StrategyWarning)
+            return Enumerator(graph, Mesh.parse("a=2"), Rulebook.of_process()).strategies(node)
+
+    graph = capture(Halving(), (torch.ones(4, 8),))
+    node = next(node for node in graph.nodes if node.name == "/halves")
+    with patch.object(enumerate, "_rules", wraps=enumerate._rules) as rules:
+        whole = found()
+        asked = rules.call_count
+        assert found() == whole and rules.call_count == asked
+        autoshard.register_operator(NAME, ["S(0), R -> S(0)"])
+        assert len(found()) == 2 > len(whole) == 1
 
 
 def test_rules_of_shapes_and_prices_are_taken(registry: None) -> None:

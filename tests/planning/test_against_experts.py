@@ -36,7 +36,7 @@ def check(plan: ShardingPlan) -> None:
     assert against.saved_s(("optimizer",)) == pytest.approx(against.optimizer_s - (plan.optimizer_s or 0.0), abs=1e-15)
 
 
-@pytest.mark.parametrize("model", ["llama", "vit"])
+@pytest.mark.parametrize("model", ["llama", pytest.param("vit", marks=pytest.mark.thorough)])
 def test_the_expert_is_the_best_baseline_of_a_contest(model: str) -> None:
     example, contest = EXAMPLES[model], compare(*EXAMPLES[model](), **MESH)
     plan = autoshard.plan(*example(), **MESH, against="experts", cache=False)

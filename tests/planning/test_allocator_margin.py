@@ -69,11 +69,11 @@ def test_a_margin_without_a_budget_changes_nothing_but_what_is_said_of_it() -> N
 
 def test_the_smallest_budget_is_named_with_the_margin_and_works() -> None:
     with pytest.raises(BudgetError, match=r"allocated, .* reserved with the allocator's margin of 0\.09") as caught:
-        plan(MARGIN, memory=100)
+        plan(MARGIN, mesh="dp=2", memory=100)
     needed = int(str(caught.value).partition("found to work is ")[2].partition("(")[2].partition(" bytes")[0])
-    assert peak(plan(MARGIN, memory=needed)) * (1 + MARGIN) <= needed
+    assert peak(plan(MARGIN, mesh="dp=2", memory=needed)) * (1 + MARGIN) <= needed
     with pytest.raises(BudgetError):
-        plan(MARGIN, memory=needed // 2)
+        plan(MARGIN, mesh="dp=2", memory=needed // 2)
 
 
 def test_a_check_holds_the_plan_against_its_budget_with_the_margin_of_the_profile_now() -> None:

@@ -27,8 +27,8 @@ from ..models import EXAMPLES, Block, Example, blocks
     [
         ("llama", "dp=2,tp=2", "cpu-gloo"),
         ("gpt2", "dp=4", "dgx-h100"),
-        ("vit", "tp=4", "cpu-gloo"),
-        ("vit", "dp=2,tp=2", "dgx-h100"),
+        pytest.param("vit", "tp=4", "cpu-gloo", marks=pytest.mark.thorough),
+        pytest.param("vit", "dp=2,tp=2", "dgx-h100", marks=pytest.mark.thorough),
         ("routed", "dp=2,ep=2", "dgx-h100"),
     ],
 )

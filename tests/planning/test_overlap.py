@@ -11,7 +11,7 @@ import pytest
 import autoshard
 from autoshard.errors import PlanFileError
 from autoshard.mesh import Mesh
-from autoshard.planning.formulation import Formulation
+from autoshard.planning.formulation import Formulation, Objective
 from autoshard.planning.planner import Planner
 from autoshard.plans import dump_plan, parse_plan
 from autoshard.plans.schedule import BUCKET_BYTES, schedule
@@ -20,7 +20,7 @@ from cost_models import Profile, load_profile
 from examples.llama import demo
 from solver import Node, Solution, solve
 
-OBJECTIVE = "overlapped-step-time"
+OBJECTIVE: Objective = "overlapped-step-time"
 PROFILE = load_profile("cpu-gloo")
 CONTENTIONS = (0.0, 0.4, 1.0)
 HOST = replace(PROFILE, compute=replace(PROFILE.compute, issue_s=2e-5), meeting_s=1.5e-3, bucket_copies=True)
@@ -34,6 +34,11 @@ def planner(contention: float, axes: str = "dp=2,tp=2", machine: Profile = PROFI
     return Planner.of_model(
         model, args, None, Mesh.parse(axes), profile, objective=OBJECTIVE, bucket_bytes=BUCKET_BYTES
     )
+
+
+@cache
+def program(contention: float, machine: Profile = PROFILE, objective: Objective = OBJECTIVE) -> Formulation:
+    return planner(contention, machine=machine).having(objective=objective).program(())
 
 
 def drawn(formulation: Formulation, seed: int) -> Solution:
@@ -57,7 +62,7 @@ def counted(formulation: Formulation, solution: Solution) -> int:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("machine", [PROFILE, HOST], ids=["device", "host"])
 def test_no_schedule_takes_less_than_the_program_counts(contention: float, seed: int, machine: Profile) -> None:
-    formulation = planner(contention, machine=machine).program(())
+    formulation = program(contention, machine)
     solution = drawn(formulation, seed)
     plan, counted_ns = planner(contention, machine=machine).write(formulation, solution), counted(formulation, solution)
     rounded = len(plan.operators) + len(plan.parameters) + 2 * len(plan.redistributions)
@@ -72,14 +77,14 @@ def test_no_schedule_takes_less_than_the_program_counts(contention: float, seed:
 @pytest.mark.parametrize("seed", range(4))
 def test_what_an_activations_first_reader_waits_for_counts_whole(seed: int) -> None:
     """So a program counts more than the share of all activations that have a late reader, and no more than all."""
-    overlapped, summed = (planner(0.0).having(objective=each).program(()) for each in (OBJECTIVE, "step-time"))
+    overlapped, summed = program(0.0), program(0.0, objective="step-time")
     shares_all = replace(overlapped, free=replace(overlapped.free, edges=summed.free.edges))
     solution = drawn(summed, seed)
     assert counted(shares_all, solution) < counted(overlapped, solution) < counted(summed, solution)
 
 
 def test_at_full_contention_both_objectives_are_one_program() -> None:
-    overlapped, summed = (planner(1.0).having(objective=each).program(()) for each in (OBJECTIVE, "step-time"))
+    overlapped, summed = program(1.0), program(1.0, objective="step-time")
     for ours, theirs in zip(overlapped.problem.networks, summed.problem.networks, strict=True):
         assert np.array_equal(ours.costs, theirs.costs)
     for node, other in zip(overlapped.problem.nodes, summed.problem.nodes, strict=True):

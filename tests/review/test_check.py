@@ -206,7 +206,7 @@ def test_the_findings_are_values_for_scripts() -> None:
 
 
 def test_a_plan_of_untied_layers_is_priced_as_it_is() -> None:
-    model, args = example("llama of 3")
+    model, args = example("llama of 2")
     made = plan(model, args, mesh="dp=2", hardware=profile_of("slow"), tie_layers=False)
-    found = check(made, *example("llama of 3"), hardware=profile_of("slow"))
+    found = check(made, *example("llama of 2"), hardware=profile_of("slow"))
     assert found.fits and found.now_ns == made.solver.cost_ns

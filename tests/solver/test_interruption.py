@@ -149,7 +149,13 @@ os._exit(0)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", SEARCHING)
-@pytest.mark.parametrize("problem", [web(60, 6, 200, 150), net(90, 8, 160, 200)], ids=["web", "net"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        pytest.param(web(60, 6, 200, 150), marks=pytest.mark.thorough, id="web"),
+        pytest.param(net(90, 8, 160, 200), id="net"),
+    ],
+)
 def test_ctrl_c_gives_every_backends_best_answer_and_leaves_no_process(
     backend: str, problem: Problem, tmp_path: Path
 ) -> None:
