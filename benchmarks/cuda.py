@@ -84,8 +84,26 @@ MODELS = (
     ("examples/gpt2.py:tiny", 2e-5),
     ("examples/vit.py:tiny", 2e-5),
     ("examples/moe.py:tiny", 2e-5),
+    ("benchmarks/cuda.py:norms", 2e-5),
     ("examples/gpt2.py:gpt2", 2e-5),
 )
+
+
+class Norms(nn.Module):
+    """Norms that keep statistics for their backward, which CUDA does in float32 whatever the dtype of the numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 32, 3, padding=1)
+        self.batch, self.group, self.layer = nn.BatchNorm2d(32), nn.GroupNorm(4, 32), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(self.group(self.batch(self.conv(x))))
+        return (x * x.roll(1, -1)).float().tanh().mean()
+
+
+def norms() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Norms(), (torch.randn(8, 8, 16, 16),)
 
 
 def main() -> None:

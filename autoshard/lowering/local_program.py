@@ -27,7 +27,7 @@ from torch import fx
 from ..capture import CapturedGraph, Node, Ref, TensorMeta, is_random
 from ..errors import VerificationError
 from ..layout import Layout, format_layout
-from ..ops import INTO, has, is_left_out, run_local, unread
+from ..ops import INTO, has, is_left_out, is_statistic, run_local, unread
 from ..plans import PHASES, OperatorEntry, Phase, Redistribution, ShardingPlan
 from ..plans.schedule import END, Schedule, Turn, schedule
 from ..redistribution.execution import Shard, run_step
@@ -146,6 +146,7 @@ class _Lowering:
         self._values: dict[tuple[Ref, str, Layout], fx.Node] = {}
         self._passed: dict[tuple[Ref, Redistribution, int], fx.Node] = {}
         self._saved: dict[tuple[Ref, Layout], fx.Node] = {}
+        self._kept_in: dict[Ref, torch.dtype] = {}
         self._results: dict[str, fx.Node] = {}
         self._taken: dict[str, set[Storage]] = {}
         tangents = tuple(int(n.name.removeprefix("grad.")) for _, n in graph.of_kind("tangent"))
@@ -243,7 +244,14 @@ class _Lowering:
 
     def _setting_out(self, entry: Redistribution) -> fx.Node:
         """A tensor that travels with others, as it is made."""
-        return self._values[self._refs[entry.tensor], entry.phase, entry.path[0]]
+        ref = self._refs[entry.tensor]
+        return self._in(self._graph.meta(ref).dtype, self._values[ref, entry.phase, entry.path[0]], entry.phase)
+
+    def _in(self, dtype: torch.dtype, value: fx.Node, phase: str) -> fx.Node:
+        """A tensor in a dtype: statistics, which a device may keep in another, travel in the plan's."""
+        if value.meta["val"].dtype == dtype:
+            return value
+        return self._emitters[phase].call(aten._to_copy.default, value, dtype=dtype)
 
     def _shard_of(self, entry: Redistribution) -> Shard:
         return self._shard(self._refs[entry.tensor])
@@ -405,7 +413,7 @@ class _Lowering:
             return
         missing = unread(node, entry.inputs)
         values = tuple(
-            None if k in missing else self._moved_to(ref, node.phase, layout)
+            None if k in missing else self._read(ref, node.phase, layout)
             for k, (ref, layout) in enumerate(zip(node.inputs, entry.inputs))
         )
         metas = tuple(self._graph.meta(ref) for ref in node.inputs)
@@ -454,11 +462,18 @@ class _Lowering:
 
     def _check_shape(self, ref: Ref, value: fx.Node, entry: OperatorEntry) -> None:
         found, dtype, planned = value.meta["val"], self._graph.meta(ref).dtype, self._local_shape(ref)
+        if found.dtype != dtype and is_statistic(self._graph.nodes[ref.node], ref.output):
+            self._kept_in[ref] = dtype = found.dtype
         if (tuple(found.shape), found.dtype) != (planned, dtype):
             raise VerificationError(
                 f"{entry.name} on the shards of the rank at {self._coordinate} gives {found.dtype}{list(found.shape)}; "
                 f"its planned layout {format_layout(self._layout(ref), self._mesh)} needs {dtype}{list(planned)}"
             )
+
+    def _read(self, ref: Ref, phase: str, wanted: Layout) -> fx.Node:
+        """The tensor in the layout wanted, in the dtype in which this device's kernels made it."""
+        value = self._moved_to(ref, phase, wanted)
+        return self._in(self._kept_in[ref], value, phase) if ref in self._kept_in else value
 
     def _moved_to(self, ref: Ref, phase: str, wanted: Layout) -> fx.Node:
         """The tensor in the layout wanted; redistributed once per phase."""
@@ -493,7 +508,7 @@ class _Lowering:
     def _along(self, ref: Ref, entry: Redistribution, steps: int) -> fx.Node:
         """The tensor after so many steps of a redistribution; each of its own runs once, whoever wants it first."""
         if steps == 0 or (entry.kept and steps == entry.shared):
-            return self._values[ref, entry.phase, entry.path[steps]]
+            return self._in(self._graph.meta(ref).dtype, self._values[ref, entry.phase, entry.path[steps]], entry.phase)
         if steps == entry.shared:
             return self._along(ref, self._taker(entry), steps)
         if (ref, entry, steps) not in self._passed:

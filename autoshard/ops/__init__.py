@@ -21,7 +21,18 @@ from . import (  # noqa: F401  (their entries)
 from .direct import DIRECT
 from .into import INTO
 from .local import run_local
-from .operator import Operator, has, is_contraction, is_free, is_left_out, is_linear, is_part, known, unread
+from .operator import (
+    Operator,
+    has,
+    is_contraction,
+    is_free,
+    is_left_out,
+    is_linear,
+    is_part,
+    is_statistic,
+    known,
+    unread,
+)
 from .overwriting import overwrites
 from .parts_of_dims import parts_asked_for, small_in_parts
 from .register import is_registered, register_operator, registered
@@ -42,6 +53,7 @@ __all__ = [
     "is_linear",
     "is_part",
     "is_registered",
+    "is_statistic",
     "known",
     "parts_asked_for",
     "overwrites",

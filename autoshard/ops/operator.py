@@ -215,6 +215,13 @@ def has(node: Node, trait: Trait) -> bool:
     return trait in known(node.op).traits
 
 
+def is_statistic(node: Node, result: int) -> bool:
+    """Whether a result is what a norm notes of its numbers for its backward. Of half precision some devices keep that
+    in float32, as CUDA does, and others in the dtype of the numbers; a captured graph has the dtype of a CPU.
+    """
+    return result > 0 and known(node.op).kernel == "normalization"
+
+
 def is_contraction(node: Node) -> bool:
     """Whether a node is a matrix product or a convolution of the forward."""
     return node.phase == "forward" and has(node, "contraction")
