@@ -30,6 +30,7 @@ from .forward import forward_of
 from .graph import Mark, SameTensor
 from .guards import Guards
 from .observed import MODEL
+from .picked import PICKED
 from .sorted_rows import in_their_own_order
 
 aten = torch.ops.aten
@@ -97,7 +98,8 @@ def trace(
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         forward = forward_of(model, fake_args, fake_kwargs)
         fake_args, fake_kwargs = tree_map(_known_to_aot, (fake_args, fake_kwargs))
-        decompositions: Any = {**get_decompositions(_DECOMPOSED), aten.index_put.default: _put_where, **_FILLED}
+        ours = {aten.index_put.default: _put_where, **_FILLED, **PICKED}
+        decompositions: Any = {**get_decompositions(_DECOMPOSED), **ours}
         # the backward is called outside of autocast
         stack.enter_context(functorch_config.patch({"backward_pass_autocast": "off"}))
         joint = aot_export_joint_with_descriptors(

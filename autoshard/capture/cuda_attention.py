@@ -44,7 +44,7 @@ def attention(
             return out, lse.view(q.shape[:3])
         case SDPBackend.EFFICIENT_ATTENTION:
             k, v = (_a_head_each(x, q) for x in (k, v))
-            rows = _aligned(bias, q, k)
+            rows = aligned(bias, q, k)
             out, lse, *_ = aten._scaled_dot_product_efficient_attention(
                 q, k, v, rows, True, 0.0, is_causal, scale=scale
             )
@@ -86,7 +86,7 @@ def attention_backward(
             padded_lse = F.pad(lse, (0, -length % 32))
             all_k, all_v = (_a_head_each(x, q) for x in (k, v))
             dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-                *(grad, q, all_k, all_v, _aligned(bias, q, k), out, padded_lse, none, none),
+                *(grad, q, all_k, all_v, aligned(bias, q, k), out, padded_lse, none, none),
                 *(0.0, [True, True, True, False], is_causal),
                 scale=scale,
             )
@@ -181,7 +181,7 @@ def _of_groups(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return gradient if gradient.shape[1] == groups else gradient.unflatten(1, (groups, -1)).sum(2)
 
 
-def _aligned(bias: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+def aligned(bias: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
     """A bias for all heads, (B, H, T, S), every row of which begins at an address that the kernel can read from."""
     if bias is None:
         return None

@@ -117,6 +117,31 @@ def _put_into_block(call: LocalCall) -> Any:
     return call.run(aten.scatter.src, x, dim, within, new)
 
 
+def _picked_cut(node: Node, inputs: Metas) -> list[Rule]:
+    """Rows are cut with what is picked of them, and the dim that it is picked along by itself."""
+    dim, rank = node.args[2], len(inputs[0].shape)
+    rows = [Rule((S(d), S(d)), (S(d),)) for d in range(rank) if d != dim]
+    return [*rows, Rule((R, R), (S(dim),)), Rule((P_SUM, R), (P_SUM,))]
+
+
+def _picked_in_block(call: LocalCall) -> Any:
+    """Puts in its place what lies in the rank's block; zero where something lies in another."""
+    gradient, indices, dim, length = call.args
+    layout = call.outputs[0]
+    assert layout is not None
+    start, stop = local_range(length, layout, dim, call.mesh, call.coordinate)
+    if stop - start == length:
+        return call.run(call.node.op, *call.args)
+    if stop == start:
+        return call.run(aten.slice.Tensor, gradient, dim, 0, 0)
+    outside, within = _within(call, indices, start, stop)
+    return call.run(call.node.op, call.run(aten.masked_fill.Scalar, gradient, outside, 0.0), within, dim, stop - start)
+
+
+def _with_every_place(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return values[0], _every_row(node.args[3], values[1])
+
+
 def _dim(node: Node, inputs: Metas) -> int:
     found: int = node.args[1]
     return found % max(1, len(inputs[0].shape))
@@ -205,4 +230,9 @@ enter(
 enter(
     "scatter.value scatter.src",
     Operator(more_rules=_put_cut, local=_put_into_block, meant=_with_every_element, kernel="indexing"),
+)
+enter(
+    "gather_backward",
+    Operator(rules=_picked_cut, local=_picked_in_block, meant=_with_every_place, kernel="indexing"),
+    namespace="autoshard",
 )

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autoshard.capture import capture
+from autoshard.capture.picked import PICKED
 from autoshard.layout import Layout, S
 from autoshard.mesh import Mesh
 from autoshard.strategies import Enumerator
@@ -54,3 +55,43 @@ def test_every_operator_on_rows_can_be_cut_by_rows(name: str, parts: int) -> Non
             broadcast = node.op is torch.ops.aten.expand.default
             if node.kind == "operator" and not broadcast and meta and meta.shape[:1] == (10,):
                 assert any(strategy.outputs[0] == rows for strategy in strategies), node.name
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "rows", "op"),
+    [
+        ((6, 5), (6,), torch.ops.aten.nll_loss_backward.default),
+        ((5,), (), torch.ops.aten.nll_loss_backward.default),
+        ((0, 5), (0,), torch.ops.aten.nll_loss_backward.default),
+        ((2, 5, 3, 4), (2, 3, 4), torch.ops.aten.nll_loss2d_backward.default),
+    ],
+)
+@pytest.mark.parametrize("ignored", [-100, 2])
+def test_the_gradient_of_what_is_picked_is_torchs(
+    shape: tuple[int, ...],
+    rows: tuple[int, ...],
+    op: torch._ops.OpOverload,
+    weighted: bool,
+    reduction: int,
+    ignored: int,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, target = torch.randn(shape, generator=generator), torch.randint(0, 5, rows, generator=generator)
+    weight = torch.rand(5, generator=generator) if weighted else None
+    gradient = torch.randn(rows if reduction == 0 else (), generator=generator)
+    total = torch.tensor(3.5) if reduction == 1 else torch.tensor(0.0)
+    args = gradient, x, target, weight, reduction, ignored, total
+    torch.testing.assert_close(PICKED[op](*args), op(*args))
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_torch_accepts_the_gradient_of_what_is_picked(dim: int) -> None:
+    """Schema, shapes without values, and no result that is an argument."""
+    shape = [3, 4, 2]
+    shape[dim] = 1
+    args = torch.randn(shape), torch.randint(0, 5, shape), dim, 5
+    torch.library.opcheck(
+        torch.ops.autoshard.gather_backward.default, args, test_utils=("test_schema", "test_faketensor")
+    )

@@ -71,6 +71,9 @@ OTHERS = {
     "sorted": lambda n: operator(aten.sort.default, f(6, n), 0),
     "largest few": lambda n: operator(aten.topk.default, f(6, n), 4),
     "gathered": lambda n: operator(aten.gather.default, f(6, n), 1, i(6, 4)),
+    "gradient of what is picked": lambda n: operator(
+        torch.ops.autoshard.gather_backward.default, f(n, 1), i(n, 1), 1, 9
+    ),
     "scattered": lambda n: operator(aten.scatter.src, f(6, n), 0, i(4, n), f(4, n)),
     "picked": lambda n: operator(aten.index_select.default, f(6, n), 0, i(n)),
     "looked up": lambda n: operator(aten.embedding.default, f(6, n), i(n, 4)),
@@ -214,6 +217,7 @@ def test_every_strategy_of_an_operator_is_right(name: str, length: int, mesh: st
     + [
         ("directions and lengths", {0}),
         ("gradient of a soft plus", {0, 1}),
+        ("gradient of what is picked", {0, 1}),
     ],
 )
 def test_the_dims_of_a_result_that_a_rule_cuts(name: str, cuts: set[int]) -> None:
@@ -234,6 +238,7 @@ def test_the_dims_of_a_result_that_a_rule_cuts(name: str, cuts: set[int]) -> Non
         ("messages", {"P(sum), S(0), S(0)", "P(sum), R, P(sum)"}),
         ("messages to columns", {"P(sum), S(0), S(1)", "P(sum), R, P(sum)"}),
         ("degrees", {"P(sum), S(0), S(0)", "P(sum), R, P(sum)"}),
+        ("gradient of what is picked", {"P(sum), R"}),
         ("scattered and added", {"P(sum), S(0), S(0)", "P(sum), R, P(sum)"}),
         ("fewer scattered and added", {"P(sum), R, P(sum)"}),
         ("running sum of whole numbers", {"P(sum)"}),
