@@ -21,8 +21,8 @@ adamw-master-weights 8 n, and 4 n where p < 4     8 n, and n p              Rajb
 parameter before, of n p bytes, when it makes the two of the next one (its loop lets go of the variable only then).
 Measured with torch 2.13 on CPU for the torch optimizers (``benchmarks/memory.py``); for the other two it follows from
 what they compute in float32 and is assumed. torch's ``foreach`` step, its default for plain tensors on CUDA, makes
-them for all parameters at once; for DTensors, which autoshard's parameters are, torch steps one by one unless told
-otherwise.
+them for all parameters at once, also for the shards that stand for autoshard's parameters there (``docs/gpu.md``); on
+a CPU it steps one by one unless told otherwise.
 
 The step is priced kernel by kernel, by the bytes that each reads and writes; what is changed in place is both. Of the
 torch optimizers the kernels are those of the single-tensor step of torch 2.13 with its defaults, from the second step
