@@ -30,7 +30,7 @@ from .forward import forward_of
 from .graph import Mark, SameTensor
 from .guards import Guards
 from .observed import MODEL
-from .picked import PICKED
+from .picked import of_rows
 from .sorted_rows import in_their_own_order
 
 aten = torch.ops.aten
@@ -98,7 +98,7 @@ def trace(
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         forward = forward_of(model, fake_args, fake_kwargs)
         fake_args, fake_kwargs = tree_map(_known_to_aot, (fake_args, fake_kwargs))
-        ours = {aten.index_put.default: _put_where, **_FILLED, **PICKED}
+        ours = {aten.index_put.default: _put_where, **_FILLED, **_PICKED}
         decompositions: Any = {**get_decompositions(_DECOMPOSED), **ours}
         # the backward is called outside of autocast
         stack.enter_context(functorch_config.patch({"backward_pass_autocast": "off"}))
@@ -296,6 +296,7 @@ def _filled(x: torch.Tensor, size: Any, value: Any, **options: Any) -> Any:
     return aten.full.default(size, value, **{"dtype": x.dtype, "device": x.device, **given})
 
 
+_PICKED = {op: of_rows(op) for op in (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)}
 _FILLED = {aten.new_zeros.default: _zeros, aten.new_ones.default: _ones, aten.new_full.default: _filled}
 
 

@@ -40,8 +40,8 @@ def _shape(index: Tensor, dim: int, length: int) -> list[int]:
 gather_backward = define("gather_backward", _gather_backward, _shapes)
 
 
-def _of_rows(op: Any) -> Any:
-    """The decomposition of a derivative of ``nll_loss``: torch's where classes have weights."""
+def of_rows(op: Any) -> Any:
+    """A decomposition, for capture, of a derivative of ``nll_loss``: torch's where classes have weights."""
     torchs = get_decompositions([op])[op]
 
     def decomposed(
@@ -60,7 +60,3 @@ def _of_rows(op: Any) -> Any:
         return gather_backward(picked, index, classes, x.shape[classes])
 
     return decomposed
-
-
-PICKED = {op: _of_rows(op) for op in (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)}
-"""Decompositions for capture, in the place of torch's."""

@@ -284,7 +284,7 @@ def test_memory_by_kind_is_all_that_is_in_use_with_no_tail_of_unknown_kind() -> 
     named = sum(tenant.size_bytes for tenant in memory.tenants)
     assert named + sum(memory.others.values()) == memory.peak.size_bytes
     kinds = {tenant.name: tenant.kind for tenant in memory.tenants}
-    assert kinds["layers.*.attention.wo.weight"] == kinds["layers.*.ffn_norm/mul.1"] == "kept copy"
+    assert kinds["layers.*.attention.wq.weight"] == kinds["layers.*.ffn_norm/mul.1"] == "kept copy"
     assert ">temporary<" not in golden_page()
 
 
