@@ -106,7 +106,7 @@ def test_a_gather_reads_the_rows_it_returns_not_the_table() -> None:
         (aten.mean.dim, "reduction"),
         (aten.embedding.default, "indexing"),
         (aten.embedding_dense_backward.default, "indexing"),
-        (aten.scatter.value, "indexing"),
+        (torch.ops.autoshard.gather_backward.default, "indexing"),
         (aten.cat.default, "copy"),
         (aten.clone.default, "copy"),
         (aten._to_copy.default, "copy"),
