@@ -188,5 +188,6 @@ def aligned(bias: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torc
     keys = bias.shape[-1]
     at_rows = all(step % _BIAS_ROW == 0 for step in bias.stride()[:-1]) and bias.storage_offset() % _BIAS_ROW == 0
     if bias.stride(-1) != 1 or not at_rows:
-        bias = F.pad(bias, (0, -keys % _BIAS_ROW))[..., :keys]
+        more = -keys % _BIAS_ROW
+        bias = F.pad(bias, (0, more))[..., :keys] if more else bias.clone(memory_format=torch.contiguous_format)
     return bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autoshard.capture.cuda_attention import aligned, written_out, written_out_backward
@@ -47,6 +47,7 @@ def test_a_query_that_sees_no_key_gives_zeros() -> None:
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 40), st.integers(0, 3), st.booleans())
+@example(1, 1, 1, 16, 0, True)
 def test_rows_of_a_bias_begin_where_the_kernel_can_read_them(
     batch: int, heads: int, queries: int, keys: int, cut: int, is_turned: bool
 ) -> None:
