@@ -1,6 +1,6 @@
 """What attention on a CUDA device does by itself: products where no kernel takes tensors, groups, and aligned biases.
 
-Which kernel runs there, and that it is right, is measured on a device (``benchmarks/cuda.py attention``).
+Which kernel runs there, and that it is right, is measured on a device (``benchmarks/gpu.py attention``).
 """
 
 from __future__ import annotations

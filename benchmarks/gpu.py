@@ -1,8 +1,8 @@
 """What runs on one CUDA device, against what is predicted of it and what torch does by itself.
 
-    python benchmarks/cuda.py attention                    # autoshard's attention against float64, and torch's kernels
-    python benchmarks/cuda.py models                       # whole steps against the model's own, on a mesh of one
-    python benchmarks/cuda.py rank --plan plan.yaml        # one rank of a plan for many devices
+    python benchmarks/gpu.py attention                    # autoshard's attention against float64, and torch's kernels
+    python benchmarks/gpu.py models                       # whole steps against the model's own, on a mesh of one
+    python benchmarks/gpu.py rank --plan plan.yaml        # one rank of a plan for many devices
 
 ``rank`` is rank 0 of a fake process group of the plan's size, whose collectives move nothing: what its kernels take is
 the plan's compute, and what torch's allocator counts is the plan's memory. The plan is one of ``--model``, by default
@@ -84,7 +84,7 @@ MODELS = (
     ("examples/gpt2.py:tiny", 2e-5),
     ("examples/vit.py:tiny", 2e-5),
     ("examples/moe.py:tiny", 2e-5),
-    ("benchmarks/cuda.py:norms", 2e-5),
+    ("benchmarks/gpu.py:norms", 2e-5),
     ("examples/gpt2.py:gpt2", 2e-5),
 )
 
