@@ -33,7 +33,7 @@ def attention(
     """The result (B, H, T, D) and the logsumexp of the scores (B, H, T)."""
     q, k, v = map(_rows_in_one_piece, (q, k, v))
     scale = scale if scale is not None else q.shape[-1] ** -0.5
-    match _kernel(q, k, v, bias, is_causal, scale):
+    match kernel_for(q, k, v, bias, is_causal, scale):
         case SDPBackend.FLASH_ATTENTION:
             out, lse, *_ = aten._scaled_dot_product_flash_attention(
                 *map(_to_eight, (q, k, v)), 0.0, is_causal, scale=scale
@@ -63,12 +63,12 @@ def attention_backward(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of :func:`attention` with respect to q, k and v."""
-    grad, q, k, v, out = map(_rows_in_one_piece, (grad, q, k, v, out))
+    """The gradients of :func:`attention` with respect to q, k and v; rows of ``grad`` lie in one piece."""
+    q, k, v, out = map(_rows_in_one_piece, (q, k, v, out))
     scale = scale if scale is not None else q.shape[-1] ** -0.5
     none = torch.zeros((), dtype=torch.int64, device=q.device)  # the state of a generator that nothing is drawn from
     length, keys = q.shape[2], k.shape[2]
-    match _kernel(q, k, v, bias, is_causal, scale):
+    match kernel_for(q, k, v, bias, is_causal, scale):
         case SDPBackend.FLASH_ATTENTION:
             padded = map(_to_eight, (grad, q, k, v, out))
             found = aten._scaled_dot_product_flash_attention_backward(
@@ -141,7 +141,7 @@ def _shares(scores: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
     return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0)[..., None])
 
 
-def _kernel(
+def kernel_for(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, is_causal: bool, scale: float
 ) -> SDPBackend:
     """What torch picks for these arguments; the user's own choice (``torch.nn.attention.sdpa_kernel``) counts."""

@@ -7,6 +7,7 @@ cut over the vocabulary. M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, sec
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -138,10 +139,6 @@ def _picked_in_block(call: LocalCall) -> Any:
     return call.run(call.node.op, call.run(aten.masked_fill.Scalar, gradient, outside, 0.0), within, dim, stop - start)
 
 
-def _with_every_place(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return values[0], _every_row(node.args[3], values[1])
-
-
 def _dim(node: Node, inputs: Metas) -> int:
     found: int = node.args[1]
     return found % max(1, len(inputs[0].shape))
@@ -178,8 +175,9 @@ def _with_every_row(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch
     return values[0], _every_row(values[0].shape[0], values[1])
 
 
-def _with_every_gradient_row(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return values[0], _every_row(node.args[2], values[1])
+def _with_every_place(length_at: int, node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Of an operator that is told the length of the dim that indices are of, by an argument at a position."""
+    return values[0], _every_row(node.args[length_at], values[1])
 
 
 def _with_every_element(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -209,7 +207,7 @@ enter(
     Operator(
         more_rules=_gradient_rows_cut,
         local=_gradient_of_block,
-        meant=_with_every_gradient_row,
+        meant=partial(_with_every_place, 2),
         kernel="indexing",
     ),
 )
@@ -233,6 +231,6 @@ enter(
 )
 enter(
     "gather_backward",
-    Operator(rules=_picked_cut, local=_picked_in_block, meant=_with_every_place, kernel="indexing"),
+    Operator(rules=_picked_cut, local=_picked_in_block, meant=partial(_with_every_place, 3), kernel="indexing"),
     namespace="autoshard",
 )
