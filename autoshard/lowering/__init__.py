@@ -4,6 +4,7 @@ from .agree import agreed, bind, from_first_rank
 from .batches import sampler, shard_inputs, shard_targets
 from .board import open_board
 from .checkpoints import save_parts
+from .deferral import late_nodes
 from .draws import Draws, Random, check_random
 from .emitter import in_use, storages
 from .failure import Failures
@@ -57,6 +58,7 @@ __all__ = [
     "converted",
     "from_first_rank",
     "in_use",
+    "late_nodes",
     "load_weights",
     "lower",
     "manual_seed",

@@ -323,6 +323,11 @@ def call_through(module: torch.nn.Module, function: Callable[..., Any]) -> None:
     module.__dict__["_compiled_call_impl"] = function
 
 
+def without_torch_function() -> Any:
+    """Inside, functions of torch take tensors of a class with a ``__torch_function__`` as any others."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
 def keeps_graph() -> bool:
     """Whether the backward that runs now was called with ``retain_graph=True``, so that another may follow."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())

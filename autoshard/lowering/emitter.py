@@ -60,6 +60,12 @@ class LocalGraph:
         """Runs the graph."""
         return self._module(values)
 
+    @cached_property
+    def values(self) -> tuple[torch.Tensor | None, ...]:
+        """What it returns, without values."""
+        returned: Sequence[Any] = next(node.args[0] for node in self.graph.nodes if node.op == "output")
+        return tuple(None if value is None else value.meta["val"] for value in returned)
+
 
 def hold(sent: torch.Tensor) -> None:
     """Does nothing with a tensor, which lives until then."""

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import BackwardError, InputError
 from .adapter import saved_tensor_hooks
+from .unread import Pending
 
 _LATE = "in place after the forward (an optimizer's step changes parameters)"
 
@@ -50,12 +51,13 @@ class Watched(NamedTuple):
 
 
 class Kept:
-    """What the forward of one step keeps for its backward."""
+    """What the forward of one step keeps for its backward; ``pending`` are the results that nobody has read yet."""
 
     def __init__(self) -> None:
         self._values: list[Any] = []  # None for those that a backward has used up
         self._watched: list[Watched] = []
         self._hooks = saved_tensor_hooks()
+        self.pending: Pending | None = None
 
     def save(self, values: Sequence[torch.Tensor]) -> None:
         """Keeps what the backward reads. Where the caller has set hooks for that (checkpointing, offloading), it goes

@@ -32,6 +32,7 @@ from ..plans import PHASES, OperatorEntry, Phase, Redistribution, ShardingPlan
 from ..plans.schedule import END, Schedule, Turn, schedule
 from ..redistribution.execution import Shard, run_step
 from .adapter import collective_name, without_values
+from .deferral import Parted, parted
 from .draws import Random, draw_whole, start_drawing, stream_of
 from .emitter import GraphEmitter, LocalGraph, first_results, storages
 from .flow import gradient_flow
@@ -62,6 +63,8 @@ class LocalProgram:
     step of several micro-batches. There the backward takes behind the tangents the sums so far of the parameters
     ``summed``, adds to these, and returns them.
 
+    The results numbered ``late`` are what ``parted`` makes when the caller reads them.
+
     ``is_random`` says that some operator draws random numbers, ``random`` how they are drawn. ``schedule`` is that of
     the plan, without what a backward of fewer results leaves out.
     """
@@ -80,6 +83,12 @@ class LocalProgram:
     once: OnceAStep
     summed: tuple[str, ...]
     schedule: Schedule
+    late: tuple[int, ...]
+
+    @cached_property
+    def parted(self) -> Parted | None:
+        """``forward`` in two parts; None where no result is late."""
+        return parted(self.forward, self.late) if self.late else None
 
     @cached_property
     def forward_alone(self) -> LocalGraph:
@@ -158,6 +167,7 @@ class _Lowering:
         held = (i for i in self._once.operators if graph.nodes[i].phase == "forward")
         self._copies = {graph.nodes[i].inputs[0].node: i for i in held}
         self._sums: dict[str, fx.Node] = {}
+        self._late = frozenset(plan.deferred)
         refs = (Ref(i, k) for i, node in enumerate(graph.nodes) for k in range(len(node.outputs)))
         self._refs = {graph.tensor_name(ref): ref for ref in refs}
         left_out = [
@@ -165,6 +175,10 @@ class _Lowering:
         ]
         unwanted = [name for name, _ in graph.gradients if name not in self._flow.trained]
         self._schedule = schedule(plan, left_out, unwanted)
+        deferred = (bucket for bucket in self._schedule.buckets if bucket.is_deferred)
+        self._travels_late: frozenset[Redistribution | None] = frozenset(
+            m for bucket in deferred for m in bucket.members
+        )
         self._turns: dict[str, Mapping[str, tuple[Turn, ...]]] = {
             phase: self._schedule.turns(phase) for phase in PHASES
         }
@@ -208,6 +222,7 @@ class _Lowering:
             once=self._once,
             summed=tuple(name for name in trained if _gradient(name) in self._sums),
             schedule=self._schedule,
+            late=tuple(k for k, name in enumerate(f"output.{k}" for k in range(len(results))) if name in self._late),
         )
 
     def _add_sums(self) -> None:
@@ -218,7 +233,7 @@ class _Lowering:
                 value = torch.empty(shape, dtype=self._graph.meta(ref).dtype, device=self._device)
                 self._sums[_gradient(name)] = self._emitters["backward"].placeholder(_identifier(tensor), value, tensor)
 
-    def _run_phase(self, phase: str) -> None:
+    def _run_phase(self, phase: Phase) -> None:
         """Every operator of a phase, and behind it what it makes for the world outside."""
         wanted = self._wanted_outside(phase)
         self._taken[phase] = set[Storage]().union(*map(storages, self._emitters[phase].placeholders()))
@@ -230,13 +245,14 @@ class _Lowering:
                 if i not in self._once.operators:
                     self._add_operator(i, node)
                 for k in range(len(node.outputs)):
-                    self._deliver(wanted.pop(Ref(i, k), ()), phase)
+                    if not any(self._comes(*delivery, phase) for delivery in wanted.get(Ref(i, k), ())):
+                        self._deliver(wanted.pop(Ref(i, k), ()), phase)
         self._take_turns(phase, END)
         self._emitters[phase].begin(END)
         for deliveries in wanted.values():  # tensors that no operator of this phase makes
             self._deliver(deliveries, phase)
 
-    def _take_turns(self, phase: str, operator: str) -> None:
+    def _take_turns(self, phase: Phase, operator: str) -> None:
         """What the schedule has before an operator."""
         for turn in self._turns[phase].get(operator, ()):
             self._emitters[phase].begin(operator)
@@ -293,6 +309,11 @@ class _Lowering:
         for delivery in wanted:
             grouped.setdefault(delivery[1], []).append(delivery)
         return grouped
+
+    def _comes(self, name: str, ref: Ref, layout: Layout, phase: Phase) -> bool:
+        """Whether what leaves the graph is on its way, and delivered when all operators have run."""
+        planned = self._paths.get((self._graph.tensor_name(ref), phase, self._layout(ref), layout))
+        return planned in self._travels_late
 
     def _given(self, name: str, ref: Ref) -> tuple[Ref, Layout]:
         """What the backward gives for a parameter: its gradient, or what is added to the sum of its gradients."""

@@ -24,11 +24,13 @@ from .adapter import (
     local_of,
 )
 from .backwards import Backward, Backwards
+from .deferral import Parted
 from .failure import Failures
 from .flow import gradient_flow
 from .kept import Kept, count_optimizer_steps
 from .local_program import LocalProgram
 from .placements import placements_of, readable, spec_of
+from .unread import Pending
 from .upstream import Linked, upstream
 
 _TRANSFORMED = (
@@ -95,7 +97,11 @@ class Step:
         kept = Kept() if self.can_go_back(arguments) else None
         reached = arguments if kept is None else self._reached(arguments)
         results = _Operation.apply(self, kept, replace, accumulation, *reached)
-        return (results if kept is None else Linked(self._upstream).link(results)), kept
+        if kept is not None:
+            results = Linked(self._upstream).link(results)
+            if kept.pending is not None:
+                kept.pending.show(results[k] for k in self.program.late)
+        return results, kept
 
     def can_go_back(self, arguments: Iterable[torch.Tensor]) -> bool:
         """Whether a backward can follow a forward on these arguments.
@@ -151,6 +157,14 @@ class Step:
             # what is kept holds the value; a result that held the step that made it would keep both alive
             return None if value is None else value.detach()
         return self.placed(f"output.{index}", value)
+
+    def pending(self, parts: Parted, made: Sequence[Any]) -> tuple[Pending, list[Any]]:
+        """What makes the results that are late, and all that the forward returns, with places for these."""
+        count = len(made) - parts.passed
+        found, values = Pending(parts.later, list(made[count:]), self.failures), list(made[:count])
+        for k, place in zip(parts.late, found.places):
+            values[k] = place.detach()
+        return found, values
 
     def given_back(self, name: str, argument: torch.Tensor, kept: Kept | None) -> torch.Tensor:
         """A result that is an argument, as the caller gets it: in the same memory."""
@@ -232,8 +246,11 @@ class _Operation(torch.autograd.Function):
         named = zip(program.arguments, arguments, shards)
         with torch.autocast(step.mesh.device_type, enabled=False):
             taken = (accumulation.held(name, a, shard, kept is not None) for name, a, shard in named)
-            graph = program.forward_alone if kept is None else program.forward
+            parts = program.parted if kept is not None else None
+            graph = program.forward_alone if kept is None else program.forward if parts is None else parts.now
             made = graph([readable(value) for value in taken])
+        if kept is not None and parts is not None:
+            kept.pending, made = step.pending(parts, made)
         count = program.results
         results = tuple(step.result(k, value) for k, value in enumerate(made[:count]))
         updates, saved = made[count : count + len(program.mutated)], made[count + len(program.mutated) :]
@@ -282,6 +299,8 @@ class _Operation(torch.autograd.Function):
             values += ctx.accumulation.sums(backward.summed)
             del tangents
             found = step.gradients(backward, values)
+            if ctx.kept.pending is not None:
+                ctx.kept.pending.finish()
             if several:
                 found = ctx.accumulation.end(found)
             else:

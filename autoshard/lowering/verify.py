@@ -16,6 +16,7 @@ from ..errors import VerificationError
 from ..plans import PHASES, Phase, ShardingPlan
 from ..plans.schedule import END, Schedule, schedule
 from .adapter import COLLECTIVES, WAIT, collective_name, is_collective
+from .deferral import late_nodes
 from .local_program import LocalProgram
 
 Key = tuple[str, str, int]
@@ -62,6 +63,25 @@ def verify(program: LocalProgram, plan: ShardingPlan, groups: Mapping[str, str],
                 f"the {phase} of the lowered graph does not keep to the schedule of its plan: it has {graph_has}, the "
                 f"plan {plan_has}"
             )
+    _check_late(program, plan)
+
+
+def _check_late(program: LocalProgram, plan: ShardingPlan) -> None:
+    """Checks that of the forward those operators run late that the plan defers, and that their results are numbers."""
+    late = late_nodes(program.forward.graph, program.late) if program.late else {}
+    labels = {node: node.meta["label"] for node in program.forward.graph.nodes if "label" in node.meta}
+    own = {node: label.operator for node, label in labels.items() if not label.is_copy and label.operator != END}
+    found = {own[node] for node in late if node in own}
+    wanted = set(plan.deferred) & set(own.values())
+    if found != wanted:
+        raise VerificationError(
+            f"the plan defers {sorted(wanted)} to when the caller reads the results, but of the lowered forward "
+            f"{sorted(found)} can run then"
+        )
+    for k in program.late:
+        value = program.forward.values[k]
+        if value is None or value.dim() or not value.is_floating_point():
+            raise VerificationError(f"the plan defers output.{k}, which is no floating number without dims")
 
 
 def _planned_turns(plan: ShardingPlan, phase: Phase, planned: Schedule) -> Iterator[_Turn]:

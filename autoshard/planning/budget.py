@@ -243,7 +243,8 @@ class Found:
             return self.peak_bytes
         key = bucket_bytes, gathers_ahead
         if key not in self._peaks:
-            there = replace(self.plan, bucket_bytes=bucket_bytes, gathers_ahead=gathers_ahead)
+            deferred = self.plan.deferred if bucket_bytes and gathers_ahead else ()
+            there = replace(self.plan, bucket_bytes=bucket_bytes, gathers_ahead=gathers_ahead, deferred=deferred)
             found = timeline_of(self.formulation.graph, there, self.policy, self.results)
             self._peaks[key] = found.peak.size_bytes
         return self._peaks[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from cost_models import Profile, axis_networks
 from solver import Routes, Solution
@@ -24,6 +25,7 @@ from ..plans import (
     TensorEntry,
 )
 from ..strategies import Strategy
+from .deferral import deferred
 from .formulation import Formulation
 from .tensor_networks import HELD, Demand, TensorNetwork, layout_of, ways
 
@@ -47,7 +49,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
     reader = _Reader(formulation, solution.choices, assignment.routes)
     graph = formulation.graph
     communication = list(reader.redistributions())
-    return ShardingPlan(
+    plan = ShardingPlan(
         model=model,
         fingerprint=graph.fingerprint,
         call=call,
@@ -73,7 +75,9 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         operators=tuple(reader.operators()),
         redistributions=tuple(redistribution for redistribution, _ in communication),
         execution=tuple(reader.execution()),
+        gathers_ahead=formulation.prices.gathers_ahead,
     )
+    return replace(plan, deferred=deferred(graph, plan))
 
 
 class _Reader:

@@ -312,7 +312,6 @@ class Planner:
     def write(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
         """The plan of a solution."""
         plan = interpret(*decided(formulation, solution), self.profile, self.model, self.call)
-        plan = replace(plan, gathers_ahead=self.gathers_ahead)
         return self._judged(plan, plan.solver.bound_ns) if self.objective == "overlapped-step-time" else plan
 
     def _judged(self, plan: ShardingPlan, bound_ns: int) -> ShardingPlan:

@@ -49,6 +49,7 @@ from ..redistribution.paths import (
     single_steps,
 )
 from ..strategies import Strategy
+from .deferral import read_late
 from .early_readers import at_once, late_readers
 
 Shape = tuple[int, ...]
@@ -63,13 +64,15 @@ two views take the place of the last two.
 
 class Together(NamedTuple):
     """In which kinds of collectives a tensor travels with others, and the bytes of all of them together at most;
-    whether it may travel ahead alone in all other kinds, and whether it is written where it travels as it is made.
+    whether it may travel ahead alone in all other kinds, whether it is written where it travels as it is made, and
+    whether ranks wait for each other as it arrives.
     """
 
     kinds: frozenset[str]
     size_bytes: int
     is_early: bool = False
     is_written: bool = False
+    meets: bool = True
 
 
 ALONE = Together(frozenset(), 0)
@@ -90,7 +93,7 @@ class Prices:
         gathers_ahead: bool = True,
     ) -> None:
         self._graph = graph
-        self._gathers_ahead = gathers_ahead
+        self.gathers_ahead = gathers_ahead
         self.bucket_bytes = bucket_bytes
         self._contention = contention
         self._mesh = mesh
@@ -234,11 +237,13 @@ class Prices:
         if self.hides:
             for ref in late_readers(self._graph, self._takes_time):
                 found[ref] = found.get(ref, ALONE)._replace(is_early=True)
+        for ref in read_late(self._graph) if self.gathers_ahead else ():
+            found[ref] = found.get(ref, ALONE)._replace(is_early=self.hides, meets=False)
         return found
 
     def _is_written(self, ref: Ref) -> bool:
         """Whether a gradient is made where it travels (:meth:`autoshard.lowering.travelling.Travelling.place`)."""
-        return self._gathers_ahead and self._graph.reads[ref] == 1 and self._graph.nodes[ref.node].op in INTO
+        return self.gathers_ahead and self._graph.reads[ref] == 1 and self._graph.nodes[ref.node].op in INTO
 
     @property
     def hides(self) -> bool:
@@ -315,7 +320,7 @@ class Prices:
         travels = step.kind in together.kinds
         whole = np.maximum(size, together.size_bytes if travels else 0)
         sent = self.topology.collective_s(step.kind, step.axes, whole.astype(np.float64))
-        sent = (sent + self._profile.meeting_s) * (size / np.maximum(whole, 1))
+        sent = (sent + self._profile.meeting_s * together.meets) * (size / np.maximum(whole, 1))
         sent = sent + COLLECTIVE_OPERATORS * self._profile.compute.issue_s * (size > 0)
         if self._profile.bucket_copies and travels:
             copies = self._profile.copy_s(self._bucketed_bytes(step, size, together).astype(np.float64))

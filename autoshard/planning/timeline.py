@@ -6,7 +6,8 @@ what they view; torch itself said so when the graphs were written on the meta de
 arguments and its results are alive, and so are both buffers of a collective.
 
 Of several micro-batches the last one is followed, behind what makes the copies that are held over all of them: the sums
-of gradients are there from its beginning, and what makes gradients of them runs behind its backward.
+of gradients are there from its beginning, and what makes gradients of them runs behind its backward. What the plan
+defers runs there, too, which is the latest that it may.
 
 Held from the beginning of a step to its end: parameters, buffers, inputs (the caller has them) and the optimizer's
 state (from the second step on). A gradient lives from the operator that makes it to the end of the optimizer's step; a
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise, product
 from typing import Any, cast
@@ -30,7 +31,7 @@ from cost_models import OptimizerPolicy
 
 from ..capture import CapturedGraph, micro_batched, recomputed
 from ..layout import local_shape, uneven_axes
-from ..lowering import NODES, LocalProgram, Rank, Results, Storage, in_use, lower, storages
+from ..lowering import NODES, LocalProgram, Rank, Results, Storage, in_use, late_nodes, lower, storages
 from ..micro_batches import held_name, summed_name
 from ..plans import (
     MemoryKind,
@@ -243,6 +244,7 @@ class _Simulation:
         self._storages: dict[Storage, _Lifetime] = {}
         self._others: list[_Lifetime] = []
         self._again: dict[Storage, str] = {}
+        self._late: Collection[fx.Node] = ()
         self._saved: dict[str, int] = defaultdict(int)
         self._static: dict[TenantKind, int] = dict.fromkeys(
             ("parameter", "gradient", "optimizer", "buffer", "input"), 0
@@ -255,9 +257,12 @@ class _Simulation:
         held = set(self._storages)
         copies = self._add_copies()
         self._add_sums()
+        self._late = late_nodes(program.forward.graph, program.late) if program.late else {}
         results = self._walk("forward", program.forward.graph)
         outputs = _keys(results[: program.results])
         gradients = self._walk("backward", program.backward.graph) if program.backward is not None else []
+        for node in self._late:
+            self._run("backward", node)
         for copy in copies:
             copy.last = len(self._moments) - 1
         gradients = self._reduced(gradients)
@@ -336,10 +341,12 @@ class _Simulation:
                         tangents.append(key)
             elif node.op == "output":
                 returned = list(node.args[0])
-            else:
+            elif node not in self._late:
                 self._run(phase, node)
         last = max(first, len(self._moments) - 1)
         for key in _keys(returned):
+            if key not in self._storages:  # a result that is late has its place from here on
+                self._storages[key] = _Lifetime("", "output", key.size_bytes, last, last)
             self._storages[key].last = max(self._storages[key].last, last)
         for key in tangents:  # autograd holds them to the end of the backward
             self._storages[key].last = last

@@ -186,6 +186,8 @@ class ShardingPlan:
     those that stand for what is held over the step say so (:mod:`autoshard.micro_batches`). ``bucket_bytes`` is how
     much travels together at most, and decides the schedule (:mod:`autoshard.plans.schedule`) with ``gathers_ahead``:
     whether parameters are gathered before they are needed; 0 where every collective is waited for where it stands.
+    ``deferred`` names the operators of the forward, and the results, that are waited for and run when the caller reads
+    such a result, at the latest as the backward ends.
     ``precision`` says in which dtypes the step computes and reduces. ``contention`` is the hardware's: the share of its
     time that a collective costs although it runs beside computation.
     ``compute_s``, ``communication_s`` and ``optimizer_s``, the step of the optimizer whose state is counted, add up to
@@ -221,6 +223,7 @@ class ShardingPlan:
     micro_batches: int = 1
     bucket_bytes: int = 0
     gathers_ahead: bool = True
+    deferred: tuple[str, ...] = ()
     precision: Precision = AS_IT_IS
     contention: float = 1.0
     against: ExpertDistance | None = None

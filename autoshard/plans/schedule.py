@@ -20,6 +20,9 @@ reads in between:
   before that reader, and ``MOST_EARLY`` are on their way at most. Of several collectives the longest travels; those
   before it run where it sets out, those behind it where it arrives. Where a plan does not gather ahead, none does.
 
+- What only ``deferred`` operators and results want sets out as soon as it is made, each alone, too, and is waited for
+  where they run: a loss, when the caller reads it.
+
 Any other redistribution stands where it is first read.
 
 What travels together takes the same steps over the same axes in the same dtype: one collective for each of the steps.
@@ -101,13 +104,15 @@ class Travel:
 class Bucket:
     """Redistributions of one phase that travel together, and their collectives, one after the other.
 
-    One that ``is_early`` has an activation, or a gradient of one, and no other.
+    One that ``is_early`` has an activation, or a gradient of one, and no other. What ``is_deferred`` arrives where the
+    operators and results run that the plan defers.
     """
 
     phase: Phase
     members: tuple[Redistribution, ...]
     travels: tuple[Travel, ...]
     is_early: bool = False
+    is_deferred: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,10 +179,17 @@ def schedule(plan: ShardingPlan, left_out: Collection[str] = (), unwanted: Colle
     reader = _Reader(plan, frozenset(left_out), frozenset(unwanted))
     buckets = [*reader.gathered("forward"), *reader.gathered("backward"), *reader.reduced()]
     if plan.gathers_ahead:
+        buckets += reader.deferred()
         taken = frozenset(member for bucket in buckets for member in bucket.members)
         buckets += [bucket for phase in PHASES for bucket in reader.early(phase, taken)]
     order = {phase: reader.order(phase) for phase in PHASES}
     return Schedule(tuple(sorted(buckets, key=lambda b: (b.phase != "forward", order[b.phase][b.travels[0].sets_out]))))
+
+
+def moves_alone(plan: ShardingPlan, entry: Redistribution) -> bool:
+    """Whether a redistribution communicates, and no other one of its tensor has to do with its steps."""
+    others = (other for other in plan.redistributions if other.tensor == entry.tensor)
+    return _is_alone(entry, others)
 
 
 @dataclass(frozen=True)
@@ -309,6 +321,20 @@ class _Reader:
             if self._travels(entry, dtype, REDUCTIONS):
                 yield _Found(entry, dtype, place)
 
+    def deferred(self) -> Iterator[Bucket]:
+        """What of the forward is waited for where deferred operators and results want it."""
+        names, deferred = [*self._names["forward"], END], frozenset(self._plan.deferred)
+        places = {name: END if name not in self._places["forward"] else name for name in deferred}
+        order = self.order("forward")
+        for entry in self._plan.redistributions if deferred else ():
+            made = self._places["forward"].get(_maker(entry.tensor))
+            wanted = entry.phase == "forward" and bool(entry.consumers) and deferred.issuperset(entry.consumers)
+            if wanted and made is not None and self._is_alone(entry):
+                read = min((places[name] for name in entry.consumers), key=order.__getitem__)
+                found = [_Found(entry, "", order[read])]
+                stops = [names[made + 1]] * len(entry.collectives) + [read]
+                yield replace(_bucket("forward", found, stops), is_early=True, is_deferred=True)
+
     def early(self, phase: Phase, taken: Collection[Redistribution]) -> Iterator[Bucket]:
         """What sets out before it is read, of what is not ``taken`` by other buckets."""
         names, arrivals = self._names[phase], list[int]()
@@ -349,9 +375,14 @@ class _Reader:
 
     def _is_alone(self, entry: Redistribution) -> bool:
         """Whether a redistribution communicates, and no other one has to do with its steps."""
-        if not entry.collectives or entry.shared or entry.kept:
-            return False
-        return not any(_reads_on_the_way(other, entry) for other in self._of_tensor[entry.tensor])
+        return _is_alone(entry, self._of_tensor[entry.tensor])
+
+
+def _is_alone(entry: Redistribution, others: Iterable[Redistribution]) -> bool:
+    """Whether a redistribution communicates, and none of the ``others`` of its tensor has to do with its steps."""
+    if not entry.collectives or entry.shared or entry.kept:
+        return False
+    return not any(_reads_on_the_way(other, entry) for other in others)
 
 
 def _reads_on_the_way(other: Redistribution, entry: Redistribution) -> bool:

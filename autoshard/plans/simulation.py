@@ -3,8 +3,9 @@
 Operators run one after the other, and so do the collectives of one mesh axis; one over several axes has them all. What
 the schedule has set out travels while operators run, and is waited for in the turn it names; any other collective is
 waited for where it stands. A redistribution in no bucket runs before the first operator that wants it; a gradient goes
-to its parameter's layout as soon as it is made; what leaves the model, at the end of its phase. The optimizer's step
-comes last, in one piece. Of several micro-batches one is followed, with what the step does once.
+to its parameter's layout as soon as it is made; what leaves the model, at the end of its phase. What the plan defers
+runs behind the backward, and the optimizer's step comes last, in one piece. Of several micro-batches one is followed,
+with what the step does once.
 
 Prices are the plan's, of collectives and operators that have the machine for themselves: what hides costs nothing here.
 So this is how short the step may be if nothing slows down what runs beside it, while ``step_s`` adds all up. Between
@@ -83,28 +84,39 @@ class _Run:
         self._now = 0
         self._free: dict[str, int] = defaultdict(int)
         self._arrivals: dict[tuple[int, int], int] = {}
+        self._late: list[tuple[int, int]] = []  # what is waited for behind the backward
 
     def spans(self) -> Iterator[Span]:
         """Everything that runs in the step."""
+        deferred, left = frozenset(self._plan.deferred), list[Execution]()
         for phase in PHASES:
             run = [entry for entry in self._plan.execution if entry.phase == phase]
             places, turns = _Places(self._plan, self._schedule, phase, run), self._schedule.turns(phase)
             for entry in run:
                 yield from self._turns(phase, turns.get(entry.name, ()))
                 yield from self._moved(places.before[entry.name])
+                if entry.name in deferred:
+                    left.append(entry)
+                    continue
                 yield self._computed(phase, entry.predicted_ns, entry)
                 yield from self._moved(places.after[entry.name])
             yield from self._turns(phase, turns.get(END, ()))
             yield from self._moved(places.last)
+        self._now = max([self._now, *(self._arrivals[key] for key in self._late)])
+        for entry in left:
+            yield self._computed("backward", entry.predicted_ns, entry)
         if self._plan.optimizer_s:
             yield self._computed("optimizer", round(self._plan.optimizer_s * 1e9), None)
 
     def _turns(self, phase: Phase, turns: Sequence[Turn]) -> Iterator[Span]:
         for turn in turns:
-            if turn.what == "wait":
-                self._now = max(self._now, self._arrivals[turn.bucket, turn.travel])
-                continue
             bucket = self._schedule.buckets[turn.bucket]
+            if turn.what == "wait":
+                if bucket.is_deferred and turn.travel == len(bucket.travels) - 1:
+                    self._late.append((turn.bucket, turn.travel))
+                else:
+                    self._now = max(self._now, self._arrivals[turn.bucket, turn.travel])
+                continue
             took_s = sum(member.collectives[turn.travel].predicted_s for member in bucket.members)
             span = self._sent(bucket.travels[turn.travel].axis, phase, took_s, bucket, turn.travel)
             self._arrivals[turn.bucket, turn.travel] = span.end_ns

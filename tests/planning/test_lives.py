@@ -17,6 +17,7 @@ from autoshard.lowering import Rank, lower
 from autoshard.mesh import Mesh
 from autoshard.ops import is_part
 from autoshard.planning import Formulation, formulate, interpret, timeline_of
+from autoshard.planning.deferral import perhaps_later
 from autoshard.planning.lives import UNSCHEDULED, _Course, with_lives
 from autoshard.planning.timeline import _Simulation
 from autoshard.plans import ShardingPlan
@@ -93,7 +94,7 @@ def test_the_program_never_counts_more_than_the_timeline_and_at_most_operators_t
     case: str, axes: str, seed: int
 ) -> None:
     """Odd shapes included. Where a result is made contiguous the timeline has a copy more. Parts of an operator that is
-    one kernel do not run, and are not measured.
+    one kernel do not run, and are not measured. What may run when the caller reads the loss is not counted.
     """
     graph = cases.graph(case)
     formulation = formulate(graph, Mesh.parse(axes), profile_of("slow"), tie_layers=False)
@@ -105,7 +106,8 @@ def test_the_program_never_counts_more_than_the_timeline_and_at_most_operators_t
     run = [i for i in course.step if not is_part(graph.nodes[i])]
     assert len([i for i in run if graph.nodes[i].name in names]) > 0.9 * len(run)
     assert not [name for name in names if counted[name] > measured[name]]
-    assert sum(counted[name] == measured[name] for name in names) > 0.8 * len(names)
+    always = names.keys() - {graph.nodes[i].name for i in perhaps_later(graph)}
+    assert sum(counted[name] == measured[name] for name in always) > 0.8 * len(always)
     peak = max(size for _, size in usage_timeline(problem, *assignment))
     assert peak <= timeline_of(graph, plan, POLICY).peak.size_bytes
 
@@ -135,8 +137,8 @@ def test_with_the_schedule_of_a_plan_the_program_counts_what_is_under_way(case: 
     assert solution.choices is not None
     plan = replace(interpret(formulation, solution, profile_of("slow"), "", ""), gathers_ahead=ahead)
     course, measured = _Course.of(graph), at_operators(graph, plan)
-    steps = [step for i, step in course.step.items() if graph.nodes[i].name in measured]
-    most = [measured[graph.nodes[i].name] for i in course.step if graph.nodes[i].name in measured]
+    in_turn = [i for i in course.step if graph.nodes[i].name in measured.keys() - set(plan.deferred)]
+    steps, most = [course.step[i] for i in in_turn], [measured[graph.nodes[i].name] for i in in_turn]
     answer = Assignment(solution.choices, solution.routes)
     alone, scheduled = (
         at_steps(with_lives(formulation, POLICY, found).problem, answer, steps)

@@ -103,6 +103,11 @@ def _check_names(plan: ShardingPlan) -> None:
         for name, times in names.items():
             if times > 1:
                 raise Contradiction(f"{name!r} is named {times} times among the {where}")
+    may_wait = {entry.name for entry in plan.operators if entry.phase == "forward"}
+    may_wait |= {entry.name for entry in plan.outputs}
+    for name in plan.deferred:
+        if name not in may_wait:
+            raise Contradiction(f"{name!r} is deferred, but no operator of the forward and no output", "deferred")
 
 
 def _check_ways(plan: ShardingPlan) -> None:
@@ -279,6 +284,7 @@ def _check_memory(plan: ShardingPlan, memory: MemoryOutcome) -> None:
             "static_bytes",
         )
     operators = {(entry.phase, entry.name) for entry in plan.operators}
+    operators |= {("backward", name) for name in plan.deferred}
     for where, points in (("peak", (memory.peak,)), ("timeline", memory.timeline)):
         for point in points:
             if point.operator not in OUTSIDE and (point.phase, point.operator) not in operators:

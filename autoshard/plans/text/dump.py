@@ -55,6 +55,10 @@ _NOTATION_OF_BUCKETS = """\
 # bucket_bytes  so much at most travels together: parameters are gathered a layer ahead, gradients reduced in buckets
 """
 
+_NOTATION_OF_DEFERRED = """\
+# deferred      is waited for and run when the caller reads such a result, at the latest as the backward ends
+"""
+
 _NOTATION_OF_PRECISION = """\
 # param_dtype   the step computes with cast_W, the cast of W; gradients are reduced in reduce_dtype: to_reduce_W is the
 #               gradient cast before that, reduced_W behind it
@@ -83,6 +87,7 @@ def dump_plan(plan: ShardingPlan) -> str:
     notation = _NOTATION
     notation += _NOTATION_OF_PARTS if _has_parts(plan) else ""
     notation += _NOTATION_OF_BUCKETS if plan.bucket_bytes else ""
+    notation += _NOTATION_OF_DEFERRED if plan.deferred else ""
     notation += _NOTATION_OF_PRECISION if plan.precision != AS_IT_IS else ""
     notation += _NOTATION_OF_SEVERAL if plan.micro_batches > 1 else ""
     return notation + "\n" + "\n".join(_render(plan, fold_plan(plan))) + "\n"
@@ -214,6 +219,8 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
         yield f"bucket_bytes: {plan.bucket_bytes}"
     if not plan.gathers_ahead:
         yield "gathers_ahead: false"
+    if plan.deferred:
+        yield f"deferred: [{', '.join(map(quote, plan.deferred))}]"
     if plan.precision.param_dtype:
         yield f"param_dtype: {plan.precision.param_dtype}"
     if plan.precision.reduce_dtype:

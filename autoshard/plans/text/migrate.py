@@ -77,7 +77,7 @@ def _from_6(document: Document) -> Document:
 
 def _from_7(document: Document) -> Document:
     """In format 7 parameters that travelled together were gathered ahead, in the dtypes of the model."""
-    for section in ("gathers_ahead", "param_dtype", "reduce_dtype"):
+    for section in ("gathers_ahead", "deferred", "param_dtype", "reduce_dtype"):
         if section in document:
             raise UnknownSection((section,), 7)
     for section, key in (("result", "at_peak_s"), ("result", "against"), ("memory", "kinds")):

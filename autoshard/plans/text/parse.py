@@ -200,6 +200,7 @@ class _Reader:
             micro_batches=document.micro_batches,
             bucket_bytes=document.bucket_bytes,
             gathers_ahead=document.gathers_ahead,
+            deferred=document.deferred,
             precision=Precision(document.param_dtype, document.reduce_dtype),
             contention=document.hardware.contention,
             network=tuple(document.network.values()),

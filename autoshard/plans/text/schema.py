@@ -334,6 +334,10 @@ class PlanDocument(_Section):
     gathers_ahead: Annotated[
         bool, Field(description="Whether parameters are gathered before they are needed, where they travel together.")
     ] = True
+    deferred: Annotated[
+        tuple[str, ...],
+        Field(description="Operators of the forward, and results, that are waited for when the caller reads them."),
+    ] = ()
     param_dtype: Annotated[
         FloatingDtype | None, Field(description="What parameters and floating inputs are cast to for the step.")
     ] = None

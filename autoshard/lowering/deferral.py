@@ -1,0 +1,103 @@
+"""The part of a forward that runs when the caller reads a result: what it waits for is on its way meanwhile.
+
+It waits, and computes results without dims from what arrived. Nothing in it sets out, so that ranks may run it when
+they like, and no other rank waits for one that does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .adapter import WAIT, BoxedCodeGen, collective_name
+from .emitter import LocalGraph, hold, in_use
+from .sketch import NODES
+
+
+@dataclass(frozen=True, eq=False)
+class Parted:
+    """A forward in two parts: ``now`` returns behind the results, of which the ``late`` ones are None, and all else
+    the ``passed`` values that ``later`` takes, which returns these.
+    """
+
+    now: LocalGraph
+    later: LocalGraph
+    late: tuple[int, ...]
+    passed: int
+
+
+def late_nodes(graph: fx.Graph, late: Collection[int]) -> dict[fx.Node, None]:
+    """The nodes of a forward that only the results numbered ``late`` need, from what they wait for on, in order."""
+    output = next(node for node in graph.nodes if node.op == "output")
+    returned: Sequence[Any] = output.args[0]
+    values = [(k in late, value) for k, value in enumerate(returned) if isinstance(value, NODES)]
+    needed = _with_sources([*(v for is_late, v in values if not is_late), *filter(_has_effect, graph.nodes)])
+    wanted = _with_sources(value for is_late, value in values if is_late) - needed
+    found: dict[fx.Node, None] = {}
+    last: Any = None
+    for node in graph.nodes:
+        holds = node.target is hold and last in found and last.target is WAIT
+        waits = node in wanted and (node.target is WAIT or any(read in found for read in node.all_input_nodes))
+        if holds or waits:
+            found[node] = None
+        last = node
+    return found
+
+
+def _with_sources(nodes: Iterable[Any]) -> set[fx.Node]:
+    """Nodes, and all that they are computed from."""
+    todo = list(nodes)
+    found = set(todo)
+    while todo:
+        new = set(todo.pop().all_input_nodes) - found
+        found |= new
+        todo += new
+    return found
+
+
+def parted(forward: LocalGraph, late: Sequence[int]) -> Parted:
+    """A forward in two parts."""
+    graph, apart = forward.graph, late_nodes(forward.graph, late)
+    returned: Sequence[Any] = graph.output_node().args[0]  # type: ignore[assignment]
+    ends = [returned[k] for k in late]
+    # what is sent is held until it was waited for
+    passed = dict.fromkeys(read for node in apart for read in in_use(node) if read not in apart)
+    passed |= dict.fromkeys(end for end in ends if end not in apart)
+    now, later = _empty(), _empty()
+    known: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op != "output" and node not in apart:
+            known[node] = now.node_copy(node, known.__getitem__)
+    first = [None if k in late else value and known[value] for k, value in enumerate(returned)]
+    now.output((*first, *(known[node] for node in passed)))
+    there: dict[fx.Node, fx.Node] = {}
+    for node in passed:
+        there[node] = later.placeholder(node.name)
+        there[node].meta.update(node.meta)
+    for node in apart:
+        there[node] = later.node_copy(node, there.__getitem__)
+    later.output(tuple(there[end] for end in ends))
+    for part in (now, later):
+        part.lint()
+    return Parted(LocalGraph(now, "ForwardNow"), LocalGraph(later, "ForwardLater"), tuple(late), len(passed))
+
+
+def _empty() -> fx.Graph:
+    graph = fx.Graph()
+    graph.set_codegen(BoxedCodeGen())
+    return graph
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether a node does more than give its result or wait for something."""
+    if node.op != "call_function" or node.target is WAIT or node.target is hold:
+        return False
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload):
+        return getattr(op, "__name__", "") != "getitem"
+    draws = torch.Tag.nondeterministic_seeded in op.tags
+    return draws or op._schema.is_mutable or collective_name(node) is not None

@@ -1,0 +1,100 @@
+"""Results that are there once somebody reads them: what they are made of is on its way until then.
+
+Such a tensor is one like any other, without dims and with its place in autograd, but of a class that looks at what it
+is given to. Whatever may read its value makes it first, and it is a plain tensor from then on; to go backward from it
+reads nothing. As the backward ends it is made in any case.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from .adapter import without_torch_function
+from .emitter import LocalGraph
+from .failure import Failures
+
+_READ_NOTHING = frozenset(
+    {
+        torch.Tensor.backward,
+        torch.autograd.grad,
+        torch.ones_like,  # the gradient that a backward begins with
+        *(vars(torch._C.TensorBase)[name].__get__ for name in ("requires_grad", "grad_fn")),
+    }
+)
+
+
+class Unread(torch.Tensor):
+    """A result that is not made yet: see :func:`as_unread`."""
+
+    _pending: Pending
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func not in _READ_NOTHING:
+            for leaf in tree_leaves((args, kwargs)):
+                if type(leaf) is Unread:
+                    leaf._pending.finish()
+        with without_torch_function():
+            return func(*args, **(kwargs or {}))
+
+
+class Pending:
+    """What makes the results of one step that nobody has read.
+
+    ``places`` is where they will be. Until then there is no number: who gets at one all the same sees that.
+
+    Args:
+        later: makes them of ``given``.
+        failures: told where that breaks off, as another rank has ended.
+    """
+
+    def __init__(self, later: LocalGraph, given: list[torch.Tensor], failures: Failures) -> None:
+        self._later, self._given, self._failures = later, given, failures
+        likes = (value for value in later.values if value is not None)
+        self.places = [torch.full((), math.nan, dtype=like.dtype, device=like.device) for like in likes]
+        self._shown: list[weakref.ref[torch.Tensor]] = []
+        self._is_done = False
+
+    def show(self, results: Iterable[torch.Tensor | None]) -> None:
+        """Makes tensors in these places, which the caller is to get, unread ones."""
+        for result in results:
+            if result is not None:
+                result.__class__ = Unread
+                result._pending = self  # type: ignore[attr-defined]
+                self._shown.append(weakref.ref(result))
+
+    def finish(self) -> None:
+        """Waits, and makes the results, once.
+
+        Raises:
+            JobError: another rank has ended.
+        """
+        if self._is_done:
+            return
+        self._is_done = True
+        given, self._given = self._given, []
+        with torch.no_grad(), torch.autocast(self.places[0].device.type, enabled=False), without_torch_function():
+            with self._failures.telling("the forward"):
+                made = self._later(given)
+            for place, value in zip(self.places, made, strict=True):
+                place.copy_(value)
+            for shown in self._shown:
+                if (result := shown()) is not None:
+                    result.__class__ = torch.Tensor
+                    del result._pending  # type: ignore[attr-defined]
+
+    def __del__(self) -> None:
+        """What is on its way arrives, also where nobody reads the results: torch keeps it until it was waited for."""
+        if not self._is_done and self._given:
+            try:
+                self.finish()
+            except Exception:  # the job has ended, or this interpreter ends
+                return

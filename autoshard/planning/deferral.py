@@ -1,0 +1,117 @@
+"""What of a forward may run when the caller reads the loss, so that no rank waits for the others before its backward.
+
+A loss is reduced over the ranks at the end of the forward, and the backward does not read it. What stands behind that
+collective, and is there for results without dims alone, can be done whenever somebody reads one of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from ..capture import CapturedGraph, Ref, is_random
+from ..constraints.names import output_name
+from ..plans import Redistribution, ShardingPlan
+from ..plans.schedule import moves_alone
+
+MOST_BYTES = 1 << 20
+"""Of a tensor that may be on its way until the backward is over: held so long, what is larger is in the way of it."""
+
+_RESULT, _OUTSIDE = -1, -2
+
+
+def deferrable(graph: CapturedGraph) -> frozenset[int]:
+    """The operators of the forward whose results only each other read, and results of the model that are floating
+    numbers without dims; none where no backward follows, or of several micro-batches.
+    """
+    if not graph.gradients or graph.micro_batches > 1:
+        return frozenset()
+    readers = _readers(graph)
+    found = {_RESULT}
+    for i, node in reversed(list(graph.of_kind("operator"))):
+        reading = set[int]().union(*(readers[Ref(i, k)] for k in range(len(node.outputs))))
+        if node.phase == "forward" and reading and reading <= found and not is_random(node):
+            found.add(i)
+    return frozenset(found - {_RESULT})
+
+
+def read_late(graph: CapturedGraph) -> frozenset[Ref]:
+    """The tensors, none of more than ``MOST_BYTES``, that operators of the forward make for :func:`deferrable` ones and
+    such results alone.
+    """
+    readers, late = _readers(graph), deferrable(graph) | {_RESULT}
+    made = (
+        Ref(i, k)
+        for i, node in graph.of_kind("operator")
+        for k, meta in enumerate(node.outputs)
+        if late and node.phase == "forward" and meta is not None and meta.size_bytes <= MOST_BYTES
+    )
+    return frozenset(ref for ref in made if readers[ref] and readers[ref] <= late)
+
+
+def perhaps_later(graph: CapturedGraph) -> frozenset[int]:
+    """Of the :func:`deferrable` operators those that make more than numbers, but no tensor of more than ``MOST_BYTES``:
+    it depends on the plan whether that is there in the forward or behind the backward.
+    """
+    made = {i: [meta for meta in graph.nodes[i].outputs if meta is not None] for i in deferrable(graph)}
+    return frozenset(
+        i
+        for i, metas in made.items()
+        if any(meta.shape for meta in metas) and all(meta.size_bytes <= MOST_BYTES for meta in metas)
+    )
+
+
+def deferred(graph: CapturedGraph, plan: ShardingPlan) -> tuple[str, ...]:
+    """The operators of the forward, and behind them the results, that a plan has run late: those for which a collective
+    is waited for, and no other sets out behind them.
+
+    Args:
+        graph: the graph the plan was made for.
+        plan: one whose schedule is decided.
+    """
+    late = deferrable(graph)
+    if not (late or read_late(graph)) or not plan.bucket_bytes or not plan.gathers_ahead:
+        return ()
+    sent = [entry for entry in plan.redistributions if entry.phase == "forward" and entry.collectives]
+    makers = {graph.tensor_name(Ref(i, k)): i for i in late for k in range(len(graph.nodes[i].outputs))}
+    now = {makers[entry.tensor] for entry in sent if entry.tensor in makers}
+    for i in sorted(late, reverse=True):
+        if i in now:
+            now.update(ref.node for ref in graph.nodes[i].inputs if ref.node in late)
+    results = {output_name(k): ref for k, ref in enumerate(graph.outputs) if ref is not None and _is_number(graph, ref)}
+    may = {graph.nodes[i].name for i in late - now} | results.keys()
+    tensors = {graph.tensor_name(ref): ref for ref in read_late(graph)}
+    waited: dict[Ref, tuple[str, ...]] = defaultdict(tuple)
+    for entry in sent:
+        if entry.tensor in tensors and _is_for(entry, may) and moves_alone(plan, entry):
+            waited[tensors[entry.tensor]] += entry.consumers
+    found: dict[int, str] = {}
+    for i in sorted(late - now):
+        node = graph.nodes[i]
+        if any(ref.node in found or node.name in waited[ref] for ref in node.inputs):
+            found[i] = node.name
+    return (*found.values(), *(name for name, ref in results.items() if ref.node in found or name in waited[ref]))
+
+
+def _is_for(entry: Redistribution, names: set[str]) -> bool:
+    return bool(entry.consumers) and names.issuperset(entry.consumers)
+
+
+def _readers(graph: CapturedGraph) -> dict[Ref, set[int]]:
+    """Who reads each tensor: operators by number, ``_RESULT`` for a result that is a floating number without dims, and
+    ``_OUTSIDE`` for everything else.
+    """
+    found: dict[Ref, set[int]] = defaultdict(set)
+    for i, node in enumerate(graph.nodes):
+        for ref in node.inputs:
+            found[ref].add(i)
+    for result in graph.outputs:
+        if result is not None:
+            found[result].add(_RESULT if _is_number(graph, result) else _OUTSIDE)
+    for _, ref in (*graph.gradients, *graph.mutations):
+        found[ref].add(_OUTSIDE)
+    return found
+
+
+def _is_number(graph: CapturedGraph, ref: Ref) -> bool:
+    meta = graph.meta(ref)
+    return meta.shape == () and meta.dtype.is_floating_point
