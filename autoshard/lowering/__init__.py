@@ -4,13 +4,13 @@ from .agree import agreed, bind, from_first_rank
 from .batches import sampler, shard_inputs, shard_targets
 from .board import open_board
 from .checkpoints import save_parts
-from .deferral import late_nodes
 from .draws import Draws, Random, check_random
 from .emitter import in_use, storages
 from .failure import Failures
 from .fill import weights_on_meta
 from .identity import check_same_start, check_same_tensors, code_digest, plan_digest
 from .inputs import Inputs
+from .late_part import late_nodes
 from .load import load_weights
 from .local_program import LocalProgram, lower
 from .local_values import Results, Storage

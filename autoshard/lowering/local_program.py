@@ -32,10 +32,10 @@ from ..plans import PHASES, OperatorEntry, Phase, Redistribution, ShardingPlan
 from ..plans.schedule import END, Schedule, Turn, schedule
 from ..redistribution.execution import Shard, run_step
 from .adapter import collective_name, without_values
-from .deferral import Parted, parted
 from .draws import Random, draw_whole, start_drawing, stream_of
 from .emitter import GraphEmitter, LocalGraph, first_results, storages
 from .flow import gradient_flow
+from .late_part import Parted, parted
 from .local_values import Results, Storage
 from .once_a_step import OnceAStep, once_a_step
 from .owned import owned

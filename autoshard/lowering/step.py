@@ -24,10 +24,10 @@ from .adapter import (
     local_of,
 )
 from .backwards import Backward, Backwards
-from .deferral import Parted
 from .failure import Failures
 from .flow import gradient_flow
 from .kept import Kept, count_optimizer_steps
+from .late_part import Parted
 from .local_program import LocalProgram
 from .placements import placements_of, readable, spec_of
 from .unread import Pending

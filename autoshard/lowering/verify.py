@@ -16,7 +16,7 @@ from ..errors import VerificationError
 from ..plans import PHASES, Phase, ShardingPlan
 from ..plans.schedule import END, Schedule, schedule
 from .adapter import COLLECTIVES, WAIT, collective_name, is_collective
-from .deferral import late_nodes
+from .late_part import late_nodes
 from .local_program import LocalProgram
 
 Key = tuple[str, str, int]
