@@ -7,6 +7,7 @@ write (the silent corruption of pytorch#194457).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -117,6 +118,8 @@ def packed(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard) -
     if step.target == 0 and local == _with(padded, 0, piece_shape[0] * shard.mesh.parts(step.axes)):
         return emit.call(aten.contiguous.default, x)  # the blocks lie in a row already
     blocks = shard.blocks(local[step.target], step.axes)
+    if _with(local, step.target, blocks[0][1]) == piece_shape and _in_a_row(blocks, local[step.target]):
+        return emit.call(aten.cat.default, _blocks(emit, x, local, step.target, len(blocks)), 0)
     given = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
     return emit.call(aten.cat.default, given, 0)
 
@@ -165,13 +168,28 @@ def _join(emit: Emitter, x: Any, piece: tuple[int, ...], goal: tuple[int, ...], 
     if not step.joins and whole == goal:
         return x
     found = []
-    for r, (start, stop) in enumerate(shard.blocks(goal[dim], step.axes)):
+    blocks = shard.blocks(goal[dim], step.axes)
+    if not step.source_parts and _with(goal, dim, blocks[0][1]) == piece and _in_a_row(blocks, goal[dim]):
+        return emit.call(aten.cat.default, _blocks(emit, x, whole, 0, len(blocks)), dim)
+    for r, (start, stop) in enumerate(blocks):
         arrived, shape = _slice(emit, x, whole, 0, r * piece[0], (r + 1) * piece[0])
         found.append(_cut(emit, arrived, shape, _with(goal, dim, stop - start)))
     if step.source_parts:  # those of every rank of the first part, of the second, and so on
         parts = pieces(goal[dim] // len(found), step.source_parts)
         found = [emit.call(aten.slice.Tensor, each, dim, start, stop) for start, stop in parts for each in found]
     return emit.call(aten.cat.default, found, dim)
+
+
+def _in_a_row(blocks: Sequence[tuple[int, int]], length: int) -> bool:
+    """Whether blocks of a dim of so many elements are equal parts of it, in order."""
+    size, rest = divmod(length, len(blocks))
+    return size > 0 and not rest and list(blocks) == [(start, start + size) for start in range(0, length, size)]
+
+
+def _blocks(emit: Emitter, x: Any, shape: tuple[int, ...], dim: int, count: int) -> Any:
+    """So many equal parts of a dim, by one call: as slices they would be one each."""
+    apart = emit.call(aten.view.default, x, [*shape[:dim], count, shape[dim] // count, *shape[dim + 1 :]])
+    return emit.call(aten.unbind.int, apart, dim)
 
 
 def _slice(
