@@ -6,7 +6,9 @@ collective, and is there for results without dims alone, can be done whenever so
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
 
 from ..capture import CapturedGraph, Ref, is_random
 from ..constraints.names import output_name
@@ -16,36 +18,22 @@ from ..plans.schedule import moves_alone
 MOST_BYTES = 1 << 20
 """Of a tensor that may be on its way until the backward is over: held so long, what is larger is in the way of it."""
 
-_RESULT, _OUTSIDE = -1, -2
-
 
 def deferrable(graph: CapturedGraph) -> frozenset[int]:
     """The operators of the forward whose results only each other read, and results of the model that are floating
     numbers without dims; none where no backward follows, or of several micro-batches.
     """
-    if not graph.gradients or graph.micro_batches > 1:
-        return frozenset()
-    readers = _readers(graph)
-    found = {_RESULT}
-    for i, node in reversed(list(graph.of_kind("operator"))):
-        reading = set[int]().union(*(readers[Ref(i, k)] for k in range(len(node.outputs))))
-        if node.phase == "forward" and reading and reading <= found and not is_random(node):
-            found.add(i)
-    return frozenset(found - {_RESULT})
+    return _tail(graph)[0]
 
 
 def read_late(graph: CapturedGraph) -> frozenset[Ref]:
     """The tensors, none of more than ``MOST_BYTES``, that operators of the forward make for :func:`deferrable` ones and
     such results alone.
     """
-    readers, late = _readers(graph), deferrable(graph) | {_RESULT}
-    made = (
-        Ref(i, k)
-        for i, node in graph.of_kind("operator")
-        for k, meta in enumerate(node.outputs)
-        if late and node.phase == "forward" and meta is not None and meta.size_bytes <= MOST_BYTES
-    )
-    return frozenset(ref for ref in made if readers[ref] and readers[ref] <= late)
+    _, reads = _tail(graph)
+    every, makers = _reads(graph), {ref: graph.nodes[ref.node] for ref in reads}
+    made = (ref for ref, node in makers.items() if (node.kind, node.phase) == ("operator", "forward"))
+    return frozenset(ref for ref in made if every(ref) == reads[ref] and graph.meta(ref).size_bytes <= MOST_BYTES)
 
 
 def perhaps_later(graph: CapturedGraph) -> frozenset[int]:
@@ -96,20 +84,32 @@ def _is_for(entry: Redistribution, names: set[str]) -> bool:
     return bool(entry.consumers) and names.issuperset(entry.consumers)
 
 
-def _readers(graph: CapturedGraph) -> dict[Ref, set[int]]:
-    """Who reads each tensor: operators by number, ``_RESULT`` for a result that is a floating number without dims, and
-    ``_OUTSIDE`` for everything else.
-    """
-    found: dict[Ref, set[int]] = defaultdict(set)
-    for i, node in enumerate(graph.nodes):
-        for ref in node.inputs:
-            found[ref].add(i)
-    for result in graph.outputs:
-        if result is not None:
-            found[result].add(_RESULT if _is_number(graph, result) else _OUTSIDE)
-    for _, ref in (*graph.gradients, *graph.mutations):
-        found[ref].add(_OUTSIDE)
-    return found
+def _tail(graph: CapturedGraph) -> tuple[frozenset[int], Counter[Ref]]:
+    """The deferrable operators, and how often they, and results that are numbers, read each tensor."""
+    found: set[int] = set()
+    if not graph.gradients or graph.micro_batches > 1:
+        return frozenset(), Counter()
+    reads = Counter(ref for ref in graph.outputs if ref is not None and _is_number(graph, ref))
+    every = _reads(graph)
+    todo = [-ref.node for ref in reads]
+    heapify(todo)
+    while todo:  # readers come before what they read
+        i = -heappop(todo)
+        node = graph.nodes[i]
+        made = [Ref(i, k) for k in range(len(node.outputs))]
+        is_free = (node.kind, node.phase) == ("operator", "forward") and not is_random(node)
+        if is_free and i not in found and all(every(ref) == reads[ref] for ref in made):
+            found.add(i)
+            reads.update(node.inputs)
+            for ref in node.inputs:
+                heappush(todo, -ref.node)
+    return frozenset(found), reads
+
+
+def _reads(graph: CapturedGraph) -> Callable[[Ref], int]:
+    """How often a tensor is read: by operators, and by what leaves the graph."""
+    outside = Counter((*graph.outputs, *(ref for _, ref in graph.mutations)))
+    return lambda ref: graph.reads[ref] + outside[ref]
 
 
 def _is_number(graph: CapturedGraph, ref: Ref) -> bool:
