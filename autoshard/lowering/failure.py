@@ -35,18 +35,20 @@ class Failures:
         self._told: str | None = None
 
     @contextmanager
-    def telling(self, doing: str) -> Iterator[None]:
+    def telling(self, doing: str, anew: bool = True) -> Iterator[None]:
         """Tells the other ranks of an exception inside, or finds out why they broke off.
 
         Args:
             doing: what this rank does, as errors say it: ``the forward``.
+            anew: whether this rank runs on, so that what it told of before is over; not where it may end of that.
 
         Raises:
             JobError: a collective broke off; the message names the rank that failed and its reason, or says that no
                 rank could say why, and in which collective this rank stood.
             Exception: any other that was raised inside.
         """
-        self._take_back()
+        if anew:
+            self._take_back()
         try:
             yield
         except (JobError, ENOUGH_SAVED):

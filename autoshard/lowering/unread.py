@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -61,7 +62,8 @@ class Pending:
         likes = (value for value in later.values if value is not None)
         self.places = [torch.full((), math.nan, dtype=like.dtype, device=like.device) for like in likes]
         self._shown: list[weakref.ref[torch.Tensor]] = []
-        self._is_done = False
+        self._is_begun = False
+        self._broken: Exception | None = None
 
     def show(self, results: Iterable[torch.Tensor | None]) -> None:
         """Makes tensors in these places, which the caller is to get, unread ones."""
@@ -77,14 +79,22 @@ class Pending:
         Raises:
             JobError: another rank has ended.
         """
-        if self._is_done:
+        if self._broken is not None:
+            raise self._broken
+        if self._is_begun:
             return
-        self._is_done = True
+        try:
+            with self._failures.telling("the forward", anew=False):
+                self._make()
+        except Exception as error:
+            self._broken = error
+            raise
+
+    def _make(self) -> None:
+        self._is_begun = True
         given, self._given = self._given, []
         with torch.no_grad(), torch.autocast(self.places[0].device.type, enabled=False), without_torch_function():
-            with self._failures.telling("the forward"):
-                made = self._later(given)
-            for place, value in zip(self.places, made, strict=True):
+            for place, value in zip(self.places, self._later(given), strict=True):
                 place.copy_(value)
             for shown in self._shown:
                 if (result := shown()) is not None:
@@ -93,8 +103,6 @@ class Pending:
 
     def __del__(self) -> None:
         """What is on its way arrives, also where nobody reads the results: torch keeps it until it was waited for."""
-        if not self._is_done and self._given:
-            try:
-                self.finish()
-            except Exception:  # the job has ended, or this interpreter ends
-                return
+        if not self._is_begun:
+            with suppress(Exception):  # the job has ended, or this interpreter ends
+                self._make()
