@@ -8,9 +8,11 @@
 A step is forward, backward and AdamW's step of the demo Llama (examples/llama.py), or of a GPT-2 or a mixture of
 experts of about its size, which torch has DDP and FSDP2 for: its tensor parallelism cuts neither fused projections nor
 experts. In every round each contender takes one step, begun together, and the slowest rank's seconds count; a ratio is
-that of two contenders of one round. The table has the medians of both and of their ratios, with quartiles. ``optimum``
-is the plan without constraints on dp=2,tp=2, against each of torch's. ``autoshard calibrate --mesh dp=2,tp=2`` makes
-its profile; without one it is made for the prices of another machine, on which no link is slow.
+that of two contenders of one round. Each round has an order of its own, drawn alike on all ranks: in a fixed one who
+follows a step that leaves much behind, in caches and heap, is always the same. The table has the medians of both and of
+their ratios, with quartiles. ``optimum`` is the plan without constraints on dp=2,tp=2, against each of torch's.
+``autoshard calibrate --mesh dp=2,tp=2`` makes its profile; without one it is made for the prices of another machine, on
+which no link is slow.
 
 ``--fused`` gives all of them AdamW's fused kernel. Without it torch steps one parameter after the other on a CPU.
 
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -192,12 +195,10 @@ def contenders(
 
 
 def timed(steps: dict[tuple[str, str], Step], rounds: int) -> dict[tuple[str, str], list[float]]:
-    """Seconds of the slowest rank, by contender and round; who begins a round changes from one to the next."""
+    """Seconds of the slowest rank, by contender and round; each round has an order of its own."""
     times: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
-    order = list(steps)
     for number in range(-WARM, rounds):
-        order = [*order[1:], order[0]]
-        for key in order:
+        for key in random.Random(WARM + number).sample(list(steps), len(steps)):
             dist.barrier()
             started_s = time.perf_counter()
             steps[key]()
