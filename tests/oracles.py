@@ -31,6 +31,9 @@ class Eager:
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         return op(*args, **kwargs)
 
+    def value(self, x: Tensor) -> Tensor:
+        return x
+
 
 def shards_of(whole: Tensor, layout: Layout, mesh: Mesh, generator: torch.Generator) -> dict[Coordinate, Tensor]:
     """What every rank holds of a tensor, by the definition of R, S and P: axis after axis, in mesh order."""

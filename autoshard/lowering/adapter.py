@@ -323,6 +323,10 @@ def call_through(module: torch.nn.Module, function: Callable[..., Any]) -> None:
     module.__dict__["_compiled_call_impl"] = function
 
 
+REQUIRES_GRAD, GRAD_FN = (vars(torch._C.TensorBase)[name].__get__ for name in ("requires_grad", "grad_fn"))
+"""The functions that a class with a ``__torch_function__`` is told of where somebody asks for these attributes."""
+
+
 def without_torch_function() -> Any:
     """Inside, functions of torch take tensors of a class with a ``__torch_function__`` as any others."""
     return torch._C.DisableTorchFunctionSubclass()

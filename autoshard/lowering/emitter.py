@@ -141,6 +141,11 @@ class GraphEmitter:
             return args[0]  # type: ignore[no-any-return]
         return self._append(op, args, kwargs, self._results.of(op, args, kwargs))
 
+    def value(self, x: fx.Node) -> torch.Tensor:
+        """See :class:`autoshard.redistribution.execution.Emitter`."""
+        value: torch.Tensor = x.meta["val"]
+        return value
+
     def write_into(self, made: fx.Node, place: fx.Node) -> None:
         """Has the operator that was added last write its result to a place, which was there before, if it can."""
         value, wanted = made.meta["val"], place.meta["val"]

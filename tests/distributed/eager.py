@@ -28,6 +28,9 @@ class EagerEmitter:
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         return op(*args, **kwargs)
 
+    def value(self, x: Tensor) -> Tensor:
+        return x
+
     def all_gather(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
         return self._collective(_c10d.all_gather_into_tensor, axes, x, mesh_of(self._mesh).parts(axes))
 

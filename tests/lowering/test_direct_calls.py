@@ -35,6 +35,7 @@ CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     aten.mm.out: [((X, Y.T), {"out": torch.empty(2, 2)})],
     aten.mul.Tensor: [((X, Y), {}), ((X, -0.5), {}), ((X.int(), 2), {}), ((X.bfloat16(), Y), {}), ((X, Y[0, 0]), {})],
     aten.neg.default: [((X,), {})],
+    aten.permute.default: [((X, [1, 0]), {}), ((WIDE, (2, 0, 1)), {})],
     aten.pow.Tensor_Scalar: [((X, 2), {}), ((X, 0.5), {}), ((X.int(), 2), {})],
     aten.reshape.default: [((X, [6]), {}), ((X, (3, -1)), {}), ((WIDE, [12]), {}), ((X[0, 0], []), {})],
     aten.rsqrt.default: [((X,), {})],
@@ -52,6 +53,7 @@ CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     aten.transpose.int: [((X, 0, 1), {}), ((WIDE, -1, 0), {})],
     aten.unsqueeze.default: [((X, 0), {}), ((X, -1), {})],
     aten.view.default: [((X, [6]), {}), ((X, (3, -1)), {}), ((X[0, 0], []), {})],
+    aten.view.dtype: [((X, torch.int32), {}), ((torch.ones(2, 4), torch.int64), {})],
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from itertools import pairwise, product
+from math import prod
 
 import numpy as np
 import pytest
@@ -31,10 +32,10 @@ from autoshard.lowering import Storage, storages
 from autoshard.lowering.emitter import GraphEmitter
 from autoshard.mesh import Mesh
 from autoshard.redistribution import Step, size_bytes, step_between, steps_along
-from autoshard.redistribution.execution import Shard, run_step
+from autoshard.redistribution.execution import Shard, packed, run_step
 from autoshard.redistribution.paths import cheapest_paths, copied_bytes, layouts_of, single_steps, transient_bytes
 
-from ..oracles import LockStep, close, groups_of, shards_of, whole_of
+from ..oracles import Eager, LockStep, close, groups_of, shards_of, whole_of
 
 GRIDS = ["a=2", "a=3", "a=4", "a=2,b=2", "a=2,b=3", "a=3,b=2"]
 SHAPES = [(8, 7), (5, 3), (7, 4, 3)]
@@ -91,6 +92,25 @@ def test_executing_every_path_gives_every_rank_its_slice_of_the_whole(grid: str,
             assert close(whole_of(arrived, path[-1], mesh), whole)
         else:
             assert all(close(arrived[at], goal[at]) for at in goal), path
+
+
+@pytest.mark.parametrize("how", ["as it is", "behind others", "turned"])
+@pytest.mark.parametrize(("shape", "count"), [((6, 8), 2), ((6, 8), 4), ((5, 6), 3), ((2, 12, 4), 3), ((3, 2), 2)])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.complex64, torch.complex128]
+)
+def test_blocks_are_stacked_whatever_they_are_made_of_and_wherever_they_lie(
+    dtype: torch.dtype, shape: tuple[int, ...], count: int, how: str
+) -> None:
+    """In wide words where these fit, else element by element."""
+    mesh, whole = Mesh.parse(f"a={count}"), torch.arange(1.0, 1 + prod(shape)).reshape(shape).to(dtype)
+    if how == "behind others":
+        whole = torch.cat([whole.reshape(-1)[:1], whole.reshape(-1)])[1:].view(shape)
+    elif how == "turned":
+        whole = whole.transpose(0, -1).contiguous().transpose(0, -1)
+    path = Layout((P_SUM,)), Layout((S(1),))
+    given = packed(Eager(), whole, *path, Shard(shape, mesh, (0,)))
+    assert torch.equal(given, torch.cat(whole.chunk(count, 1))) and given.is_contiguous()
 
 
 @pytest.mark.parametrize("reduce", ["max", "min"])
