@@ -44,7 +44,7 @@ class ParallelModule(nn.Module):
     :func:`plan_of`.
 
     Call it with plain tensors, which are this rank's shards (:func:`autoshard.shard_inputs` cuts a full batch), or with
-    DTensors. A scalar result comes back as a plain tensor, equal on all ranks, which may be waited for when its value is
+    DTensors. A scalar result comes back as a plain tensor, equal on all ranks, whose value may be waited for when it is
     read (:mod:`autoshard.lowering.unread`); any other as a DTensor.
 
     Where the plan has several micro-batches, a call is one of them, and so many backwards make a step: gradients are
