@@ -20,8 +20,8 @@ MOST_BYTES = 1 << 20
 
 
 def deferrable(graph: CapturedGraph) -> frozenset[int]:
-    """The operators of the forward whose results only each other read, and results of the model that are floating
-    numbers without dims; none where no backward follows, or of several micro-batches.
+    """The operators of the forward that make numbers without dims, which only each other read, and floating ones among
+    the results of the model; none where no backward follows, or of several micro-batches.
     """
     return _tail(graph)[0]
 
@@ -34,18 +34,6 @@ def read_late(graph: CapturedGraph) -> frozenset[Ref]:
     every, makers = _reads(graph), {ref: graph.nodes[ref.node] for ref in reads}
     made = (ref for ref, node in makers.items() if (node.kind, node.phase) == ("operator", "forward"))
     return frozenset(ref for ref in made if every(ref) == reads[ref] and graph.meta(ref).size_bytes <= MOST_BYTES)
-
-
-def perhaps_later(graph: CapturedGraph) -> frozenset[int]:
-    """Of the :func:`deferrable` operators those that make more than numbers, but no tensor of more than ``MOST_BYTES``:
-    it depends on the plan whether that is there in the forward or behind the backward.
-    """
-    made = {i: [meta for meta in graph.nodes[i].outputs if meta is not None] for i in deferrable(graph)}
-    return frozenset(
-        i
-        for i, metas in made.items()
-        if any(meta.shape for meta in metas) and all(meta.size_bytes <= MOST_BYTES for meta in metas)
-    )
 
 
 def deferred(graph: CapturedGraph, plan: ShardingPlan) -> tuple[str, ...]:
@@ -96,8 +84,9 @@ def _tail(graph: CapturedGraph) -> tuple[frozenset[int], Counter[Ref]]:
     while todo:  # readers come before what they read
         i = -heappop(todo)
         node = graph.nodes[i]
-        made = [Ref(i, k) for k in range(len(node.outputs))]
+        made = [Ref(i, k) for k, meta in enumerate(node.outputs) if meta is not None]
         is_free = (node.kind, node.phase) == ("operator", "forward") and not is_random(node)
+        is_free = is_free and all(graph.meta(ref).shape == () for ref in made)
         if is_free and i not in found and all(every(ref) == reads[ref] for ref in made):
             found.add(i)
             reads.update(node.inputs)

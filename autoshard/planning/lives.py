@@ -44,7 +44,6 @@ from ..lowering.flow import gradient_flow
 from ..micro_batches import is_held, is_summed
 from ..ops import is_free, is_part
 from ..plans.schedule import Schedule
-from .deferral import perhaps_later
 from .formulation import Formulation
 from .tensor_networks import HELD, TensorNetwork, layout_of
 from .timeline import OPTIMIZER_STEP, Timeline
@@ -110,8 +109,7 @@ class _Course:
         over: the first step behind the backward.
         optimizer: the first step of the optimizer.
         end: how many steps there are.
-        unknown: nodes of whose results it depends on the gradients that arrive, or on what a plan defers, whether and
-            when they exist.
+        unknown: nodes of whose results it depends on the gradients that arrive whether and when they exist.
     """
 
     step: dict[int, int]
@@ -135,7 +133,6 @@ class _Course:
         unknown = unneeded | {ref.node for ref in flow.zeros}
         unknown |= {i for _, i in operators if any(ref in flow.zeros for ref in graph.nodes[i].inputs)}
         unknown |= {ref.node for i in unneeded for ref in graph.nodes[i].inputs}
-        unknown |= perhaps_later(graph)
         return cls(
             step={i: k for k, i in enumerate([*(i for _, i in operators), *sums], 1)},
             first=1 + copies,
@@ -238,11 +235,9 @@ def _loads(
         yield from _gradients(graph, numbers, sizes, course)
     wanted = {found.ref for found in formulation.networks}
     wanted |= {Ref(found.again, found.ref.output) for found in formulation.networks if found.again is not None}
-    late = perhaps_later(graph)
     for i, k in course.step.items():
         for output, meta in enumerate(graph.nodes[i].outputs):
-            is_counted = Ref(i, output) not in wanted and not is_free(graph.nodes[i]) and i not in late
-            if meta is not None and is_counted:
+            if meta is not None and Ref(i, output) not in wanted and not is_free(graph.nodes[i]):
                 first = formulation.seconds.get(i)
                 if first is None:
                     yield i, Load((k, k + 1), sizes.made(Ref(i, output)))
