@@ -92,10 +92,13 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> predictions.Plans:
 @pytest.mark.parametrize(
     "cells",
     [
-        {"recompute": "none", "gpu": "NVIDIA H200", "kv_heads": ""},
+        pytest.param({"recompute": "none", "gpu": "NVIDIA H200", "kv_heads": ""}, marks=pytest.mark.thorough),
         {"recompute": "full (each block)", "kv_heads": "1", "local_batch": "3", "seq": "33"},
         {"mesh": "dp_replicate=2, dp_shard=2", "scheme": "HSDP", "recompute": "selective layer"},
-        {"mesh": "dp=16", "gpus": "16", "scheme": "FSDP1 HYBRID_SHARD", "recompute": "none"},
+        pytest.param(
+            {"mesh": "dp=16", "gpus": "16", "scheme": "FSDP1 HYBRID_SHARD", "recompute": "none"},
+            marks=pytest.mark.thorough,
+        ),
         {"mesh": "", "scheme": "DDP", "recompute": "no", "grad_accum": "", "global_batch": "16"},
         {"mesh": "dp_shard=2, tp=2", "scheme": "FSDP2+TP(SP)", "compile": "yes"},
         {"mesh": "tp=2", "scheme": "Megatron TP, distributed optimizer", "recompute": "selective", "dtype": "bf16"},

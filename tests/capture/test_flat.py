@@ -268,8 +268,9 @@ def test_the_graph_is_that_of_a_whole_capture(name: str, is_flat: bool, monkeypa
     ("make", "precision"),
     [
         pytest.param(llama, AS_IT_IS, marks=pytest.mark.thorough),
-        (gpt2, AS_IT_IS),
-        (llama, Precision.of("bfloat16", "float32")),
+        pytest.param(gpt2, AS_IT_IS, marks=pytest.mark.thorough),
+        (gpt2, Precision.of("bfloat16", "float32")),
+        pytest.param(llama, Precision.of("bfloat16", "float32"), marks=pytest.mark.thorough),
     ],
 )
 def test_the_graph_of_a_language_model_is_that_of_a_whole_capture(

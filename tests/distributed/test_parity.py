@@ -55,7 +55,7 @@ def test_inputs_over_dp_heads_and_columns_over_tp(case: str, axes: str):
         ("mlp odd", "dp=2,tp=2"),
         ("mlp odd", "dp=2,tp=4"),
         pytest.param("llama odd", "dp=2,tp=2", marks=pytest.mark.thorough),
-        ("gpt2 odd", "dp=2,tp=4"),
+        pytest.param("gpt2 odd", "dp=2,tp=4", marks=pytest.mark.thorough),
     ],
 )
 def test_sizes_that_the_axes_do_not_divide(case: str, axes: str):
