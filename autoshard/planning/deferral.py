@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 
 from ..capture import CapturedGraph, Ref, is_random
 from ..constraints.names import output_name
+from ..ops import is_free
 from ..plans import Redistribution, ShardingPlan
 from ..plans.schedule import moves_alone
 
@@ -22,6 +23,8 @@ MOST_BYTES = 1 << 20
 def deferrable(graph: CapturedGraph) -> frozenset[int]:
     """The operators of the forward that make numbers without dims, which only each other read, and floating ones among
     the results of the model; none where no backward follows, or of several micro-batches.
+
+    None reads what the caller can get at, and change, before it runs.
     """
     return _tail(graph)[0]
 
@@ -32,7 +35,7 @@ def read_late(graph: CapturedGraph) -> frozenset[Ref]:
     """
     _, reads = _tail(graph)
     every, makers = _reads(graph), {ref: graph.nodes[ref.node] for ref in reads}
-    made = (ref for ref, node in makers.items() if (node.kind, node.phase) == ("operator", "forward"))
+    made = (ref for ref, node in makers.items() if node.phase == "forward" and _is_ours(graph, ref))
     return frozenset(ref for ref in made if every(ref) == reads[ref] and graph.meta(ref).size_bytes <= MOST_BYTES)
 
 
@@ -85,14 +88,21 @@ def _tail(graph: CapturedGraph) -> tuple[frozenset[int], Counter[Ref]]:
         i = -heappop(todo)
         node = graph.nodes[i]
         made = [Ref(i, k) for k, meta in enumerate(node.outputs) if meta is not None]
-        is_free = (node.kind, node.phase) == ("operator", "forward") and not is_random(node)
-        is_free = is_free and all(graph.meta(ref).shape == () for ref in made)
-        if is_free and i not in found and all(every(ref) == reads[ref] for ref in made):
+        may_wait = (node.kind, node.phase) == ("operator", "forward") and not is_random(node)
+        may_wait = may_wait and all(graph.meta(ref).shape == () for ref in made)
+        may_wait = may_wait and all(ref not in graph.outputs and _is_ours(graph, ref) for ref in node.inputs)
+        if may_wait and i not in found and all(every(ref) == reads[ref] for ref in made):
             found.add(i)
             reads.update(node.inputs)
             for ref in node.inputs:
                 heappush(todo, -ref.node)
     return frozenset(found), reads
+
+
+def _is_ours(graph: CapturedGraph, ref: Ref) -> bool:
+    """Whether a tensor is no parameter, buffer or input, and looks at none."""
+    node = graph.nodes[ref.node]
+    return node.kind == "operator" and (not is_free(node) or all(_is_ours(graph, read) for read in node.inputs))
 
 
 def _reads(graph: CapturedGraph) -> Callable[[Ref], int]:

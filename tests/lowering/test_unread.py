@@ -161,6 +161,35 @@ def test_a_step_shows_it_in_the_models_own_structure() -> None:
             assert type(model(*given)["loss"]) is Tensor
 
 
+class OfWhatTheCallerHas(nn.Module):
+    """A loss of a number that the caller can change before it is read: an input, a buffer, another result."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.linear, self.what = nn.Linear(4, 4), what
+        self.register_buffer("calls", torch.ones(()))
+
+    def forward(self, x: Tensor, scale: Tensor) -> Any:
+        squares = self.linear(x).square()
+        if self.what == "input":
+            return squares.mean() / scale
+        if self.what == "buffer":
+            loss = squares.mean() + self.calls
+            self.calls += 1
+            return loss
+        auxiliary = squares.amax(1).mean()
+        return squares.mean() + auxiliary, auxiliary
+
+
+@pytest.mark.parametrize("what", ["input", "buffer", "result"])
+def test_what_the_caller_can_change_is_read_in_the_forward(what: str) -> None:
+    args = (torch.randn(8, 4), torch.tensor(2.0))
+    pins = ["x=dp:S(0)", "*/addmm=dp:S(0)", "*/pow=dp:S(0)"]
+    plan = autoshard.plan(OfWhatTheCallerHas(what), args, mesh="dp=2", hardware="cpu-gloo", pins=pins)
+    assert "output.0" not in plan.deferred
+    assert any(entry.phase == "forward" and entry.collectives for entry in plan.redistributions)
+
+
 def test_a_plan_that_says_nothing_of_it_waits_in_the_forward() -> None:
     plan = cases.baseline_plan("mlp", "dp=2", "ddp")
     assert plan.deferred
