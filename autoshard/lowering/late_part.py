@@ -14,8 +14,10 @@ import torch
 from torch import fx
 
 from .adapter import WAIT, BoxedCodeGen, collective_name
-from .emitter import LocalGraph, hold, in_use
+from .emitter import LocalGraph, hold, in_use, storages
 from .sketch import NODES
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +61,12 @@ def _with_sources(nodes: Iterable[Any]) -> set[fx.Node]:
     return found
 
 
-def parted(forward: LocalGraph, late: Sequence[int]) -> Parted:
-    """A forward in two parts."""
+def parted(forward: LocalGraph, late: Sequence[int], results: int) -> Parted:
+    """A forward in two parts. What the caller can get at, and write into, before the second runs, that has a copy of.
+
+    Args:
+        results: so many of what the forward returns, the first, the caller gets.
+    """
     graph, apart = forward.graph, late_nodes(forward.graph, late)
     returned: Sequence[Any] = graph.output_node().args[0]  # type: ignore[assignment]
     ends = [returned[k] for k in late]
@@ -73,6 +79,14 @@ def parted(forward: LocalGraph, late: Sequence[int]) -> Parted:
         if node.op != "output" and node not in apart:
             known[node] = now.node_copy(node, known.__getitem__)
     first = [None if k in late else value and known[value] for k, value in enumerate(returned)]
+    shown = [value for k, value in enumerate(returned[:results]) if value is not None and k not in late]
+    outside = {key for node in (*shown, *_inputs(graph)) for key in storages(node)}
+    read = {each for node in apart if node.target not in (WAIT, hold) for each in node.all_input_nodes}
+    for node in passed:
+        if node in read and not outside.isdisjoint(storages(node)):
+            copied = now.call_function(aten.clone.default, (known[node],))
+            copied.meta.update(node.meta)
+            known[node] = copied
     now.output((*first, *(known[node] for node in passed)))
     there: dict[fx.Node, fx.Node] = {}
     for node in passed:
@@ -84,6 +98,10 @@ def parted(forward: LocalGraph, late: Sequence[int]) -> Parted:
     for part in (now, later):
         part.lint()
     return Parted(LocalGraph(now, "ForwardNow"), LocalGraph(later, "ForwardLater"), tuple(late), len(passed))
+
+
+def _inputs(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
 
 
 def _empty() -> fx.Graph:

@@ -88,7 +88,7 @@ class LocalProgram:
     @cached_property
     def parted(self) -> Parted | None:
         """``forward`` in two parts; None where no result is late."""
-        return parted(self.forward, self.late) if self.late else None
+        return parted(self.forward, self.late, self.results) if self.late else None
 
     @cached_property
     def forward_alone(self) -> LocalGraph:

@@ -100,9 +100,11 @@ def _tail(graph: CapturedGraph) -> tuple[frozenset[int], Counter[Ref]]:
 
 
 def _is_ours(graph: CapturedGraph, ref: Ref) -> bool:
-    """Whether a tensor is no parameter, buffer or input, and looks at none."""
+    """Whether a tensor is no parameter, buffer or input, and looks at none, nor at a result."""
     node = graph.nodes[ref.node]
-    return node.kind == "operator" and (not is_free(node) or all(_is_ours(graph, read) for read in node.inputs))
+    if node.kind != "operator" or not is_free(node):
+        return node.kind == "operator"
+    return all(read not in graph.outputs and _is_ours(graph, read) for read in node.inputs)
 
 
 def _reads(graph: CapturedGraph) -> Callable[[Ref], int]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import autoshard
 from autoshard.lowering.unread import Unread
@@ -40,6 +41,41 @@ def _steps(case: str, text: str) -> list[Any]:
         with torch.no_grad():
             assert type(parallel(*shards)) is torch.Tensor
     return found
+
+
+class Two(nn.Module):
+    """A loss, and a view of a number that is added to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        squares = self.linear(x).square()
+        auxiliary = self.linear.weight.square().sum()
+        return squares.mean() + auxiliary, auxiliary.view(1)
+
+
+PINS = ["x=dp:S(0)", "*/addmm=dp:S(0)", "*/pow=dp:S(0)", "*/sum=dp:R"]
+
+
+def _written_into(text: str) -> tuple[bool, float]:
+    plan = autoshard.parse_plan(text)
+    mesh = device_mesh_of(plan)
+    x = torch.ones(8, 4)
+    loss, other = autoshard.parallelize(Two(), plan, mesh, (x,))(*autoshard.shard_inputs(plan, mesh, x))
+    is_late = type(loss) is Unread
+    with torch.no_grad():
+        other.to_local().zero_()
+    return is_late, loss.item()
+
+
+def test_what_the_caller_writes_into_before_the_loss_is_read_does_not_change_it() -> None:
+    plan = autoshard.plan(Two(), (torch.ones(8, 4),), mesh="dp=2", hardware="cpu-gloo", pins=PINS)
+    loss = Two()(torch.ones(8, 4))[0].item()
+    for is_late, found in run_ranks(2, _written_into, autoshard.dump_plan(plan)):
+        assert is_late and found == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("case", ["mlp", "gpt2"])
