@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..plans.schedule import END
 from .adapter import WAIT, BoxedCodeGen, collective_name
 from .emitter import LocalGraph, hold, in_use, storages
 from .sketch import NODES
@@ -32,8 +33,13 @@ class Parted:
     passed: int
 
 
-def late_nodes(graph: fx.Graph, late: Collection[int]) -> dict[fx.Node, None]:
-    """The nodes of a forward that only the results numbered ``late`` need, from what they wait for on, in order."""
+def late_nodes(graph: fx.Graph, late: Collection[int], operators: Collection[str]) -> dict[fx.Node, None]:
+    """The nodes of a forward that only the results numbered ``late`` need, from what they wait for on, in order.
+
+    Args:
+        operators: in whose turn they run, or (END) behind the last one.
+    """
+    turns = {*operators, END}
     output = next(node for node in graph.nodes if node.op == "output")
     returned: Sequence[Any] = output.args[0]
     values = [(k in late, value) for k, value in enumerate(returned) if isinstance(value, NODES)]
@@ -43,7 +49,8 @@ def late_nodes(graph: fx.Graph, late: Collection[int]) -> dict[fx.Node, None]:
     last: Any = None
     for node in graph.nodes:
         holds = node.target is hold and last in found and last.target is WAIT
-        waits = node in wanted and (node.target is WAIT or any(read in found for read in node.all_input_nodes))
+        is_in_turn = node in wanted and node.meta["label"].operator in turns
+        waits = is_in_turn and (node.target is WAIT or any(read in found for read in node.all_input_nodes))
         if holds or waits:
             found[node] = None
         last = node
@@ -61,13 +68,14 @@ def _with_sources(nodes: Iterable[Any]) -> set[fx.Node]:
     return found
 
 
-def parted(forward: LocalGraph, late: Sequence[int], results: int) -> Parted:
+def parted(forward: LocalGraph, late: Sequence[int], operators: Collection[str], results: int) -> Parted:
     """A forward in two parts. What the caller can get at, and write into, before the second runs, that has a copy of.
 
     Args:
+        late, operators: as :func:`late_nodes` takes them.
         results: so many of what the forward returns, the first, the caller gets.
     """
-    graph, apart = forward.graph, late_nodes(forward.graph, late)
+    graph, apart = forward.graph, late_nodes(forward.graph, late, operators)
     returned: Sequence[Any] = graph.output_node().args[0]  # type: ignore[assignment]
     ends = [returned[k] for k in late]
     # what is sent is held until it was waited for

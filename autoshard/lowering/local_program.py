@@ -63,7 +63,7 @@ class LocalProgram:
     step of several micro-batches. There the backward takes behind the tangents the sums so far of the parameters
     ``summed``, adds to these, and returns them.
 
-    The results numbered ``late`` are what ``parted`` makes when the caller reads them.
+    The results numbered ``late`` are what ``parted`` makes when the caller reads them, with the operators ``deferred``.
 
     ``is_random`` says that some operator draws random numbers, ``random`` how they are drawn. ``schedule`` is that of
     the plan, without what a backward of fewer results leaves out.
@@ -84,11 +84,12 @@ class LocalProgram:
     summed: tuple[str, ...]
     schedule: Schedule
     late: tuple[int, ...]
+    deferred: frozenset[str]
 
     @cached_property
     def parted(self) -> Parted | None:
         """``forward`` in two parts; None where no result is late."""
-        return parted(self.forward, self.late, self.results) if self.late else None
+        return parted(self.forward, self.late, self.deferred, self.results) if self.late else None
 
     @cached_property
     def forward_alone(self) -> LocalGraph:
@@ -223,6 +224,7 @@ class _Lowering:
             summed=tuple(name for name in trained if _gradient(name) in self._sums),
             schedule=self._schedule,
             late=tuple(k for k, name in enumerate(f"output.{k}" for k in range(len(results))) if name in self._late),
+            deferred=self._late,
         )
 
     def _add_sums(self) -> None:

@@ -68,7 +68,7 @@ def verify(program: LocalProgram, plan: ShardingPlan, groups: Mapping[str, str],
 
 def _check_late(program: LocalProgram, plan: ShardingPlan) -> None:
     """Checks that of the forward those operators run late that the plan defers, and that their results are numbers."""
-    late = late_nodes(program.forward.graph, program.late) if program.late else {}
+    late = late_nodes(program.forward.graph, program.late, program.deferred) if program.late else {}
     labels = {node: node.meta["label"] for node in program.forward.graph.nodes if "label" in node.meta}
     own = {node: label.operator for node, label in labels.items() if not label.is_copy and label.operator != END}
     found = {own[node] for node in late if node in own}

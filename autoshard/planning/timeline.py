@@ -257,7 +257,7 @@ class _Simulation:
         held = set(self._storages)
         copies = self._add_copies()
         self._add_sums()
-        self._late = late_nodes(program.forward.graph, program.late) if program.late else {}
+        self._late = late_nodes(program.forward.graph, program.late, program.deferred) if program.late else {}
         results = self._walk("forward", program.forward.graph)
         outputs = _keys(results[: program.results])
         gradients = self._walk("backward", program.backward.graph) if program.backward is not None else []
