@@ -15,6 +15,7 @@ from torch import fx
 
 from ..plans.schedule import END
 from .adapter import WAIT, BoxedCodeGen, collective_name
+from .draws import start_drawing
 from .emitter import LocalGraph, hold, in_use, storages
 from .sketch import NODES
 
@@ -43,7 +44,7 @@ def late_nodes(graph: fx.Graph, late: Collection[int], operators: Collection[str
     output = next(node for node in graph.nodes if node.op == "output")
     returned: Sequence[Any] = output.args[0]
     values = [(k in late, value) for k, value in enumerate(returned) if isinstance(value, NODES)]
-    needed = _with_sources([*(v for is_late, v in values if not is_late), *filter(_has_effect, graph.nodes)])
+    needed = _with_sources([*(v for is_late, v in values if not is_late), *filter(_cannot_wait, graph.nodes)])
     wanted = _with_sources(value for is_late, value in values if is_late) - needed
     found: dict[fx.Node, None] = {}
     last: Any = None
@@ -55,6 +56,10 @@ def late_nodes(graph: fx.Graph, late: Collection[int], operators: Collection[str
             found[node] = None
         last = node
     return found
+
+
+def _cannot_wait(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is not WAIT and is_effect(node)
 
 
 def _with_sources(nodes: Iterable[Any]) -> set[fx.Node]:
@@ -118,12 +123,14 @@ def _empty() -> fx.Graph:
     return graph
 
 
-def _has_effect(node: fx.Node) -> bool:
-    """Whether a node does more than give its result or wait for something."""
-    if node.op != "call_function" or node.target is WAIT or node.target is hold:
-        return False
+def is_effect(node: fx.Node) -> bool:
+    """Whether a node does more than give its result: it communicates, draws random numbers or seeds them, or writes in
+    place.
+    """
+    if node.op != "call_function" or node.target is start_drawing:
+        return True
     op = node.target
     if not isinstance(op, torch._ops.OpOverload):
-        return getattr(op, "__name__", "") != "getitem"
+        return False
     draws = torch.Tag.nondeterministic_seeded in op.tags
     return draws or op._schema.is_mutable or collective_name(node) is not None

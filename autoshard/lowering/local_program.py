@@ -31,11 +31,11 @@ from ..ops import INTO, has, is_left_out, is_statistic, run_local, unread
 from ..plans import PHASES, OperatorEntry, Phase, Redistribution, ShardingPlan
 from ..plans.schedule import END, Schedule, Turn, schedule
 from ..redistribution.execution import Shard, run_step
-from .adapter import collective_name, without_values
+from .adapter import without_values
 from .draws import Random, draw_whole, start_drawing, stream_of
 from .emitter import GraphEmitter, LocalGraph, first_results, storages
 from .flow import gradient_flow
-from .late_part import Parted, parted
+from .late_part import Parted, is_effect, parted
 from .local_values import Results, Storage
 from .once_a_step import OnceAStep, once_a_step
 from .owned import owned
@@ -96,7 +96,7 @@ class LocalProgram:
         """``forward`` where no backward can follow: it returns nothing that is saved, and keeps nothing for it. Its
         collectives and draws are the same.
         """
-        return first_results(self.forward, self.results + len(self.mutated), "ForwardAlone", _is_effect)
+        return first_results(self.forward, self.results + len(self.mutated), "ForwardAlone", is_effect)
 
 
 def lower(
@@ -558,19 +558,6 @@ def _takers(plan: ShardingPlan) -> dict[tuple[str, str, tuple[Layout, ...]], Red
         for way in entry.taken:
             takers.setdefault((entry.tensor, entry.phase, way), entry)
     return takers
-
-
-def _is_effect(node: fx.Node) -> bool:
-    """Whether a node does more than give its result: it communicates, draws random numbers or seeds them, or writes in
-    place.
-    """
-    if node.op != "call_function" or node.target is start_drawing:
-        return True
-    op = node.target
-    if not isinstance(op, torch._ops.OpOverload):
-        return False
-    draws = torch.Tag.nondeterministic_seeded in op.tags
-    return draws or op._schema.is_mutable or collective_name(node) is not None
 
 
 def _gradient(name: str) -> str:
