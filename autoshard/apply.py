@@ -49,6 +49,7 @@ from .lowering import (
     check_same_tensors,
     code_digest,
     converted,
+    keep_freed_memory,
     lower,
     open_board,
     plan_digest,
@@ -134,6 +135,7 @@ def parallelize(
     with agreed(board, STAGES[2]), failures.telling(STAGES[2]):
         if any(entry.layout.has_parts for entry in plans[0].parameters):
             save_parts()
+        keep_freed_memory(mesh.device_type)
         shard_parameters(model, plans[0], mesh)
         draws = Draws(mesh) if any(each.program.is_random for each in lowered) else None
         served = [each.served(model, mesh, failures, draws) for each in lowered]

@@ -63,7 +63,7 @@ from examples.gpt2 import GPT2, GPT2Config
 from examples.llama import Attention, Llama, apply_rope, demo
 from examples.moe import MoEConfig, MoEDecoder
 
-RANKS, ROUNDS, WARM = 4, 30, 3
+RANKS, ROUNDS, WARM = 4, 60, 3
 BATCH, SEQUENCE = 8, 128
 MOST, MOST_OF_OPTIMUM = 1.05, 1.00
 MESHES = {"ddp": "dp=4", "fsdp": "dp=4", "tp": "tp=4", "sp": "tp=4", "fsdp+tp": "dp=2,tp=2"}

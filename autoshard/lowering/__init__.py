@@ -8,6 +8,7 @@ from .draws import Draws, Random, check_random
 from .emitter import in_use, storages
 from .failure import Failures
 from .fill import weights_on_meta
+from .heap import keep_freed_memory
 from .identity import check_same_start, check_same_tensors, code_digest, plan_digest
 from .inputs import Inputs
 from .late_part import late_nodes
@@ -58,6 +59,7 @@ __all__ = [
     "converted",
     "from_first_rank",
     "in_use",
+    "keep_freed_memory",
     "late_nodes",
     "load_weights",
     "lower",

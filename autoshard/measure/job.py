@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..errors import CalibrationError
-from ..lowering import bind
+from ..lowering import bind, keep_freed_memory
 from ..mesh import Mesh
 from .sampling import groups_of
 
@@ -44,6 +44,7 @@ class Job:
     @classmethod
     def on(cls, mesh: Mesh, device_type: str) -> Job:
         """The job of the default process group, which must exist and have a rank for each of the mesh."""
+        keep_freed_memory(device_type)  # as a job that trains does
         device_mesh = init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axes)
         rank = bind(device_mesh, (*mesh.axes, *groups_of(mesh)))
         return cls(mesh, device_mesh, dist.get_rank(), rank.device, rank.groups)
