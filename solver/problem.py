@@ -334,8 +334,9 @@ def add_costs(terms: Iterable[IntArray]) -> IntArray:
     terms = list(terms)
     if len(terms) == 1:
         return terms[0]
-    infeasible = np.logical_or.reduce([term >= INFEASIBLE for term in terms])
-    return np.where(infeasible, INFEASIBLE, np.add.reduce([np.where(infeasible, 0, term) for term in terms]))
+    stacked = np.stack(terms)
+    infeasible = stacked >= INFEASIBLE
+    return np.where(infeasible.any(axis=0), INFEASIBLE, np.where(infeasible, 0, stacked).sum(axis=0))
 
 
 def _same(a: IntArray, b: IntArray) -> bool:

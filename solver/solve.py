@@ -14,7 +14,7 @@ from .backends.bounds import RESOLUTION
 from .backends.decomposition.ascent import first_answer
 from .components import solve_parts
 from .cost_units import cost_unit, in_units
-from .evaluate import evaluate
+from .evaluate import Evaluation, evaluate
 from .infeasibility import explain_infeasibility
 from .networks import Assignment
 from .problem import Problem, ProblemError
@@ -104,7 +104,7 @@ def _answer(problem: Problem, backend: Backend, request: Request, run: _Run) -> 
     answer = solve_parts(partial(_answered, backend), chain.problem, inner)
     if answer.infeasible:
         return answer, _explained(run, backend, request, "")
-    return _with_mixtures(_lifted(answer, chain, problem), chain), ""
+    return _with_mixtures(_lifted(answer, chain, problem, run.judged), chain), ""
 
 
 def _reduced(problem: Problem, request: Request, run: _Run) -> Chain | Contradiction:
@@ -135,12 +135,21 @@ def _answered(backend: Backend, problem: Problem, request: Request) -> Answer:
     return replace(first, bound=max(bounds, default=None))
 
 
-def _lifted(answer: Answer, chain: Chain, problem: Problem) -> Answer:
+def _judged(problem: Problem, assignment: Assignment) -> Evaluation:
+    return evaluate(problem, *assignment)
+
+
+def _lifted(
+    answer: Answer,
+    chain: Chain,
+    problem: Problem,
+    judged_by: Callable[[Problem, Assignment], Evaluation] = _judged,
+) -> Answer:
     """The answer in terms of the problem before the chain; asserts that both cost the same."""
     if answer.assignment is None:
         return answer
     lifted = chain.lift(answer.assignment)
-    judged, expected = evaluate(problem, *lifted), evaluate(chain.problem, *answer.assignment)
+    judged, expected = judged_by(problem, lifted), evaluate(chain.problem, *answer.assignment)
     assert judged.feasible, f"internal error: the answer is not feasible: {judged.violations[:3]}"
     assert judged.cost == expected.cost, f"internal error: the cost is {judged.cost}, expected {expected.cost}"
     return answer.with_assignment(lifted)
@@ -230,6 +239,14 @@ class _Run:
         self.started_s = time.monotonic()
         self.sizes: list[Size] = []
         self.incumbents: list[Incumbent] = []
+        self._known: dict[tuple[int, Assignment], Evaluation] = {}
+
+    def judged(self, problem: Problem, assignment: Assignment) -> Evaluation:
+        """What an assignment costs of a problem that lives as long as the call, worked out once."""
+        key = id(problem), assignment
+        if key not in self._known:
+            self._known[key] = evaluate(problem, *assignment)
+        return self._known[key]
 
     @property
     def seconds(self) -> float:
@@ -248,7 +265,7 @@ class _Run:
 
     def solution(self, answer: Answer, start: Assignment | None, explanation: str) -> Solution:
         """The better of the answer and the start, judged on the problem as given."""
-        judged = {found: evaluate(self.problem, *found) for found in (answer.assignment, start) if found is not None}
+        judged = {found: self.judged(self.problem, found) for found in (answer.assignment, start) if found is not None}
         feasible = [found for found, of in judged.items() if of.feasible]
         best = min(feasible, key=lambda found: judged[found].cost, default=None)
         cost = None if best is None else judged[best].cost

@@ -26,14 +26,14 @@ def exact_usages(problem: Problem) -> Problem:
         ProblemError: a limit that can bind, or the usages under it, are too large.
     """
     problem = _exact_loads(problem)
-    budgets = [budget for budget in map(_exact_budget, problem.budgets) if budget is not None]
+    budgets = tuple(budget for budget in map(_exact_budget, problem.budgets) if budget is not None)
     total = largest_usage(problem) if problem.usage_limit is not None else 0
     total += sum(int(usages.max()) for budget in budgets for usages in budget.usages.values())
     if total >= LARGEST_TOTAL:
         raise ProblemError(
             f"the largest usages add up to {total}: give usages and limits in a larger unit, to be exact"
         )
-    return replace(problem, budgets=tuple(budgets))
+    return problem if budgets == problem.budgets else replace(problem, budgets=budgets)
 
 
 def largest_usage(problem: Problem) -> int:

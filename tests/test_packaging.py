@@ -112,7 +112,7 @@ def test_a_rank_applies_a_plan_and_trains_without_the_packages_of_the_extras(tmp
         ("auto", "ortools"),
         pytest.param("auto", "highspy", marks=pytest.mark.thorough),
         pytest.param("cp-sat", "ortools", marks=pytest.mark.thorough),
-        ("cbc", "pulp"),
+        pytest.param("cbc", "pulp", marks=pytest.mark.thorough),
     ],
 )
 def test_planning_without_its_solver_names_the_extra_before_the_model_is_captured(backend: str, missing: str) -> None:

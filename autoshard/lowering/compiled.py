@@ -107,8 +107,8 @@ def _forward(
         if keeps:
             kept = Kept()
             kept.save(made[count:])
-            for name in sorted(program.exposed_arguments & held.keys()):
-                kept.watch(step.title(name), held[name])
+            exposed = sorted(program.exposed_arguments & held.keys())
+            kept.watch([step.title(name) for name in exposed], [held[name] for name in exposed])
             results.append(_number_of(kept))
         return results
 

@@ -37,17 +37,28 @@ def count_optimizer_steps() -> None:
 
 
 class Watched(NamedTuple):
-    """A tensor of the caller's, torch's count of the changes made to it so far, what it is called, and why another is
-    one too many.
+    """Tensors of the caller's, torch's counts of the changes made to each so far, what they are called, and why another
+    change is one too many.
 
-    It matters to a backward through one of ``results``, or to any (None).
+    They matter to a backward through one of ``results``, or to any (None).
     """
 
-    tensor: torch.Tensor
-    version: int
-    name: str
+    tensors: Sequence[torch.Tensor]
+    versions: list[int]
+    names: Sequence[str]
     objection: str
     results: frozenset[int] | None
+
+    def changed(self) -> str | None:
+        """What the first one is called that was changed since."""
+        now = _versions(self.tensors)
+        if now == self.versions:
+            return None
+        return next(name for name, before, after in zip(self.names, self.versions, now) if before != after)
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]
 
 
 class Kept:
@@ -65,30 +76,32 @@ class Kept:
         """
         self._values = list(values) if self._hooks is None else [self._hooks[0](value) for value in values]
 
-    def watch(self, name: str, *tensors: torch.Tensor) -> None:
+    def watch(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
         """From here on, no change in place of these tensors, which the backward reads, goes unseen.
 
         Raises:
             InputError: a tensor of inference mode, of which torch counts no changes.
         """
-        for tensor in tensors:
+        for name, tensor in zip(names, tensors, strict=True):
             if tensor.is_inference():
                 raise InputError(
                     f"the {name} was made in torch.inference_mode, and the backward needs it; make it outside of that "
                     "mode, or clone it there"
                 )
-            self._add(tensor, name, ", and the backward needs its value from before", None)
+        self._add(names, tensors, ", and the backward needs its value from before", None)
 
     def watch_copy(self, result: int, name: str, tensor: torch.Tensor) -> None:
         """From here on, no change in place of a tensor that the model's result shares memory with goes unseen: the
         result has a copy, to which the change was not made.
         """
         why = f"; in the model result {result} shares its memory, here it is a copy"
-        self._add(tensor, name, why, frozenset({result}))
+        self._add((name,), (tensor,), why, frozenset({result}))
 
-    def _add(self, tensor: torch.Tensor, name: str, objection: str, results: frozenset[int] | None) -> None:
+    def _add(
+        self, names: Sequence[str], tensors: Sequence[torch.Tensor], objection: str, results: frozenset[int] | None
+    ) -> None:
         if self._hooks is None:
-            self._watched.append(Watched(tensor, tensor._version, name, objection, results))
+            self._watched.append(Watched(tensors, _versions(tensors), names, objection, results))
 
     def take(self, used: Set[int], needed: Collection[int], spent: Collection[int]) -> list[Any]:
         """What a backward through the results ``used`` reads: the values at the positions ``needed``, and None at the
@@ -106,9 +119,9 @@ class Kept:
             )
         for watched in self._watched:
             matters = watched.results is None or watched.results & used
-            if matters and watched.tensor._version != watched.version:
+            if matters and (name := watched.changed()) is not None:
                 raise BackwardError(
-                    f"the {watched.name} was changed {_LATE}{watched.objection}: change a clone of it (.clone()), or "
+                    f"the {name} was changed {_LATE}{watched.objection}: change a clone of it (.clone()), or "
                     "change it after the backward"
                 )
         unpack = self._hooks[1] if self._hooks is not None else lambda value: value

@@ -66,6 +66,8 @@ def spec_of(dtype: torch.dtype, shape: tuple[int, ...], layout: Layout, mesh: De
 
 def readable(shard: torch.Tensor) -> torch.Tensor:
     """A shard as local graphs are written for: contiguous, and no lazy conjugate or negative of another tensor."""
+    if shard.is_contiguous() and not (shard.is_conj() or shard.is_neg()):
+        return shard  # nearly all are, and each of the operators below takes ten times as long as these questions
     return shard.resolve_conj().resolve_neg().contiguous()
 
 

@@ -106,7 +106,10 @@ def _are_alike(parameter: Tensor, gradient: Tensor, *states: Any) -> bool:
     for other in (gradient, *states):
         said = known_as(other)
         if said is not None:
-            if said is not spec and (said.placements != spec.placements or said.mesh != spec.mesh):
+            if said is spec:
+                continue
+            is_on_mesh = said.mesh is spec.mesh or said.mesh == spec.mesh
+            if not is_on_mesh or said.placements != spec.placements:
                 return False
         elif isinstance(other, Tensor) and other.dim() > 0:
             return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +59,10 @@ class Step:
             for kind, entries in (("parameter", plan.parameters), ("buffer", plan.buffers), ("input", plan.inputs))
             for entry in entries
         }
+        # of every call, these are the same: the host's time counts where a step is short
+        self._untrained = [k for k, name in enumerate(program.arguments) if name not in program.trained]
+        self._exposed = [k for k, name in enumerate(program.arguments) if name in program.exposed_arguments]
+        self._exposed_titles = [self._titles[program.arguments[k]] for k in self._exposed]
 
     def check_caller(self) -> None:
         """Checks who calls the module.
@@ -117,11 +121,13 @@ class Step:
             )
         return found
 
-    def _reached(self, arguments: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    def _reached(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The arguments, cut off where no gradient can reach them: torch would call a hook there with None."""
-        for name, argument in zip(self.program.arguments, arguments):
-            is_cut_off = argument.requires_grad and name not in self.program.trained
-            yield argument.detach() if is_cut_off else argument
+        reached = list(arguments)
+        for k in self._untrained:
+            if reached[k].requires_grad:
+                reached[k] = reached[k].detach()
+        return reached
 
     def differentiable(self, wanting: Collection[str]) -> frozenset[int]:
         """The results through which a gradient gets to one of the arguments that want one: where some parameters were
@@ -172,7 +178,7 @@ class Step:
             return argument
         placed = self.placed(name, argument)
         if kept is not None and name in self.program.exposed_arguments:
-            kept.watch(self.title(name), placed)
+            kept.watch((self.title(name),), (placed,))
         return placed
 
     def tangent(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
@@ -202,14 +208,13 @@ class Step:
         values: Sequence[torch.Tensor],
     ) -> None:
         """Watches what the caller can reach of what the backward reads: a DTensor and its shard, each by itself."""
-        named = dict(zip(self.program.arguments, arguments))
-        for (name, argument), shard in zip(named.items(), shards):
-            if name in self.program.exposed_arguments:
-                kept.watch(self.title(name), argument, *(() if shard is argument else (shard,)))
+        for own in (arguments, shards):
+            kept.watch(self._exposed_titles, [own[k] for k in self._exposed])
         for k in sorted(self.program.exposed_results):
             result = results[k]
             assert result is not None
-            kept.watch(f"result {k}", result.detach(), values[k])
+            kept.watch((f"result {k}",) * 2, (result.detach(), values[k]))
+        named = dict(zip(self.program.arguments, arguments))
         for k, same in enumerate(self._constants):
             copy = results[k]
             if not isinstance(same, SameTensor) or copy is None:

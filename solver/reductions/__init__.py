@@ -30,10 +30,10 @@ from .trim import trim_networks
 
 REDUCTIONS: Final = MappingProxyType[str, Reduction](
     {
+        "merge equal networks": merge_equal_networks,
         "merge budgets": merge_budgets,
         "merge ties": merge_ties,
         "keep fixed": keep_fixed,
-        "merge equal networks": merge_equal_networks,
         "trim networks": trim_networks,
         "compress timeline": keep_binding_steps,
         "drop oversized strategies": drop_oversized,
@@ -48,7 +48,8 @@ REDUCTIONS: Final = MappingProxyType[str, Reduction](
         "eliminate chains": eliminate_chains,
     }
 )
-"""In the order of the chain: budgets, ties and fixed choices first, since the others assume that there are none."""
+"""In the order of the chain: budgets, ties and fixed choices come before the others, which assume that there are none;
+equal networks before them, as what follows then looks at those of one layer for all that are tied to it."""
 
 
 PROMPT: Final = frozenset(REDUCTIONS) - {"drop dominated strategies", "eliminate chains"}

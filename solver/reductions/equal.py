@@ -1,9 +1,10 @@
 """Networks that say the same are said once, at a multiple of the price.
 
 Networks are equal if they have the same vertices, arcs and prices, the same producer with the same map, the same
-consumers with the same maps in each phase, and keep copies alike. Tied layers give such images. Exact because what is
-cheapest for one of k is cheapest for each, so one network at k times the prices stands for all. Where memory is limited
-it has the lives of all; then they are decided alike, as their ties say that they are.
+consumers with the same maps in each phase, and keep copies alike; nodes that are tied count as the same. Tied layers
+give such images. Exact because what is cheapest for one of k is cheapest for each, so one network at k times the prices
+stands for all. Where memory is limited it has the lives of all; then they are decided alike, as their ties say that
+they are.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from .reduction import Outcome, Pool, Reduced, Rerouting
 
 def merge_equal_networks(problem: Problem) -> Outcome:
     """The problem with one network for each class of equal ones."""
-    pool = Pool()
+    seen = _Seen(problem)
     classes: dict[Hashable, list[Network]] = {}
-    keys = _numbered([_key(pool, network) for network in problem.networks], problem.networks)
+    keys = _numbered([seen.key(network) for network in problem.networks], problem.networks)
     for key, network in zip(keys, problem.networks, strict=True):
         classes.setdefault(key, []).append(network)
     if len(classes) == len(problem.networks):
@@ -32,7 +33,7 @@ def merge_equal_networks(problem: Problem) -> Outcome:
     for index, (key, network) in enumerate(zip(keys, problem.networks, strict=True)):
         if not network.lives:
             continue
-        orders = zip(_order(pool, network), _order(pool, classes[key][0]), strict=True)
+        orders = zip(seen.order(network), seen.order(classes[key][0]), strict=True)
         position = dict(orders)
         for number in range(len(network.lives)):
             moved[index, number] = place[key], counts[place[key]], [position[k] for k in range(len(position))]
@@ -58,9 +59,9 @@ def merge_equal_networks(problem: Problem) -> Outcome:
 
     def merged(members: list[Network], lives: list[Life]) -> Network:
         first, count = members[0], len(members)
-        key = id(pool(first.costs)), count
+        key = seen.content(first.costs), count
         if key not in times:
-            times[key] = pool(first.costs) * count
+            times[key] = first.costs * count
         return replace(first, costs=times[key], lives=tuple(lives))
 
     networks = tuple(merged(members, own[place[key]]) for key, members in classes.items())
@@ -70,17 +71,47 @@ def merge_equal_networks(problem: Problem) -> Outcome:
     return Reduced(replace(problem, networks=networks), way_back)
 
 
-def _key(pool: Pool, network: Network) -> Hashable:
-    def ends(consumers: tuple[Consumer, ...]) -> tuple[tuple[int, int], ...]:
-        return tuple(sorted((node, id(pool(wants))) for node, wants in consumers))
+class _Seen:
+    """What tells the networks of a problem apart: arrays by their content, nodes by the first of their tie."""
 
-    arrays = (network.tails, network.heads, network.costs, network.makes)
-    again = () if network.again is None else (network.again,)
-    phases = ends(network.forward), ends(network.backward), ends(again)
-    same = (network.vertices, network.producer, network.kept, *phases, *(id(pool(array)) for array in arrays))
-    if network.sizes is None:
-        return same
-    return (*same, id(pool(network.sizes)), network.held, any(life.base is not None for life in network.lives))
+    def __init__(self, problem: Problem) -> None:
+        self._pool = Pool()
+        self._contents: dict[int, int] = {}
+        self._first = list(range(len(problem.nodes)))
+        for tie in problem.ties:
+            for node in tie:
+                self._first[node] = min(tie)
+
+    def content(self, array: IntArray) -> int:
+        """A number that arrays share that have the same content."""
+        found = self._contents.get(id(array))
+        if found is None:
+            found = self._contents[id(array)] = id(self._pool(array))
+        return found
+
+    def key(self, network: Network) -> Hashable:
+        """What equal networks share."""
+        arrays = (network.tails, network.heads, network.costs, network.makes)
+        again = () if network.again is None else (network.again,)
+        phases = self._ends(network.forward), self._ends(network.backward), self._ends(again)
+        made = self._first[network.producer]
+        same = (network.vertices, made, network.kept, *phases, *map(self.content, arrays))
+        if network.sizes is None:
+            return same
+        return (*same, self.content(network.sizes), network.held, any(life.base is not None for life in network.lives))
+
+    def _ends(self, consumers: tuple[Consumer, ...]) -> tuple[tuple[int, int], ...]:
+        found = [(self._first[node], self.content(wants)) for node, wants in consumers]
+        return tuple(sorted(found) if len(found) > 1 else found)
+
+    def order(self, network: Network) -> list[int]:
+        """The numbers of the consumers in the order in which equal networks agree, the forward's first."""
+        of_forward = len(network.forward)
+        keys = [
+            (k >= of_forward, self._first[node], self.content(wants), k)
+            for k, (node, wants) in enumerate(network.consumers)
+        ]
+        return [k for *_, k in sorted(keys)]
 
 
 def _numbered(keys: list[Hashable], networks: Sequence[Network]) -> list[Hashable]:
@@ -95,10 +126,3 @@ def _numbered(keys: list[Hashable], networks: Sequence[Network]) -> list[Hashabl
         numbered.append((key, seen[at]) if network.lives else key)
         seen[at] += 1
     return numbered
-
-
-def _order(pool: Pool, network: Network) -> list[int]:
-    """The numbers of the consumers in the order in which equal networks agree, the forward's first."""
-    of_forward = len(network.forward)
-    keys = [(k >= of_forward, node, id(pool(wants)), k) for k, (node, wants) in enumerate(network.consumers)]
-    return [k for *_, k in sorted(keys)]

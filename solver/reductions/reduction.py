@@ -108,23 +108,29 @@ class Rerouting:
 
     def lift(self, assignment: Assignment) -> Assignment:
         """The routes before the rewrite that those after it stand for."""
-        routes = tuple(
-            Routes()
-            if source < 0
-            else Routes(*(_ascending(table[list(arcs)]) if arcs else () for arcs in assignment.routes[source]))
-            for source, table in zip(self.sources, self.arcs, strict=True)
-        )
-        return assignment._replace(routes=routes)
+        known: dict[tuple[int, int], Routes] = {}
+
+        def lifted(source: int, table: IntArray) -> Routes:
+            if source < 0:
+                return Routes()
+            key = source, id(table)
+            if key not in known:
+                taken = assignment.routes[source]
+                known[key] = Routes(*(_ascending(table[list(arcs)]) if arcs else () for arcs in taken))
+            return known[key]
+
+        return assignment._replace(routes=tuple(map(lifted, self.sources, self.arcs)))
 
     def lower(self, assignment: Assignment) -> Assignment:
         """The routes of the first network before that each one after stands for, without the arcs that are gone."""
         routes = [Routes()] * self.networks_after
         for index in reversed(range(len(self.sources))):
             if self.sources[index] >= 0:
-                place = {arc: position for position, arc in enumerate(self.arcs[index].tolist())}
                 before = assignment.routes[index]
-                kept = (tuple(place[arc] for arc in arcs if arc in place) for arcs in before)
-                routes[self.sources[index]] = Routes(*kept)
+                if any(before) and self.arcs[index] is not identity(len(self.arcs[index])):
+                    place = {arc: position for position, arc in enumerate(self.arcs[index].tolist())}
+                    before = Routes(*(tuple(place[arc] for arc in arcs if arc in place) for arcs in before))
+                routes[self.sources[index]] = before
         return assignment._replace(routes=tuple(routes))
 
 

@@ -101,10 +101,20 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> predictions.Plans:
         ),
         {"mesh": "", "scheme": "DDP", "recompute": "no", "grad_accum": "", "global_batch": "16"},
         {"mesh": "dp_shard=2, tp=2", "scheme": "FSDP2+TP(SP)", "compile": "yes"},
-        {"mesh": "tp=2", "scheme": "Megatron TP, distributed optimizer", "recompute": "selective", "dtype": "bf16"},
+        pytest.param(
+            {"mesh": "tp=2", "scheme": "Megatron TP, distributed optimizer", "recompute": "selective", "dtype": "bf16"},
+            marks=pytest.mark.thorough,
+        ),
         GPT | {"mesh": "tp=2, pp=1, dp=2", "scheme": "Megatron TP+SP", "recompute": "full"},
-        GPT | {"mesh": "tp=2, dp=2", "scheme": "Megatron TP", "recompute": "selective (attention core)"},
-        GPT | {"mesh": "dp_shard=4", "model": "MPT-1b", "dtype": "amp_bf16", "recompute": "none", "gpu": "A100 40GB"},
+        pytest.param(
+            GPT | {"mesh": "tp=2, dp=2", "scheme": "Megatron TP", "recompute": "selective (attention core)"},
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            GPT
+            | {"mesh": "dp_shard=4", "model": "MPT-1b", "dtype": "amp_bf16", "recompute": "none", "gpu": "A100 40GB"},
+            marks=pytest.mark.thorough,
+        ),
         {"model": "Nemotron", "params": str(2 * (3 * 64 * 64 + 2 * 64 * 128) + 2 * 256 * 64), "recompute": "none"},
         {"mesh": "dp_shard=2, cp=2", "scheme": "FSDP2+CP", "local_batch": "1", "recompute": "none"},
     ],

@@ -254,10 +254,18 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "the number of blocks is known by heart": LastByNumber,
     "few blocks": lambda: Deep(depth=FEWEST - 1),
 }
+ALIKE = {
+    *("two stacks", "the model is the stack", "all blocks frozen", "two blocks frozen", "one block drops otherwise"),
+    *("one block is in evaluation", "the last block is special", "blocks of two kinds in turn"),
+}
+"""Models that are looked at in `make test-all`: of each, another one is much like it."""
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo's own
-@pytest.mark.parametrize(("name", "is_flat"), [*((name, True) for name in FLAT), *((name, False) for name in WHOLE)])
+@pytest.mark.parametrize(
+    ("name", "is_flat"),
+    [pytest.param(name, name in FLAT, marks=pytest.mark.thorough if name in ALIKE else ()) for name in (*FLAT, *WHOLE)],
+)
 def test_the_graph_is_that_of_a_whole_capture(name: str, is_flat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = (FLAT | WHOLE)[name]()

@@ -76,7 +76,10 @@ def same(one: CapturedGraph, other: CapturedGraph) -> None:
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [*((name, AS_IT_IS) for name in MODELS), ("a stack", Precision.of("bfloat16", "float32"))],
+    [
+        *((name, AS_IT_IS) for name in MODELS),
+        pytest.param("a stack", Precision.of("bfloat16", "float32"), marks=pytest.mark.thorough),
+    ],
 )
 def test_a_kept_graph_is_that_of_a_capture_node_by_node(name: str, precision: Precision, tracer: Tracer) -> None:
     graphs = Graphs()

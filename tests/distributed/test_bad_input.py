@@ -164,7 +164,7 @@ def _dies_in_the_step(text: str, victim: int) -> tuple[str, float]:
     return kind, time.monotonic() - began
 
 
-@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize("victim", [0, pytest.param(3, marks=pytest.mark.thorough)])
 def test_rank_that_dies_in_a_step_ends_the_others_with_an_error(plan: ShardingPlan, victim: int):
     results = run_ranks(4, _dies_in_the_step, autoshard.dump_plan(plan), victim, dying=(victim,), group_timeout_s=6.0)
     assert results.pop(victim) is None

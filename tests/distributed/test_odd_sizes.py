@@ -50,8 +50,8 @@ def example(vocabulary: int, rows: int) -> tuple[nn.Module, dict[str, Tensor]]:
     ("vocabulary", "rows", "mesh", "schemes"),
     [
         (GPT2, 5, "a=3", {"tp"}),
-        (BERT, 6, "a=6", {"ddp", "fsdp"}),
-        (GPT2, 5, "a=1,b=3", {"fsdp+tp", "ddp+tp"}),
+        pytest.param(BERT, 6, "a=6", {"ddp", "fsdp"}, marks=pytest.mark.thorough),
+        pytest.param(GPT2, 5, "a=1,b=3", {"fsdp+tp", "ddp+tp"}, marks=pytest.mark.thorough),
         pytest.param(BERT, 6, "a=3,b=1", {"fsdp+tp", "ddp"}, marks=pytest.mark.thorough),
         (BERT, 4, "a=2,b=3", {"fsdp+tp", "ddp+tp"}),
         (GPT2, 5, "a=1", {"tp", "ddp"}),

@@ -174,7 +174,7 @@ def _die_after(folder: str, count: int) -> tuple[str, str]:
     return caught(lambda: calibrate(job, TINY, Path(folder) / "s.jsonl", Path(folder) / "p.yaml", progress))
 
 
-@pytest.mark.parametrize("count", [5, 200])  # in the warm-up; between samples
+@pytest.mark.parametrize("count", [5, pytest.param(200, marks=pytest.mark.thorough)])  # in the warm-up; between samples
 def test_a_rank_that_dies_is_an_error_on_all_others_and_the_samples_are_kept(tmp_path: Path, count: int) -> None:
     results = run_ranks(4, _die_after, str(tmp_path), count, group_timeout_s=8.0, dying={3})
     assert [kind for kind, _ in results[:3]] == ["CalibrationError"] * 3

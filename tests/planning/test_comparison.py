@@ -29,7 +29,7 @@ from ..models import EXAMPLES, Block, Example, blocks
         ("gpt2", "dp=4", "dgx-h100"),
         pytest.param("vit", "tp=4", "cpu-gloo", marks=pytest.mark.thorough),
         pytest.param("vit", "dp=2,tp=2", "dgx-h100", marks=pytest.mark.thorough),
-        ("routed", "dp=2,ep=2", "dgx-h100"),
+        pytest.param("routed", "dp=2,ep=2", "dgx-h100", marks=pytest.mark.thorough),
     ],
 )
 def test_the_optimum_costs_no_more_than_any_baseline(model: str, mesh: str, hardware: str) -> None:
@@ -106,7 +106,11 @@ def _texts(name: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("checkpointing", "example", "budget"), [("free", plain, PLAIN_BUDGET), ("as-marked", lambda: blocks(256), BUDGET)]
+    ("checkpointing", "example", "budget"),
+    [
+        pytest.param("free", plain, PLAIN_BUDGET, marks=pytest.mark.thorough),
+        ("as-marked", lambda: blocks(256), BUDGET),
+    ],
 )
 def test_the_optimum_costs_no_more_than_baselines_that_compute_layers_again(
     checkpointing: str, example: Callable[[], Example], budget: int

@@ -27,7 +27,6 @@ from solver.evaluate import usage_timeline
 from solver.reductions import Chain, reduce
 from solver.reductions.equal import merge_equal_networks
 from solver.reductions.reduction import Reduced
-from solver.reductions.ties import merge_ties
 
 from .random_problems import random_lives
 from .test_networks import arc_sets
@@ -192,8 +191,6 @@ def test_equal_tensors_are_one_network_where_they_are_read_apart(reads: tuple[in
         for k, life in enumerate(Life(0, ((at, at + 1),)) for at in reads)
     )
     problem = Problem(nodes, (), ties=((0, 1), (2, 3)), networks=held, usage_limit=10)
-    tied = merge_ties(problem)
-    assert isinstance(tied, Reduced)
-    outcome = merge_equal_networks(tied.problem)
-    merged = tied if outcome is None else outcome
-    assert len(merged.problem.networks) == networks
+    outcome = merge_equal_networks(problem)
+    merged = outcome.problem if isinstance(outcome, Reduced) else problem
+    assert len(merged.networks) == networks

@@ -17,7 +17,7 @@ from solver.reductions.reduction import Reduced
 from .random_problems import random_problem
 
 SEEDS = st.integers(0, 10**9)
-RESOLVED_FIRST = {"merge budgets": 0, "merge ties": 1, "keep fixed": 2}
+RESOLVED = ("merge budgets", "merge ties", "keep fixed")
 
 
 def exhaustive(problem: Problem) -> Answer:
@@ -25,8 +25,9 @@ def exhaustive(problem: Problem) -> Answer:
 
 
 def resolved(problem: Problem, name: str) -> Problem | None:
-    """The problem as the reduction may see it: budgets, ties and fixed choices are resolved before the others run."""
-    for first in list(RESOLVED_FIRST)[: RESOLVED_FIRST.get(name, 3)]:
+    """The problem as the reduction may see it: budgets, ties and fixed choices are resolved before most others run."""
+    before = {"merge equal networks": 0, **{each: k for k, each in enumerate(RESOLVED)}}
+    for first in RESOLVED[: before.get(name, len(RESOLVED))]:
         outcome = REDUCTIONS[first](problem)
         if isinstance(outcome, Contradiction):
             return None
