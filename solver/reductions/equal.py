@@ -58,7 +58,7 @@ def merge_equal_networks(problem: Problem) -> Outcome:
     times: dict[tuple[int, int], IntArray] = {}
 
     def merged(members: list[Network], lives: list[Life]) -> Network:
-        first, count = members[0], len(members)
+        first, count = members[0].between(seen.end), len(members)
         key = seen.content(first.costs), count
         if key not in times:
             times[key] = first.costs * count
@@ -88,6 +88,10 @@ class _Seen:
         if found is None:
             found = self._contents[id(array)] = id(self._pool(array))
         return found
+
+    def end(self, node: int, vertices: IntArray) -> Consumer:
+        """An end of a network that stands for those of all tied layers: networks that share memory meet at one node."""
+        return Consumer(self._first[node], vertices)
 
     def key(self, network: Network) -> Hashable:
         """What equal networks share."""

@@ -182,6 +182,27 @@ def test_what_a_view_cannot_look_at_is_refused(base: Base, said: str) -> None:
         problem_of(chain(), replace(view, sizes=ONE, lives=(Life(3, ((9, 10),), base),)))
 
 
+def test_views_of_tied_layers_share_the_memory_of_one_network_in_whatever_order_they_come() -> None:
+    none = np.zeros(0, np.int64)
+
+    def layer(first: int, base: int) -> tuple[Network, Network]:
+        at = 10 * first
+        lives = (Life(at + 1, ((at + 3, at + 4),)),)
+        held = chain(producer=first, forward=(Consumer(first + 1, ONE + 1),), backward=(), lives=lives)
+        view = Network("view", 1, none, none, none, first + 1, ONE, backward=(Consumer(first + 2, ONE),))
+        return held, replace(view, sizes=ONE + 100, lives=(Life(at + 3, ((at + 9, at + 10),), Base(base, 0, 0)),))
+
+    (base, view), (base_after, view_after) = layer(0, 0), layer(3, 2)
+    networks = base, view_after, base_after, view
+    nodes = tuple(Node(f"n{k}", ONE) for k in range(6))
+    problem = Problem(nodes, (), ties=((0, 3), (1, 4), (2, 5)), networks=networks, usage_limit=13)
+    outcome = merge_equal_networks(problem)
+    assert isinstance(outcome, Reduced) and len(outcome.problem.networks) == 2
+    assert [len(network.lives) for network in outcome.problem.networks] == [2, 2]
+    solution = solve(problem)
+    assert solution.cost == 10 and solution.status is Status.OPTIMAL
+
+
 @pytest.mark.parametrize(("reads", "networks"), [((2, 3), 1), ((2, 2), 2)])
 def test_equal_tensors_are_one_network_where_they_are_read_apart(reads: tuple[int, int], networks: int) -> None:
     nodes = tuple(Node(name, np.array([0, 0])) for name in ("a", "b", "read a", "read b"))
