@@ -323,8 +323,9 @@ def call_through(module: torch.nn.Module, function: Callable[..., Any]) -> None:
     module.__dict__["_compiled_call_impl"] = function
 
 
-REQUIRES_GRAD, GRAD_FN = (vars(torch._C.TensorBase)[name].__get__ for name in ("requires_grad", "grad_fn"))
-"""The functions that a class with a ``__torch_function__`` is told of where somebody asks for these attributes."""
+_SAID = ("requires_grad", "grad_fn", "is_leaf", "shape", "ndim", "dtype", "device")
+ASKED = tuple(vars(torch._C.TensorBase)[name].__get__ for name in _SAID)
+"""What a class with a ``__torch_function__`` is told of where somebody asks for what tensors say of themselves."""
 
 
 def without_torch_function() -> Any:

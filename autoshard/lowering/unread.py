@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from .adapter import GRAD_FN, REQUIRES_GRAD, without_torch_function
+from .adapter import ASKED, without_torch_function
 from .emitter import LocalGraph
 from .failure import Failures
 
@@ -25,8 +25,10 @@ _READ_NOTHING = frozenset(
         torch.Tensor.backward,
         torch.autograd.grad,
         torch.ones_like,  # the gradient that a backward begins with
-        REQUIRES_GRAD,
-        GRAD_FN,
+        torch.Tensor.dim,
+        torch.Tensor.size,
+        torch.Tensor.numel,
+        *ASKED,
     }
 )
 

@@ -48,6 +48,8 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 LEAVES: dict[str, Callable[[Tensor], Any]] = {
     "requires_grad": lambda loss: loss.requires_grad,
     "grad_fn": lambda loss: loss.grad_fn,
+    "shape": lambda loss: (loss.shape, loss.size(), loss.dim(), loss.ndim, loss.numel()),
+    "kind": lambda loss: (loss.dtype, loss.device, loss.is_leaf),
     "identity": id,
     "in a list": lambda loss: [loss],
 }
