@@ -1,10 +1,11 @@
-"""Log-softmax in parts, so that the dim that it goes over can be cut: the vocabulary of a loss.
+"""Log-softmax and logsumexp in parts, so that the dim that they go over can be cut: the vocabulary of a loss.
 
 Capture writes ``aten::_log_softmax`` as three operators, the largest number of each row, the sum of what the row's
 exponentials are beside it, and what they make of the row; and its backward as two, the sum of each row of the gradient
 and what that makes of it. Where a rank has a block of every row, only the first ones of these travel, a number or two
 for a row (M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3). Where rows are whole the last operator is
-torch's own and reads none of the others, which do not run.
+torch's own and reads none of the others, which do not run. ``aten::logsumexp`` over one dim, which keeps logits near
+zero in some losses, is the same two and what they make of a row; its backward is made of operators on single elements.
 
 Shapes: a row is what lies along ``dim``; numbers for rows have length 1 there.
 """
@@ -26,6 +27,11 @@ aten = torch.ops.aten
 def _rows(shape: Sequence[int], dim: int) -> tuple[int, ...]:
     """The shape of a number for each row."""
     return tuple(1 if shape and d == dim % len(shape) else size for d, size in enumerate(shape))
+
+
+def _reduced(shape: Sequence[int], dim: int, keepdim: bool) -> tuple[int, ...]:
+    rows = _rows(shape, dim)
+    return rows if keepdim or not shape else (*rows[: dim % len(shape)], *rows[dim % len(shape) + 1 :])
 
 
 def _row_max(x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -60,6 +66,18 @@ def _log_softmax_shape(x: torch.Tensor, largest: torch.Tensor, total: torch.Tens
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _logsumexp(x: torch.Tensor, largest: torch.Tensor, total: torch.Tensor, dim: int, keepdim: bool) -> torch.Tensor:
+    """``largest + log(total)``, in the dtype of ``x``, which is there for its shape: infinite where the largest is."""
+    found = torch.where(largest.isinf(), largest, largest + total.log()).to(x.dtype)
+    return found if keepdim or not x.ndim else found.squeeze(dim)
+
+
+def _logsumexp_shape(
+    x: torch.Tensor, largest: torch.Tensor, total: torch.Tensor, dim: int, keepdim: bool
+) -> torch.Tensor:
+    return x.new_empty(_reduced(x.shape, dim, keepdim))
+
+
 def _row_total(grad: torch.Tensor, dim: int) -> torch.Tensor:
     """The sum of each row, in float32 (float64 for float64)."""
     return grad.sum(dim, keepdim=True, dtype=wide(grad.dtype)).contiguous()
@@ -89,6 +107,7 @@ def _log_softmax_backward_shape(
 row_max = define("row_max", _row_max, _row_max_shape)
 row_sum = define("row_sum", _row_sum, _row_sum_shape)
 log_softmax = define("log_softmax", _log_softmax, _log_softmax_shape)
+logsumexp = define("logsumexp", _logsumexp, _logsumexp_shape)
 row_total = define("row_total", _row_total, _row_total_shape)
 log_softmax_backward = define("log_softmax_backward", _log_softmax_backward, _log_softmax_backward_shape)
 
@@ -100,15 +119,18 @@ MetaOf = Callable[[Ref], TensorMeta]
 
 def in_parts(op: Any, args: tuple[Any, ...], meta_of: MetaOf, add: Add) -> tuple[Any, tuple[Any, ...]]:
     """The last of the operators that an operator becomes, with its arguments, once the others were added; the operator
-    itself where it is no log-softmax.
+    itself where it is none of these.
 
-    It is captured on the CPU, where log-softmax always gives the dtype that it takes.
+    They are captured on the CPU, where log-softmax always gives the dtype that it takes.
     """
-    if op is aten._log_softmax.default:
+    over_one = op is aten.logsumexp.default and len(args[1]) == 1 and meta_of(args[0]).dtype.is_floating_point
+    if op is aten._log_softmax.default or over_one:
         x, meta = args[0], meta_of(args[0])
-        dim = args[1] % max(1, len(meta.shape))
+        dim = (args[1][0] if over_one else args[1]) % max(1, len(meta.shape))
         largest = add(row_max, (x, dim), TensorMeta(_rows(meta.shape, dim), meta.dtype))
         total = add(row_sum, (x, largest, dim), TensorMeta(_rows(meta.shape, dim), wide(meta.dtype)))
+        if over_one:
+            return logsumexp, (x, largest, total, dim, len(args) > 2 and bool(args[2]))
         return log_softmax, (x, largest, total, dim)
     if op is aten._log_softmax_backward_data.default:
         grad, result, dim, dtype = args

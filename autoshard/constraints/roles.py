@@ -95,6 +95,23 @@ class Roles:
         )
 
     @cached_property
+    def statistics(self) -> frozenset[int]:
+        """Nodes whose results, where they are sums over the batch, are wanted as that before the backward ends: those
+        of the forward that are made of the batch, and gradients that meet it again, as that of a mean over the batch
+        does; not those that lead to gradients of parameters alone, which are sums over the batch as well.
+        """
+        nodes = self._graph.nodes
+        of_batch, meet_it = set(self.batched), set[int]()
+        for i, node in enumerate(nodes):
+            if any(ref.node in of_batch for ref in node.inputs):
+                of_batch.add(i)
+        for i, node in reversed(list(self._graph.of_kind("operator"))):
+            if Ref(i) not in self.gradients:
+                read = {ref.node for ref in node.inputs}
+                meet_it |= {r for r in read if i in meet_it or not of_batch.isdisjoint(read - {r})}
+        return frozenset(i for i in of_batch if nodes[i].phase == "forward" or i in meet_it)
+
+    @cached_property
     def sequence(self) -> int:
         """The length of dim 1 of the first batched input that has two dims, 0 where there is none."""
         shapes = (self._graph.meta(Ref(i)).shape for i in sorted(self.batched))
@@ -151,6 +168,11 @@ class Roles:
     def experts(self) -> frozenset[int]:
         """Parameters of three dims that a batched matrix product reads: one matrix per expert."""
         return frozenset(i for i, node, dims in self._multiplied() if dims == 3 and has(node, "batched"))
+
+    @cached_property
+    def dropless(self) -> frozenset[int]:
+        """Matrices of experts that take as many tokens as come: how many is seen when the step runs."""
+        return frozenset(i for i, node, dims in self._multiplied() if dims == 3 and has(node, "grouped"))
 
     @cached_property
     def attentions(self) -> frozenset[int]:

@@ -4,7 +4,8 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
 
 ``ddp`` (data parallelism)
     Inputs are cut along the batch (dim 0), parameters whole, gradients are all-reduced, and of activations nothing
-    communicates but the sums of channels of a batch norm, all-reduced as by SyncBatchNorm.
+    communicates but sums over the batch, all-reduced as SyncBatchNorm does those of channels: the tokens of each
+    expert in a loss that balances them, a correlation of features.
     S. Li et al., "PyTorch Distributed", VLDB 13(12), 2020.
 ``fsdp`` (fully sharded data parallelism, ZeRO-3)
     As ``ddp``, but a parameter is cut on dim 0, gathered before its use in the forward and again in the backward, and
@@ -22,13 +23,13 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
 ``cp`` (context parallelism)
     Inputs are cut along dim 1, the sequence; parameters and their gradients are those of ``ddp``, or, beside an axis of
     ``fsdp``, cut over both axes. Every rank attends with its block of the queries; keys and values are gathered, their
-    gradients reduce-scattered, and no other activation communicates. Blocks are contiguous: where attention is causal
-    the last rank does most.
+    gradients reduce-scattered, and no other activation communicates but sums, as under ``ddp``. Blocks are contiguous:
+    where attention is causal the last rank does most.
     W. Liang et al., "TorchTitan", arXiv:2410.06511, section 2.1.4; A. Dubey et al., "The Llama 3 Herd of Models",
     arXiv:2407.21783, section 3.3.2 (which balances the blocks).
 ``ep`` (expert parallelism)
-    As ``ddp``, but the weights of experts are cut along the experts, and activations communicate by all-to-all alone:
-    tokens go to their experts and back. D. Lepikhin et al., "GShard", arXiv:2006.16668, section 3.2.
+    As ``ddp``, but the weights of experts are cut along the experts, and tokens go to their experts and back by
+    all-to-all. D. Lepikhin et al., "GShard", arXiv:2006.16668, section 3.2.
 
 Under ``tp`` and ``sp``, projections whose columns the ranks cannot share are left to the solver: those of fewer heads
 than ranks (keys and values of grouped queries), and fused ones of unequal parts, in which no parameter can be cut. Each
@@ -62,7 +63,7 @@ _WITH_HEADS = 4
 
 # The collectives that a scheme lets run over its axis; whatever is not here is banned.
 _GATHERED = frozenset({"all_gather"})  # parameters under fsdp
-_STATISTICS = frozenset({"all_reduce"})  # of a batch norm, under what cuts the batch
+_SUMS = frozenset({"all_reduce"})  # over the batch, or the sequence, where that is cut
 _GRADIENTS: dict[Scheme, frozenset[str]] = {
     "ddp": frozenset({"all_reduce"}),
     "fsdp": frozenset({"reduce_scatter"}),
@@ -72,10 +73,12 @@ _GRADIENTS: dict[Scheme, frozenset[str]] = {
     "ep": frozenset({"all_reduce"}),
 }
 _ACTIVATIONS: dict[Scheme, frozenset[str]] = {
+    "ddp": _SUMS,
+    "fsdp": _SUMS,
     "tp": frozenset({"all_reduce"}),
     "sp": frozenset({"all_gather", "reduce_scatter"}),
-    "cp": frozenset({"all_gather", "reduce_scatter"}),  # of keys and values, and of their gradients
-    "ep": frozenset({"all_to_all"}),
+    "cp": frozenset({"all_gather", "reduce_scatter"}) | _SUMS,  # of keys and values, and of their gradients
+    "ep": frozenset({"all_to_all"}) | _SUMS,
 }
 
 
@@ -114,6 +117,7 @@ class _SchemeLimits:
         sharding = {"fsdp", "cp"} if "fsdp" in given else set()
         self._sharding = tuple(sorted(f.axis for f in axis_schemes if f.scheme in sharding))
         self._shards = self._axis in self._sharding
+        self._cuts_rows = self._scheme in _DATA or self._scheme == "cp"
         self._data = tuple(sorted(f.axis for f in axis_schemes if f.scheme in _DATA))
         self._sequence = tuple(sorted(f.axis for f in axis_schemes if f.scheme == "cp"))
         self._tensor = any(f.scheme in ("tp", "sp") for f in axis_schemes)
@@ -127,7 +131,7 @@ class _SchemeLimits:
             self._cut_queries()
         if self._shards:
             self._cut_parameters()
-        elif self._scheme in _DATA or self._scheme == "cp":
+        elif self._cuts_rows:
             for i, _ in self._graph.of_kind("parameter"):
                 self._only(i, S(0) if self._scheme == "ep" and i in self._roles.experts else R)
         else:
@@ -156,13 +160,20 @@ class _SchemeLimits:
         if self._scheme == "cp":
             self._check_sequence()
         if self._scheme == "ep" and not self._roles.experts:
-            raise ConstraintError(
-                f"{self._text!r} cuts experts, but no parameter of three dims enters a batched matrix product"
-            )
+            raise ConstraintError(f"{self._text!r} cuts experts, but {self._why_no_experts()}")
         if self._scheme in ("tp", "sp") and not self._roles.matrices:
             raise ConstraintError(f"{self._text!r} cuts the matrices of layers, but the model has none")
         if self._scheme in ("tp", "sp"):
             self._check_heads(axis, ranks)
+
+    def _why_no_experts(self) -> str:
+        if not self._roles.dropless:
+            return "no parameter of three dims enters a batched matrix product"
+        return (
+            f"those of {self._graph.nodes[min(self._roles.dropless)].name} take as many tokens as come, and what is "
+            "sent in a plan has a length known before; tp cuts the columns of every expert, or give the experts a "
+            "capacity, as examples/moe.py does"
+        )
 
     def _check_sequence(self) -> None:
         axis, ranks = self._mesh.axes[self._axis], self._mesh.shape[self._axis]
@@ -275,7 +286,7 @@ class _SchemeLimits:
             banned |= {("all_gather", self._axis, dim) for dim in range(dims) if (dims, dim) != (3, 1)}
         if self._scheme == "cp" and self._roles.of(ref) == "activations":
             if len(self._graph.meta(ref).shape) != _WITH_HEADS and not self._roles.is_scalar(ref):
-                banned |= {(kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS}
+                banned |= {(kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS if kind not in _SUMS}
         if self._shards and self._roles.of(ref) == "gradients" and not self._roles.is_statistics(ref):
             banned.add(("slice", self._axis, -1))  # what is all-reduced stays whole
         return frozenset(banned)
@@ -285,7 +296,7 @@ class _SchemeLimits:
         if self._roles.is_scalar(ref):
             return frozenset(REDISTRIBUTION_KINDS)
         if self._scheme in _DATA and self._roles.is_statistics(ref):
-            return _STATISTICS
+            return _SUMS
         if self._scheme in ("tp", "sp") and self._parameter_of(ref) in self._not_shared:
             return frozenset(REDISTRIBUTION_KINDS)
         if role == "parameters":
@@ -298,7 +309,8 @@ class _SchemeLimits:
         if self._scheme in ("tp", "sp") and ref.node not in self._roles.layered:
             return frozenset(REDISTRIBUTION_KINDS)
         gathered = _GATHERED if self._scheme in ("tp", "sp") and self._gathers_heads(ref) else frozenset()
-        return _ACTIVATIONS.get(self._scheme, frozenset()) | gathered
+        allowed = _ACTIVATIONS[self._scheme] | gathered
+        return allowed - _SUMS if self._cuts_rows and ref.node not in self._roles.statistics else allowed
 
     def _parameter_of(self, ref: Ref) -> int | None:
         """The parameter that a tensor is a view of, or becomes the gradient of; None of any other."""

@@ -119,7 +119,10 @@ def _flops(products: int, node: Node, inputs: list[Shape], outputs: list[Shape])
     return products * 2.0 * inputs[0][0] * math.prod(inputs[1][1:])
 
 
-for name, rules in (("grouped_product", _product_rules), ("grouped_outer", _outer_rules)):
+for name, rules, traits in (
+    ("grouped_product", _product_rules, ("contraction", "grouped")),
+    ("grouped_outer", _outer_rules, ("contraction",)),
+):
     enter(
         name,
         Operator(
@@ -129,7 +132,7 @@ for name, rules in (("grouped_product", _product_rules), ("grouped_outer", _oute
             kernel="matmul",
             passes=_passes,
             flops=_flops_of_groups,
-            traits=("contraction",),
+            traits=traits,
         ),
         namespace="autoshard",
     )

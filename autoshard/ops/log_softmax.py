@@ -1,7 +1,9 @@
-"""Log-softmax and its backward in the parts that capture writes them as (:mod:`autoshard.capture.softmax_parts`).
+"""Log-softmax, its backward and logsumexp in the parts that capture writes them as
+(:mod:`autoshard.capture.softmax_parts`).
 
 Whole, or cut along another dim than it goes over, it is torch's own kernel and has no parts. Cut along that dim, a rank
-makes numbers of its block of each row, all-reduces make them those of the row, and the rank its block of the result.
+makes numbers of its block of each row, all-reduces make them those of the row, and the rank its block of the result, or
+all of a logsumexp.
 """
 
 from __future__ import annotations
@@ -38,6 +40,13 @@ def _rules(taken: tuple[Placement, ...], given: Placement, node: Node, inputs: M
     return [Rule(tuple(wanted), (result,)), *(Rule((S(d),) * len(inputs), (S(d),)) for d in others)]
 
 
+def _logsumexp_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Rows are cut, or another dim: in the result it is one further to the front where rows left it."""
+    dim, keeps = _dim(node), node.args[-1]
+    others = ((d, d - (d > dim and not keeps)) for d in range(len(inputs[0].shape)) if d != dim)
+    return [Rule((S(dim), R, R), (R,)), *(Rule((S(d),) * 3, (S(made),)) for d, made in others)]
+
+
 def _as_one(node: Node, layouts: tuple[Layout, ...]) -> bool:
     return not layouts[0].axes_of(_dim(node))
 
@@ -45,6 +54,12 @@ def _as_one(node: Node, layouts: tuple[Layout, ...]) -> bool:
 def _forward(call: LocalCall) -> Any:
     if _as_one(call.node, call.inputs):
         return call.run(aten._log_softmax.default, call.args[0], _dim(call.node), False)
+    return call.run(call.node.op, *call.args)
+
+
+def _logsumexp(call: LocalCall) -> Any:
+    if _as_one(call.node, call.inputs):
+        return call.run(aten.logsumexp.default, call.args[0], [_dim(call.node)], call.args[-1])
     return call.run(call.node.op, *call.args)
 
 
@@ -63,6 +78,11 @@ def _passes_of_sum(node: Node, inputs: Metas, layouts: tuple[Layout, ...]) -> fl
 def _passes_of_backward(node: Node, inputs: Metas, layouts: tuple[Layout, ...]) -> float:
     """In parts the exponentials are written, and read again: five passes instead of three."""
     return 1.0 if _as_one(node, layouts) else 5 / 3
+
+
+def _passes_of_logsumexp(node: Node, inputs: Metas, layouts: tuple[Layout, ...]) -> float:
+    """In parts it reads two numbers of each row, and no row."""
+    return 1.0 if _as_one(node, layouts) else 0.0
 
 
 def _its_largest(node: Node, values: Tensors) -> Tensors:
@@ -103,6 +123,19 @@ enter(
         as_one=_as_one,
         meant=_its_numbers,
         kernel="softmax",
+    ),
+    namespace="autoshard",
+)
+enter(
+    "logsumexp",
+    Operator(
+        rules=_logsumexp_rules,
+        local=_logsumexp,
+        parts=(1, 2),
+        as_one=_as_one,
+        meant=_its_numbers,
+        kernel="softmax",
+        passes=_passes_of_logsumexp,
     ),
     namespace="autoshard",
 )

@@ -32,6 +32,7 @@ Trait = Literal[
     "choice",
     "contraction",
     "drawn",
+    "grouped",
     "linear",
     "mean",
     "part",
@@ -53,6 +54,7 @@ Trait = Literal[
 * ``choice``: it picks the largest of a dim, as a router does of its experts;
 * ``contraction``: a matrix product or a convolution of the forward;
 * ``drawn``: it draws a random number for each element, by itself, in shapes that all its tensors share;
+* ``grouped``: a product of each row with the matrix of its group, of which a rank may have some;
 * ``linear``: of all its tensors taken together: what it makes of sums is the sum of what it makes of the addends;
 * ``mean``: it averages, so that DTensor's averages of shards stand for sums here;
 * ``part``: it takes one range, or one index, of the dim that is its second argument;

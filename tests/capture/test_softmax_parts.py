@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.capture import few_rows
-from autoshard.capture.softmax_parts import log_softmax, log_softmax_backward, row_max, row_sum, row_total
+from autoshard.capture.softmax_parts import (
+    log_softmax,
+    log_softmax_backward,
+    logsumexp,
+    row_max,
+    row_sum,
+    row_total,
+)
 from autoshard.layout import block
 
 aten = torch.ops.aten
@@ -43,6 +50,28 @@ def test_blocks_of_rows_put_together_are_the_whole(
     torch.testing.assert_close(torch.cat(gradients, dim), gradient, rtol=1e-9, atol=1e-11, equal_nan=True)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 9), st.integers(1, 4), st.integers(0, 2), st.booleans(), st.sampled_from(["", "-inf", "inf", "nan"])
+)
+def test_the_logarithm_of_sums_of_blocks_is_that_of_the_whole(
+    length: int, ranks: int, dim: int, keepdim: bool, special: str
+) -> None:
+    """Rows that are infinite altogether, or in one place, and a NaN."""
+    shape = [2, 2, 3]
+    shape[dim] = length
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(length), dtype=torch.float64) * 40
+    if special:
+        x.select(dim, 0)[0] = float(special)
+        x.select((dim + 1) % 3, 0).fill_(float(special))
+    blocks = [x.narrow(dim, lo, hi - lo) for lo, hi in (block(length, ranks, rank) for rank in range(ranks)) if lo < hi]
+    largest = torch.stack([row_max(each, dim) for each in blocks]).amax(0)
+    total = torch.stack([row_sum(each, largest, dim) for each in blocks]).sum(0)
+    for each in blocks:
+        found = logsumexp(each, largest, total, dim, keepdim)
+        torch.testing.assert_close(found, torch.logsumexp(x, dim, keepdim), rtol=1e-12, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("shape", "dim"), [((5, 9), 1), ((5, 9), 0), ((2, 9, 4), 1), ((7,), 0), ((), 0), ((0, 4), 1)])
 @pytest.mark.parametrize(("held", "turned"), [(7, False), (1 << 20, False), (7, True), (1 << 20, True)])
@@ -69,6 +98,8 @@ def test_dtypes_and_shapes_are_those_of_torch_whatever_is_held_at_a_time(
         (row_max, (x, dim)),
         (row_sum, (x, largest, dim)),
         (log_softmax, (x, largest, total, dim)),
+        (logsumexp, (x, largest, total, dim, False)),
+        (logsumexp, (x, largest, total, dim, True)),
         (row_total, (grad, dim)),
         (log_softmax_backward, (grad, expected, of_rows, dim, dtype)),
     ):

@@ -68,6 +68,25 @@ def test_under_ddp_gradients_alone_communicate_and_are_all_reduced_once(model: s
     assert len(sent) == len(plan.parameters)
 
 
+class Correlated(nn.Module):
+    """J. Zbontar et al., "Barlow Twins", arXiv:2103.03230, algorithm 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = (z / z.square().mean(0).sqrt() for z in (self.features(x), self.features(y)))
+        return (x.t() @ y / len(x) - torch.eye(4)).square().sum()
+
+
+@pytest.mark.parametrize("family", ["ddp", "fsdp"])
+def test_of_activations_sums_over_the_batch_are_all_reduced_and_nothing_else_is_sent(family: str) -> None:
+    plan = planned_by(Correlated(), (torch.ones(4, 6), torch.ones(4, 6)), "dp=2", [f"family dp={family}"])
+    activations = [(r.phase, kind) for r, kind in moved(plan, "dp") if r.tensor.startswith("/")]
+    assert activations == [("forward", "all_reduce")] * 3 + [("backward", "all_reduce")] * 2
+
+
 @pytest.mark.parametrize("model", ["llama", "gpt2", "vit", "routed"])
 def test_under_fsdp_parameters_are_gathered_in_both_phases_and_gradients_scattered(model: str) -> None:
     plan = made(model, "dp=2", ["family dp=fsdp"])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch.nn.functional as F
+from torch import Tensor
 
 import autoshard
+from autoshard.errors import ConstraintError
 
-from ..capture.dropless import WAYS, Dropless, example
+from ..capture.dropless import EACH, EXPERTS, WAYS, Dropless, example
 from .as_before import check_as_before
 
 # Over one axis. Matrices are (E, 2 I, C) and (E, C, I): experts, columns, and what a product sums over.
@@ -30,8 +33,31 @@ def test_a_step_is_that_of_one_process_with_the_batch_and_the_experts_cut(way: s
     _check(way, "dp=2,ep=2", ["family dp=ddp", "up=dp:R ep:S(0)", "down=dp:R ep:S(0)"])
 
 
-def _check(way: str, mesh: str, constraints: list[str]) -> None:
+class Balanced(Dropless):
+    """With the loss that balances the load: shares of the tokens times mean probabilities, over all tokens.
+
+    W. Fedus et al., "Switch Transformers", arXiv:2101.03961, equations 4 to 6.
+    """
+
+    def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
+        probabilities = F.linear((x * self.scale).flatten(0, 1), self.router).softmax(-1)
+        shares = F.one_hot(probabilities.topk(EACH).indices, EXPERTS).float().mean((0, 1))
+        return super().forward(x, wanted) + EXPERTS * (shares * probabilities.mean(0)).sum()
+
+
+@pytest.mark.parametrize("family", ["ddp", "fsdp"])
+def test_experts_are_balanced_by_the_tokens_of_all_ranks(family: str) -> None:
+    _check("put_back", "a=2", [f"family a={family}"], Balanced)
+
+
+def test_no_expert_parallelism_for_experts_whose_tokens_are_counted_as_the_step_runs() -> None:
+    options = {"mesh": "ep=2", "hardware": "cpu-gloo", "constraints": ["family ep=ep"]}
+    with pytest.raises(ConstraintError, match=r"those of up take as many tokens as come.* tp cuts the columns"):
+        autoshard.plan(Dropless(WAYS["put_back"]), example(), **options)
+
+
+def _check(way: str, mesh: str, constraints: list[str], kind: type[Dropless] = Dropless) -> None:
     """Products are in bfloat16, as the model has them, and sums of other addends in another order."""
-    model, args = Dropless(WAYS[way]), example()
+    model, args = kind(WAYS[way]), example()
     plan = autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=constraints, cache=False)
     check_as_before(model, args, plan, rtol=2e-2, atol=2e-3)
