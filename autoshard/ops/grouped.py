@@ -12,6 +12,7 @@ rows of each group end.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -119,23 +120,19 @@ def _flops(products: int, node: Node, inputs: list[Shape], outputs: list[Shape])
     return products * 2.0 * inputs[0][0] * math.prod(inputs[1][1:])
 
 
-for name, rules, traits in (
-    ("grouped_product", _product_rules, ("contraction", "grouped")),
-    ("grouped_outer", _outer_rules, ("contraction",)),
-):
-    enter(
-        name,
-        Operator(
-            rules=rules,
-            local=_of_groups,
-            meant=_with_groups,
-            kernel="matmul",
-            passes=_passes,
-            flops=_flops_of_groups,
-            traits=traits,
-        ),
-        namespace="autoshard",
-    )
+_OURS = Operator(
+    local=_of_groups,
+    meant=_with_groups,
+    kernel="matmul",
+    passes=_passes,
+    flops=_flops_of_groups,
+)
+enter(
+    "grouped_product",
+    replace(_OURS, rules=_product_rules, traits=("contraction", "grouped")),
+    namespace="autoshard",
+)
+enter("grouped_outer", replace(_OURS, rules=_outer_rules, traits=("contraction",)), namespace="autoshard")
 enter(
     "grouped_mm_fallback",
     Operator(rules=_rules, local=_of_rows, kernel="matmul", flops=partial(_flops, 1)),
