@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from io import TextIOWrapper
 from typing import Any
 
 from .garbage import seldom_collected
@@ -26,6 +28,7 @@ def main() -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
+    _part_from_native_code()
     try:
         with seldom_collected():
             from .cli import main as command
@@ -41,6 +44,19 @@ def main() -> None:
         needed = f"the command needs {error.name}, which is not installed"
         print(f"error: {needed}; pip install 'autoshard[cli]'", file=sys.stderr)
         sys.exit(2)
+
+
+def _part_from_native_code() -> None:
+    """From here on what native code prints on stdout goes to stderr, and stdout is what this command says: HiGHS prints
+    a line of its own at times, whatever it was told (https://github.com/ERGO-Code/HiGHS/issues/2783).
+    """
+    out = sys.stdout
+    if out is not sys.__stdout__ or not isinstance(out, TextIOWrapper) or sys.stderr is None:
+        return
+    out.flush()
+    buffering = 1 if out.line_buffering or out.write_through else -1
+    sys.stdout = open(os.dup(out.fileno()), "w", buffering, encoding=out.encoding, errors=out.errors)
+    os.dup2(sys.stderr.fileno(), out.fileno())
 
 
 if __name__ == "__main__":

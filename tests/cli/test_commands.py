@@ -424,6 +424,32 @@ def test_the_module_runs_as_a_program(folder: Path) -> None:
     assert "\x1b" not in piped.stdout
 
 
+def test_what_native_code_prints_is_no_part_of_the_output(folder: Path) -> None:
+    """Neither on a descriptor nor in the buffer of C's own, which is written when the process ends."""
+    program = (
+        "import ctypes, os\n"
+        "from autoshard.cli import commands\n"
+        "from autoshard.__main__ import main\n"
+        "command = commands.main\n"
+        "def noisy():\n"
+        "    os.write(1, b'noise of a descriptor\\n')\n"
+        "    ctypes.CDLL(None).puts(b'noise of C')\n"
+        "    command()\n"
+        "import autoshard.cli\n"
+        "autoshard.cli.main = noisy\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "show", "plan.yaml", "--format", "json"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0 and json.loads(done.stdout)
+    assert sorted(done.stderr.splitlines()) == ["noise of C", "noise of a descriptor"]
+
+
 def test_a_terminal_gets_colours(folder: Path) -> None:
     leader, follower = pty.openpty()
     environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
