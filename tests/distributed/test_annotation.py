@@ -30,7 +30,9 @@ def _step(text: str, layout: str) -> tuple[float, bool, list[str]]:
     return max(relative(*pair) for pair in pairs), Counter(log.records) == planned_collectives(plan), ran
 
 
-@pytest.mark.parametrize("layout", ["dp:S(0) tp:R", "tp:S(1)", "dp:S(0) tp:S(0)"])
+@pytest.mark.parametrize(
+    "layout", ["dp:S(0) tp:R", pytest.param("tp:S(1)", marks=pytest.mark.thorough), "dp:S(0) tp:S(0)"]
+)
 def test_an_annotated_model_trains_like_one_process_and_nothing_runs_for_the_annotation(layout: str) -> None:
     text = autoshard.dump_plan(planned(layout))
     for difference, as_planned, ran in run_ranks(4, _step, text, layout):

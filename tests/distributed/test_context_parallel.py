@@ -19,7 +19,7 @@ LIMIT = 1e-4  # as in test_parity
     [
         ("llama of a row", "cp=4", "cp"),
         ("llama of two rows", "dp=2,cp=2", "fsdp+cp"),
-        ("gpt2 of two rows", "dp=2,cp=2", "ddp+cp"),
+        pytest.param("gpt2 of two rows", "dp=2,cp=2", "ddp+cp", marks=pytest.mark.thorough),
     ],
 )
 def test_a_step_runs_and_holds_what_the_plan_says(case: str, axes: str, name: str) -> None:

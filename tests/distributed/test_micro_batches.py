@@ -77,9 +77,9 @@ def _peak(case: str, text: str) -> int:
     ("case", "axes", "scheme"),
     [
         ("llama of 1", "dp=4", "ddp"),
-        ("llama of 1", "dp=4", "fsdp"),
+        pytest.param("llama of 1", "dp=4", "fsdp", marks=pytest.mark.thorough),
         pytest.param("llama of 1", "dp=4", "zero1", marks=pytest.mark.thorough),
-        ("llama of 1", "dp=2,tp=2", "zero1"),
+        pytest.param("llama of 1", "dp=2,tp=2", "zero1", marks=pytest.mark.thorough),
         ("gpt2", "dp=4", "h"),
         ("gpt2", "dp=2,tp=2", "ddp and tp"),
         ("llama odd", "dp=3", "zero1"),

@@ -54,7 +54,7 @@ def example(vocabulary: int, rows: int) -> tuple[nn.Module, dict[str, Tensor]]:
         pytest.param(GPT2, 5, "a=1,b=3", {"fsdp+tp", "ddp+tp"}, marks=pytest.mark.thorough),
         pytest.param(BERT, 6, "a=3,b=1", {"fsdp+tp", "ddp"}, marks=pytest.mark.thorough),
         (BERT, 4, "a=2,b=3", {"fsdp+tp", "ddp+tp"}),
-        (GPT2, 5, "a=1", {"tp", "ddp"}),
+        pytest.param(GPT2, 5, "a=1", {"tp", "ddp"}, marks=pytest.mark.thorough),
     ],
 )
 def test_loss_and_gradients_are_those_of_one_process(vocabulary: int, rows: int, mesh: str, schemes: set[str]) -> None:

@@ -59,7 +59,7 @@ def counted(formulation: Formulation, solution: Solution) -> int:
 
 
 @pytest.mark.parametrize("contention", CONTENTIONS)
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2, 3))])
 @pytest.mark.parametrize("machine", [PROFILE, HOST], ids=["device", "host"])
 def test_no_schedule_takes_less_than_the_program_counts(contention: float, seed: int, machine: Profile) -> None:
     formulation = program(contention, machine)
