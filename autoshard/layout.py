@@ -304,15 +304,13 @@ def check_fits(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> None:
 
 
 def has_empty_shard(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
-    """Whether some rank would hold no element along a cut dim. A tensor without elements is only ever replicated."""
-    if 0 in shape:
-        return not layout.is_replicated
+    """Whether some rank would hold nothing of a dim that is cut. A tensor without elements is cut along others."""
     for dim, size in enumerate(shape):
         spans = [size]
         for axis in layout.axes_of(dim):
             parts = mesh.shape[axis]
             spans = [stop - start for span in spans for start, stop in (block(span, parts, i) for i in range(parts))]
-        if min(spans) == 0:
+        if min(spans) == 0 and layout.axes_of(dim):
             return True
     return False
 
