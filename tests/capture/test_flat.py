@@ -257,6 +257,7 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
 ALIKE = {
     *("two stacks", "the model is the stack", "all blocks frozen", "two blocks frozen", "one block drops otherwise"),
     *("one block is in evaluation", "the last block is special", "blocks of two kinds in turn"),
+    *("a block in between is special", "one block has a hook", "parts computed again"),
 }
 """Models that are looked at in `make test-all`: of each, another one is much like it."""
 

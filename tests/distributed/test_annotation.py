@@ -31,7 +31,8 @@ def _step(text: str, layout: str) -> tuple[float, bool, list[str]]:
 
 
 @pytest.mark.parametrize(
-    "layout", ["dp:S(0) tp:R", pytest.param("tp:S(1)", marks=pytest.mark.thorough), "dp:S(0) tp:S(0)"]
+    "layout",
+    [*(pytest.param(each, marks=pytest.mark.thorough) for each in ("dp:S(0) tp:R", "tp:S(1)")), "dp:S(0) tp:S(0)"],
 )
 def test_an_annotated_model_trains_like_one_process_and_nothing_runs_for_the_annotation(layout: str) -> None:
     text = autoshard.dump_plan(planned(layout))

@@ -18,7 +18,7 @@ LIMIT = 1e-4  # as in test_parity
     ("case", "axes", "name"),
     [
         ("llama of a row", "cp=4", "cp"),
-        ("llama of two rows", "dp=2,cp=2", "fsdp+cp"),
+        pytest.param("llama of two rows", "dp=2,cp=2", "fsdp+cp", marks=pytest.mark.thorough),
         pytest.param("gpt2 of two rows", "dp=2,cp=2", "ddp+cp", marks=pytest.mark.thorough),
     ],
 )

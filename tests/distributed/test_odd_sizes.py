@@ -49,7 +49,7 @@ def example(vocabulary: int, rows: int) -> tuple[nn.Module, dict[str, Tensor]]:
 @pytest.mark.parametrize(
     ("vocabulary", "rows", "mesh", "schemes"),
     [
-        (GPT2, 5, "a=3", {"tp"}),
+        pytest.param(GPT2, 5, "a=3", {"tp"}, marks=pytest.mark.thorough),
         pytest.param(BERT, 6, "a=6", {"ddp", "fsdp"}, marks=pytest.mark.thorough),
         pytest.param(GPT2, 5, "a=1,b=3", {"fsdp+tp", "ddp+tp"}, marks=pytest.mark.thorough),
         pytest.param(BERT, 6, "a=3,b=1", {"fsdp+tp", "ddp"}, marks=pytest.mark.thorough),

@@ -64,7 +64,7 @@ def test_what_the_planner_chooses_to_compute_again_runs_as_planned_and_fits():
     ("case", "axes"),
     [
         pytest.param("llama odd", "dp=2,tp=2", marks=pytest.mark.thorough),
-        ("gpt2 small", "tp=2"),
+        pytest.param("gpt2 small", "tp=2", marks=pytest.mark.thorough),
         ("assorted odd", "tp=3"),
     ],
 )
