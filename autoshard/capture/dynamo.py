@@ -139,11 +139,13 @@ def _check_autocast(graph: torch.fx.Graph) -> None:
             check_autocast_within(str(device_type), bool(is_enabled), line_of(node))
 
 
-def return_only(graph: torch.fx.GraphModule, out_spec: TreeSpec, result: Sequence[Any], others: Sequence[Any]) -> None:
-    """Makes a graph of :func:`forward_graph` return a result of the structure ``out_spec``, and a list of others."""
+def return_only(graph: torch.fx.GraphModule, result: Sequence[Any], others: Sequence[Any]) -> None:
+    """Makes a graph of :func:`forward_graph` return a result's leaves, and others, as two lists: taken apart again, a
+    dataclass would lose the leaves that left the graph.
+    """
     graph.graph.output_node().args = ((*result, *others),)
     codegen: Any = graph.graph._codegen
-    both = TreeSpec(tuple, None, [out_spec, tree_structure(list(others))])
+    both = TreeSpec(tuple, None, [tree_structure(list(leaves)) for leaves in (result, others)])
     codegen.pytree_info = codegen.pytree_info._replace(out_spec=both)
     graph.recompile()
 

@@ -60,7 +60,7 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     refuse_other_modes(leaves)
     replaced = dict(replaced_buffers(module, leaves, tuple(found.assigned)))
     result_spec = out_spec.children()[0]
-    return_only(module, result_spec, leaves.result, [leaves.after[k] for k in replaced])
+    return_only(module, leaves.result, [leaves.after[k] for k in replaced])
     values = {node: node.meta.get("example_value") for node in module.graph.nodes}
     seen = {node: value for node, value in values.items() if isinstance(value, torch.Tensor)}
     same = separate_results(module, known, seen)

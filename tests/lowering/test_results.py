@@ -56,6 +56,8 @@ BODIES: dict[str, Body] = {
     "a loss that is a view": lambda m, x: (x @ m.w).square().mean().view(1)[0],
     "no tensors": lambda m, x: {"y": x @ m.w, "none": None, "three": 3, "text": ["a", (True, 1.5)]},
     "a dataclass": lambda m, x: Output((y := x @ m.w).mean(), hidden=(y, x @ m.v)),
+    "a dataclass with what is there already": lambda m, x: Output((y := x @ m.w).mean(), y, (y, m.w, x)),
+    "a dataclass that is a buffer": lambda m, x: (x @ m.w, Output(m.scale, x)),
     "integers and booleans": lambda m, x: ((y := x @ m.w), y.argmax(1), y > 0, y.max(dim=0)),
     "lower precision": lambda m, x: ((x @ m.w).half(), (x.bfloat16() @ m.v.bfloat16()).sum()),
     "statistics in lower precision": lambda m, x: F.batch_norm(
