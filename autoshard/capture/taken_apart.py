@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from .attention_parts import attention_in_parts, attention_of_one_head, is_of_one_head, is_without_kernel
 from .bags import can_be_added_up, embedding_bag
+from .batch_inside import keep_batch_inside
 from .matrix_products import is_product, product
 from .multihead import has_a_batch, multihead_attention
 from .recurrent import STEP_BY_STEP
@@ -20,12 +21,15 @@ POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool
 
 def take_apart(module: fx.GraphModule) -> None:
     """Rewrites a graph of torch functions in place: recurrent modules, but for those on packed sequences, bags,
-    attention of several heads, without a kernel or to one head, products of matrices with several dims in front,
-    picking from each row or by numbers in a row, and means that are written as pools.
+    attention of several heads, without a kernel or to one head, products of matrices with several dims in front, or
+    with a batch that is not in front, picking from each row or by numbers in a row, and means that are written as pools.
     """
+    batch = _batch(module.graph)
     for node in module.graph.nodes:
         if is_product(node):
             node.op, node.target = "call_function", product
+        elif keep_batch_inside(node, batch):
+            continue
         if node.op != "call_function":
             continue
         if node.target in STEP_BY_STEP and isinstance(node.args[3], bool):
@@ -45,6 +49,12 @@ def take_apart(module: fx.GraphModule) -> None:
         elif node.target in POOLS and len(node.args) == 2 and set(_listed(node.args[1])) == {1}:
             node.args, node.target = (node.args[0], POOLS[node.target]), mean_of_all
     module.recompile()
+
+
+def _batch(graph: fx.Graph) -> int:
+    """The length of dim 0 of the first tensor that a model is called with; 0 where none has dims."""
+    given = (node.meta.get("example_value") for node in graph.find_nodes(op="placeholder"))
+    return next((value.shape[0] for value in given if isinstance(value, Tensor) and value.dim()), 0)
 
 
 def mean_of_all(x: Tensor, dims: int) -> Tensor:

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def _flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float:
-    """2 M N K of (M, K) and (K, N), multiply and add counted as two."""
+    """2 M N K of (M, K) and (K, N), or (N, K), multiply and add counted as two."""
     return 2.0 * math.prod(outputs[0]) * inputs[-2][-1]
 
 
@@ -68,6 +68,25 @@ def _product_rules(node: Node, inputs: Metas) -> list[Rule]:
 
 def _product_of_shard(call: LocalCall) -> Any:
     return call.run(aten.matmul.default, *call.args)
+
+
+def _linear_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Of (..., K) and (N, K): any dim in front, the matrix by rows, and the dim that is summed."""
+    rank = len(inputs[0].shape)
+    cut = [Rule((S(d), R), (S(d),)) for d in range(rank - 1)]
+    return [*cut, Rule((R, S(0)), (S(rank - 1),)), Rule((S(rank - 1), S(1)), (P_SUM,))]
+
+
+def _outer_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Of (..., N) and (..., K): addends of any dim in front, or a block of the result."""
+    rank = len(inputs[0].shape)
+    addends = [Rule((S(d), S(d)), (P_SUM,)) for d in range(rank - 1)]
+    return [*addends, Rule((S(rank - 1), R), (S(0),)), Rule((R, S(rank - 1)), (S(1),))]
+
+
+def _outer_flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float:
+    """2 R N K of R rows."""
+    return 2.0 * math.prod(inputs[0]) * inputs[1][-1]
 
 
 def _attention_rules(node: Node, inputs: Metas) -> list[Rule]:
@@ -161,6 +180,12 @@ enter(
     Operator(rules=_product_rules, local=_product_of_shard, kernel="matmul", flops=_flops, traits=("contraction",)),
     namespace="autoshard",
 )
+enter(
+    "linear",
+    Operator(rules=_linear_rules, kernel="matmul", flops=_flops, traits=("contraction",)),
+    namespace="autoshard",
+)
+enter("outer", Operator(rules=_outer_rules, kernel="matmul", flops=_outer_flops), namespace="autoshard")
 _ATTENTION = Operator(
     rules=_attention_rules,
     local=_attention_of_shard,

@@ -1,0 +1,175 @@
+"""Products of tensors whose batch is not in front, (steps, rows, features), with the batch as a dim of its own.
+
+Torch takes (T, B, K) for a matrix of T * B rows, of which no block is the steps of some rows of the batch, so that the
+batch could not be cut. ``autoshard::linear`` keeps the dims in front, and each of them can be cut; its kernel is the one
+that torch calls. ``autoshard::outer`` is the gradient of its matrix.
+
+Shapes: x is (..., K), the matrix (N, K), with two or more dims in front.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from .library import define, derive
+
+_FOLDS = (torch.reshape, torch.flatten, "view", "reshape", "flatten")
+
+
+def _linear(x: Tensor, weight: Tensor) -> Tensor:
+    """``x @ weight.T``."""
+    return F.linear(x, weight)
+
+
+def _linear_shape(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _outer(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of the outer products of each row of (..., N) with that of (..., K): (N, K)."""
+    return x.flatten(0, -2).mT @ y.flatten(0, -2)
+
+
+def _outer_shape(x: Tensor, y: Tensor) -> Tensor:
+    return x.new_empty((x.shape[-1], y.shape[-1]))
+
+
+linear = define("linear", _linear, _linear_shape)
+outer = define("outer", _outer, _outer_shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    x, weight = ctx.saved_tensors
+    of_x, of_weight = ctx.needs_input_grad
+    return linear(grad, weight.mT) if of_x else None, outer(grad, x) if of_weight else None
+
+
+derive("linear", _backward, _keep)
+
+
+def keep_batch_inside(node: fx.Node, batch: int) -> bool:
+    """Rewrites a call of torch in place if it folds a batch of that length with steps in front of it: a product with a
+    matrix, or cross-entropy of rows that a view made; False for any other.
+
+    What is the batch is known by its length alone. Where another dim is as long, the call may be left as it is, or
+    be rewritten for nothing: it computes the same.
+    """
+    rewrite = _REWRITES.get(node.target)  # type: ignore[call-overload]
+    return rewrite is not None and rewrite(node, batch)
+
+
+def _linear_of(node: fx.Node, batch: int) -> bool:
+    if not node.args or not _is_inside(_shape(node.args[0])[:-1], batch):
+        return False
+    node.target = _linear_inside
+    return True
+
+
+def _product_of(node: fx.Node, batch: int) -> bool:
+    if len(node.args) != 2 or node.kwargs or not _is_inside(_shape(node.args[0])[:-1], batch):
+        return False
+    if len(_shape(node.args[1])) != 2:
+        return False
+    node.op, node.target = "call_function", _product_inside
+    return True
+
+
+def _einsum_of(node: fx.Node, batch: int) -> bool:
+    if len(node.args) != 3 or node.kwargs or not isinstance(node.args[0], str):
+        return False
+    read, arrow, made = node.args[0].replace(" ", "").partition("->")
+    x, comma, y = read.partition(",")
+    if not (arrow and comma and all(len(set(labels)) == len(labels) and labels.isalpha() for labels in (x, y, made))):
+        return False
+    operands = (x, node.args[1]), (y, node.args[2])
+    for (x, of_x), (y, of_y) in (operands, operands[::-1]):
+        free, summed, other = _roles(x, y)
+        is_product = set(made) == {*free, *other} and summed and other
+        if is_product and _is_inside([size for label, size in zip(x, _shape(of_x)) if label in free], batch):
+            node.args, node.target = (of_x, of_y, x, y, made), _einsum_inside
+            return True
+    return False
+
+
+def _cross_entropy_of(node: fx.Node, batch: int) -> bool:
+    rows, classes, *others = (*node.args, *(node.kwargs[k] for k in ("input", "target") if k in node.kwargs))
+    x, y = (_folded(each) for each in (rows, classes))
+    if others or x is None or y is None or not _is_inside(_shape(x)[:-1], batch):
+        return False
+    if node.kwargs.get("reduction", "mean") == "none" or _shape(y) != _shape(x)[:-1]:
+        return False
+    if _shape(rows) != (_shape(y).numel(), _shape(x)[-1]) or len(_shape(classes)) != 1:
+        return False
+    node.args, node.target = (x, y), _cross_entropy_inside
+    node.kwargs = {key: value for key, value in node.kwargs.items() if key not in ("input", "target")}
+    return True
+
+
+_REWRITES: dict[Any, Callable[[fx.Node, int], bool]] = {
+    F.linear: _linear_of,
+    **dict.fromkeys((operator.matmul, torch.matmul, "matmul"), _product_of),
+    torch.functional.einsum: _einsum_of,
+    F.cross_entropy: _cross_entropy_of,
+}
+
+
+def _is_inside(front: Sequence[int], batch: int) -> bool:
+    """Whether a batch stands among the dims in front, but not first."""
+    return len(front) > 1 and batch > 1 and front[0] not in (1, batch) and batch in front[1:]
+
+
+def _shape(arg: object) -> torch.Size:
+    """The shape of a tensor, of no dims where a node gives something else."""
+    value = arg.meta.get("example_value") if isinstance(arg, fx.Node) else None
+    return value.shape if isinstance(value, Tensor) else torch.Size()
+
+
+def _folded(rows: object) -> fx.Node | None:
+    """What a view folded the dims in front of, to rows."""
+    is_fold = isinstance(rows, fx.Node) and rows.target in _FOLDS and rows.args
+    found = rows.args[0] if is_fold else None  # type: ignore[union-attr]
+    return found if isinstance(found, fx.Node) else None
+
+
+def _roles(x: str, y: str) -> tuple[str, str, str]:
+    """Of the labels of two tensors those of the first alone, of both, and of the second alone."""
+    return (
+        "".join(label for label in x if label not in y),
+        "".join(label for label in x if label in y),
+        "".join(label for label in y if label not in x),
+    )
+
+
+def _linear_inside(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if torch.is_autocast_enabled(x.device.type):
+        return F.linear(x, weight, bias)
+    found: Tensor = linear(x, weight)
+    return found if bias is None else found + bias
+
+
+def _product_inside(x: Tensor, y: Tensor) -> Tensor:
+    return _linear_inside(x, y.mT)
+
+
+def _einsum_inside(x: Tensor, y: Tensor, of_x: str, of_y: str, made: str) -> Tensor:
+    """``einsum`` of two tensors without a label that both have and the result, too."""
+    free, summed, other = _roles(of_x, of_y)
+    rows = x.permute([of_x.index(label) for label in free + summed]).flatten(len(free))
+    columns = y.permute([of_y.index(label) for label in other + summed])
+    sizes = columns.shape[: len(other)]
+    found = _linear_inside(rows, columns.flatten(len(other)).flatten(0, len(other) - 1)).unflatten(-1, sizes)
+    return found.permute([(free + other).index(label) for label in made])
+
+
+def _cross_entropy_inside(x: Tensor, classes: Tensor, **options: Any) -> Tensor:
+    return F.cross_entropy(x.movedim(-1, 1), classes, **options)
