@@ -50,6 +50,7 @@ _DECOMPOSED = [
     aten.binary_cross_entropy,
     aten.binary_cross_entropy_backward,
     aten.binary_cross_entropy_with_logits,
+    aten.affine_grid_generator,
 ]
 
 

@@ -1,8 +1,8 @@
 """Products of tensors whose batch is not in front, (steps, rows, features), with the batch as a dim of its own.
 
 Torch takes (T, B, K) for a matrix of T * B rows, of which no block is the steps of some rows of the batch, so that the
-batch could not be cut. ``autoshard::linear`` keeps the dims in front, and each of them can be cut; its kernel is the one
-that torch calls. ``autoshard::outer`` is the gradient of its matrix.
+batch could not be cut. ``autoshard::linear`` keeps the dims in front, and each of them can be cut; its kernel is that
+which torch calls. ``autoshard::outer`` is the gradient of its matrix.
 
 Shapes: x is (..., K), the matrix (N, K), with two or more dims in front.
 """

@@ -14,6 +14,7 @@ from .matrix_products import is_product, product
 from .multihead import has_a_batch, multihead_attention
 from .recurrent import STEP_BY_STEP
 from .row_numbers import as_range, by_position, part, positions
+from .spread import take_spread_apart
 
 POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
 """Pools, and the number of dims that they go over."""
@@ -22,13 +23,14 @@ POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool
 def take_apart(module: fx.GraphModule) -> None:
     """Rewrites a graph of torch functions in place: recurrent modules, but for those on packed sequences, bags,
     attention of several heads, without a kernel or to one head, products of matrices with several dims in front, or
-    with a batch that is not in front, picking from each row or by numbers in a row, and means that are written as pools.
+    with a batch that is not in front, spreads over the batch, picking from each row or by numbers in a row, and means
+    that are written as pools.
     """
     batch = _batch(module.graph)
     for node in module.graph.nodes:
         if is_product(node):
             node.op, node.target = "call_function", product
-        elif keep_batch_inside(node, batch):
+        elif keep_batch_inside(node, batch) or take_spread_apart(node):
             continue
         if node.op != "call_function":
             continue

@@ -51,6 +51,11 @@ def _taking_values(node: Node, inputs: Metas) -> list[Rule]:
     return [*_element_rules(node, inputs), Rule((R, P_SUM), (P_SUM,)), Rule((P_SUM, P_SUM), (P_SUM,))]
 
 
+def _addends_of_complex(node: Node, inputs: Metas) -> list[Rule]:
+    """Gradients of weights in the frequency domain are sums over the batch, which DTensor would have reduced here."""
+    return [Rule((P_SUM,), (P_SUM,))] if inputs[0].dtype.is_complex else []
+
+
 enter(
     "_prelu_kernel _prelu_kernel_backward log_sigmoid_forward log_sigmoid_backward softplus_backward floor_divide",
     Operator(rules=_element_rules),
@@ -62,10 +67,9 @@ enter("add.Tensor", Operator(traits=("sum",)))
 enter("_to_copy", Operator(kernel="copy", traits=("cast",)))
 enter("tril triu", Operator(more_rules=_triangle_rules, local=_triangle_of_block))
 enter("cat", Operator(in_parts=cat_in_parts, kernel="copy", traits=("linear",)))
-enter(
-    "stack clone contiguous flip roll constant_pad_nd select_scatter",
-    Operator(kernel="copy", traits=("linear",)),
-)
+enter("stack contiguous flip roll constant_pad_nd select_scatter", Operator(kernel="copy", traits=("linear",)))
+enter("clone", Operator(more_rules=_addends_of_complex, kernel="copy", traits=("linear",)))
+enter("_conj", Operator(more_rules=_addends_of_complex))
 enter("mul div neg", Operator(traits=("scaling",)))
 enter("index_select", Operator(kernel="indexing", traits=("rows",)))
 enter("topk sort", Operator(kernel="indexing", traits=("choice",)))

@@ -90,15 +90,36 @@ def _outer_flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float
 
 
 def _attention_rules(node: Node, inputs: Metas) -> list[Rule]:
-    """Dims 0 (batch) and 1 (heads) of every tensor; a bias that broadcasts along the dim is whole on each rank."""
+    """Dims 0 (batch) and 1 (heads) of every tensor; a bias that broadcasts along the dim is whole on each rank. Where
+    keys and values have fewer heads, each rank has those that its queries read.
+    """
     bias = _bias_of(node, inputs)
     tensors = inputs if bias is None else inputs[:-1]
     rules = []
     for dim in (0, 1):
-        if len({meta.shape[dim] for meta in tensors}) == 1:
+        if len({meta.shape[dim] for meta in tensors}) == 1 or (dim == 1 and _grouped(inputs)):
             placements = [S(dim)] * len(tensors) + ([] if bias is None else [_bias_placement(bias, dim)])
             rules.append(Rule(tuple(placements), (S(dim),) * len(node.outputs)))
     return rules if bias is not None and _is_causal(node) else [*rules, _queries_cut(node, bias)]
+
+
+def _grouped(inputs: Metas) -> tuple[int, int] | None:
+    """The heads of keys and values, and of queries, where these are a multiple of those."""
+    few, *many = sorted({meta.shape[1] for meta in inputs[:3]})  # queries among them, and keys
+    return (few, many[0]) if few > 1 and len(many) == 1 and many[0] % few == 0 else None
+
+
+def _small_attention(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
+    """Heads of queries are twice those of keys where they are a multiple of them."""
+    if grouped := _grouped(inputs):
+        few, many = grouped
+        small = {few: length[few], many: 2 * length[few]}
+        is_biased = _bias_of(node, inputs) is not None
+        for k, (meta, shape) in enumerate(zip(inputs, shapes)):
+            heads = len(shape) - 3 if is_biased and k == len(inputs) - 1 else 1
+            if heads >= 0 and meta.shape[heads] in small:
+                shape[heads] = small[meta.shape[heads]]
+    return node.args
 
 
 def _queries_cut(node: Node, bias: Shape | None) -> Rule:
@@ -189,6 +210,7 @@ enter("outer", Operator(rules=_outer_rules, kernel="matmul", flops=_outer_flops)
 _ATTENTION = Operator(
     rules=_attention_rules,
     local=_attention_of_shard,
+    small=_small_attention,
     kernel="attention",
     flops=_attention_flops,
     traits=("attention",),

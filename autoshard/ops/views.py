@@ -264,6 +264,10 @@ def _small_slice_scatter(node: Node, inputs: Metas, shapes: list[list[int]], len
     return ref, piece, dim, lo, hi, step
 
 
+def _both_addends(node: Node, inputs: Metas) -> list[Rule]:
+    return [Rule((P_SUM, P_SUM), (P_SUM,))]
+
+
 def _filled(args: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments with the defaults of the last ones; ``x`` with those of a slice is ``x, 0, None, None, 1``."""
     tensors = sum(isinstance(arg, Ref) for arg in args)
@@ -318,4 +322,7 @@ enter(
     ),
 )
 enter("select_backward", Operator(local=with_local_size(1), kernel="copy", traits=("linear",)))
-enter("slice_scatter", Operator(small=_small_slice_scatter, kernel="copy"))
+enter(
+    "slice_scatter",
+    Operator(more_rules=_both_addends, small=_small_slice_scatter, kernel="copy", traits=("linear",)),
+)
