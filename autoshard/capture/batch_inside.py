@@ -64,7 +64,7 @@ def keep_batch_inside(node: fx.Node, batch: int) -> bool:
     What is the batch is known by its length alone. Where another dim is as long, the call may be left as it is, or
     be rewritten for nothing: it computes the same.
     """
-    rewrite = _REWRITES.get(node.target)  # type: ignore[call-overload]
+    rewrite = _REWRITES.get(node.target)
     return rewrite is not None and rewrite(node, batch)
 
 
@@ -102,9 +102,12 @@ def _einsum_of(node: fx.Node, batch: int) -> bool:
 
 
 def _cross_entropy_of(node: fx.Node, batch: int) -> bool:
-    rows, classes, *others = (*node.args, *(node.kwargs[k] for k in ("input", "target") if k in node.kwargs))
-    x, y = (_folded(each) for each in (rows, classes))
-    if others or x is None or y is None or not _is_inside(_shape(x)[:-1], batch):
+    given = node.args + tuple(node.kwargs[k] for k in ("input", "target") if k in node.kwargs)
+    if len(given) != 2:
+        return False
+    rows, classes = given
+    x, y = _folded(rows), _folded(classes)
+    if x is None or y is None or not _is_inside(_shape(x)[:-1], batch):
         return False
     if node.kwargs.get("reduction", "mean") == "none" or _shape(y) != _shape(x)[:-1]:
         return False
@@ -136,9 +139,9 @@ def _shape(arg: object) -> torch.Size:
 
 def _folded(rows: object) -> fx.Node | None:
     """What a view folded the dims in front of, to rows."""
-    is_fold = isinstance(rows, fx.Node) and rows.target in _FOLDS and rows.args
-    found = rows.args[0] if is_fold else None  # type: ignore[union-attr]
-    return found if isinstance(found, fx.Node) else None
+    if not isinstance(rows, fx.Node) or rows.target not in _FOLDS or not rows.args:
+        return None
+    return rows.args[0] if isinstance(rows.args[0], fx.Node) else None
 
 
 def _roles(x: str, y: str) -> tuple[str, str, str]:
@@ -167,8 +170,9 @@ def _einsum_inside(x: Tensor, y: Tensor, of_x: str, of_y: str, made: str) -> Ten
     rows = x.permute([of_x.index(label) for label in free + summed]).flatten(len(free))
     columns = y.permute([of_y.index(label) for label in other + summed])
     sizes = columns.shape[: len(other)]
-    found = _linear_inside(rows, columns.flatten(len(other)).flatten(0, len(other) - 1)).unflatten(-1, sizes)
-    return found.permute([(free + other).index(label) for label in made])
+    found = _linear_inside(rows, columns.flatten(len(other)).flatten(0, len(other) - 1))
+    result: Tensor = found.unflatten(-1, list(sizes)).permute([(free + other).index(label) for label in made])
+    return result
 
 
 def _cross_entropy_inside(x: Tensor, classes: Tensor, **options: Any) -> Tensor:

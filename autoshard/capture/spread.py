@@ -1,7 +1,8 @@
 """Variances and standard deviations over the batch, from sums that ranks can add up.
 
 Torch takes a variance in one pass over all of its numbers, so that whoever has some of the rows has nothing to give.
-Here it is the sum of squared distances from the mean: two sums over the batch. Over other dims torch's own stay.
+Here it is the sum of squared distances from the mean: two sums over the batch. Over other dims torch's own stay,
+but for ``std_mean``, which DTensor does not know.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ _WITH_MEAN = (torch.var_mean, torch.std_mean)
 
 
 def take_spread_apart(node: fx.Node) -> bool:
-    """Rewrites a call of torch in place if it is a variance or a standard deviation over dim 0; False for any other."""
+    """Rewrites a call of torch in place if it is a variance or a deviation over dim 0, or ``std_mean``; else False."""
     if node.target not in (*_VARIANCES, *_DEVIATIONS) or not node.args:
         return False
     value = node.args[0].meta.get("example_value") if isinstance(node.args[0], fx.Node) else None
     if not isinstance(value, Tensor) or not value.dim() or value.is_complex() or "out" in node.kwargs:
         return False
-    dim, correction, keepdim = _asked(*node.args[1:], **node.kwargs)
+    options: dict[str, Any] = dict(node.kwargs)
+    dim, correction, keepdim = _asked(*node.args[1:], **options)
     given = range(value.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     dims = [d % value.dim() for d in given]
     count = math.prod(value.shape[d] for d in dims)
-    if 0 not in dims or count <= correction:
+    if (0 not in dims and node.target is not torch.std_mean) or count <= correction:
         return False
-    options = (count - correction, keepdim, node.target in _DEVIATIONS, node.target in _WITH_MEAN)
-    node.op, node.target, node.kwargs = "call_function", _spread, {}
-    node.args = (node.args[0], dims, *options)
+    made = (count - correction, keepdim, node.target in _DEVIATIONS, node.target in _WITH_MEAN)
+    node.op, node.target, node.args, node.kwargs = "call_function", _spread, (node.args[0], dims, *made), {}
     return True
 
 
@@ -45,7 +46,7 @@ def _asked(
     if args and isinstance(args[0], bool):
         (unbiased,) = args
     elif args:
-        dim, unbiased, keepdim = (*args, *(unbiased, keepdim)[len(args) - 1 :])
+        dim, unbiased, keepdim = args + (unbiased, keepdim)[len(args) - 1 :]
     return dim, float(unbiased) if correction is None else correction, keepdim
 
 

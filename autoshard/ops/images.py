@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -152,6 +153,14 @@ def _keeps_patches(node: Node, position: int, dim: int, rank: int) -> bool:
     return dim >= rank - 2
 
 
+def _keeps_samples(grid: int, node: Node, position: int, dim: int, rank: int) -> bool:
+    """Images stay, and the grid (batch, *image, 2) with them."""
+    return dim >= (1 if position == grid else 2)
+
+
+_SAMPLES = Operator(small=_small_as_it_is, keeps=partial(_keeps_samples, 1))
+enter("grid_sampler_2d grid_sampler_3d", _SAMPLES)
+enter("grid_sampler_2d_backward grid_sampler_3d_backward", replace(_SAMPLES, keeps=partial(_keeps_samples, 2)))
 enter("im2col col2im", Operator(rules=_patch_rules, small=_small_as_it_is, keeps=_keeps_patches, kernel="copy"))
 enter("convolution", _operator(_FORWARD, _channels_cut, _bias_added_once, _flops, "contraction"))
 enter("convolution_backward", _operator(_BACKWARD, _channels_cut_backward, _bias_of_shard, _backward_flops))

@@ -1,0 +1,172 @@
+"""What stood in the way of a batch that is cut, or of heads: each against one process, on simulated ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autoshard
+from autoshard.capture import capture
+from autoshard.mesh import Mesh
+from autoshard.plans import ShardingPlan
+
+from ..fuzz.random_plans import random_plans
+from .as_before import check_as_before
+
+
+class Decorrelated(nn.Module):
+    """Features are divided by their deviations over the batch, as by Barlow twins; all of them are looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x)
+        variance, mean = torch.var_mean(h, 0, correction=0)
+        h = (h - h.mean(0)) / h.std(0)
+        return (h.t() @ h / len(h)).triu(1).square().sum() + (variance * mean).sum() + x.std() * h.var((0, 1), True)
+
+
+class Waves(nn.Module):
+    """A weight in the frequency domain, and a long convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.kernel = nn.Parameter(torch.randn(4, 4, 3, 2)), nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        waves = torch.fft.rfft(x)
+        made = torch.zeros_like(waves)
+        made[:, :, :3] = torch.einsum("bix,iox->box", waves[:, :, :3], torch.view_as_complex(self.weight))
+        h = torch.fft.irfft(made, n=8) + torch.fft.irfft(waves * torch.fft.rfft(self.kernel), n=8)
+        return h.relu().square().mean()
+
+
+class Turned(nn.Module):
+    """A spatial transformer: each picture is turned as is learned of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.angles = nn.Linear(48, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = F.affine_grid(self.angles(x.flatten(1)).view(-1, 2, 3), list(x.shape), align_corners=False)
+        return F.grid_sample(x, grid, align_corners=False).square().mean()
+
+
+class Grouped(nn.Module):
+    """Attention whose keys and values have fewer heads than its queries, without a copy for each of those."""
+
+    def __init__(self, heads: int, of_keys: int, bias: bool = False) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 4 * n) for n in (heads, of_keys, of_keys, 2))
+        self.back = nn.Linear(4 * heads, 8)
+        self.heads, self.of_keys = heads, of_keys
+        self.register_buffer("bias", torch.randn(1, heads, 5, 5) if bias else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = (self.q, self.heads), (self.k, self.of_keys), (self.v, self.of_keys)
+        q, k, v = (layer(x).unflatten(-1, (heads, 4)).transpose(1, 2) for layer, heads in given)
+        h = F.scaled_dot_product_attention(q, k, v, self.bias, is_causal=self.bias is None, enable_gqa=True)
+        return self.o(self.back(h.transpose(1, 2).flatten(2))).square().mean()
+
+
+def _plan(model: nn.Module, args: tuple[Tensor, ...], mesh: str, *constraints: str) -> ShardingPlan:
+    return autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=constraints, cache=False)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "decorrelated": (Decorrelated, (8, 8)),
+    "waves": (Waves, (8, 4, 8)),
+    "turned": (Turned, (8, 3, 4, 4)),
+    "grouped": (lambda: Grouped(4, 2), (4, 5, 8)),
+}
+
+
+def _example(name: str) -> tuple[nn.Module, tuple[Tensor]]:
+    torch.manual_seed(0)
+    make, shape = MODELS[name]
+    return make().double(), (torch.randn(shape, dtype=torch.float64),)
+
+
+@pytest.mark.parametrize("baseline", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_batch_is_cut(name: str, baseline: str) -> None:
+    model, args = _example(name)
+    check_as_before(model, args, _plan(model, args, "a=2", f"baseline {baseline}"), rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_whatever_is_cut(name: str) -> None:
+    model, args = _example(name)
+    for plan in islice(random_plans(capture(model, args), Mesh.parse("a=2,b=2"), 0, model, args, {}), 4):
+        check_as_before(model, args, plan, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("heads", "of_keys", "mesh", "bias"),
+    [(4, 2, "a=2", False), (8, 4, "a=2,b=2", False), (6, 3, "a=3", False), (8, 4, "a=4", True)],
+)
+def test_fewer_heads_of_keys_are_cut_with_those_of_the_queries_that_read_them(
+    heads: int, of_keys: int, mesh: str, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    model, args = Grouped(heads, of_keys, bias).double(), (torch.randn(4, 5, 8, dtype=torch.float64),)
+    axes = [part.partition("=")[0] for part in mesh.split(",")]
+    layout = " ".join(f"{axis}:S(1)" for axis in axes)
+    plan = _plan(model, args, mesh, f"/attention={layout}", f"/bwd.attention_backward={layout}")
+    check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
+
+
+def test_heads_of_keys_that_ranks_cannot_share_are_not_cut() -> None:
+    model, args = Grouped(6, 3).double(), (torch.randn(4, 5, 8, dtype=torch.float64),)
+    with pytest.raises(autoshard.AutoshardError, match="attention can have"):
+        _plan(model, args, "a=2", "/attention=a:S(1)")
+
+
+SPREADS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((), {}),
+    ((0,), {}),
+    ((0, False), {}),
+    (([0, -1], True, True), {}),
+    ((False,), {}),
+    ((), {"dim": 0, "keepdim": True}),
+    ((), {"dim": (0, 1), "correction": 0}),
+    ((0,), {"correction": 2}),
+    ((0,), {"unbiased": False}),
+    ((1,), {}),
+    ((), {"dim": 0, "correction": 4}),
+]
+
+
+@pytest.mark.parametrize("function", [torch.var, torch.std, torch.var_mean, torch.std_mean, Tensor.var, Tensor.std])
+def test_spreads_are_torchs_with_their_gradients(function: Callable[..., Any]) -> None:
+    class Spread(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 6))
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            h = x * self.weight
+            found = [function(h, *args, **options) for args, options in SPREADS[:-1]]
+            found += [function(torch.ones_like(h) * h[:1], 0)]  # of equal numbers
+            return [part.sum() for each in found for part in (each if isinstance(each, tuple) else (each,))]
+
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Spread()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack(self.inner(x)).square().sum()
+
+    torch.manual_seed(0)
+    model, args = Summed().double(), (torch.randn(4, 6, dtype=torch.float64),)
+    check_as_before(model, args, _plan(model, args, "a=2", "x=a:S(0)"), rtol=1e-8, atol=1e-10)
