@@ -65,11 +65,11 @@ def keep_batch_inside(node: fx.Node, batch: int) -> bool:
     be rewritten for nothing: it computes the same.
     """
     rewrite = _REWRITES.get(node.target)
-    return rewrite is not None and rewrite(node, batch)
+    return rewrite is not None and not any(map(_is_complex, node.all_input_nodes)) and rewrite(node, batch)
 
 
 def _linear_of(node: fx.Node, batch: int) -> bool:
-    if not node.args or not _is_inside(_shape(node.args[0])[:-1], batch):
+    if len(node.args) < 2 or len(_shape(node.args[1])) != 2 or not _is_inside(_shape(node.args[0])[:-1], batch):
         return False
     node.target = _linear_inside
     return True
@@ -135,6 +135,11 @@ def _shape(arg: object) -> torch.Size:
     """The shape of a tensor, of no dims where a node gives something else."""
     value = arg.meta.get("example_value") if isinstance(arg, fx.Node) else None
     return value.shape if isinstance(value, Tensor) else torch.Size()
+
+
+def _is_complex(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, Tensor) and value.is_complex()
 
 
 def _folded(rows: object) -> fx.Node | None:

@@ -16,6 +16,8 @@ from torch import Tensor, fx
 _VARIANCES = (torch.var, "var", torch.var_mean)
 _DEVIATIONS = (torch.std, "std", torch.std_mean)
 _WITH_MEAN = (torch.var_mean, torch.std_mean)
+_OPTIONS = {"dim": "dim", "axis": "dim", "unbiased": "unbiased", "correction": "correction"}
+_OPTIONS |= {"keepdim": "keepdim", "keepdims": "keepdim"}  # torch takes numpy's names
 
 
 def take_spread_apart(node: fx.Node) -> bool:
@@ -23,9 +25,14 @@ def take_spread_apart(node: fx.Node) -> bool:
     if node.target not in (*_VARIANCES, *_DEVIATIONS) or not node.args:
         return False
     value = node.args[0].meta.get("example_value") if isinstance(node.args[0], fx.Node) else None
-    if not isinstance(value, Tensor) or not value.dim() or value.is_complex() or "out" in node.kwargs:
+    if (
+        not isinstance(value, Tensor)
+        or not value.dim()
+        or value.is_complex()
+        or not _OPTIONS.keys() >= node.kwargs.keys()
+    ):
         return False
-    options: dict[str, Any] = dict(node.kwargs)
+    options: dict[str, Any] = {_OPTIONS[name]: value for name, value in node.kwargs.items()}
     dim, correction, keepdim = _asked(*node.args[1:], **options)
     given = range(value.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     dims = [d % value.dim() for d in given]

@@ -108,6 +108,8 @@ class Product(nn.Module):
         (lambda x, w: x[None].transpose(1, 2) @ w, False),
         (lambda x, w: F.linear(x, w), False),
         (lambda x, w: x.transpose(0, 1) @ w[0], False),
+        (lambda x, w: F.linear(x.transpose(0, 1), w[0]), False),
+        (lambda x, w: (x.transpose(0, 1).to(torch.complex128) @ torch.complex(w, 2 * w)).abs(), False),
         (lambda x, w: torch.einsum("ibh, hk -> kib", x.transpose(0, 1), w), True),
         (lambda x, w: torch.einsum("ibh,hk", x.transpose(0, 1), w), False),
         (lambda x, w: torch.einsum("ibh,hk->kb", x.transpose(0, 1), w), False),

@@ -142,6 +142,7 @@ SPREADS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     ((0,), {"correction": 2}),
     ((0,), {"unbiased": False}),
     ((1,), {}),
+    ((), {"axis": 0, "keepdims": True}),
     ((), {"dim": 0, "correction": 4}),
 ]
 
