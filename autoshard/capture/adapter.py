@@ -95,7 +95,7 @@ def trace(
         CaptureError: the forward does something that no graph can hold.
     """
     faker = _Faker(FakeTensorMode(), dtype)
-    with faker.fake_module(model), marking(), _same_modes(), _said_once(), ExitStack() as stack:
+    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once(), ExitStack() as stack:
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         forward = forward_of(model, fake_args, fake_kwargs)
         fake_args, fake_kwargs = tree_map(_known_to_aot, (fake_args, fake_kwargs))
@@ -145,7 +145,7 @@ def run_on_fakes(
         dtype: as for :func:`trace`.
     """
     faker = _Faker(FakeTensorMode(), dtype)
-    with faker.fake_module(model), marking(), _same_modes(), _said_once():
+    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once():
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0]), FakeResults(faker.mode)):
             return model(*fake_args, **fake_kwargs)
@@ -329,6 +329,18 @@ def _same_modes() -> Iterator[None]:
     if torch.get_default_dtype() != dtype:
         torch.set_default_dtype(dtype)
         raise CaptureError("the forward sets torch's default dtype; set it outside, or give each tensor its dtype")
+
+
+@contextmanager
+def _unvalidated() -> Iterator[None]:
+    """Has ``torch.distributions`` take their arguments as they are: to validate them it looks at their numbers."""
+    distribution: Any = torch.distributions.Distribution
+    before = distribution._validate_args
+    distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        distribution.set_default_validate_args(before)
 
 
 @contextmanager

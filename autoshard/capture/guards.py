@@ -44,8 +44,8 @@ _OF_A_CALL = frozenset(
         "TORCH_FUNCTION_STATE",
     }
 )
-# The arguments of the capture, and what its own code reads.
-_OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput")
+# The arguments of the capture, what its own code reads, and what it switches off.
+_OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput", "._validate_args")
 # How dynamo finds a value: those of its sources that are names and constants, which any process can follow.
 _SOURCES = frozenset(
     {

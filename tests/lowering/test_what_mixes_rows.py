@@ -34,6 +34,23 @@ class Decorrelated(nn.Module):
         return (h.t() @ h / len(h)).triu(1).square().sum() + (variance * mean).sum() + x.std() * h.var((0, 1), True)
 
 
+class Policy(nn.Module):
+    """Proximal policy optimisation: distributions, and advantages that are normed over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.policy, self.value = nn.Linear(8, 12), nn.Linear(12, 4), nn.Linear(12, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x).tanh()
+        actions, advantages = x[:, :4].argmax(-1), (x[:, 0] - x[:, 0].mean()) / (x[:, 0].std() + 1e-8)
+        chosen = torch.distributions.Categorical(logits=self.policy(h))
+        ratio = (chosen.log_prob(actions) + x[:, 1].abs()).exp()
+        gained = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+        spread = torch.distributions.Normal(self.value(h).squeeze(-1), h.std(-1)).entropy().mean()
+        return (self.value(h).squeeze(-1) - x[:, 2]).square().mean() - gained - 0.01 * chosen.entropy().mean() - spread
+
+
 class Waves(nn.Module):
     """A weight in the frequency domain, and a long convolution."""
 
@@ -84,6 +101,7 @@ def _plan(model: nn.Module, args: tuple[Tensor, ...], mesh: str, *constraints: s
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "decorrelated": (Decorrelated, (8, 8)),
+    "policy": (Policy, (8, 8)),
     "waves": (Waves, (8, 4, 8)),
     "turned": (Turned, (8, 3, 4, 4)),
     "grouped": (lambda: Grouped(4, 2), (4, 5, 8)),
