@@ -92,8 +92,8 @@ def test_one_rank(case: str):
         ("mlp odd", "dp=2,tp=2", tuple(range(9))),
         pytest.param("llama small", "tp=3", (0, 1, 2), marks=pytest.mark.thorough),
         pytest.param("gpt2 small", "tp=2", (0, 1, 2), marks=pytest.mark.thorough),
-        ("assorted", "dp=2,tp=2", (2,)),
-        pytest.param("assorted", "dp=2,tp=2", (0,), marks=pytest.mark.thorough),
+        ("assorted", "dp=2,tp=2", (0,)),
+        pytest.param("assorted", "dp=2,tp=2", (0, 2), marks=pytest.mark.thorough),
         pytest.param("assorted odd", "tp=3", (0, 1, 2), marks=pytest.mark.thorough),
     ],
 )

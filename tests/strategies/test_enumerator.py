@@ -222,10 +222,11 @@ def test_a_factory_can_make_any_block(op) -> None:
     assert {str(s.outputs[0][0]) for s in strategies if s.outputs[0]} == {"R", "S(0)"}
 
 
-def test_attention_is_cut_over_heads_only_where_keys_and_values_have_as_many() -> None:
+def test_attention_is_cut_over_heads_only_where_ranks_can_share_those_of_keys_and_values() -> None:
     attention = torch.ops.autoshard.attention.default
-    for kv_heads, expected in [(4, {"R", "S(0)", "S(1)", "S(2)"}), (2, {"R", "S(0)", "S(2)"})]:
-        q, kv = f(2, 4, 5, 3), f(2, kv_heads, 5, 3)
+    for heads, kv_heads, is_cut in [(4, 4, True), (4, 2, True), (12, 4, True), (4, 1, False), (6, 3, False)]:
+        expected = {"R", "S(0)", "S(2)", *["S(1)"] * is_cut}
+        q, kv = f(2, heads, 5, 3), f(2, kv_heads, 5, 3)
         graph = operator(attention, q, kv, kv, None, True, None)
         strategies = Enumerator(graph, Mesh.parse("a=2")).strategies(graph.nodes[-1])
         assert {str(s.outputs[0][0]) for s in strategies if s.outputs[0]} == expected
