@@ -138,7 +138,7 @@ def test_several_micro_batches_hold_casts_and_sums_in_parts() -> None:
         pytest.param("fused", (1, 2), marks=pytest.mark.thorough),
         pytest.param("fused 2:1:1", (0, 1, 2), marks=pytest.mark.thorough),
         pytest.param("fused 4:1:1", (0, 1), marks=pytest.mark.thorough),
-        ("crossed", (1,)),
+        pytest.param("crossed", (1,), marks=pytest.mark.thorough),
         pytest.param("crossed", (0,), marks=pytest.mark.thorough),
     ],
 )

@@ -22,7 +22,7 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize("mesh", ["a=2", "a=4"])
+@pytest.mark.parametrize("mesh", [pytest.param("a=2", marks=pytest.mark.thorough), "a=4"])
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_step_is_that_of_one_process_however_experts_are_cut(cut: str, mesh: str) -> None:
     _check("put_back", mesh, CUTS[cut])

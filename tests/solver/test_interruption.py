@@ -35,6 +35,8 @@ from solver.problem_file import write_problem
 
 AVAILABLE = [name for name, entry in BACKENDS.items() if entry.available]
 SEARCHING = [name for name in AVAILABLE if name != "exhaustive"]
+LIKE_OTHERS = {"auto", "pulp-highs", "scip"}
+"""Backends whose searches end as that of another one does: in `make test-all`."""
 
 
 def web(nodes: int, strategies: int, edges: int, limit: int | None) -> Problem:
@@ -148,7 +150,10 @@ os._exit(0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", SEARCHING)
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(name, marks=pytest.mark.thorough if name in LIKE_OTHERS else ()) for name in SEARCHING],
+)
 @pytest.mark.parametrize(
     "problem",
     [
