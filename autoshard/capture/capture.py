@@ -468,8 +468,9 @@ def _why(model: nn.Module, error: Exception, precision: Precision) -> str:
         )
     if own:
         return (
-            f"the forward of {type(model).__name__} fails{at}: {own.rstrip('.')}. That is the model's own error, "
-            "and none of capture: call the model with the same arguments to see it alone"
+            f"the forward of {type(model).__name__} fails{at}: {own.rstrip('.')}. Call the model alone with the same "
+            "arguments: if that fails too, the error is its own; if it runs, the model does something else while torch "
+            "traces it (it asks torch.compiler.is_compiling)"
         )
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if explanation := _EXPLANATION.search(text):
