@@ -8,7 +8,7 @@ parameter; a tensor that becomes a parameter's gradient by views, casts and addi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 from ..capture import CapturedGraph, Node, Ref
@@ -100,16 +100,91 @@ class Roles:
         of the forward that are made of the batch, and gradients that meet it again, as that of a mean over the batch
         does; not those that lead to gradients of parameters alone, which are sums over the batch as well.
         """
-        nodes = self._graph.nodes
-        of_batch, meet_it = set(self.batched), set[int]()
-        for i, node in enumerate(nodes):
-            if any(ref.node in of_batch for ref in node.inputs):
-                of_batch.add(i)
+        nodes, meet_it = self._graph.nodes, set[int]()
         for i, node in reversed(list(self._graph.of_kind("operator"))):
             if Ref(i) not in self.gradients:
                 read = {ref.node for ref in node.inputs}
-                meet_it |= {r for r in read if i in meet_it or not of_batch.isdisjoint(read - {r})}
-        return frozenset(i for i in of_batch if nodes[i].phase == "forward" or i in meet_it)
+                meet_it |= {r for r in read if i in meet_it or not self._of_batch.isdisjoint(read - {r})}
+        return frozenset(i for i in self._of_batch if nodes[i].phase == "forward" or i in meet_it)
+
+    @cached_property
+    def _of_batch(self) -> frozenset[int]:
+        """Batched inputs, and all that is made of them."""
+        return self._made_of(self.batched)
+
+    def _made_of(self, first: Iterable[int]) -> frozenset[int]:
+        found = set(first)
+        for i, node in enumerate(self._graph.nodes):
+            if any(ref.node in found for ref in node.inputs):
+                found.add(i)
+        return frozenset(found)
+
+    @cached_property
+    def functions(self) -> frozenset[int]:
+        """Operators that compute something of parameters alone, which no row of the batch reaches: a scale that is
+        clamped, a weight of norm one.
+        """
+        return self._made_of(i for i, _ in self._graph.of_kind("parameter")) - self._of_batch - self.origins.keys()
+
+    @cached_property
+    def led_back(self) -> frozenset[int]:
+        """Nodes of the backward whose results are gradients of such functions, or become gradients of parameters as
+        the derivatives of these say: sums over the batch, and what is made of one of them and of parameters alone.
+        Only those that no derivative would take as addends, as that of a clamp or a softmax does not.
+        """
+        found = set[int]()
+        for ref in self.gradients:
+            through, reached, waiting = set[int](), set[int](), [] if self._is_passed(ref.node) else [ref.node]
+            while waiting:
+                i = waiting.pop()
+                if i not in through and (given := self._of_one_sum(i)):
+                    through.add(i)
+                    reached |= given
+                    waiting += given
+            if any(map(self._takes_sums, through)):
+                found |= through | reached
+        return frozenset(found)
+
+    def _takes_sums(self, index: int) -> bool:
+        """Whether an operator takes the gradient of a function as a sum alone: it is a derivative at what parameters
+        are, and no product with that; or it puts a gradient beside something else, or leaves some of it out.
+        """
+        node = self._graph.nodes[index]
+        if has(node, "masked"):
+            return True
+        if self._is_passed(index):
+            return any(ref.node not in self._of_batch for ref in node.inputs)
+        is_at = any(ref.node in self.functions or ref.node in self.origins for ref in node.inputs)
+        return is_at and not (has(node, "scaling") or is_contraction(node))
+
+    def _of_one_sum(self, index: int) -> set[int]:
+        """What an operator of the backward reads that the batch has reached, if all of that is made of the first of it
+        and of parameters alone, or is added up; else nothing.
+        """
+        given = self._reached(index)
+        seen, waiting = set[int](), [] if self._is_passed(index) else sorted(given)[1:]
+        while waiting:
+            k = waiting.pop()
+            if k in seen or k == min(given):
+                continue
+            seen.add(k)
+            more = self._reached(k)
+            if not more or min(more) < min(given):
+                return set()
+            waiting += more
+        return given
+
+    def _reached(self, index: int) -> set[int]:
+        """What an operator reads that is of the batch; nothing where some of it is of the forward, as it then meets
+        rows of the batch.
+        """
+        found = {ref.node for ref in self._graph.nodes[index].inputs if ref.node in self._of_batch}
+        return found if all(self._graph.nodes[k].phase == "backward" for k in found) else set()
+
+    def _is_passed(self, index: int) -> bool:
+        """Whether an operator adds, views, casts or puts together what it is given."""
+        node = self._graph.nodes[index]
+        return _passes_on(node) or has(node, "sum") or has(node, "linear")
 
     @cached_property
     def sequence(self) -> int:

@@ -5,11 +5,14 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
 ``ddp`` (data parallelism)
     Inputs are cut along the batch (dim 0), parameters whole, gradients are all-reduced, and of activations nothing
     communicates but sums over the batch, all-reduced as SyncBatchNorm does those of channels: the tokens of each
-    expert in a loss that balances them, a correlation of features.
+    expert in a loss that balances them, a correlation of features. So are gradients of what is computed of parameters
+    alone (a clamped scale, a weight of norm one), where its derivative takes no addends: before it in the place of
+    behind it.
     S. Li et al., "PyTorch Distributed", VLDB 13(12), 2020.
 ``fsdp`` (fully sharded data parallelism, ZeRO-3)
     As ``ddp``, but a parameter is cut on dim 0, gathered before its use in the forward and again in the backward, and
     its gradient is reduce-scattered; of several micro-batches in each. Over several axes the same on their product.
+    What is computed of a gathered parameter alone may be sliced, which nothing sends.
     S. Rajbhandari et al., "ZeRO", SC20, arXiv:1910.02054, section 5.3; Y. Zhao et al., "PyTorch FSDP",
     arXiv:2304.11277.
 ``tp`` (Megatron tensor parallelism)
@@ -64,6 +67,7 @@ _WITH_HEADS = 4
 # The collectives that a scheme lets run over its axis; whatever is not here is banned.
 _GATHERED = frozenset({"all_gather"})  # parameters under fsdp
 _SUMS = frozenset({"all_reduce"})  # over the batch, or the sequence, where that is cut
+_OF_FUNCTIONS = frozenset({"slice"})  # of parameters that fsdp has gathered, beside shards of gradients
 _GRADIENTS: dict[Scheme, frozenset[str]] = {
     "ddp": frozenset({"all_reduce"}),
     "fsdp": frozenset({"reduce_scatter"}),
@@ -287,7 +291,7 @@ class _SchemeLimits:
         if self._scheme == "cp" and self._roles.of(ref) == "activations":
             if len(self._graph.meta(ref).shape) != _WITH_HEADS and not self._roles.is_scalar(ref):
                 banned |= {(kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS if kind not in _SUMS}
-        if self._shards and self._roles.of(ref) == "gradients" and not self._roles.is_statistics(ref):
+        if self._shards and self._roles.of(ref) == "gradients" and not self._is_reduced_before(ref):
             banned.add(("slice", self._axis, -1))  # what is all-reduced stays whole
         return frozenset(banned)
 
@@ -297,6 +301,10 @@ class _SchemeLimits:
             return frozenset(REDISTRIBUTION_KINDS)
         if self._scheme in _DATA and self._roles.is_statistics(ref):
             return _SUMS
+        if self._cuts_rows and ref.node in self._roles.led_back:
+            return _SUMS | (_OF_FUNCTIONS | _GRADIENTS["fsdp"] if self._shards else frozenset())
+        if self._shards and ref.node in self._roles.functions:
+            return _OF_FUNCTIONS
         if self._scheme in ("tp", "sp") and self._parameter_of(ref) in self._not_shared:
             return frozenset(REDISTRIBUTION_KINDS)
         if role == "parameters":
@@ -311,6 +319,10 @@ class _SchemeLimits:
         gathered = _GATHERED if self._scheme in ("tp", "sp") and self._gathers_heads(ref) else frozenset()
         allowed = _ACTIVATIONS[self._scheme] | gathered
         return allowed - _SUMS if self._cuts_rows and ref.node not in self._roles.statistics else allowed
+
+    def _is_reduced_before(self, ref: Ref) -> bool:
+        """Whether a gradient is made of sums that may be all-reduced: statistics, or gradients of functions."""
+        return self._roles.is_statistics(ref) or ref.node in self._roles.led_back
 
     def _parameter_of(self, ref: Ref) -> int | None:
         """The parameter that a tensor is a view of, or becomes the gradient of; None of any other."""

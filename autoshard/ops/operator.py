@@ -34,6 +34,7 @@ Trait = Literal[
     "drawn",
     "grouped",
     "linear",
+    "masked",
     "mean",
     "part",
     "reshape",
@@ -56,6 +57,7 @@ Trait = Literal[
 * ``drawn``: it draws a random number for each element, by itself, in shapes that all its tensors share;
 * ``grouped``: a product of each row with the matrix of its group, of which a rank may have some;
 * ``linear``: of all its tensors taken together: what it makes of sums is the sum of what it makes of the addends;
+* ``masked``: it gives some numbers of a tensor, and another number in the place of the rest;
 * ``mean``: it averages, so that DTensor's averages of shards stand for sums here;
 * ``part``: it takes one range, or one index, of the dim that is its second argument;
 * ``reshape``: the same elements in row-major order;

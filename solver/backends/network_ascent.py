@@ -38,7 +38,7 @@ MOST_CONSUMERS = 3
 
 MOST_SWEEPS = 400
 GAIN = 1e-6
-"""The ascent ends where a pair of sweeps gains less than this part of the bound."""
+"""What is nothing: where a pair of sweeps gains no more than this part of the bound, the ascent is at its end."""
 
 ROUNDING = 1e-9
 """Relative error of sums in double precision, assumed, with room: 400 sweeps add up to 10^5 numbers of 53 bits."""
@@ -136,17 +136,18 @@ class NetworkAscent:
         """No assignment costs less, but for rounding."""
         return self._problem.offset + float(np.add.reduce(self._least))
 
-    def run(self, ended: Callable[[float], bool]) -> None:
-        """Sweeps to and fro until that gains nothing.
+    def run(self, ended: Callable[[float], bool], gain: float = GAIN) -> None:
+        """Sweeps to and fro until that gains nothing. May be called again, to go on.
 
         Args:
             ended: is told the bound after every pair of sweeps, and says whether to stop.
+            gain: the ascent ends where a pair of sweeps gains no more than this part of the bound.
         """
         before = -FAR
         for _ in range(MOST_SWEEPS // 2):
             self._sweep(forward=True)
             self._sweep(forward=False)
-            if self.is_impossible or ended(self.bound) or self.bound - before <= GAIN * abs(self.bound):
+            if self.is_impossible or ended(self.bound) or self.bound - before <= gain * abs(self.bound):
                 return
             before = self.bound
 

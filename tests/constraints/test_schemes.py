@@ -87,6 +87,25 @@ def test_of_activations_sums_over_the_batch_are_all_reduced_and_nothing_else_is_
     assert activations == [("forward", "all_reduce")] * 3 + [("backward", "all_reduce")] * 2
 
 
+class Clamped(nn.Module):
+    """A weight of norm one, times a scale that is clamped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.ones(6, 4)), nn.Parameter(torch.ones(6, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ (F.normalize(self.weight, dim=1) * self.scale.clamp(max=3.0))).square().mean()
+
+
+@pytest.mark.parametrize(("family", "kinds"), [("ddp", ["all_reduce"]), ("fsdp", ["all_gather", "reduce_scatter"])])
+def test_gradients_of_what_is_computed_of_parameters_are_sums_over_the_batch(family: str, kinds: list[str]) -> None:
+    """Reduced once for both, before the derivatives; of rows of a weight, where these are cut, by the shard."""
+    plan = planned_by(Clamped(), (torch.ones(4, 6),), "dp=2", [f"family dp={family}"])
+    assert sorted({kind for _, kind in moved(plan, "dp")}) == kinds
+    assert [r.tensor for r, kind in moved(plan, "dp") if kind == kinds[-1]] == ["/bwd.mm"]
+
+
 @pytest.mark.parametrize("model", ["llama", "gpt2", "vit", "routed"])
 def test_under_fsdp_parameters_are_gathered_in_both_phases_and_gradients_scattered(model: str) -> None:
     plan = made(model, "dp=2", ["family dp=fsdp"])

@@ -95,6 +95,32 @@ class Grouped(nn.Module):
         return self.o(self.back(h.transpose(1, 2).flatten(2))).square().mean()
 
 
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "clamped": lambda w: w.clamp(max=0.3),
+    "shares": lambda w: w.softmax(0),
+    "gates": lambda w: w.log_softmax(-1) + w.sigmoid(),
+    "positive": lambda w: F.softplus(w) * F.relu(w),
+    "norms": lambda w: F.normalize(w, dim=-1),
+    "standard": lambda w: (w - w.mean(1, keepdim=True)) / (w.std(1, keepdim=True) + 1e-3),
+    "sparse": lambda w: torch.where(w >= w.topk(3, 1)[0][:, -1:], w, 0.0),
+    "sorted": lambda w: w.sort(1)[0],
+    "turning": lambda w: torch.matrix_exp(w - w.t()),
+}
+
+
+class Functions(nn.Module):
+    """Weights that are computed of parameters, each in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterDict({name: nn.Parameter(torch.randn(8, 8)) for name in FUNCTIONS})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name, function in FUNCTIONS.items():
+            x = x + (x @ function(self.weights[name])).tanh()
+        return x.square().mean()
+
+
 def _plan(model: nn.Module, args: tuple[Tensor, ...], mesh: str, *constraints: str) -> ShardingPlan:
     return autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=constraints, cache=False)
 
@@ -105,6 +131,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "waves": (Waves, (8, 4, 8)),
     "turned": (Turned, (8, 3, 4, 4)),
     "grouped": (lambda: Grouped(4, 2), (4, 5, 8)),
+    "functions of parameters": (Functions, (8, 8)),
 }
 
 
@@ -114,6 +141,7 @@ def _example(name: str) -> tuple[nn.Module, tuple[Tensor]]:
     return make().double(), (torch.randn(shape, dtype=torch.float64),)
 
 
+@pytest.mark.filterwarnings("ignore:aten.linalg_matrix_exp:autoshard.errors.StrategyWarning")
 @pytest.mark.parametrize("baseline", ["ddp", "fsdp"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_batch_is_cut(name: str, baseline: str) -> None:
@@ -121,6 +149,7 @@ def test_the_batch_is_cut(name: str, baseline: str) -> None:
     check_as_before(model, args, _plan(model, args, "a=2", f"baseline {baseline}"), rtol=1e-7, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:aten.linalg_matrix_exp:autoshard.errors.StrategyWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_whatever_is_cut(name: str) -> None:
     model, args = _example(name)

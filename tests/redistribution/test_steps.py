@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autoshard.errors import LayoutError
 from autoshard.layout import (
@@ -111,6 +112,14 @@ def test_blocks_are_stacked_whatever_they_are_made_of_and_wherever_they_lie(
     path = Layout((P_SUM,)), Layout((S(1),))
     given = packed(Eager(), whole, *path, Shard(shape, mesh, (0,)))
     assert torch.equal(given, torch.cat(whole.chunk(count, 1))) and given.is_contiguous()
+
+
+def test_blocks_of_one_row_are_stacked_whatever_its_stride_is() -> None:
+    """Without values torch keeps the stride of a dim of one element, by which no words can be made."""
+    with FakeTensorMode():
+        x = torch.empty_strided((1, 128), (1, 1))
+        given = packed(Eager(), x, Layout((P_SUM,)), Layout((S(1),)), Shard((1, 128), Mesh.parse("a=4"), (0,)))
+    assert given.shape == (4, 32) and given.is_contiguous()
 
 
 @pytest.mark.parametrize("reduce", ["max", "min"])

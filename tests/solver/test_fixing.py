@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from solver import Assignment, Network, Problem, Status, evaluate, solve
+from solver.backends import fixing
 from solver.backends.arborescence import FAR, Arborescence, Ways
 from solver.backends.backend import Request
 from solver.backends.fixing import is_of_networks, run_fixing
@@ -99,7 +100,9 @@ def test_no_assignment_costs_less_than_the_ascent_says_of_it_its_strategies_and_
     assert seen > 100 and proven > 0.85 * seen
 
 
-def test_fixing_finds_the_optimum_and_proves_it() -> None:
+@pytest.mark.parametrize("early", [fixing.MOST_EARLY, 0], ids=["on the way", "at the end"])
+def test_fixing_finds_the_optimum_and_proves_it(early: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixing, "MOST_EARLY", early)
     seen = 0
     for problem in reduced(400):
         best = min((cost for _, cost in assignments(problem)), default=None)
