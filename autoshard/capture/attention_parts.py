@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from .examples import example
 from .matrix_products import product
 
 _DIMS = 4
@@ -78,8 +79,8 @@ def is_without_kernel(node: fx.Node) -> bool:
         return False
     names = ("query", "key", "value", "attn_mask", "dropout_p")
     given = {**dict(zip(names, node.args)), **node.kwargs}
-    q, k, v, mask = (_value(given.get(name)) for name in names[:4])
-    if any(x is None or x.dim() != _DIMS or x.shape[0] != q.shape[0] for x in (q, k, v)):
+    q, k, v, mask = (example(given.get(name)) for name in names[:4])
+    if any(not isinstance(x, Tensor) or x.dim() != _DIMS or x.shape[0] != q.shape[0] for x in (q, k, v)):
         return False
     if any(x.shape[1] not in (1, q.shape[1]) and not given.get("enable_gqa") for x in (k, v)):
         return False
@@ -93,13 +94,8 @@ def is_of_one_head(node: fx.Node) -> bool:
     if node.target is not F.scaled_dot_product_attention:
         return False
     given = {**dict(zip(("query", "key", "value"), node.args)), **node.kwargs}
-    q, k, v = (_value(given.get(name)) for name in ("query", "key", "value"))
-    if any(x is None or x.dim() != _DIMS or x.shape[0] != q.shape[0] for x in (q, k, v)):
+    q, k, v = (example(given.get(name)) for name in ("query", "key", "value"))
+    if any(not isinstance(x, Tensor) or x.dim() != _DIMS or x.shape[0] != q.shape[0] for x in (q, k, v)):
         return False
     heads = {k.shape[1], v.shape[1]}
     return 1 in heads and heads <= {1, q.shape[1]} != {1}
-
-
-def _value(given: object) -> Any:
-    value = given.meta.get("example_value") if isinstance(given, fx.Node) else None
-    return value if isinstance(value, Tensor) else None

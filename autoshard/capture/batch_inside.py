@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from .equations import equation_of
+from .examples import shape_of, tensor_of
 from .library import define, derive
 
 _FOLDS = (torch.reshape, torch.flatten, "view", "reshape", "flatten")
@@ -69,34 +71,30 @@ def keep_batch_inside(node: fx.Node, batch: int) -> bool:
 
 
 def _linear_of(node: fx.Node, batch: int) -> bool:
-    if len(node.args) < 2 or len(_shape(node.args[1])) != 2 or not _is_inside(_shape(node.args[0])[:-1], batch):
+    if len(node.args) < 2 or len(shape_of(node.args[1])) != 2 or not _is_inside(shape_of(node.args[0])[:-1], batch):
         return False
     node.target = _linear_inside
     return True
 
 
 def _product_of(node: fx.Node, batch: int) -> bool:
-    if len(node.args) != 2 or node.kwargs or not _is_inside(_shape(node.args[0])[:-1], batch):
+    if len(node.args) != 2 or node.kwargs or not _is_inside(shape_of(node.args[0])[:-1], batch):
         return False
-    if len(_shape(node.args[1])) != 2:
+    if len(shape_of(node.args[1])) != 2:
         return False
     node.op, node.target = "call_function", _product_inside
     return True
 
 
 def _einsum_of(node: fx.Node, batch: int) -> bool:
-    if len(node.args) != 3 or node.kwargs or not isinstance(node.args[0], str):
+    equation = equation_of(node)
+    if equation is None or len(equation.terms) != 2:
         return False
-    read, arrow, made = node.args[0].replace(" ", "").partition("->")
-    x, comma, y = read.partition(",")
-    if not (arrow and comma and all(len(set(labels)) == len(labels) and labels.isalpha() for labels in (x, y, made))):
-        return False
-    operands = (x, node.args[1]), (y, node.args[2])
-    for (x, of_x), (y, of_y) in (operands, operands[::-1]):
+    for (x, of_x), (y, of_y) in (equation.terms, equation.terms[::-1]):
         free, summed, other = _roles(x, y)
-        is_product = set(made) == {*free, *other} and summed and other
-        if is_product and _is_inside([size for label, size in zip(x, _shape(of_x)) if label in free], batch):
-            node.args, node.target = (of_x, of_y, x, y, made), _einsum_inside
+        is_product = set(equation.made) == {*free, *other} and summed and other
+        if is_product and _is_inside([size for label, size in zip(x, shape_of(of_x)) if label in free], batch):
+            node.args, node.target = (of_x, of_y, x, y, equation.made), _einsum_inside
             return True
     return False
 
@@ -107,11 +105,11 @@ def _cross_entropy_of(node: fx.Node, batch: int) -> bool:
         return False
     rows, classes = given
     x, y = _folded(rows), _folded(classes)
-    if x is None or y is None or not _is_inside(_shape(x)[:-1], batch):
+    if x is None or y is None or not _is_inside(shape_of(x)[:-1], batch):
         return False
-    if node.kwargs.get("reduction", "mean") == "none" or _shape(y) != _shape(x)[:-1]:
+    if node.kwargs.get("reduction", "mean") == "none" or shape_of(y) != shape_of(x)[:-1]:
         return False
-    if _shape(rows) != (_shape(y).numel(), _shape(x)[-1]) or len(_shape(classes)) != 1:
+    if shape_of(rows) != (shape_of(y).numel(), shape_of(x)[-1]) or len(shape_of(classes)) != 1:
         return False
     node.args, node.target = (x, y), _cross_entropy_inside
     node.kwargs = {key: value for key, value in node.kwargs.items() if key not in ("input", "target")}
@@ -131,15 +129,9 @@ def _is_inside(front: Sequence[int], batch: int) -> bool:
     return len(front) > 1 and batch > 1 and front[0] not in (1, batch) and batch in front[1:]
 
 
-def _shape(arg: object) -> torch.Size:
-    """The shape of a tensor, of no dims where a node gives something else."""
-    value = arg.meta.get("example_value") if isinstance(arg, fx.Node) else None
-    return value.shape if isinstance(value, Tensor) else torch.Size()
-
-
 def _is_complex(node: fx.Node) -> bool:
-    value = node.meta.get("example_value")
-    return isinstance(value, Tensor) and value.is_complex()
+    value = tensor_of(node)
+    return value is not None and value.is_complex()
 
 
 def _folded(rows: object) -> fx.Node | None:

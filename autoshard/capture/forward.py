@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
@@ -20,6 +19,7 @@ from .effects import (
     refuse_stray_tensors,
     replaced_buffers,
 )
+from .examples import tensor_of
 from .graph import SameTensor
 from .observed import MODEL, Observed
 from .results import separate_results
@@ -61,8 +61,7 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     replaced = dict(replaced_buffers(module, leaves, tuple(found.assigned)))
     result_spec = out_spec.children()[0]
     return_only(module, leaves.result, [leaves.after[k] for k in replaced])
-    values = {node: node.meta.get("example_value") for node in module.graph.nodes}
-    seen = {node: value for node, value in values.items() if isinstance(value, torch.Tensor)}
+    seen = {node: value for node in module.graph.nodes if (value := tensor_of(node)) is not None}
     same = separate_results(module, known, seen)
     custom = any(node.target is autograd_function_apply for node in module.graph.nodes)
     take_apart(module)
@@ -76,7 +75,7 @@ def _tensors_of(model: nn.Module, module: GraphModule) -> dict[FxNode, SameTenso
     kinds |= {f"{MODEL}{name}": "buffer" for name, _ in model.named_buffers(remove_duplicate=False)}
     tensors = {}
     for position, node in enumerate(node for node in module.graph.nodes if node.op == "placeholder"):
-        if isinstance(node.meta.get("example_value"), torch.Tensor):
+        if tensor_of(node) is not None:
             tensors[node] = SameTensor("input", str(position))
     for node in module.graph.nodes:
         if node.op == "get_attr" and node.target in kinds:

@@ -10,11 +10,14 @@ Shapes: x is (..., M, K), y is (..., K, N), with two or more dims in front that 
 from __future__ import annotations
 
 import operator
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from .equations import equation_of
+from .examples import tensor_of
 from .library import define, derive
 
 LEAST = 4
@@ -61,11 +64,59 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
 derive("matmul", _backward, _keep)
 
 
+def take_equation_apart(node: fx.Node) -> bool:
+    """Rewrites a call of ``torch.einsum`` in place if it multiplies matrices of real numbers, one for each index of two
+    or more dims that both tensors have and the result: attention, as an equation. Else False.
+    """
+    equation = equation_of(node)
+    if equation is None or len(equation.terms) != 2:
+        return False
+    (of_x, x), (of_y, y) = equation.terms
+    front, _, summed, columns = _roles(of_x, of_y, equation.made)
+    if len(front) < LEAST - 2 or not summed or {*of_y} != {*front, *summed, *columns}:
+        return False
+    values = [value for value in (tensor_of(x), tensor_of(y)) if value is not None and not value.is_complex()]
+    if len(values) != len(equation.terms):
+        return False
+    sizes = [dict(zip(of, value.shape)) for of, value in zip((of_x, of_y), values)]
+    if values[0].dtype != values[1].dtype or any(sizes[0][label] != sizes[1][label] for label in front + summed):
+        return False
+    node.args, node.target = (x, y, of_x, of_y, equation.made), _product_of_equation
+    return True
+
+
+def _roles(of_x: str, of_y: str, made: str) -> tuple[str, str, str, str]:
+    """The labels of dims in front of matrices, of the rows and columns of the result, and those that are summed over:
+    in front, rows, summed, columns.
+    """
+    return (
+        "".join(label for label in made if label in of_x and label in of_y),
+        "".join(label for label in of_x if label in made and label not in of_y),
+        "".join(label for label in of_x if label not in made),
+        "".join(label for label in of_y if label in made and label not in of_x),
+    )
+
+
+def _product_of_equation(x: Tensor, y: Tensor, of_x: str, of_y: str, made: str) -> Tensor:
+    front, rows, summed, columns = _roles(of_x, of_y, made)
+    sizes = dict(zip(of_x, x.shape)) | dict(zip(of_y, y.shape))
+
+    def matrices(tensor: Tensor, of: str, first: str, second: str) -> Tensor:
+        in_order = tensor.permute([of.index(label) for label in front + first + second])
+        lengths = (prod(sizes[label] for label in labels) for labels in (first, second))
+        return in_order.reshape(*in_order.shape[: len(front)], *lengths)
+
+    found = product(matrices(x, of_x, rows, summed), matrices(y, of_y, summed, columns))
+    order = front + rows + columns
+    result: Tensor = found.reshape([sizes[label] for label in order]).permute([order.index(label) for label in made])
+    return result
+
+
 def is_product(node: fx.Node) -> bool:
     """Whether a node multiplies matrices of real numbers that have the same dims in front, two or more."""
     if node.target not in (operator.matmul, torch.matmul, "matmul") or len(node.args) != 2 or node.kwargs:
         return False
-    x, y = (arg.meta.get("example_value") if isinstance(arg, fx.Node) else None for arg in node.args)
-    if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x.dtype != y.dtype or x.is_complex():
+    x, y = map(tensor_of, node.args)
+    if x is None or y is None or x.dtype != y.dtype or x.is_complex():
         return False
     return x.dim() == y.dim() >= LEAST and x.shape[:-2] == y.shape[:-2]

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .examples import shape_of, tensor_of
+
 Along = tuple[int | None, ...]
 """For each index the dim of the result in which it counts all of what it picks from; None for any other index."""
 
@@ -29,16 +31,14 @@ _METHODS = {"unsqueeze", "view", "reshape", "expand", "long", "add"}
 def positions(node: fx.Node) -> Along | None:
     """How a node of ``operator.getitem`` can be computed by :func:`by_position`; None where it cannot."""
     x, indices = node.args[0], node.args[1]
-    if not isinstance(x, fx.Node) or not isinstance(x.meta.get("example_value"), Tensor):
-        return None
     indices = indices if isinstance(indices, tuple) else (indices,)
-    if not 2 <= len(indices) <= x.meta["example_value"].dim() or not all(isinstance(i, fx.Node) for i in indices):
+    if not 2 <= len(indices) <= len(shape_of(x)):
         return None
-    shapes = [getattr(index.meta.get("example_value"), "shape", None) for index in indices]  # type: ignore[union-attr]
-    if any(shape is None for shape in shapes) or any(_is_mask(index) for index in indices):
+    given = [each for each in map(tensor_of, indices) if each is not None and each.dtype is not torch.bool]
+    if len(given) < len(indices):
         return None
-    result = torch.broadcast_shapes(*shapes)
-    found = tuple(_counts(index, size, len(result)) for index, size in zip(indices, x.meta["example_value"].shape))
+    result = torch.broadcast_shapes(*(each.shape for each in given))
+    found = tuple(_counts(index, size, len(result)) for index, size in zip(indices, shape_of(x)))
     known = [dim for dim in found if dim is not None]
     is_picking = len(found) == 2 and found[0] is not None
     return found if len(set(known)) == len(known) and (len(known) == len(found) or is_picking) else None
@@ -95,7 +95,7 @@ def _counts(index: Any, size: int, dims: int) -> int | None:
 
 def _numbers(node: Any) -> Tensor | None:
     """What a node gives that is made of ``torch.arange`` and moved about; None where it is not."""
-    if not isinstance(node, fx.Node) or getattr(node.meta.get("example_value"), "numel", int)() > LARGEST:
+    if not isinstance(node, fx.Node) or shape_of(node).numel() > LARGEST:
         return None
     if node.target is torch.arange:
         numbers = torch.arange(*node.args, **{k: v for k, v in node.kwargs.items() if k != "device"})
@@ -111,7 +111,3 @@ def _numbers(node: Any) -> Tensor | None:
     else:
         made = node.target(given, *node.args[1:], **node.kwargs)  # type: ignore[operator]
     return made if isinstance(made, Tensor) and made.dtype is torch.int64 else None
-
-
-def _is_mask(index: Any) -> bool:
-    return index.meta["example_value"].dtype is torch.bool

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .examples import tensor_of
+
 _VARIANCES = (torch.var, "var", torch.var_mean)
 _DEVIATIONS = (torch.std, "std", torch.std_mean)
 _WITH_MEAN = (torch.var_mean, torch.std_mean)
@@ -24,13 +26,8 @@ def take_spread_apart(node: fx.Node) -> bool:
     """Rewrites a call of torch in place if it is a variance or a deviation over dim 0, or ``std_mean``; else False."""
     if node.target not in (*_VARIANCES, *_DEVIATIONS) or not node.args:
         return False
-    value = node.args[0].meta.get("example_value") if isinstance(node.args[0], fx.Node) else None
-    if (
-        not isinstance(value, Tensor)
-        or not value.dim()
-        or value.is_complex()
-        or not _OPTIONS.keys() >= node.kwargs.keys()
-    ):
+    value = tensor_of(node.args[0])
+    if value is None or not value.dim() or value.is_complex() or not _OPTIONS.keys() >= node.kwargs.keys():
         return False
     options: dict[str, Any] = {_OPTIONS[name]: value for name, value in node.kwargs.items()}
     dim, correction, keepdim = _asked(*node.args[1:], **options)

@@ -10,7 +10,9 @@ from torch import Tensor, fx
 from .attention_parts import attention_in_parts, attention_of_one_head, is_of_one_head, is_without_kernel
 from .bags import can_be_added_up, embedding_bag
 from .batch_inside import keep_batch_inside
-from .matrix_products import is_product, product
+from .examples import shape_of
+from .folded_heads import keep_heads_apart
+from .matrix_products import is_product, product, take_equation_apart
 from .multihead import has_a_batch, multihead_attention
 from .recurrent import STEP_BY_STEP
 from .row_numbers import as_range, by_position, part, positions
@@ -21,16 +23,17 @@ POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool
 
 
 def take_apart(module: fx.GraphModule) -> None:
-    """Rewrites a graph of torch functions in place: recurrent modules, but for those on packed sequences, bags,
-    attention of several heads, without a kernel or to one head, products of matrices with several dims in front, or
-    with a batch that is not in front, spreads over the batch, picking from each row or by numbers in a row, and means
-    that are written as pools.
+    """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, but for
+    those on packed sequences, bags, attention of several heads, without a kernel or to one head, products of matrices
+    with several dims in front, or with a batch that is not in front, spreads over the batch, picking from each row or
+    by numbers in a row, and means that are written as pools.
     """
     batch = _batch(module.graph)
+    keep_heads_apart(module.graph, batch)
     for node in module.graph.nodes:
         if is_product(node):
             node.op, node.target = "call_function", product
-        elif keep_batch_inside(node, batch) or take_spread_apart(node):
+        elif take_equation_apart(node) or keep_batch_inside(node, batch) or take_spread_apart(node):
             continue
         if node.op != "call_function":
             continue
@@ -55,8 +58,7 @@ def take_apart(module: fx.GraphModule) -> None:
 
 def _batch(graph: fx.Graph) -> int:
     """The length of dim 0 of the first tensor that a model is called with; 0 where none has dims."""
-    given = (node.meta.get("example_value") for node in graph.find_nodes(op="placeholder"))
-    return next((value.shape[0] for value in given if isinstance(value, Tensor) and value.dim()), 0)
+    return next((shape[0] for shape in map(shape_of, graph.find_nodes(op="placeholder")) if shape), 0)
 
 
 def mean_of_all(x: Tensor, dims: int) -> Tensor:
@@ -71,5 +73,4 @@ def _listed(sizes: object) -> tuple[object, ...]:
 def _dims(node: fx.Node) -> int:
     """The number of dims of the first tensor that a node takes."""
     first = node.args[0] if node.args else node.kwargs.get("query")
-    value = first.meta["example_value"] if isinstance(first, fx.Node) else first
-    return value.dim() if isinstance(value, Tensor) else 0
+    return first.dim() if isinstance(first, Tensor) else len(shape_of(first))

@@ -150,7 +150,7 @@ class Roles:
         are, and no product with that; or it puts a gradient beside something else, or leaves some of it out.
         """
         node = self._graph.nodes[index]
-        if has(node, "masked"):
+        if has(node, "masked") or has(node, "copied"):
             return True
         if self._is_passed(index):
             return any(ref.node not in self._of_batch for ref in node.inputs)

@@ -69,7 +69,7 @@ enter("where.self masked_fill.Scalar masked_fill.Tensor", Operator(traits=("mask
 enter("tril triu", Operator(more_rules=_triangle_rules, local=_triangle_of_block))
 enter("cat", Operator(in_parts=cat_in_parts, kernel="copy", traits=("linear",)))
 enter("stack contiguous flip roll constant_pad_nd select_scatter", Operator(kernel="copy", traits=("linear",)))
-enter("clone", Operator(more_rules=_addends_of_complex, kernel="copy", traits=("linear",)))
+enter("clone", Operator(more_rules=_addends_of_complex, kernel="copy", traits=("copied", "linear")))
 enter("_conj", Operator(more_rules=_addends_of_complex))
 enter("mul div neg", Operator(traits=("scaling",)))
 enter("index_select", Operator(kernel="indexing", traits=("rows",)))

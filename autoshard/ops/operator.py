@@ -31,6 +31,7 @@ Trait = Literal[
     "cast",
     "choice",
     "contraction",
+    "copied",
     "drawn",
     "grouped",
     "linear",
@@ -54,6 +55,7 @@ Trait = Literal[
 * ``cast``: the same numbers in another dtype;
 * ``choice``: it picks the largest of a dim, as a router does of its experts;
 * ``contraction``: a matrix product or a convolution of the forward;
+* ``copied``: the same numbers in other memory, of which DTensor takes no addends;
 * ``drawn``: it draws a random number for each element, by itself, in shapes that all its tensors share;
 * ``grouped``: a product of each row with the matrix of its group, of which a rank may have some;
 * ``linear``: of all its tensors taken together: what it makes of sums is the sum of what it makes of the addends;

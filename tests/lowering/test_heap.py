@@ -9,15 +9,22 @@ import sys
 import pytest
 
 FAULTS = """
-import resource, sys
-import torch
+import ctypes, resource, sys
 from autoshard.lowering import keep_freed_memory
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.memset.argtypes, libc.free.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], [ctypes.c_void_p]
+SIZE = 18 << 20  # 4,608 pages
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
-        blocks = [torch.ones(24 << 18) for _ in range(2)]  # 24 MiB each: 6,144 pages
-        del blocks
+        blocks = [libc.malloc(SIZE) for _ in range(3)]  # more than glibc keeps of such: twice the largest it has seen
+        for block in blocks:
+            libc.memset(block, 1, SIZE)
+        for block in blocks:  # the last one last: nothing lies behind it
+            libc.free(block)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 keep_freed_memory(sys.argv[1])
@@ -33,5 +40,4 @@ def test_blocks_that_come_and_go_are_not_taken_from_the_kernel_again() -> None:
     outcome = subprocess.run([sys.executable, "-c", FAULTS, "cuda"], capture_output=True, text=True, timeout=120)
     assert outcome.returncode == 0, outcome.stderr
     before, after = map(int, outcome.stdout.split())
-    # all pages at least twice, mapped at first and then of the heap; ten times where nothing lies on the end of that
-    assert before > 2 * 2 * 6000 and after < 6000
+    assert before > 10 * 3 * 4500 and after < 4500

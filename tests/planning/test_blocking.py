@@ -71,7 +71,9 @@ def test_any_scheme_holds_on_an_axis_of_one_rank(scheme: str) -> None:
 
 
 class Layer(nn.Module):
-    """Attention that may take batch and heads as one dim, as BLOOM's does: no block of it is some heads of all rows."""
+    """Attention that may take batch and heads as one dim, and move what is along it: no block of that dim is some heads
+    of all rows.
+    """
 
     def __init__(self, merges: bool, width: int = 8, heads: int = 4) -> None:
         super().__init__()
@@ -85,7 +87,7 @@ class Layer(nn.Module):
         parts = (each(normed).view(rows, length, self.heads, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
         if self.merges:
             q, k, v = (part.reshape(rows * self.heads, length, -1) for part in parts)
-            y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+            y = (q @ k.transpose(-1, -2)).softmax(-1).roll(1, 0) @ v
         else:
             y = F.scaled_dot_product_attention(*parts)
         return x + self.o(y.view(rows, self.heads, length, -1).transpose(1, 2).reshape(rows, length, width))

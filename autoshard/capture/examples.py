@@ -1,0 +1,33 @@
+"""What dynamo says of the nodes of its graph: a tensor without memory for each that gives one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+_KEY = "example_value"
+
+
+def example(node: object) -> Any:
+    """What a node gives; None where that is not known, or the argument is no node."""
+    return node.meta.get(_KEY) if isinstance(node, fx.Node) else None
+
+
+def tensor_of(node: object) -> Tensor | None:
+    """The tensor that a node gives; None where it gives something else."""
+    value = example(node)
+    return value if isinstance(value, Tensor) else None
+
+
+def shape_of(node: object) -> torch.Size:
+    """The shape of the tensor that a node gives, of no dims where it gives something else."""
+    value = tensor_of(node)
+    return torch.Size() if value is None else value.shape
+
+
+def note(node: fx.Node, value: Any) -> fx.Node:
+    """Says what a new node gives; the node itself."""
+    node.meta[_KEY] = value
+    return node
