@@ -144,7 +144,8 @@ def run_on_fakes(
             and results.
         dtype: as for :func:`trace`.
     """
-    faker = _Faker(FakeTensorMode(), dtype)
+    # a module of the model's may keep tensors of a call that was made before, in a cache of a function
+    faker = _Faker(FakeTensorMode(allow_non_fake_inputs=True), dtype)
     with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once():
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0]), FakeResults(faker.mode)):

@@ -44,8 +44,9 @@ _OF_A_CALL = frozenset(
         "TORCH_FUNCTION_STATE",
     }
 )
-# The arguments of the capture, what its own code reads, and what it switches off.
-_OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput", "._validate_args")
+# The arguments of the capture and what its own code reads; and what it switches off of distributions.
+_OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput")
+_SWITCHED_OFF = "._validate_args"
 # How dynamo finds a value: those of its sources that are names and constants, which any process can follow.
 _SOURCES = frozenset(
     {
@@ -221,6 +222,7 @@ def _is_state(guard: Guard) -> bool:
     is_tensor = value_type is not None and issubclass(value_type, torch.Tensor)
     is_of_capture = "L['self']" in guard.name and MODEL_SOURCE not in guard.name
     is_of_capture |= any(name in guard.name for name in _OF_CAPTURE)
+    is_of_capture |= guard.name.endswith(_SWITCHED_OFF) and MODEL_SOURCE not in guard.name
     # how a module that is compiled in place is called: the graph has what it computes
     is_of_compile = getattr(guard.create_fn, "keywords", {}).get("attr") == "_compiled_call_impl"
     return not (guard.create_fn_name() in _OF_A_CALL or is_tensor or is_of_capture or is_of_compile)

@@ -7,6 +7,7 @@ import inspect
 import itertools
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -463,6 +464,23 @@ def test_what_only_the_first_call_sets_up_is_set_up_before() -> None:
     graph = capture(model, (x,))
     assert (model.number, model.config.scale) == (3, 2.0)
     assert graph.fingerprint == capture(model, (x,)).fingerprint
+
+
+@lru_cache
+def steps(length: int) -> Tensor:
+    return torch.arange(float(length))
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
+def test_the_first_call_may_find_tensors_that_a_function_keeps_of_calls_before() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        if m.number == 0:
+            m.number = 3
+        return m.linear(x) * steps(x.shape[-1]) * m.number
+
+    x = example()
+    Stateful(body)(x)
+    assert capture(Stateful(body), (x,)).fingerprint == capture(Stateful(body), (x,)).fingerprint
 
 
 def test_hooks_that_the_first_call_puts_on_under_a_lock_are_part_of_the_step() -> None:

@@ -81,6 +81,7 @@ class Reader(nn.Module):
         self.members = {1, 2}
         self.pair = (1, [2.0])
         self.limit: float | str = 1.0
+        self._validate_args = 1.0  # what distributions call what a capture switches off
 
     def shift(self, x: Tensor) -> Tensor:
         return x + 1
@@ -89,6 +90,7 @@ class Reader(nn.Module):
         for layer in self.layers:
             x = layer(x)
         x = x * self.config.scale * self.config.nested["a"] * FACTOR  # reads
+        x = x * self._validate_args
         if self.config.kind is Kind.ONE:
             x = x * 2
         x = read(twice(self.leaky(self.activation(self.shift(x))))) * len(NUMBERS) * NUMBERS[0] * self.pair[1][0]
@@ -178,6 +180,7 @@ CHANGES: dict[str, tuple[Callable[[Reader], Any], str]] = {
     "partial": (lambda m: changed(m, "leaky", functools.partial(F.leaky_relu, negative_slope=0.2)), "== 0.1"),
     "closure": (lambda m: written(4.0), "cell_contents == 3.0"),
     "member": (lambda m: without(m.members, 1), "model.members"),
+    "name of distributions": (lambda m: changed(m, "_validate_args", 2.0), "model._validate_args == 1.0"),
     "list in a tuple": (lambda m: item(m.pair[1], 0, 5.0), "model.pair == (1, [2.0])"),
     "isinstance": (lambda m: changed(m, "limit", "none"), "type(model.limit) is float"),
     "hasattr": (lambda m: changed(m, "later", 1), "hasattr(model, 'later')"),
