@@ -34,7 +34,7 @@ from .operator import (
     unread,
 )
 from .overwriting import overwrites
-from .parts_of_dims import parts_asked_for, small_in_parts
+from .parts_of_dims import batches_joined, parts_asked_for, small_in_parts
 from .register import is_registered, register_operator, registered
 from .rule import Rule, replicate_rule
 from .shrink import Form, carries_lengths, small, widened
@@ -55,6 +55,7 @@ __all__ = [
     "is_registered",
     "is_statistic",
     "known",
+    "batches_joined",
     "parts_asked_for",
     "overwrites",
     "register_operator",

@@ -1,5 +1,6 @@
 """Dims that a model makes as one and takes apart: queries, keys and values of one projection, a gate beside what it
-gates, or the weight of such a projection itself.
+gates, or the weight of such a projection itself. And batches that a model puts behind each other: two views of each
+row, what was chosen and what was rejected.
 
 Such a dim is cut in parts (``S(d/3)``), so that each part is cut as if it were a tensor of its own. Where a graph asks
 for that is found here, and what the operators that take dims apart, and join them, make of it.
@@ -38,6 +39,22 @@ def parts_asked_for(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement, int]
         found = list(_back_to_where_it_begins(graph, ref, dim, sizes))
         if found and found[-1] is None:
             yield from ((at, placement, i) for at, placement in filter(None, found) for i in takers)
+
+
+def batches_joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement]]:
+    """Cuts in parts that the forward of a graph asks for as it puts batches behind each other, or one so many times: of
+    each of them a rank has its rows. What a batch is says dim 0 of the first input that has dims.
+    """
+    shapes = (node.outputs[0].shape for _, node in graph.of_kind("input") if node.outputs[0])
+    batch = next((shape[0] for shape in shapes if shape), 0)
+    for i, node in graph.of_kind("operator"):
+        if node.phase != "forward" or _name(node) not in ("cat", "repeat"):
+            continue
+        before, after = graph.meta(node.inputs[0]).shape, graph.meta(Ref(i)).shape
+        count, rest = divmod(after[0], batch) if batch > 1 and after else (0, 0)
+        alike = all(graph.meta(ref).shape[:1] == (batch,) for ref in node.inputs)
+        if alike and len(before) == len(after) and not rest and 1 < count <= MOST_PARTS:
+            yield Ref(i), S(0, (1,) * count)
 
 
 def _taken_apart(graph: CapturedGraph) -> Iterator[tuple[tuple[int, ...], Ref, int, tuple[int, ...]]]:
@@ -158,6 +175,14 @@ def cat_in_parts(node: Node, inputs: Metas, position: int, placement: Placement)
     return [Rule((S(dim),) * len(inputs), (cut,))] if (position, placement) == (len(inputs), cut) else []
 
 
+def repeat_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
+    """A tensor that is there several times along a dim: each of them is cut as it is."""
+    times = node.args[1]
+    dim = placement.dim + len(inputs[0].shape) - len(times)
+    is_each = dim >= 0 and placement == S(placement.dim, (1,) * times[placement.dim])
+    return [Rule((S(dim),), (placement,))] if position == 1 and is_each else []
+
+
 def slice_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
     """A range that is one part of a dim."""
     dim, start, stop, step = _range(node, inputs[0].shape)
@@ -234,6 +259,9 @@ def small_in_parts(node: Node, inputs: Metas, rule: Rule, ranks: int) -> Form | 
     def meta(like: TensorMeta, length: int) -> TensorMeta:
         return TensorMeta(tuple(length if d == dim else size for d, size in enumerate(whole)), wide(like.dtype))
 
+    if name == "repeat":
+        times = tuple(len(lengths) if d == dim else 1 for d in range(len(whole)))
+        return replace(node, args=(node.args[0], times)), (meta(inputs[0], lengths[0]),)
     if name == "cat":
         return node, tuple(meta(like, length) for like, length in zip(inputs, lengths))
     if has(node, "split") or "split" in name:

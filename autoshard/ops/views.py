@@ -27,6 +27,7 @@ from .parts_of_dims import (
     local_slice,
     local_slice_backward,
     local_split,
+    repeat_in_parts,
     reshape_in_parts,
     slice_backward_in_parts,
     slice_in_parts,
@@ -294,7 +295,12 @@ enter("view reshape", _RESHAPE)
 enter("_unsafe_view", replace(_RESHAPE, traits=("reshape", "view")))
 enter("constrain", Operator(rules=_constrain_rules, local=_same, traits=("view",)), namespace="autoshard")
 enter("expand", Operator(more_rules=_expand_rules, local=with_local_size(1)))
-enter("repeat", Operator(more_rules=_expand_rules, local=_repeated_local, kernel="copy", traits=("linear",)))
+enter(
+    "repeat",
+    Operator(
+        more_rules=_expand_rules, in_parts=repeat_in_parts, local=_repeated_local, kernel="copy", traits=("linear",)
+    ),
+)
 enter("squeeze squeeze_copy", Operator(local=_squeezed))
 enter("view_as_complex view.dtype", Operator(local=_on_rows))
 enter("unfold", Operator(rules=_window_rules, small=_small_windows, keeps=_keeps_windows))

@@ -1,7 +1,8 @@
 """Dims cut in parts: which tensors of a graph are offered such cuts, and the rules of operators for them.
 
 A cut in parts begins where the graph takes a dim apart that a product made or a parameter has
-(:func:`autoshard.ops.parts_asked_for`), and spreads along the rules of the operators that have tensors with that dim,
+(:func:`autoshard.ops.parts_asked_for`), or puts batches behind each other (:func:`autoshard.ops.batches_joined`), and
+spreads along the rules of the operators that have tensors with that dim,
 and from a parameter to its gradient: to the weight and the bias of the product, and to all their gradients. No other
 tensor is offered it.
 """
@@ -15,7 +16,7 @@ from ..capture import CapturedGraph, Node, Ref, TensorMeta, is_random
 from ..layout import Layout, Placement, S, cuts_parts_evenly, is_possible
 from ..mesh import Mesh
 from ..micro_batches import is_held, is_summed
-from ..ops import Rule, known, parts_asked_for
+from ..ops import Rule, batches_joined, known, parts_asked_for
 from .rule_check import Check
 
 Metas = tuple[TensorMeta, ...]
@@ -88,7 +89,7 @@ def cuts_in_parts(graph: CapturedGraph, mesh: Mesh, rules: Rules) -> dict[Ref, f
             found[ref].add(placement)
             waiting.append((ref, placement))
 
-    for ref, placement, _ in parts_asked_for(graph):
+    for ref, placement in (*(asked[:2] for asked in parts_asked_for(graph)), *batches_joined(graph)):
         add(ref, placement)
     if not waiting:
         return {}
