@@ -22,7 +22,7 @@ from torch.fx.node import map_arg
 
 from .equations import equation_of
 from .examples import example, note
-from .matrix_products import product
+from .matrix_products import are_matrices, product, product_of_equation
 
 
 class _Fold(NamedTuple):
@@ -421,7 +421,23 @@ def _summed(node: fx.Node, folds: _Folds, batch: int) -> _Call | None:
         return None
     other = next(letter for letter in ascii_letters if letter not in equation.text)
     apart = equation.text.replace(label, label + other)
-    return _Call(node.target, (apart, *given), fold=fold.at(equation.made.index(label)))
+    fold = fold.at(equation.made.index(label))
+    if len(given) == 2 and sum(label in term.labels for term in equation.terms) == 1:
+        x, y = sorted(equation.terms, key=lambda term: label not in term.labels)
+        of_x, made = (labels.replace(label, label + other) for labels in (x.labels, equation.made))
+        is_batch = any(each in equation.made for each in x.labels if each in y.labels)
+        if is_batch and are_matrices(of_x, label + other + y.labels, made):
+            arguments = _Apart(x.tensor, folds[x.tensor]), y.tensor, of_x, label + other, y.labels, made
+            return _Call(_product_with_the_same, arguments, fold=fold)
+    return _Call(node.target, (apart, *given), fold=fold)
+
+
+def _product_with_the_same(x: Tensor, y: Tensor, of_x: str, new: str, of_y: str, made: str) -> Tensor:
+    """``einsum`` with a tensor that is the same for all rows and heads, which are the labels ``new``: torch multiplies
+    all of these as one matrix.
+    """
+    sizes = [x.shape[of_x.index(label)] for label in new]
+    return product_of_equation(x, y.expand(*sizes, *y.shape), of_x, new + of_y, made)
 
 
 _PRODUCTS = (product, _product_and_sum, F.scaled_dot_product_attention)

@@ -72,17 +72,23 @@ def take_equation_apart(node: fx.Node) -> bool:
     if equation is None or len(equation.terms) != 2:
         return False
     (of_x, x), (of_y, y) = equation.terms
-    front, _, summed, columns = _roles(of_x, of_y, equation.made)
-    if len(front) < LEAST - 2 or not summed or {*of_y} != {*front, *summed, *columns}:
+    if not are_matrices(of_x, of_y, equation.made):
         return False
+    front, _, summed, _ = _roles(of_x, of_y, equation.made)
     values = [value for value in (tensor_of(x), tensor_of(y)) if value is not None and not value.is_complex()]
     if len(values) != len(equation.terms):
         return False
     sizes = [dict(zip(of, value.shape)) for of, value in zip((of_x, of_y), values)]
     if values[0].dtype != values[1].dtype or any(sizes[0][label] != sizes[1][label] for label in front + summed):
         return False
-    node.args, node.target = (x, y, of_x, of_y, equation.made), _product_of_equation
+    node.args, node.target = (x, y, of_x, of_y, equation.made), product_of_equation
     return True
+
+
+def are_matrices(of_x: str, of_y: str, made: str) -> bool:
+    """Whether an equation of two tensors multiplies matrices, one for each index of two or more dims."""
+    front, _, summed, columns = _roles(of_x, of_y, made)
+    return len(front) >= LEAST - 2 and bool(summed) and {*of_y} == {*front, *summed, *columns}
 
 
 def _roles(of_x: str, of_y: str, made: str) -> tuple[str, str, str, str]:
@@ -97,7 +103,8 @@ def _roles(of_x: str, of_y: str, made: str) -> tuple[str, str, str, str]:
     )
 
 
-def _product_of_equation(x: Tensor, y: Tensor, of_x: str, of_y: str, made: str) -> Tensor:
+def product_of_equation(x: Tensor, y: Tensor, of_x: str, of_y: str, made: str) -> Tensor:
+    """``einsum`` of two tensors with these labels (:func:`are_matrices`), the dims in front kept."""
     front, rows, summed, columns = _roles(of_x, of_y, made)
     sizes = dict(zip(of_x, x.shape)) | dict(zip(of_y, y.shape))
 

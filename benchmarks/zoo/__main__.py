@@ -58,16 +58,8 @@ def main() -> int:
     else:
         found = [_in_a_process(name, meshes, options) for name, meshes in asked.items()]
     if options.write:
-        write_whole(
-            options.write, page([read_found(options.folder, name) for name in MEMBERS], _older(options.folder)).encode()
-        )
+        write_whole(options.write, page([read_found(options.folder, name) for name in MEMBERS]).encode())
     return int(any(each.failed for each in found))
-
-
-def _older(folder: Path) -> list[str]:
-    """Rows whose results were not kept, as the page had them that was written then."""
-    path = folder / "older.md"
-    return [line for line in path.read_text().splitlines() if line.startswith("| ")] if path.exists() else []
 
 
 def _in_a_process(name: str, meshes: tuple[str, ...], options: argparse.Namespace) -> Found:

@@ -37,41 +37,25 @@ def summary(found: Found) -> Iterator[str]:
         yield f"  {failure}"
 
 
-def page(members: Iterable[Found], older: Sequence[str] = ()) -> str:
-    """The page, in Markdown.
-
-    Args:
-        older: rows of the table as a former page had them, shown where there is no result of that member and mesh.
-    """
+def page(members: Iterable[Found]) -> str:
+    """The page, in Markdown."""
     members = list(members)
-    rows = list(_rows(members, older))
-    return "\n".join([_HEAD, _run(members, older), "", *rows, *_schemes(members), "", *_operators(members), ""])
+    return "\n".join([_HEAD, _run(members), "", *_rows(members), *_schemes(members), "", *_operators(members), ""])
 
 
-def _run(members: Sequence[Found], older: Sequence[str]) -> str:
+def _run(members: Sequence[Found]) -> str:
     """How many were run on each mesh that all members are for."""
     counts = ((short(mesh), sum(mesh in found.meshes for found in members)) for mesh in MESHES)
-    said = f"Of {len(members)} models there are results on: {', '.join(f'{mesh} {count}' for mesh, count in counts)}."
-    return said + " Rows with *before* a commit are of a former page; their results were not kept." * bool(older)
+    return f"Of {len(members)} models there are results on: {', '.join(f'{mesh} {count}' for mesh, count in counts)}."
 
 
-def _rows(members: Sequence[Found], older: Sequence[str]) -> Iterator[str]:
+def _rows(members: Sequence[Found]) -> Iterator[str]:
     """The table: the rows of each member, by mesh."""
     yield "| model | mesh | captured | optimum | at 60% | baselines | at random | commit |"
     yield "|---|---|---|---|---|---|---|---|"
     for found in members:
-        rows = {short(mesh): _row(found, mesh) for mesh in found.meshes}
-        rows = {mesh: row for row in older if (mesh := _mesh_of(found.name, row))} | rows
-        for mesh in sorted(rows, key=lambda mesh: (len(mesh), mesh)):
-            yield rows[mesh]
-        if not rows:
-            yield _row(found, "")
-
-
-def _mesh_of(name: str, row: str) -> str:
-    """The mesh of a row of a member; empty where it is of another one."""
-    cells = [cell.strip() for cell in row.split("|")]
-    return cells[2] if cells[1] == name else ""
+        for mesh in sorted(found.meshes, key=lambda mesh: (len(short(mesh)), short(mesh))) or [""]:
+            yield _row(found, mesh)
 
 
 def _row(found: Found, mesh: str) -> str:

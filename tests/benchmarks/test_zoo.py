@@ -112,15 +112,6 @@ def test_no_plan_is_told_from_none_that_was_found_and_why_is_said_once(tmp_path:
     assert "Of 1 models there are results on: 8 1, 2x4 0, 2x2x2 0." in lines
 
 
-def test_a_row_of_a_former_page_is_shown_until_its_member_is_run_on_its_mesh(tmp_path: Path) -> None:
-    older = ["| one | 8 | ok | failed |  |  |  | before |", "| one | 2x4 | ok | ok |  |  |  | before |"]
-    _keep(tmp_path, "a=8", _cell("a=8", "plan", "ok"), _cell("a=8", "optimum", "ok"))
-    found = read_found(tmp_path, "one")
-    rows = [line for line in page([found], older).splitlines() if line.startswith("| one |")]
-    assert rows == ["| one | 8 | ok | ok |  |  |  | at a=8 |", older[1]]
-    assert found.meshes == ["a=8"]
-
-
 def test_results_are_written_cell_by_cell_and_say_nothing_of_the_machine(tmp_path: Path) -> None:
     detail = f"in {FOUND.parents[2]}/autoshard/a.py and {torch.__file__}:9: f(x)"
     _keep(tmp_path, "a=8", _cell("a=8", "plan", "failed", detail))
