@@ -108,7 +108,8 @@ def _writes(node: fx.Node) -> bool:
     """Whether a node may change one of its arguments."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     is_in_place = name.endswith("_") or name == "setitem" or node.target in _IN_PLACE
-    return is_in_place or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+    asked = node.kwargs.get("inplace") or node.args[_INPLACE.get(node.target, len(node.args)) :][:1] == (True,)
+    return is_in_place or bool(asked) or "out" in node.kwargs
 
 
 def _rewrite(graph: fx.Graph, node: fx.Node, call: _Call, apart: dict[fx.Node, fx.Node]) -> None:
@@ -218,7 +219,7 @@ def _expanded(node: fx.Node, folds: _Folds, batch: int) -> _Call | None:
 def _elementwise(node: fx.Node, folds: _Folds, batch: int) -> _Call | None:
     """Element by element: the dims of all tensors are aligned from the last one on."""
     value, found = example(node), [each for each in node.all_input_nodes if each in folds]
-    if not found or not isinstance(value, Tensor):
+    if not found or not isinstance(value, Tensor) or (_writes(node) and node.target not in _IN_PLACE):
         return None
     fold = folds[found[0]]
     behind = example(found[0]).dim() - fold.dim
@@ -331,7 +332,7 @@ def _picked(node: fx.Node, folds: _Folds, batch: int) -> _Call | None:
     if isinstance(example(x), tuple):
         return _Call(operator.getitem, (_Apart(x, fold), index), fold=fold)
     entries = list(index) if isinstance(index, tuple) else [index]
-    if not all(entry is None or isinstance(entry, (int, slice)) for entry in entries):
+    if not all(entry is None or type(entry) in (int, slice) for entry in entries):
         return None
     dim = place = 0  # of the tensor, and of the result
     for k, entry in enumerate(entries):
@@ -447,6 +448,9 @@ _IN_PLACE: Mapping[Any, Any] = {
     operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }
+_INPLACE: Mapping[Any, int] = {F.dropout: 3, F.relu: 1}
+"""Where the argument of that name stands."""
+
 _VIEWS = {"view", "reshape", "expand", "transpose", "permute", "unbind", torch.reshape, torch.transpose, torch.permute}
 _VIEWS |= {torch.flatten, "flatten", torch.unflatten, "unflatten", torch.unbind, operator.getitem, "contiguous", "to"}
 

@@ -107,6 +107,13 @@ def _written(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.bmm((scores + turned).softmax(-1), v)
 
 
+def _zeroed(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Written into by a function that is asked to, and read as it was before that."""
+    scores = torch.bmm(q, k.transpose(1, 2))
+    turned = scores.transpose(1, 2)
+    return torch.bmm((F.relu(scores, True) + turned).softmax(-1), v)
+
+
 ATTENTION = {
     "plain": _plain,
     "with a kernel": _with_kernel,
@@ -117,8 +124,9 @@ ATTENTION = {
     "masked": _masked,
     "sorted between": _sorted_between,
     "written": _written,
+    "zeroed": _zeroed,
 }
-AS_IT_WAS = ("written",)
+AS_IT_WAS = ("written", "zeroed")
 
 
 class StepsFirst(nn.Module):
@@ -191,10 +199,13 @@ def test_heads_are_cut(name: str) -> None:
     check_as_before(model, (X,), plan, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ALL)
+ALIKE = ("plain", "masked", "apart between", "equations")  # the others have what these do
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.thorough] * (name in ALIKE)) for name in ALL])
 def test_whatever_is_cut(name: str) -> None:
     model = _model(name)
-    for plan in islice(random_plans(capture(model, (X,)), Mesh.parse("a=2,b=2"), 0, model, (X,), {}), 3):
+    for plan in islice(random_plans(capture(model, (X,)), Mesh.parse("a=2,b=2"), 0, model, (X,), {}), 2):
         check_as_before(model, (X,), plan, rtol=1e-8, atol=1e-10)
 
 

@@ -83,7 +83,7 @@ def test_the_batch_is_cut_and_nothing_is_sent_for_it(name: str, mesh: str, basel
 def test_whatever_is_cut(name: str) -> None:
     model, args = _example(name)
     graph = capture(model, args)
-    for plan in islice(random_plans(graph, Mesh.parse("a=2,b=2"), 0, model, args, {}), 6):
+    for plan in islice(random_plans(graph, Mesh.parse("a=2,b=2"), 0, model, args, {}), 3):
         check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from autoshard.capture import Ref, TensorMeta, capture
 from autoshard.errors import StrategyWarning
@@ -110,6 +111,39 @@ def test_a_weight_that_is_taken_apart_before_its_products_is_cut_in_these_parts_
         taken = [reader for _, reader in graph.of_kind("operator") if Ref(at) in reader.inputs and is_held]
         for strategies in map(enumerator.strategies, filter(lambda reader: has(reader, "split"), taken)):
             assert any(s.inputs == (held,) and set(s.outputs) == {Layout((S(0),))} for s in strategies)
+
+
+def test_products_that_keep_the_dims_in_front_are_cut_along_any_of_them() -> None:
+    ours, x = torch.ops.autoshard, f(4, 6, 2, 8)
+    products = offered(ours.matmul.default, x, f(4, 6, 8, 2))
+    assert {"S(0), S(0) -> S(0)", "S(1), S(1) -> S(1)", "S(2), R -> S(2)", "R, S(3) -> S(3)"} <= products
+    assert "S(3), S(2) -> P(sum)" in products
+    rows = offered(ours.linear.default, f(6, 4, 8), f(2, 8))
+    assert {"S(0), R -> S(0)", "S(1), R -> S(1)", "R, S(0) -> S(2)", "S(2), S(1) -> P(sum)"} <= rows
+    matrices = offered(ours.outer.default, f(6, 4, 8), f(6, 4, 2))
+    assert {"S(0), S(0) -> P(sum)", "S(1), S(1) -> P(sum)", "S(2), R -> S(0)", "R, S(2) -> S(1)"} <= matrices
+
+
+def test_batches_that_are_put_behind_each_other_are_cut_in_these_and_other_dims_are_not() -> None:
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            one, other = self.linear(torch.cat([x, y])).chunk(2)
+            beside = torch.cat([x, y], 1).cos().sum() + torch.cat([x[:3], y]).sin().sum()  # not along it, or not of it
+            return (one * other).sum() + self.linear(x.repeat(3, 1)).exp().sum() + beside
+
+    graph = capture(Joined(), (torch.ones(6, 4), torch.ones(6, 4)))
+    enumerator = Enumerator(graph, Mesh.parse("a=2"))
+    parts = {
+        node.name: {p.parts for s in enumerator.strategies(node) for p in s.outputs[0] or () if p.parts}
+        for _, node in graph.of_kind("operator")
+    }
+    assert parts["/cat"] == {(1, 1)} and parts["/repeat"] == {(1, 1, 1)}
+    assert parts["/cat.1"] == parts["/cat.2"] == parts["/cos"] == parts["/sin"] == set()
+    assert {(1, 1), (1, 1, 1)} == {each for found in parts.values() for each in found}
 
 
 def test_a_graph_that_takes_no_product_apart_is_offered_no_parts() -> None:
