@@ -4,6 +4,8 @@ Of such a dim no block is some heads of all rows: the batch could be cut, heads 
 that folds and the one that takes apart again is computed on (B, H, T, D), by the same functions of torch; products
 become :func:`autoshard.capture.matrix_products.product`. Whatever is not known here gets its tensor folded, as it was.
 
+The batch is known by its length alone; windows of rows (SAM's) by a view that folds just two dims.
+
 A tensor is *folded* along a dim ``d`` where dims ``d`` and ``d + 1`` of the tensor apart, of B and of H, are its one.
 """
 
@@ -178,13 +180,16 @@ def _reshaped(node: fx.Node, folds: _Folds, batch: int) -> _Call | None:
             return None
         apart = (*front, fold.rows, fold.heads, *shape[fold.dim + 1 :])
         return _Call(torch.reshape, (_Apart(x, fold), apart), fold=fold)
-    for d, (size, other) in enumerate(zip(before, shape)):
-        if size == batch > 1 and other > batch and not other % batch:
-            fold = _Fold(d, batch, other // batch)
-            return _Call(torch.reshape, (x, (*shape[:d], batch, fold.heads, *shape[d + 1 :])), fold=fold)
-        if size != other:
-            break
-    return None
+    d = next((d for d, pair in enumerate(zip(before, shape)) if pair[0] != pair[1]), len(before))
+    if d == len(before) or batch in (0, 1, *before[:d]):  # of two dims that are as long the first is the batch
+        return None
+    rows, (heads, rest) = before[d], divmod(shape[d], before[d] or 1)
+    is_fold = rows == batch or (
+        not rows % batch and before[d + 1 : d + 2] == (heads,)
+    )  # of windows just these two dims
+    if rest or heads < 2 or not rows or not is_fold:
+        return None
+    return _Call(torch.reshape, (x, (*shape[:d], rows, heads, *shape[d + 1 :])), fold=_Fold(d, rows, heads))
 
 
 def _repeated(node: fx.Node, folds: _Folds, batch: int) -> _Call | None:

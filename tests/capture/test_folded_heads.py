@@ -158,6 +158,21 @@ class OneProjection(nn.Module):
         return self.o(y.permute(0, 2, 3, 1, 4).reshape(B, T, H * D)).square().mean()
 
 
+class Windows(nn.Module):
+    """Rows are taken for several windows each, heads folded with those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.o = nn.Linear(H * D, 3 * H * D), nn.Linear(H * D, H * D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        windows = x.view(B, 2, T // 2, H * D).reshape(2 * B, T // 2, H * D)
+        qkv = self.qkv(windows).reshape(2 * B, T // 2, 3, H, D).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.reshape(3, 2 * B * H, T // 2, D).unbind(0)
+        y = ((q @ k.transpose(-2, -1)).softmax(-1) @ v).reshape(2 * B, H, T // 2, D)
+        return self.o(y.transpose(1, 2).reshape(B, T, H * D)).square().mean()
+
+
 class Equations(nn.Module):
     """Attention as two equations, of heads in front of the steps or behind them."""
 
@@ -179,13 +194,14 @@ def _model(name: str) -> nn.Module:
     others: dict[str, Callable[[], nn.Module]] = {
         "steps first": StepsFirst,
         "one projection": OneProjection,
+        "windows": Windows,
         "equations": lambda: Equations("b h i d, b h j d -> b h i j", "b h i j, b h j d -> b h i d", True),
         "equations of heads behind": lambda: Equations("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd", False),
     }
     return (others[name]() if name in others else Folded(ATTENTION[name])).double()
 
 
-ALL = (*ATTENTION, "steps first", "one projection", "equations", "equations of heads behind")
+ALL = (*ATTENTION, "steps first", "one projection", "windows", "equations", "equations of heads behind")
 X = torch.randn(B, T, H * D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
