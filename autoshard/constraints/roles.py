@@ -13,7 +13,7 @@ from functools import cached_property
 
 from ..capture import CapturedGraph, Node, Ref
 from ..layout import Placement
-from ..ops import has, is_contraction, is_free, parts_asked_for
+from ..ops import has, is_contraction, is_free, known, parts_asked_for
 from .layers import layers
 from .values import TensorClass
 
@@ -161,7 +161,7 @@ class Roles:
         """What an operator of the backward reads that the batch has reached, if all of that is made of the first of it
         and of parameters alone, or is added up; else nothing.
         """
-        given = self._reached(index)
+        given = set[int]() if self._adds_rows(index) else self._reached(index)
         seen, waiting = set[int](), [] if self._is_passed(index) else sorted(given)[1:]
         while waiting:
             k = waiting.pop()
@@ -180,6 +180,12 @@ class Roles:
         """
         found = {ref.node for ref in self._graph.nodes[index].inputs if ref.node in self._of_batch}
         return found if all(self._graph.nodes[k].phase == "backward" for k in found) else set()
+
+    def _adds_rows(self, index: int) -> bool:
+        """Whether an operator adds up the rows of the batch: what it reads is no sum over them yet."""
+        node = self._graph.nodes[index]
+        shapes = [self._graph.meta(ref).shape[:1] for ref in (*node.inputs[:1], Ref(index))]
+        return known(node.op).kernel == "reduction" and shapes[0] == (self.batch,) != shapes[1]
 
     def _is_passed(self, index: int) -> bool:
         """Whether an operator adds, views, casts or puts together what it is given."""
