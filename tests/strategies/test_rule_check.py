@@ -132,9 +132,9 @@ def _cases(shape: tuple[int, ...]) -> dict[str, tuple[object, tuple[object, ...]
         "transposed cut": (aten.t.default, (x,), rule((S(0),), (S(1),)), rule((S(0),), (S(0),))),
         "joined along the cut": (
             aten.cat.default,
-            ((x, x), 0),
-            rule((S(1), S(1)), (S(1),)),
+            ((x, x), 1),
             rule((S(0), S(0)), (S(0),)),
+            rule((S(1), S(1)), (S(1),)),
         ),
         "reversed along the cut": (aten.flip.default, (x, (0,)), rule((S(1),), (S(1),)), rule((S(0),), (S(0),))),
         "contraction taken for whole": (
