@@ -215,13 +215,15 @@ def test_heads_are_cut(name: str) -> None:
     check_as_before(model, (X,), plan, rtol=1e-8, atol=1e-10)
 
 
-ALIKE = ("plain", "masked", "apart between", "equations")  # the others have what these do
+UNLIKE = ("with a kernel", "biased", "disentangled", "decomposed", "written")  # they have what the others do
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.thorough] * (name in ALIKE)) for name in ALL])
+@pytest.mark.parametrize(
+    "name", [*UNLIKE, *(pytest.param(n, marks=pytest.mark.thorough) for n in ALL if n not in UNLIKE)]
+)
 def test_whatever_is_cut(name: str) -> None:
     model = _model(name)
-    for plan in islice(random_plans(capture(model, (X,)), Mesh.parse("a=2,b=2"), 0, model, (X,), {}), 2):
+    for plan in islice(random_plans(capture(model, (X,)), Mesh.parse("a=2,b=2"), 0, model, (X,), {}), 1):
         check_as_before(model, (X,), plan, rtol=1e-8, atol=1e-10)
 
 
