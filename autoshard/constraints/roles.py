@@ -183,9 +183,10 @@ class Roles:
 
     def _adds_rows(self, index: int) -> bool:
         """Whether an operator adds up the rows of the batch: what it reads is no sum over them yet."""
-        node = self._graph.nodes[index]
-        shapes = [self._graph.meta(ref).shape[:1] for ref in (*node.inputs[:1], Ref(index))]
-        return known(node.op).kernel == "reduction" and shapes[0] == (self.batch,) != shapes[1]
+        node, rows = self._graph.nodes[index], (self.batch,)
+        if known(node.op).kernel != "reduction" or self._graph.meta(node.inputs[0]).shape[:1] != rows:
+            return False
+        return all(meta.shape[:1] != rows for meta in node.outputs if meta)
 
     def _is_passed(self, index: int) -> bool:
         """Whether an operator adds, views, casts or puts together what it is given."""
