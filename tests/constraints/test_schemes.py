@@ -321,6 +321,12 @@ def test_every_tensor_has_one_role_and_gradients_belong_to_parameters() -> None:
     assert not any("gate" in graph_of("routed").nodes[i].name for i in routed.matrices)
 
 
+@pytest.mark.parametrize("model", ["llama", "gpt2", "vit", "moe", "routed", "conv", "assorted"])
+def test_where_no_derivative_of_a_function_stands_in_the_way_gradients_are_reduced_as_they_leave(model: str) -> None:
+    """Operators without some of their results included, as that of a first convolution."""
+    assert not Roles(graph_of(model)).led_back
+
+
 class Scaled(nn.Module):
     """Channels between two matrices that have a number each, as the heads of Mamba-2 have."""
 
