@@ -143,6 +143,12 @@ class CapturedGraph:
         name = self.nodes[ref.node].name
         return f"{name}:{ref.output}" if ref.output else name
 
+    @cached_property
+    def batch(self) -> int:
+        """The length of dim 0 of the first input that has dims, 0 where there is none."""
+        shapes = (node.outputs[0].shape for _, node in self.of_kind("input") if node.outputs[0])
+        return next((shape[0] for shape in shapes if shape), 0)
+
     def of_kind(self, kind: NodeKind) -> Iterator[tuple[int, Node]]:
         """The nodes of one kind with their index, in order."""
         return ((i, node) for i, node in enumerate(self.nodes) if node.kind == kind)

@@ -80,18 +80,12 @@ class Roles:
         )
 
     @cached_property
-    def batch(self) -> int:
-        """The length of dim 0 of the first input that has dims, 0 where there is none."""
-        shapes = (node.outputs[0].shape for _, node in self._graph.of_kind("input") if node.outputs[0])
-        return next((shape[0] for shape in shapes if shape), 0)
-
-    @cached_property
     def batched(self) -> frozenset[int]:
         """Inputs whose dim 0 is the batch."""
         return frozenset(
             i
             for i, node in self._graph.of_kind("input")
-            if node.outputs[0] and node.outputs[0].shape[:1] == (self.batch,)
+            if node.outputs[0] and node.outputs[0].shape[:1] == (self._graph.batch,)
         )
 
     @cached_property
@@ -183,7 +177,7 @@ class Roles:
 
     def _adds_rows(self, index: int) -> bool:
         """Whether an operator adds up the rows of the batch: what it reads is no sum over them yet."""
-        node, rows = self._graph.nodes[index], (self.batch,)
+        node, rows = self._graph.nodes[index], (self._graph.batch,)
         if known(node.op).kernel != "reduction" or self._graph.meta(node.inputs[0]).shape[:1] != rows:
             return False
         return all(meta.shape[:1] != rows for meta in node.outputs if meta)
@@ -270,7 +264,7 @@ class Roles:
             for ref in node.inputs
             if ref.node in self.layered and self.layered[ref.node] != self.layered.get(i)
         }
-        passed = {shape for shape in shapes if len(shape) >= 3 and shape[0] == self.batch}
+        passed = {shape for shape in shapes if len(shape) >= 3 and shape[0] == self._graph.batch}
         return frozenset(
             i
             for i, node in self._graph.of_kind("operator")

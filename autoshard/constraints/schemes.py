@@ -154,12 +154,12 @@ class _SchemeLimits:
         axis, ranks = self._mesh.axes[self._axis], self._mesh.shape[self._axis]
         if self._scheme in _DATA and not self._roles.batched:
             raise ConstraintError(f"{self._text!r} cuts the batch, but the model has no input with dims")
-        if self._scheme in _DATA and not self._shares(self._roles.batch, self._data):
+        if self._scheme in _DATA and not self._shares(self._graph.batch, self._data):
             names = " and ".join(self._mesh.axes[i] for i in self._data)
             count = math.prod(self._mesh.shape[i] for i in self._data)
             raise ConstraintError(
-                f"{self._text!r} cuts the batch, but the {count} ranks of {names} cannot share {self._roles.batch} rows"
-                + (" evenly" if self._roles.batch >= count else "")
+                f"{self._text!r} cuts the batch, but the {count} ranks of {names} cannot share {self._graph.batch} rows"
+                + (" evenly" if self._graph.batch >= count else "")
             )
         if self._scheme == "cp":
             self._check_sequence()
@@ -193,7 +193,7 @@ class _SchemeLimits:
                 f"{self._text!r} cuts the sequence, but the {ranks} ranks of {axis} cannot share "
                 f"{self._roles.sequence} positions"
             )
-        rows = -(-self._roles.batch // math.prod(self._mesh.shape[i] for i in self._data))
+        rows = -(-self._graph.batch // math.prod(self._mesh.shape[i] for i in self._data))
         if rows > 1:
             raise ConstraintError(
                 f"{self._text!r} cuts the sequence, of which a rank must have one row, but a rank would have {rows}: "

@@ -43,10 +43,9 @@ def parts_asked_for(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement, int]
 
 def batches_joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement]]:
     """Cuts in parts that the forward of a graph asks for as it puts batches behind each other, or one so many times: of
-    each of them a rank has its rows. What a batch is says dim 0 of the first input that has dims.
+    each of them a rank has its rows.
     """
-    shapes = (node.outputs[0].shape for _, node in graph.of_kind("input") if node.outputs[0])
-    batch = next((shape[0] for shape in shapes if shape), 0)
+    batch = graph.batch
     for i, node in graph.of_kind("operator"):
         if node.phase != "forward" or _name(node) not in ("cat", "repeat"):
             continue

@@ -63,9 +63,9 @@ def why_not(
             return (
                 f"{begun} {where} has no rule by which it is cut; for one of your own, register_operator gives it one"
             )
-        if cuts_batch and limits.roles.batch % axis.size:
+        if cuts_batch and graph.batch % axis.size:
             return (
-                f"{begun} {where} has no rule for blocks of {limits.roles.batch} rows over {axis.size} ranks, of which "
+                f"{begun} {where} has no rule for blocks of {graph.batch} rows over {axis.size} ranks, of which "
                 "one is shorter: give the batch a multiple of their number, or plan without the baseline"
             )
         if cuts_batch:
