@@ -46,12 +46,14 @@ def batches_joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement]]:
     each of them a rank has its rows.
     """
     batch = graph.batch
+    if batch < 2:
+        return
     for i, node in graph.of_kind("operator"):
         if node.phase != "forward" or _name(node) not in ("cat", "repeat"):
             continue
         before, after = graph.meta(node.inputs[0]).shape, graph.meta(Ref(i)).shape
-        count, rest = divmod(after[0], batch) if batch > 1 and after else (0, 0)
         alike = all(graph.meta(ref).shape[:1] == (batch,) for ref in node.inputs)
+        count, rest = divmod(after[0], batch) if alike else (0, 0)
         if alike and len(before) == len(after) and not rest and 1 < count <= MOST_PARTS:
             yield Ref(i), S(0, (1,) * count)
 

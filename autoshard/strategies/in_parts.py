@@ -2,9 +2,8 @@
 
 A cut in parts begins where the graph takes a dim apart that a product made or a parameter has
 (:func:`autoshard.ops.parts_asked_for`), or puts batches behind each other (:func:`autoshard.ops.batches_joined`), and
-spreads along the rules of the operators that have tensors with that dim,
-and from a parameter to its gradient: to the weight and the bias of the product, and to all their gradients. No other
-tensor is offered it.
+spreads along the rules of the operators that have tensors with that dim, and from a parameter to its gradient: to the
+weight and the bias of the product, and to all their gradients. No other tensor is offered it.
 """
 
 from __future__ import annotations
