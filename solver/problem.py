@@ -69,12 +69,22 @@ class Node:
             if usages.min() < 0:
                 raise ProblemError(f"node {self.name!r} has the negative usage {usages.min()}")
 
+    def named(self, name: str) -> Node:
+        """The same decision under another name: nothing needs to be checked again."""
+        made = object.__new__(Node)
+        for field, value in (("name", name), *((field, getattr(self, field)) for field in _UNNAMED)):
+            object.__setattr__(made, field, value)
+        return made
+
     @property
     def loads(self) -> tuple[Load, ...]:
         """All loads that are live at some step."""
         if self.usages is None or self.interval[0] == self.interval[1]:
             return self.further_loads
         return (Load(self.interval, self.usages), *self.further_loads)
+
+
+_UNNAMED = tuple(field for field in Node.__slots__ if field != "name")
 
 
 @dataclass(frozen=True, eq=False, slots=True)

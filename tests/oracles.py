@@ -168,7 +168,7 @@ def wide(node: Node) -> Node:
 def _wide(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return torch.complex128 if value.is_complex else torch.float64 if value.is_floating_point else value
-    return tuple(_wide(item) for item in value) if isinstance(value, tuple) else value
+    return tuple(_wide(item) for item in value) if type(value) is tuple else value
 
 
 def strategy_error(

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.utils._pytree import TreeSpec
@@ -20,9 +20,10 @@ Phase = Literal["forward", "backward"]
 NodeKind = Literal["parameter", "buffer", "input", "tangent", "operator"]
 
 
-@dataclass(frozen=True, order=True)
-class Ref:
-    """A tensor of the graph: result ``output`` of node ``node``."""
+class Ref(NamedTuple):
+    """A tensor of the graph: result ``output`` of node ``node``. It is a tuple: who walks through nested ones asks for
+    it first.
+    """
 
     node: int
     output: int = 0
@@ -151,7 +152,14 @@ class CapturedGraph:
 
     def of_kind(self, kind: NodeKind) -> Iterator[tuple[int, Node]]:
         """The nodes of one kind with their index, in order."""
-        return ((i, node) for i, node in enumerate(self.nodes) if node.kind == kind)
+        return iter(self._by_kind.get(kind, ()))
+
+    @cached_property
+    def _by_kind(self) -> dict[NodeKind, list[tuple[int, Node]]]:
+        found: dict[NodeKind, list[tuple[int, Node]]] = {}
+        for i, node in enumerate(self.nodes):
+            found.setdefault(node.kind, []).append((i, node))
+        return found
 
     @cached_property
     def reads(self) -> Counter[Ref]:
@@ -202,6 +210,6 @@ def _meta_text(meta: TensorMeta | None) -> str:
 
 
 def _portable(value: Any) -> Any:
-    if isinstance(value, tuple):
+    if type(value) is tuple:
         return tuple(_portable(item) for item in value)
     return "device" if isinstance(value, torch.device) else str(value)

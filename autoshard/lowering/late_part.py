@@ -6,7 +6,7 @@ they like, and no other rank waits for one that does not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,15 +40,16 @@ def late_nodes(graph: fx.Graph, late: Collection[int], operators: Collection[str
     Args:
         operators: in whose turn they run, or (END) behind the last one.
     """
-    turns = {*operators, END}
-    output = next(node for node in graph.nodes if node.op == "output")
-    returned: Sequence[Any] = output.args[0]
+    turns, nodes = {*operators, END}, list(graph.nodes)
+    returned: Sequence[Any] = nodes.pop().args[0]
     values = [(k in late, value) for k, value in enumerate(returned) if isinstance(value, NODES)]
-    needed = _with_sources([*(v for is_late, v in values if not is_late), *filter(_cannot_wait, graph.nodes)])
-    wanted = _with_sources(value for is_late, value in values if is_late) - needed
+    first = next((k for k, node in enumerate(nodes) if node.meta["label"].operator in turns), len(nodes))
+    behind = nodes[first:]  # what is before it none of them is
+    needed = _with_sources(behind, (v for is_late, v in values if not is_late), _cannot_wait)
+    wanted = _with_sources(behind, (v for is_late, v in values if is_late)) - needed
     found: dict[fx.Node, None] = {}
     last: Any = None
-    for node in graph.nodes:
+    for node in behind:
         holds = node.target is hold and last in found and last.target is WAIT
         is_in_turn = node in wanted and node.meta["label"].operator in turns
         waits = is_in_turn and (node.target is WAIT or any(read in found for read in node.all_input_nodes))
@@ -62,14 +63,14 @@ def _cannot_wait(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is not WAIT and is_effect(node)
 
 
-def _with_sources(nodes: Iterable[Any]) -> set[fx.Node]:
-    """Nodes, and all that they are computed from."""
-    todo = list(nodes)
-    found = set(todo)
-    while todo:
-        new = set(todo.pop().all_input_nodes) - found
-        found |= new
-        todo += new
+def _with_sources(
+    nodes: Sequence[fx.Node], ends: Iterable[fx.Node], also: Callable[[fx.Node], bool] = lambda node: False
+) -> set[fx.Node]:
+    """The ends, all nodes that are ``also`` some, and all of these nodes that they are computed from."""
+    found = set(ends)
+    for node in reversed(nodes):
+        if node in found or also(node):
+            found.update((node, *node.all_input_nodes))
     return found
 
 

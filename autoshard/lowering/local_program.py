@@ -36,7 +36,7 @@ from .draws import Random, draw_whole, start_drawing, stream_of
 from .emitter import GraphEmitter, LocalGraph, first_results, storages
 from .flow import gradient_flow
 from .late_part import Parted, is_effect, parted
-from .local_values import Results, Storage
+from .local_values import Results, Storage, Value
 from .once_a_step import OnceAStep, once_a_step
 from .owned import owned
 from .rank import Rank
@@ -152,7 +152,7 @@ class _Lowering:
         self._emitters: dict[str, GraphEmitter] = {
             phase: GraphEmitter(plan.mesh, rank.groups, known, is_sketch) for phase in PHASES
         }
-        self._takers = _takers(plan)
+        self._known, self._takers = known, _takers(plan)
         self._values: dict[tuple[Ref, str, Layout], fx.Node] = {}
         self._passed: dict[tuple[Ref, Redistribution, int], fx.Node] = {}
         self._saved: dict[tuple[Ref, Layout], fx.Node] = {}
@@ -168,6 +168,7 @@ class _Lowering:
         held = (i for i in self._once.operators if graph.nodes[i].phase == "forward")
         self._copies = {graph.nodes[i].inputs[0].node: i for i in held}
         self._sums: dict[str, fx.Node] = {}
+        self._shards: dict[tuple[int, ...], Shard] = {}
         self._late = frozenset(plan.deferred)
         refs = (Ref(i, k) for i, node in enumerate(graph.nodes) for k in range(len(node.outputs)))
         self._refs = {graph.tensor_name(ref): ref for ref in refs}
@@ -232,13 +233,14 @@ class _Lowering:
         for name, ref in self._graph.gradients:
             if name in self._flow.trained:
                 shape, tensor = self._shard(ref).local(self._layout(ref)), self._graph.tensor_name(ref)
-                value = torch.empty(shape, dtype=self._graph.meta(ref).dtype, device=self._device)
+                value = self._empty(shape, self._graph.meta(ref).dtype)
                 self._sums[_gradient(name)] = self._emitters["backward"].placeholder(_identifier(tensor), value, tensor)
 
     def _run_phase(self, phase: Phase) -> None:
         """Every operator of a phase, and behind it what it makes for the world outside."""
         wanted = self._wanted_outside(phase)
         self._taken[phase] = set[Storage]().union(*map(storages, self._emitters[phase].placeholders()))
+        makers = {ref.node for ref in wanted}
         for i, node in self._graph.of_kind("operator"):
             if node.phase != phase:
                 continue
@@ -246,7 +248,7 @@ class _Lowering:
             if phase == "forward" or i in self._flow.needed:
                 if i not in self._once.operators:
                     self._add_operator(i, node)
-                for k in range(len(node.outputs)):
+                for k in range(len(node.outputs)) if i in makers else ():
                     if not any(self._comes(*delivery, phase) for delivery in wanted.get(Ref(i, k), ())):
                         self._deliver(wanted.pop(Ref(i, k), ()), phase)
         self._take_turns(phase, END)
@@ -353,7 +355,10 @@ class _Lowering:
         return self._held[node.name]
 
     def _shard(self, ref: Ref) -> Shard:
-        return Shard(self._graph.meta(ref).shape, self._mesh, self._coordinate)
+        shape = self._graph.meta(ref).shape
+        if shape not in self._shards:
+            self._shards[shape] = Shard(shape, self._mesh, self._coordinate)
+        return self._shards[shape]
 
     def _local_shape(self, ref: Ref) -> tuple[int, ...]:
         return self._shard(ref).local(self._layout(ref))
@@ -421,10 +426,15 @@ class _Lowering:
     def _add_input(self, index: int, node: Node) -> str:
         ref = Ref(self._copies.get(index, index))  # a parameter comes as the copy that is held of it
         shape, dtype = self._local_shape(ref), self._graph.meta(ref).dtype
-        value = torch.empty(shape, dtype=dtype, device=self._device)
-        placeholder = self._emitters[node.phase].placeholder(_identifier(node.name), value, node.name)
+        placeholder = self._emitters[node.phase].placeholder(
+            _identifier(node.name), self._empty(shape, dtype), node.name
+        )
         self._values[ref, node.phase, self._layout(ref)] = placeholder
         return node.name
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Value:
+        """A contiguous tensor in memory of its own."""
+        return self._known.of(torch.empty, (shape,), {"dtype": dtype, "device": self._device})
 
     def _add_operator(self, index: int, node: Node) -> None:
         entry, emitter = self._operators[node.name], self._emitters[node.phase]
@@ -435,11 +445,9 @@ class _Lowering:
         if is_left_out(node, entry.inputs):
             return
         missing = unread(node, entry.inputs)
-        values = tuple(
-            None if k in missing else self._read(ref, node.phase, layout)
-            for k, (ref, layout) in enumerate(zip(node.inputs, entry.inputs))
-        )
-        metas = tuple(self._graph.meta(ref) for ref in node.inputs)
+        reads = enumerate(zip(node.inputs, entry.inputs))
+        values = tuple([None if k in missing else self._read(ref, node.phase, layout) for k, (ref, layout) in reads])
+        metas = tuple([self._graph.meta(ref) for ref in node.inputs])
         results = self._run(index, node, values, metas)
         for k, value in enumerate(results):
             if value is not None:
@@ -474,9 +482,11 @@ class _Lowering:
 
     def _only_addend(self, node: Node) -> fx.Node | None:
         """The other addend, where a sum of two gradients has one that is absent."""
+        if len(node.inputs) != 2 or node.kwargs or not has(node, "sum"):
+            return None
         entry = self._operators[node.name]
         flowing = [k for k, ref in enumerate(node.inputs) if ref not in self._flow.zeros]
-        if not has(node, "sum") or node.kwargs or len(node.inputs) != 2 or len(flowing) != 1:
+        if len(flowing) != 1:
             return None
         (k,) = flowing
         if entry.inputs[k] != entry.outputs[0] or self._graph.meta(node.inputs[k]) != node.outputs[0]:
@@ -501,22 +511,23 @@ class _Lowering:
     def _moved_to(self, ref: Ref, phase: str, wanted: Layout) -> fx.Node:
         """The tensor in the layout wanted; redistributed once per phase."""
         key = (ref, phase, wanted)
+        if key in self._values:
+            return self._values[key]
         if ref in self._flow.zeros:
             shape, dtype = self._shard(ref).local(wanted), self._graph.meta(ref).dtype
             return self._emitters[phase].call(aten.zeros.default, shape, dtype=dtype, device=self._device)
-        if key not in self._values:
-            have, name = self._layout(ref), self._graph.tensor_name(ref)
-            self._check_runs(ref)
-            planned = self._paths.get((name, phase, have, wanted))  # type: ignore[arg-type]
-            if planned is None:
-                raise VerificationError(
-                    f"the plan has no redistribution of {name} from {format_layout(have, self._mesh)} to "
-                    f"{format_layout(wanted, self._mesh)} in the {phase}, but its operators need one"
-                )
-            if planned in self._schedule.members:
-                raise VerificationError(f"the plan wants {name} in the {phase} before its schedule has brought it")
-            with self._emitters[phase].copying(name):
-                self._values[key] = self._along(ref, planned, len(planned.path) - 1)
+        have, name = self._layout(ref), self._graph.tensor_name(ref)
+        self._check_runs(ref)
+        planned = self._paths.get((name, phase, have, wanted))  # type: ignore[arg-type]
+        if planned is None:
+            raise VerificationError(
+                f"the plan has no redistribution of {name} from {format_layout(have, self._mesh)} to "
+                f"{format_layout(wanted, self._mesh)} in the {phase}, but its operators need one"
+            )
+        if planned in self._schedule.members:
+            raise VerificationError(f"the plan wants {name} in the {phase} before its schedule has brought it")
+        with self._emitters[phase].copying(name):
+            self._values[key] = self._along(ref, planned, len(planned.path) - 1)
         return self._values[key]
 
     def _check_runs(self, ref: Ref) -> None:

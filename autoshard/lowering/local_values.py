@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -59,6 +59,15 @@ class Value:
         return ((tensor, storage) for tensor, storage in self.parts() if storage is not None)
 
 
+class _Place(NamedTuple):
+    """Where a result of an operator lies: in the memory of the argument of this number, or in new memory of so many
+    bytes, of which there may be several.
+    """
+
+    number: int
+    size: int | None = None
+
+
 def value_of(tensor: torch.Tensor, storage: Storage | None = None) -> Value:
     """The value that a tensor without values stands for, in memory of its own where none is given."""
     return Value(tensor, storage or Storage(tensor.untyped_storage().nbytes()), _looks(tensor))
@@ -89,23 +98,23 @@ class Results:
             found = self._known[key] = self._asked(op, args, kwargs, given)
         tensor, looks, places = found
         memory = [storage for value in given for storage in value.memory()]
+        if type(places) is _Place:  # nearly always
+            return Value(tensor, Storage(places.size) if places.size is not None else memory[places.number], looks)
+        if places is None:
+            return Value(tensor, None, looks)
         new: dict[int, Storage] = {}
 
-        def placed(place: tuple[int, int | None] | None) -> Storage | None:
+        def placed(place: _Place | None) -> Storage | None:
             if place is None:
                 return None
-            number, size = place
-            return memory[number] if size is None else new.setdefault(number, Storage(size))
+            return memory[place.number] if place.size is None else new.setdefault(place.number, Storage(place.size))
 
-        several = isinstance(tensor, (tuple, list))
-        return Value(tensor, tuple(map(placed, places)) if several else placed(places), looks)
+        return Value(tensor, tuple(map(placed, places)), looks)
 
     def _asked(
         self, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], given: Sequence[Value]
     ) -> tuple[Any, Hashable, Any]:
-        """What torch makes, how it looks, and where it lies: (number of an argument, None), or (number, bytes) in new
-        memory.
-        """
+        """What torch makes, how it looks, and where it lies."""
         leaves = [leaf for value in given for leaf in value.leaves()]
         apart = _apart(leaves)
         of_argument = {memory_of(tensor): number for number, tensor in reversed(list(enumerate(apart)))}
@@ -113,13 +122,13 @@ class Results:
         made = op(*_replaced(args, supply), **{name: _replaced(arg, supply) for name, arg in sorted(kwargs.items())})
         numbers: dict[int, int] = {}
 
-        def place(tensor: Any) -> tuple[int, int | None] | None:
+        def place(tensor: Any) -> _Place | None:
             if not isinstance(tensor, torch.Tensor):
                 return None
             if memory_of(tensor) in of_argument:
-                return of_argument[memory_of(tensor)], None
+                return _Place(of_argument[memory_of(tensor)])
             number = numbers.setdefault(memory_of(tensor), len(numbers))
-            return number, tensor.untyped_storage().nbytes()
+            return _Place(number, tensor.untyped_storage().nbytes())
 
         if isinstance(made, (tuple, list)):
             return made, tuple(map(_looks, made)), tuple(map(place, made))

@@ -252,8 +252,8 @@ def is_left_out(node: Node, inputs: tuple[Layout, ...]) -> bool:
     """Whether an operator does not run where these layouts are wanted of its tensors: it is a part, and the other is
     one kernel then.
     """
-    as_one = known(node.op).as_one
-    return is_part(node) and as_one is not None and as_one(node, inputs)
+    entry = known(node.op)
+    return entry.as_one is not None and not entry.parts and entry.as_one(node, inputs)
 
 
 def unread(node: Node, inputs: tuple[Layout, ...]) -> tuple[int, ...]:

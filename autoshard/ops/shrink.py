@@ -103,6 +103,6 @@ def _map_lengths(node: Node, change: Callable[[int], int]) -> tuple[tuple[Any, .
 
 
 def _widen(value: Any) -> Any:
-    if isinstance(value, tuple):
+    if type(value) is tuple:
         return tuple(_widen(item) for item in value)
     return wide(value) if isinstance(value, torch.dtype) else value

@@ -208,7 +208,7 @@ def assemble(
     demands = _demands(graph, results, limits, seconds)
     costs = _Costs(graph, prices, strategies, objective)
     named = [*(node.name for node in graph.nodes), *(name for name, _ in results)]
-    nodes = tuple(SolverNode(name, cost) for name, cost in zip(named, _node_costs(graph, costs, seconds, wanted)))
+    nodes = tuple(_nodes(named, _node_costs(graph, costs, seconds, wanted)))
     networks = tuple(networks_of(graph, prices, strategies, demands, keep_copies=keep_copies, seconds=seconds))
     edges = (
         *_equal_layouts(graph, mesh, constraints, strategies, seconds),
@@ -390,6 +390,15 @@ def _node_costs(
             known[key] = np.concatenate([once, again])
         found[first], found[second] = known[key], nothing
     return found
+
+
+def _nodes(names: Sequence[str], costs: Sequence[np.ndarray]) -> Iterator[SolverNode]:
+    """The decisions of the program; those of equal costs are checked once."""
+    known: dict[int, SolverNode] = {}
+    for name, cost in zip(names, costs):
+        if id(cost) not in known:
+            known[id(cost)] = SolverNode(name, cost)
+        yield known[id(cost)].named(name)
 
 
 class _Costs:

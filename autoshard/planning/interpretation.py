@@ -145,8 +145,9 @@ class _Reader:
 
     def redistributions(self) -> Iterator[tuple[Redistribution, float]]:
         """Each with its seconds, those of the forward first; a layout wanted by several in one phase comes once."""
+        moving = [(found, routes) for found, routes in zip(self._formulation.networks, self._routes) if any(routes)]
         for phase in ("forward", "backward"):
-            for found, routes in zip(self._formulation.networks, self._routes):
+            for found, routes in moving:
                 for demand in found.demands:
                     if demand.phase == phase:
                         yield from self._moved(found, demand, routes)

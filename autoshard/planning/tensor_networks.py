@@ -26,8 +26,7 @@ HELD = -1
 """The position of a consumer that wants a tensor in the layout it holds it in: a gradient, or a result."""
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(NamedTuple):
     """A tensor and those who want it in one phase: (solver node, position among its tensor arguments, or HELD).
 
     ``banned`` are the steps that constraints keep from moving it; where it is ``remade``, they have the backward make
@@ -86,11 +85,11 @@ def networks_of(
     places = _Places(strategies, seconds)
     known: dict[object, TensorNetwork] = {}
     for ref, wanting in by_tensor.items():
-        second = again.get(ref.node) if any(demand.phase == "backward" for demand in wanting) else None
-        forward, backward = (
-            [consumer for demand in wanting if demand.phase == phase for consumer in demand.consumers]
-            for phase in ("forward", "backward")
-        )
+        forward: list[tuple[int, int]] = []
+        backward: list[tuple[int, int]] = []
+        for demand in wanting:
+            (forward if demand.phase == "forward" else backward).extend(demand.consumers)
+        second = again.get(ref.node) if backward else None
         ends = [(ref.node, None), *forward, *backward]
         if second is not None:
             ends.append((second, None))
@@ -190,6 +189,8 @@ class _Places:
 
 def _runs(graph: CapturedGraph, ref: Ref, wanting: Sequence[Demand]) -> int:
     """How often in a step a tensor is taken to those who want it."""
+    if graph.micro_batches == 1:
+        return 1
     consumers = (node for demand in wanting for node, _ in demand.consumers if node < len(graph.nodes))
     names = (graph.nodes[node].name for node in consumers)
     return redistribution_runs(graph.tensor_name(ref), names, graph.micro_batches)

@@ -7,8 +7,9 @@ write (the silent corruption of pytorch#194457).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from math import prod
 from typing import Any, Protocol
 
@@ -59,11 +60,19 @@ class Shard:
 
     def local(self, layout: Layout) -> tuple[int, ...]:
         """This rank's shape in a layout."""
-        return local_shape(self.shape, layout, self.mesh, self.coordinate)
+        return self._local(layout)
 
     def largest(self, layout: Layout) -> tuple[int, ...]:
         """The largest shape of any rank in a layout."""
-        return largest_local_shape(self.shape, layout, self.mesh)
+        return self._largest(layout)
+
+    @cached_property
+    def _local(self) -> Callable[[Layout], tuple[int, ...]]:
+        return cache(partial(local_shape, self.shape, mesh=self.mesh, coordinate=self.coordinate))
+
+    @cached_property
+    def _largest(self) -> Callable[[Layout], tuple[int, ...]]:
+        return cache(partial(largest_local_shape, self.shape, mesh=self.mesh))
 
     def blocks(self, size: int, axes: tuple[int, ...]) -> list[tuple[int, int]]:
         """``[start, stop)`` of each rank's block, in their order, where a dim of length ``size`` is cut along axes."""

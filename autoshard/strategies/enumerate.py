@@ -356,9 +356,9 @@ def _lack(found: int, check: Check) -> str:
 
 
 def _anonymous(value: object) -> object:
-    if isinstance(value, tuple):
-        return tuple(_anonymous(item) for item in value)
-    return "tensor" if type(value).__name__ == "Ref" else value
+    if isinstance(value, Ref):
+        return "tensor"
+    return tuple([_anonymous(item) for item in value]) if isinstance(value, tuple) else value
 
 
 def _could_be_cut(node: Node) -> bool:

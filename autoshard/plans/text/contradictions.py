@@ -118,11 +118,15 @@ def _check_ways(plan: ShardingPlan) -> None:
     holders = {entry.name: entry for entry in (*plan.parameters, *plan.buffers, *plan.outputs)}
     taken = {(entry.tensor, entry.phase, way) for entry in plan.redistributions for way in entry.taken}
     ends: dict[tuple[str, Phase, Layout, Layout], Redistribution] = {}
+    right: set[object] = set()
     for entry in plan.redistributions:
-        try:
-            check_redistribution(entry, plan.mesh)
-        except ValueError as error:
-            raise Contradiction(f"{entry.tensor}: {error}", entry) from None
+        way = entry.phase, entry.path, entry.collectives, entry.kept, entry.shared  # identical layers go the same
+        if way not in right:
+            try:
+                check_redistribution(entry, plan.mesh)
+            except ValueError as error:
+                raise Contradiction(f"{entry.tensor}: {error}", entry) from None
+            right.add(way)
         _check_bytes(entry, plan, sources, holders)
         if entry.shared:
             phase: Phase = "forward" if entry.kept else entry.phase

@@ -95,8 +95,8 @@ def dump_plan(plan: ShardingPlan) -> str:
 
 def _has_parts(plan: ShardingPlan) -> bool:
     """Whether some operator takes, or makes, a tensor with a dim of which each part is cut."""
-    layouts = {layout for entry in plan.operators for layout in (*entry.inputs, *entry.outputs)}
-    return any(layout is not None and layout.has_parts for layout in layouts)
+    alike = {(entry.inputs, entry.outputs) for entry in plan.operators}
+    return any(layout is not None and layout.has_parts for each in alike for layouts in each for layout in layouts)
 
 
 def _check(plan: ShardingPlan) -> None:
