@@ -72,8 +72,9 @@ class Node:
     def named(self, name: str) -> Node:
         """The same decision under another name: nothing needs to be checked again."""
         made = object.__new__(Node)
-        for field, value in (("name", name), *((field, getattr(self, field)) for field in _UNNAMED)):
-            object.__setattr__(made, field, value)
+        object.__setattr__(made, "name", name)
+        for each in _UNNAMED:
+            object.__setattr__(made, each, getattr(self, each))
         return made
 
     @property
@@ -84,7 +85,7 @@ class Node:
         return (Load(self.interval, self.usages), *self.further_loads)
 
 
-_UNNAMED = tuple(field for field in Node.__slots__ if field != "name")
+_UNNAMED = tuple(each for each in Node.__slots__ if each != "name")
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -64,7 +64,7 @@ def _cannot_wait(node: fx.Node) -> bool:
 
 
 def _with_sources(
-    nodes: Sequence[fx.Node], ends: Iterable[fx.Node], also: Callable[[fx.Node], bool] = lambda node: False
+    nodes: Sequence[fx.Node], ends: Iterable[Any], also: Callable[[fx.Node], bool] = lambda node: False
 ) -> set[fx.Node]:
     """The ends, all nodes that are ``also`` some, and all of these nodes that they are computed from."""
     found = set(ends)
