@@ -12,9 +12,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch._functorch.config as functorch_config
+import torch.nn.functional as F
 from torch import nn
 from torch._decomp import get_decompositions
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
@@ -32,6 +34,7 @@ from .guards import Guards
 from .observed import MODEL
 from .picked import of_rows
 from .sorted_rows import in_their_own_order
+from .unvalidated import gaussian_nll_loss
 
 aten = torch.ops.aten
 
@@ -47,10 +50,14 @@ _DECOMPOSED = [
     aten.smooth_l1_loss_backward,
     aten.huber_loss,
     aten.huber_loss_backward,
+    aten.soft_margin_loss,
+    aten.soft_margin_loss_backward,
     aten.binary_cross_entropy,
     aten.binary_cross_entropy_backward,
     aten.binary_cross_entropy_with_logits,
     aten.affine_grid_generator,
+    aten.aminmax,
+    aten.addr,
 ]
 
 
@@ -334,12 +341,15 @@ def _same_modes() -> Iterator[None]:
 
 @contextmanager
 def _unvalidated() -> Iterator[None]:
-    """Has ``torch.distributions`` take their arguments as they are: to validate them it looks at their numbers."""
+    """Has ``torch.distributions`` and ``F.gaussian_nll_loss`` take their arguments as they are: to validate them they
+    look at their numbers.
+    """
     distribution: Any = torch.distributions.Distribution
     before = distribution._validate_args
     distribution.set_default_validate_args(False)
     try:
-        yield
+        with patch.object(F, "gaussian_nll_loss", gaussian_nll_loss):
+            yield
     finally:
         distribution.set_default_validate_args(before)
 

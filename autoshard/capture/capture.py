@@ -285,6 +285,11 @@ class _Builder:
         path = self._path(fx)
         role = ("bwd." if phase == "backward" else "") + op._schema.name.split("::")[-1]
         values = fx.meta["val"] if isinstance(fx.meta["val"], (tuple, list)) else (fx.meta["val"],)
+        if any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in values):
+            raise CaptureError(
+                f"{op} makes a sparse tensor ({line_of(fx)}), of which no rank can hold a part; where it is the "
+                "gradient of an embedding, give that sparse=False"
+            )
         outputs = tuple(None if v is None else _meta(v, role) for v in values)[: len(op._schema.returns) or None]
         if len(op._schema.returns) == 1 and str(op._schema.returns[0].type) == "List[Tensor]":
             outputs = tuple(None if v is None else _meta(v, role) for v in values)

@@ -48,6 +48,15 @@ class Constant(nn.Module):
         return x + torch.tensor([1.0] * 20_000).sum()  # culprit
 
 
+class SparseGradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(4, 2, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows((x > 0).long())  # culprit
+
+
 class Raises(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x @ torch.ones(7, 7)  # culprit
@@ -68,7 +77,7 @@ def _line(model: type) -> int:
     return first + next(i for i, line in enumerate(lines) if "# culprit" in line)
 
 
-@pytest.mark.parametrize("culprit", [Prints, Item, Branch, Nonzero, Constant, Raises])
+@pytest.mark.parametrize("culprit", [Prints, Item, Branch, Nonzero, Constant, SparseGradient, Raises])
 def test_the_error_names_the_line_and_the_next_capture_works(culprit: type) -> None:
     with pytest.raises(CaptureError) as caught:
         capture(Inside(culprit()), (torch.randn(3, 2),))

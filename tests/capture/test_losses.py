@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from autoshard.capture import capture
 from autoshard.capture.picked import of_rows
+from autoshard.capture.unvalidated import gaussian_nll_loss
 from autoshard.layout import Layout, S
 from autoshard.mesh import Mesh
 from autoshard.strategies import Enumerator
@@ -23,6 +25,8 @@ LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "huber": F.huber_loss,
     "bce with logits": F.binary_cross_entropy_with_logits,
     "bce": lambda x, y: F.binary_cross_entropy(x.sigmoid(), y),
+    "soft margin": lambda x, y: F.soft_margin_loss(x, y.sign()),
+    "gaussian": lambda x, y: F.gaussian_nll_loss(x, y, x.exp()),
     "cross entropy": lambda x, y: F.cross_entropy(x, y.argmax(1)),
 }
 
@@ -55,6 +59,35 @@ def test_every_operator_on_rows_can_be_cut_by_rows(name: str, parts: int) -> Non
             broadcast = node.op is torch.ops.aten.expand.default
             if node.kind == "operator" and not broadcast and meta and meta.shape[:1] == (10,):
                 assert any(strategy.outputs[0] == rows for strategy in strategies), node.name
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", [(4, 6), (4, 1), (4,), None])
+def test_the_gaussian_loss_is_torchs(shape: tuple[int, ...] | None, reduction: str, full: bool) -> None:
+    """With its gradients, where a variance is below what it is clamped to as well."""
+    torch.manual_seed(0)
+    leaves = torch.randn(4, 6), torch.randn(4, 6), torch.rand(shape or ()) + 0.5
+    with torch.no_grad():
+        leaves[2].flatten()[0] = 1e-9
+    found, expected = (
+        _value_and_gradients(loss, leaves if shape else (*leaves[:2], 0.5), full, 1e-6, reduction)
+        for loss in (gaussian_nll_loss, F.gaussian_nll_loss)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    for wrong in ((3,), (2, 6), (4, 6, 1)):
+        with pytest.raises(ValueError, match="var is of incorrect size"):
+            gaussian_nll_loss(*leaves[:2], torch.ones(wrong))
+    with pytest.raises(ValueError, match="not valid"):
+        gaussian_nll_loss(*leaves[:2], 0.5, reduction="most")
+
+
+def _value_and_gradients(
+    loss: Callable[..., torch.Tensor], given: tuple[torch.Tensor | float, ...], *options: Any
+) -> list[torch.Tensor]:
+    leaves = [each.clone().requires_grad_() for each in given if isinstance(each, torch.Tensor)]
+    value = loss(*leaves, *given[len(leaves) :], *options)
+    return [value.detach(), *torch.autograd.grad(value.sum(), leaves)]
 
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])

@@ -139,6 +139,25 @@ class HeadsBehindEachOther(nn.Module):
         return (h + self.o(h).relu()).square().mean()
 
 
+class MatricesOfRows(nn.Module):
+    """Each row's own matrix is decomposed and solved with; a product of three tensors; losses of few words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.pairs, self.spread = nn.Linear(8, 9), nn.Bilinear(8, 9, 4), nn.Linear(4, 4)
+        self.loss = nn.GaussianNLLLoss(full=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x)
+        matrices = h.view(-1, 3, 3) + 2.0 * torch.eye(3, dtype=x.dtype)
+        vectors = torch.linalg.svd(matrices)[0].abs() + torch.linalg.eigh(matrices)[1].abs()
+        solved = torch.linalg.solve_ex(matrices, vectors)[0]
+        low, high = torch.aminmax(solved, dim=-1)
+        y = self.pairs(x, F.rrelu(h))
+        margin = F.soft_margin_loss(y, x[:, :4].sign()) + (high - low).square().mean()
+        return margin + self.loss(y, x[:, :4], F.softplus(self.spread(y))) + torch.linalg.slogdet(matrices)[1].mean()
+
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "clamped": lambda w: w.clamp(max=0.3),
     "shares": lambda w: w.softmax(0),
@@ -178,6 +197,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "functions of parameters": (Functions, (8, 8)),
     "preferences": (Preferences, (4, 5, 8)),
     "heads behind each other": (HeadsBehindEachOther, (4, 5, 8)),
+    "matrices of rows": (MatricesOfRows, (8, 8)),
 }
 
 

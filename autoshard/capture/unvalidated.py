@@ -1,0 +1,35 @@
+"""The Gaussian loss without the look at its numbers by which torch refuses negative variances."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """What ``F.gaussian_nll_loss``, whose arguments these are, gives for variances that are not negative.
+
+    Raises:
+        ValueError: the variances are not of the input's shape, nor without its last dim or of length 1 along one; or
+            the reduction is unknown.
+    """
+    if isinstance(var, float):
+        var = torch.full_like(input, var)
+    elif var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    repeated = [k for k, (length, whole) in enumerate(zip(var.shape, input.shape)) if length != whole]
+    if var.dim() != input.dim() or len(repeated) > 1 or any(var.shape[k] != 1 for k in repeated):
+        raise ValueError("var is of incorrect size")
+    with torch.no_grad():
+        least = var.clamp(min=eps) - var
+    var = var + least  # torch's gradient passes through the clamp
+    loss = 0.5 * (var.log() + (input - target) ** 2 / var)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction} is not valid")
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss

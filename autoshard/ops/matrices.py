@@ -1,0 +1,67 @@
+"""Decompositions of matrices and what solves with them, cut along the dims in front; and products of three tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..capture import Node
+from ..layout import P_SUM, R, S
+from .operator import Metas, Operator, Shape, enter
+from .rule import Rule
+
+
+def _matrix_by_matrix(node: Node, inputs: Metas) -> list[Rule]:
+    """Any dim in front of the matrices: each is decomposed by itself."""
+    rank = len(inputs[0].shape)
+    return [Rule((S(d),) * len(inputs), (S(d),) * len(node.outputs)) for d in range(rank - 2)]
+
+
+def _exchanging_no_rows(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Pivots that leave every row where it is: random ones name rows that there are not."""
+    decomposed, pivots, others = values
+    own = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
+    return decomposed, own.expand(pivots.shape).contiguous(), others
+
+
+def _dims_of_each(node: Node) -> list[list[int]]:
+    """Of a product of three tensors: the dims of each, and of the result, among all that there are."""
+    expanded, summed = node.args[3:6], node.args[6]
+    first = node.outputs[0]
+    assert first is not None
+    every = range(len(first.shape) + len(summed))
+    return [[d for d in every if d not in without] for without in (*expanded, summed)]
+
+
+def _product_of_three(node: Node, inputs: Metas) -> list[Rule]:
+    """Any dim, of those that have it; addends where it is summed. Addends of one of them make addends."""
+    *taken, made = _dims_of_each(node)
+    every = sorted(set().union(made, *taken))
+
+    def cut(d: int) -> Rule:
+        return Rule(
+            tuple(S(dims.index(d)) if d in dims else R for dims in taken),
+            (S(made.index(d)) if d in made else P_SUM,),
+        )
+
+    addends = [Rule(tuple(P_SUM if k == one else R for k in range(3)), (P_SUM,)) for one in range(3)]
+    return [*map(cut, every), *addends]
+
+
+def _as_it_is(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
+    """The integers of a product of three are dims."""
+    return node.args
+
+
+def _flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float:
+    """Two products and a sum for each element of all dims."""
+    *taken, _ = _dims_of_each(node)
+    sizes = {d: size for dims, shape in zip(taken, inputs) for d, size in zip(dims, shape)}
+    return 3.0 * math.prod(sizes.values())
+
+
+enter("_linalg_eigh _linalg_svd", Operator(rules=_matrix_by_matrix))
+enter("linalg_lu_solve", Operator(rules=_matrix_by_matrix, meant=_exchanging_no_rows))
+enter("_trilinear", Operator(rules=_product_of_three, small=_as_it_is, flops=_flops))
