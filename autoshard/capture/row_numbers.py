@@ -1,4 +1,5 @@
-"""``x[rows, columns]`` where ``rows`` is ``torch.arange``: each row is picked from by itself, so the batch can be cut.
+"""``x[rows, columns]`` where ``rows`` is ``torch.arange``: each row is picked from, or written into, by itself, so the
+batch can be cut.
 
 So padding masks are looked up (``mask[arange(B)[:, None, None, None], arange(S)]``), and what stands at the last word
 of each row (``logits[arange(B), last]``). For torch's own operator row numbers are numbers like any others.
@@ -29,7 +30,9 @@ _METHODS = {"unsqueeze", "view", "reshape", "expand", "long", "add"}
 
 
 def positions(node: fx.Node) -> Along | None:
-    """How a node of ``operator.getitem`` can be computed by :func:`by_position`; None where it cannot."""
+    """How a node of ``operator.getitem`` can be computed by :func:`by_position`, or one of ``operator.setitem`` by
+    :func:`write_by_position`; None where it cannot.
+    """
     x, indices = node.args[0], node.args[1]
     indices = indices if isinstance(indices, tuple) else (indices,)
     if not 2 <= len(indices) <= len(shape_of(x)):
@@ -41,6 +44,8 @@ def positions(node: fx.Node) -> Along | None:
     found = tuple(_counts(index, size, len(result)) for index, size in zip(indices, shape_of(x)))
     known = [dim for dim in found if dim is not None]
     is_picking = len(found) == 2 and found[0] is not None
+    if node.target is operator.setitem and (found[1:] != (None,) or not is_picking):
+        return None
     return found if len(set(known)) == len(known) and (len(known) == len(found) or is_picking) else None
 
 
@@ -53,14 +58,30 @@ def by_position(x: Tensor, indices: Sequence[Tensor], along: Along) -> Tensor:
         sizes = [x.shape[along.index(dim)] if dim in along else 1 for dim in range(len(shape))]
         x = x.permute(*order, *range(len(along), x.dim()))
         return x.reshape(*sizes, *rest).expand(*shape, *rest).clone()
-    rows, picked = along[0], indices[1]
-    assert rows is not None
-    picked = picked.expand(shape).movedim(rows, 0)
-    others = picked.shape[1:]
-    picked = torch.where(picked < 0, picked + x.shape[1], picked).reshape(len(x), math.prod(others), 1)
+    assert along[0] is not None
     flat = x.reshape(*x.shape[:2], math.prod(rest))
-    found = flat.gather(1, picked.expand(-1, -1, flat.shape[2]))
-    return found.reshape(len(x), *others, *rest).movedim(0, rows)
+    picked = indices[1].expand(shape).movedim(along[0], 0)
+    found = flat.gather(1, _in_rows(flat, picked))
+    return found.reshape(*picked.shape, *rest).movedim(0, along[0])
+
+
+def write_by_position(x: Tensor, indices: Sequence[Tensor], value: Any, along: Along) -> None:
+    """``x[indices] = value`` in the same way, where the second index picks in each row."""
+    assert along[0] is not None
+    rest = x.shape[2:]
+    flat = x.reshape(*x.shape[:2], math.prod(rest))
+    picked = indices[1].expand(torch.broadcast_shapes(*(index.shape for index in indices)))
+    value = value.to(x.dtype) if isinstance(value, Tensor) else x.new_full((), value)
+    value = value.expand(*picked.shape, *rest).movedim(along[0], 0)
+    at = _in_rows(flat, picked.movedim(along[0], 0))
+    x.copy_(flat.scatter(1, at, value.reshape(at.shape)).reshape(x.shape))
+
+
+def _in_rows(flat: Tensor, picked: Tensor) -> Tensor:
+    """Numbers in each row of (rows, length, features), of shape (rows, ...), as ``gather`` along dim 1 takes them."""
+    length, features = flat.shape[1:]
+    picked = torch.where(picked < 0, picked + length, picked)
+    return picked.reshape(len(flat), math.prod(picked.shape[1:]), 1).expand(-1, -1, features)
 
 
 def as_range(index: Any) -> tuple[Any, ...] | None:

@@ -15,7 +15,7 @@ from .folded_heads import keep_heads_apart
 from .matrix_products import is_product, product, take_equation_apart
 from .multihead import has_a_batch, multihead_attention
 from .recurrent import STEP_BY_STEP
-from .row_numbers import as_range, by_position, part, positions
+from .row_numbers import as_range, by_position, part, positions, write_by_position
 from .spread import take_spread_apart
 
 POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
@@ -25,8 +25,8 @@ POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool
 def take_apart(module: fx.GraphModule) -> None:
     """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, but for
     those on packed sequences, bags, attention of several heads, without a kernel or to one head, products of matrices
-    with several dims in front, or with a batch that is not in front, spreads over the batch, picking from each row or
-    by numbers in a row, and means that are written as pools.
+    with several dims in front, or with a batch that is not in front, spreads over the batch, picking from each row,
+    writing into each, picking by numbers in a row, and means that are written as pools.
     """
     batch = _batch(module.graph)
     keep_heads_apart(module.graph, batch)
@@ -51,6 +51,8 @@ def take_apart(module: fx.GraphModule) -> None:
             node.target, node.args = part, (node.args[0], index)
         elif node.target is operator.getitem and (along := positions(node)) is not None:
             node.target, node.args = by_position, (*node.args, along)
+        elif node.target is operator.setitem and (along := positions(node)) is not None:
+            node.target, node.args = write_by_position, (*node.args, along)
         elif node.target in POOLS and len(node.args) == 2 and set(_listed(node.args[1])) == {1}:
             node.args, node.target = (node.args[0], POOLS[node.target]), mean_of_all
     module.recompile()

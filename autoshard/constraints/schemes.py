@@ -291,7 +291,7 @@ class _SchemeLimits:
         if self._scheme == "cp" and self._roles.of(ref) == "activations":
             if len(self._graph.meta(ref).shape) != _WITH_HEADS and not self._roles.is_scalar(ref):
                 banned |= {(kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS if kind not in _SUMS}
-        if self._shards and self._roles.of(ref) == "gradients" and not self._is_reduced_before(ref):
+        if self._shards and self._roles.of(ref) == "gradients" and not self._may_be_sliced(ref):
             banned.add(("slice", self._axis, -1))  # what is all-reduced stays whole
         return frozenset(banned)
 
@@ -320,9 +320,12 @@ class _SchemeLimits:
         allowed = _ACTIVATIONS[self._scheme] | gathered
         return allowed - _SUMS if self._cuts_rows and ref.node not in self._roles.statistics else allowed
 
-    def _is_reduced_before(self, ref: Ref) -> bool:
-        """Whether a gradient is made of sums that may be all-reduced: statistics, or gradients of functions."""
-        return self._roles.is_statistics(ref) or ref.node in self._roles.led_back
+    def _may_be_sliced(self, ref: Ref) -> bool:
+        """Whether a gradient is whole on every rank without having been all-reduced for it: it is made of sums that may
+        be (statistics, gradients of functions), or of parameters alone, as a penalty's is.
+        """
+        nodes = self._roles.led_back | self._roles.functions
+        return self._roles.is_statistics(ref) or ref.node in nodes
 
     def _parameter_of(self, ref: Ref) -> int | None:
         """The parameter that a tensor is a view of, or becomes the gradient of; None of any other."""

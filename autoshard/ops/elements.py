@@ -53,7 +53,7 @@ def _taking_values(node: Node, inputs: Metas) -> list[Rule]:
 
 def _addends_of_complex(node: Node, inputs: Metas) -> list[Rule]:
     """Gradients of weights in the frequency domain are sums over the batch, which DTensor would have reduced here."""
-    return [Rule((P_SUM,), (P_SUM,))] if inputs[0].dtype.is_complex else []
+    return [Rule((P_SUM,), (P_SUM,)) for meta in inputs if meta.dtype.is_complex]  # none of a number, as of 1j * x
 
 
 enter(

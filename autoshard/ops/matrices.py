@@ -1,4 +1,6 @@
-"""Decompositions of matrices and what solves with them, cut along the dims in front; and products of three tensors."""
+"""Decompositions of matrices and what solves with them, cut along the dims in front; distances between the rows of two
+matrices; products of three tensors.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,27 @@ def _exchanging_no_rows(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[t
     decomposed, pivots, others = values
     own = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
     return decomposed, own.expand(pivots.shape).contiguous(), others
+
+
+def _distance_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Of (..., P, M) and (..., R, M): any dim in front that both have, and the rows of either."""
+    rank = len(inputs[0].shape)
+    rows, columns = S(rank - 2), S(rank - 1)
+    return [*_matrix_by_matrix(node, inputs), Rule((rows, R), (rows,)), Rule((R, rows), (columns,))]
+
+
+def _distance_backward_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """The gradient of the first matrix, which takes that of the distances, both matrices and the distances: addends
+    where the rows of the second are cut, columns where both are.
+    """
+    rank = len(inputs[1].shape)
+    rows, columns = S(rank - 2), S(rank - 1)
+    return [
+        *_matrix_by_matrix(node, inputs),
+        Rule((rows, rows, R, rows), (rows,)),
+        Rule((columns, R, rows, columns), (P_SUM,)),
+        Rule((R, columns, columns, R), (columns,)),
+    ]
 
 
 def _dims_of_each(node: Node) -> list[list[int]]:
@@ -55,6 +78,12 @@ def _as_it_is(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[i
     return node.args
 
 
+def _flops_of_distances(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float:
+    """A difference, a power and a sum for each column of each pair of rows."""
+    one, other = inputs if len(inputs) == 2 else inputs[1:3]
+    return 3.0 * math.prod(one) * other[-2]
+
+
 def _flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float:
     """Two products and a sum for each element of all dims."""
     *taken, _ = _dims_of_each(node)
@@ -64,4 +93,6 @@ def _flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float:
 
 enter("_linalg_eigh _linalg_svd", Operator(rules=_matrix_by_matrix))
 enter("linalg_lu_solve", Operator(rules=_matrix_by_matrix, meant=_exchanging_no_rows))
+enter("_cdist_forward", Operator(rules=_distance_rules, flops=_flops_of_distances))
+enter("_cdist_backward", Operator(rules=_distance_backward_rules, flops=_flops_of_distances))
 enter("_trilinear", Operator(rules=_product_of_three, small=_as_it_is, flops=_flops))

@@ -4,6 +4,7 @@ picking from rows, gives what torch gives.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -17,7 +18,7 @@ from autoshard.capture.attention_parts import attention_in_parts, attention_of_o
 from autoshard.capture.bags import can_be_added_up, embedding_bag
 from autoshard.capture.multihead import multihead_attention
 from autoshard.capture.recurrent import STEP_BY_STEP
-from autoshard.capture.row_numbers import by_position, part
+from autoshard.capture.row_numbers import by_position, part, write_by_position
 from autoshard.capture.taken_apart import mean_of_all, take_apart
 
 KINDS = {
@@ -261,6 +262,45 @@ def test_picking_from_rows(name: str) -> None:
     torch.testing.assert_close(found, expected)
     weights = torch.randn(expected.shape, dtype=torch.float64)
     torch.testing.assert_close(*(torch.autograd.grad((y * weights).sum(), x)[0] for y in (found, expected)))
+    assert taken == [is_taken_apart]
+
+
+WRITTEN: dict[str, tuple[Callable[..., tuple[Any, Any]], bool]] = {
+    "one of each row": (lambda i, v: ((ARANGE(4), i), v[:, 0]), True),
+    "a number": (lambda i, v: ((ARANGE(4), i), 2.0), True),
+    "several of each row": (lambda i, v: ((ARANGE(4)[:, None], torch.stack([i, 4 - i, -1 - i], 1)[:, :2]), v), True),
+    "rows behind": (lambda i, v: ((ARANGE(4)[None], i[None] - 5), v[:1, 0]), True),
+    "everything": (lambda i, v: ((ARANGE(4)[:, None], ARANGE(5)), v[0, 0]), False),
+    "not all rows": (lambda i, v: ((ARANGE(3), i[:3]), v[:3, 0]), False),
+    "a slice": (lambda i, v: ((slice(None), 2), v[:, 0]), False),
+}
+"""Where what is written."""
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_writing_into_rows(name: str) -> None:
+    torch.manual_seed(0)
+    i, (where, is_taken_apart) = torch.tensor([0, 3, 2, 4]), WRITTEN[name]
+    x, v = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((4, 5, 3), (4, 2, 3)))
+    taken: list[bool] = []
+
+    def backend(module: torch.fx.GraphModule, given: Any) -> Any:
+        take_apart(module)
+        taken.append(any(node.target is write_by_position for node in module.graph.nodes))
+        return module
+
+    def written(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        y = x * 1.0
+        place, value = where(i, v)
+        y[place] = value
+        return y * x.detach()
+
+    torch._dynamo.reset()
+    found = torch.compile(written, backend=backend, fullgraph=True, dynamic=False)(x, i, v)
+    expected = written(x, i, v)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    for y, z in zip(*(torch.autograd.grad(y.sum(), (x, v), materialize_grads=True) for y in (found, expected))):
+        torch.testing.assert_close(y, z)
     assert taken == [is_taken_apart]
 
 

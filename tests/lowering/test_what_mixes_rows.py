@@ -139,6 +139,26 @@ class HeadsBehindEachOther(nn.Module):
         return (h + self.o(h).relu()).square().mean()
 
 
+class Margins(nn.Module):
+    """The logit of each row's label is written over, as in ArcFace; distances to codes; waves by an imaginary number; a
+    weight with a penalty that no rank can do a part of.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.codes = nn.Linear(8, 8), nn.Parameter(torch.randn(6, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        labels, rows = x[:, :6].argmax(-1), torch.arange(len(x))
+        h = self.enter(x)
+        cosines = F.normalize(h) @ F.normalize(self.codes).t()
+        logits = cosines.clone()
+        logits[rows, labels] = (cosines[rows, labels].clamp(-0.9, 0.9).acos() + 0.5).cos()
+        waves = (torch.exp(1j * h) * torch.fft.fft(h)).abs().square().mean()
+        apart = torch.cdist(h, self.codes).min(-1)[0].mean() + torch.cdist(h, self.codes, p=1.0).mean()
+        return F.cross_entropy(logits, labels) + apart + waves - torch.linalg.slogdet(self.enter.weight)[1]
+
+
 class MatricesOfRows(nn.Module):
     """Each row's own matrix is decomposed and solved with; a product of three tensors; losses of few words."""
 
@@ -197,6 +217,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "functions of parameters": (Functions, (8, 8)),
     "preferences": (Preferences, (4, 5, 8)),
     "heads behind each other": (HeadsBehindEachOther, (4, 5, 8)),
+    "margins": (Margins, (8, 8)),
     "matrices of rows": (MatricesOfRows, (8, 8)),
 }
 
@@ -207,7 +228,7 @@ def _example(name: str) -> tuple[nn.Module, tuple[Tensor]]:
     return make().double(), (torch.randn(shape, dtype=torch.float64),)
 
 
-@pytest.mark.filterwarnings("ignore:aten.linalg_matrix_exp:autoshard.errors.StrategyWarning")
+@pytest.mark.filterwarnings("ignore:aten._?linalg:autoshard.errors.StrategyWarning")
 @pytest.mark.parametrize("baseline", ["ddp", "fsdp"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_batch_is_cut(name: str, baseline: str) -> None:
@@ -215,7 +236,7 @@ def test_the_batch_is_cut(name: str, baseline: str) -> None:
     check_as_before(model, args, _plan(model, args, "a=2", f"baseline {baseline}"), rtol=1e-7, atol=1e-10)
 
 
-@pytest.mark.filterwarnings("ignore:aten.linalg_matrix_exp:autoshard.errors.StrategyWarning")
+@pytest.mark.filterwarnings("ignore:aten._?linalg:autoshard.errors.StrategyWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_whatever_is_cut(name: str) -> None:
     model, args = _example(name)
