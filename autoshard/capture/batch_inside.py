@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from .equations import equation_of
+from .equations import equation_of, sides_of
 from .examples import shape_of, tensor_of
 from .library import define, derive
 
@@ -91,9 +91,10 @@ def _einsum_of(node: fx.Node, batch: int) -> bool:
     if equation is None or len(equation.terms) != 2:
         return False
     for (x, of_x), (y, of_y) in (equation.terms, equation.terms[::-1]):
-        free, summed, other = _roles(x, y)
-        is_product = set(equation.made) == {*free, *other} and summed and other
-        if is_product and _is_inside([size for label, size in zip(x, shape_of(of_x)) if label in free], batch):
+        sides = sides_of(x, y, equation.made)
+        if sides is None or sides.front or not sides.columns:
+            continue
+        if _is_inside([size for label, size in zip(x, shape_of(of_x)) if label in sides.rows], batch):
             node.args, node.target = (of_x, of_y, x, y, equation.made), _einsum_inside
             return True
     return False
@@ -141,15 +142,6 @@ def _folded(rows: object) -> fx.Node | None:
     return rows.args[0] if isinstance(rows.args[0], fx.Node) else None
 
 
-def _roles(x: str, y: str) -> tuple[str, str, str]:
-    """Of the labels of two tensors those of the first alone, of both, and of the second alone."""
-    return (
-        "".join(label for label in x if label not in y),
-        "".join(label for label in x if label in y),
-        "".join(label for label in y if label not in x),
-    )
-
-
 def _linear_inside(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):
         return F.linear(x, weight, bias)
@@ -163,7 +155,9 @@ def _product_inside(x: Tensor, y: Tensor) -> Tensor:
 
 def _einsum_inside(x: Tensor, y: Tensor, of_x: str, of_y: str, made: str) -> Tensor:
     """``einsum`` of two tensors without a label that both have and the result, too."""
-    free, summed, other = _roles(of_x, of_y)
+    sides = sides_of(of_x, of_y, made)
+    assert sides is not None
+    _, free, summed, other = sides
     rows = x.permute([of_x.index(label) for label in free + summed]).flatten(len(free))
     columns = y.permute([of_y.index(label) for label in other + summed])
     sizes = columns.shape[: len(other)]

@@ -27,6 +27,32 @@ class Equation(NamedTuple):
         return f"{','.join(term.labels for term in self.terms)}->{self.made}"
 
 
+class Sides(NamedTuple):
+    """The labels of a product of matrices: of dims in front that both have, of the rows of the first, of what is summed
+    over, and of the columns of the second.
+    """
+
+    front: str
+    rows: str
+    summed: str
+    columns: str
+
+
+def sides_of(of_x: str, of_y: str, made: str) -> Sides | None:
+    """How tensors with these labels are multiplied as matrices; None where a dim of one of them alone is summed over,
+    or nothing is.
+    """
+    found = Sides(
+        "".join(label for label in made if label in of_x and label in of_y),
+        "".join(label for label in of_x if label in made and label not in of_y),
+        "".join(label for label in of_x if label in of_y and label not in made),
+        "".join(label for label in of_y if label in made and label not in of_x),
+    )
+    front, rows, summed, columns = found
+    is_product = summed and {*of_x} == {*front, *rows, *summed} and {*of_y} == {*front, *summed, *columns}
+    return found if is_product else None
+
+
 def equation_of(node: fx.Node) -> Equation | None:
     """What a call of ``torch.einsum`` computes; None of anything else, and of equations with dots, without a result, or
     with a label twice in one tensor.

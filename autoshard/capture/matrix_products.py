@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .equations import equation_of
+from .equations import equation_of, sides_of
 from .examples import tensor_of
 from .library import define, derive
 
@@ -72,14 +72,16 @@ def take_equation_apart(node: fx.Node) -> bool:
     if equation is None or len(equation.terms) != 2:
         return False
     (of_x, x), (of_y, y) = equation.terms
-    if not are_matrices(of_x, of_y, equation.made):
+    sides = sides_of(of_x, of_y, equation.made)
+    if sides is None or len(sides.front) < LEAST - 2:
         return False
-    front, _, summed, _ = _roles(of_x, of_y, equation.made)
     values = [value for value in (tensor_of(x), tensor_of(y)) if value is not None and not value.is_complex()]
     if len(values) != len(equation.terms):
         return False
     sizes = [dict(zip(of, value.shape)) for of, value in zip((of_x, of_y), values)]
-    if values[0].dtype != values[1].dtype or any(sizes[0][label] != sizes[1][label] for label in front + summed):
+    if values[0].dtype != values[1].dtype or any(
+        sizes[0][label] != sizes[1][label] for label in sides.front + sides.summed
+    ):
         return False
     node.args, node.target = (x, y, of_x, of_y, equation.made), product_of_equation
     return True
@@ -87,25 +89,15 @@ def take_equation_apart(node: fx.Node) -> bool:
 
 def are_matrices(of_x: str, of_y: str, made: str) -> bool:
     """Whether an equation of two tensors multiplies matrices, one for each index of two or more dims."""
-    front, _, summed, columns = _roles(of_x, of_y, made)
-    return len(front) >= LEAST - 2 and bool(summed) and {*of_y} == {*front, *summed, *columns}
-
-
-def _roles(of_x: str, of_y: str, made: str) -> tuple[str, str, str, str]:
-    """The labels of dims in front of matrices, of the rows and columns of the result, and those that are summed over:
-    in front, rows, summed, columns.
-    """
-    return (
-        "".join(label for label in made if label in of_x and label in of_y),
-        "".join(label for label in of_x if label in made and label not in of_y),
-        "".join(label for label in of_x if label not in made),
-        "".join(label for label in of_y if label in made and label not in of_x),
-    )
+    sides = sides_of(of_x, of_y, made)
+    return sides is not None and len(sides.front) >= LEAST - 2
 
 
 def product_of_equation(x: Tensor, y: Tensor, of_x: str, of_y: str, made: str) -> Tensor:
     """``einsum`` of two tensors with these labels (:func:`are_matrices`), the dims in front kept."""
-    front, rows, summed, columns = _roles(of_x, of_y, made)
+    sides = sides_of(of_x, of_y, made)
+    assert sides is not None
+    front, rows, summed, columns = sides
     sizes = dict(zip(of_x, x.shape)) | dict(zip(of_y, y.shape))
 
     def matrices(tensor: Tensor, of: str, first: str, second: str) -> Tensor:

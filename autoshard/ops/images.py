@@ -36,6 +36,12 @@ class _Convolution(NamedTuple):
         """Whether channels must fit their groups."""
         return bool(node.args[self.groups] > 1)
 
+    def groups_of_shard(self, call: LocalCall) -> int:
+        """Where channels are cut along groups, those of the rank."""
+        whole, count = call.metas[0].shape[1], int(call.node.args[self.groups])
+        held = local_shape(call.metas[0].shape, call.inputs[0], call.mesh, call.coordinate)[1]
+        return count * held // whole if self.is_grouped(call.node) else count
+
 
 _TRANSPOSED = 6
 _FORWARD, _BACKWARD = _Convolution(3, 8, 1), _Convolution(4, 9, 2)
@@ -85,40 +91,53 @@ def _backward_flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> fl
 
 def _channels_cut(node: Node, inputs: Metas) -> list[Rule]:
     """Filters cut, as the columns of a matrix: channels of the result; and channels of the image, which are summed, as
-    its rows. Not where channels are in groups, nor of transposed convolutions.
+    its rows. Where channels are in groups, along these. Nothing of other transposed convolutions.
     """
-    if _FORWARD.is_grouped(node) or node.args[_TRANSPOSED]:
-        return []
     biases = len(inputs) - 2
+    if _FORWARD.is_grouped(node):
+        return [Rule((S(1), S(0), *[S(0)] * biases), (S(1),))]
+    if node.args[_TRANSPOSED]:
+        return []
     filters = Rule((R, S(0), *[S(0)] * biases), (S(1),))
     return [filters, Rule((S(1), S(1), *[R] * biases), (P_SUM,))]
 
 
 def _channels_cut_backward(node: Node, inputs: Metas) -> list[Rule]:
     """The same, of the gradients of image, filters and bias."""
-    if _BACKWARD.is_grouped(node) or node.args[_TRANSPOSED + 1]:
-        return []
 
     def rule(taken: tuple[Placement, ...], given: tuple[Placement, ...]) -> Rule:
         return Rule(taken, tuple(p if meta else None for p, meta in zip(given, node.outputs)))
 
+    if _BACKWARD.is_grouped(node):
+        return [rule((S(1), S(1), S(0)), (S(1), S(0), S(0)))]
+    if node.args[_TRANSPOSED + 1]:
+        return []
     return [rule((S(1), R, S(0)), (P_SUM, S(0), S(0))), rule((R, S(1), S(1)), (S(1), S(1), R))]
 
 
-def _bias_added_once(call: LocalCall) -> Any:
+def _whole_groups(known: _Convolution, node: Node, inputs: Metas, *given: Any) -> bool:
+    """Whether every rank has whole groups, where channels are cut along these."""
+    layouts, _, mesh = given
+    ranks = math.prod(mesh.shape[axis] for axis in layouts[0].axes_of(1))
+    return not known.is_grouped(node) or node.args[known.groups] % ranks == 0
+
+
+def _convolution_of_shard(call: LocalCall) -> Any:
     """Where the result is addends and the bias whole, the first rank of an axis adds the bias."""
     result = call.outputs[0]
     assert result is not None
-    image, filters, _, *rest = call.args
+    image, filters, bias, *rest, _ = call.args
     added = [at for at, placement in zip(call.coordinate, result) if placement.kind == "P"]
-    return call.run(call.node.op, image, filters, None if any(added) else call.args[2], *rest)
+    bias = None if any(added) else bias
+    return call.run(call.node.op, image, filters, bias, *rest, _FORWARD.groups_of_shard(call))
 
 
-def _bias_of_shard(call: LocalCall) -> Any:
+def _backward_of_shard(call: LocalCall) -> Any:
     """The length of the bias, an argument, is that of the channels that the rank has a gradient of."""
-    grad, image, filters, bias, *rest = call.args
+    grad, image, filters, bias, *rest, _, wanted = call.args
     channels = local_shape(call.metas[0].shape, call.inputs[0], call.mesh, call.coordinate)[1]
-    return call.run(call.node.op, grad, image, filters, [channels] if call.node.args[-1][2] else bias, *rest)
+    bias = [channels] if call.node.args[-1][2] else bias
+    return call.run(call.node.op, grad, image, filters, bias, *rest, _BACKWARD.groups_of_shard(call), wanted)
 
 
 def _images(match: re.Match[str]) -> Operator:
@@ -129,6 +148,7 @@ def _images(match: re.Match[str]) -> Operator:
 def _operator(known: _Convolution, rules: Rules, local: Local, flops: Flops, *traits: Trait) -> Operator:
     return Operator(
         more_rules=rules,
+        suits=partial(_whole_groups, known),
         local=local,
         small=partial(_small_convolution, known),
         keeps=partial(_keeps_convolution, known),
@@ -162,7 +182,7 @@ _SAMPLES = Operator(small=_small_as_it_is, keeps=partial(_keeps_samples, 1))
 enter("grid_sampler_2d grid_sampler_3d", _SAMPLES)
 enter("grid_sampler_2d_backward grid_sampler_3d_backward", replace(_SAMPLES, keeps=partial(_keeps_samples, 2)))
 enter("im2col col2im", Operator(rules=_patch_rules, small=_small_as_it_is, keeps=_keeps_patches, kernel="copy"))
-enter("convolution", _operator(_FORWARD, _channels_cut, _bias_added_once, _flops, "contraction"))
-enter("convolution_backward", _operator(_BACKWARD, _channels_cut_backward, _bias_of_shard, _backward_flops))
+enter("convolution", _operator(_FORWARD, _channels_cut, _convolution_of_shard, _flops, "contraction"))
+enter("convolution_backward", _operator(_BACKWARD, _channels_cut_backward, _backward_of_shard, _backward_flops))
 # max_pool2d_with_indices_backward, upsample_nearest_exact1d: the number is that of the dims of an image
 enter_pattern(r"(?:pool|pad|upsample|sampler|conv)\w*?([123])d", _images)

@@ -9,16 +9,20 @@ from typing import Any
 
 import torch
 
-from ..capture import Node
-from ..layout import P_SUM, R, S
+from ..capture import Node, TensorMeta
+from ..layout import P_SUM, Placement, R, S
 from .operator import Metas, Operator, Shape, enter
 from .rule import Rule
 
 
 def _matrix_by_matrix(node: Node, inputs: Metas) -> list[Rule]:
-    """Any dim in front of the matrices: each is decomposed by itself."""
-    rank = len(inputs[0].shape)
-    return [Rule((S(d),) * len(inputs), (S(d),) * len(node.outputs)) for d in range(rank - 2)]
+    """Any dim in front of the matrices: each is decomposed by itself. What is not asked for has one dim, of nothing."""
+
+    def cut(meta: TensorMeta | None, d: int) -> Placement | None:
+        return None if meta is None else S(d) if meta.shape != (0,) else R
+
+    front = range(len(inputs[0].shape) - 2)
+    return [Rule((S(d),) * len(inputs), tuple(cut(meta, d) for meta in node.outputs)) for d in front]
 
 
 def _exchanging_no_rows(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

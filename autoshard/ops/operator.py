@@ -134,6 +134,7 @@ class Operator:
             holds of one cut in parts, as far as the check finds that it does.
         fits: whether a product of its rules is right on a mesh of several axes; left out, blocks of dims of different
             lengths must be even.
+        suits: what else must be so on a mesh of several axes, where ``fits`` is left out.
         local: what runs on the shards of a rank; left out, the operator itself.
         small: the arguments of a small call for the check: takes the node, its tensors, their small shapes, which it
             may correct, and the small number for every length. Left out, integers are replaced like lengths.
@@ -158,6 +159,7 @@ class Operator:
     rules_beside_others: Rules | None = None
     in_parts: InParts | None = None
     fits: Fits | None = None
+    suits: Fits | None = None
     local: Local | None = None
     small: Small | None = None
     small_form: SmallForm | None = None

@@ -263,9 +263,11 @@ class Enumerator:
             return False
         if any(layout and meta and meta.dtype in _NEVER_SENT and not layout.is_replicated for layout, meta in pairs):
             return False
-        fits = known(node.op).fits
-        if fits is not None:
-            return fits(node, metas, strategy.inputs, strategy.outputs, self._mesh)
+        entry, given = known(node.op), (node, metas, strategy.inputs, strategy.outputs, self._mesh)
+        if entry.fits is not None:
+            return entry.fits(*given)
+        if entry.suits is not None and not entry.suits(*given):
+            return False
         cuts = [(layout, meta.shape) for layout, meta in pairs if layout and meta]
         return all(self._blocks_correspond(cuts, axis) for axis in range(self._mesh.ndim))
 

@@ -139,6 +139,22 @@ class HeadsBehindEachOther(nn.Module):
         return (h + self.o(h).relu()).square().mean()
 
 
+class FiltersOfRows(nn.Module):
+    """Each picture has filters of its own, so that rows are groups of one convolution (StyleGAN 2); a depthwise one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales, self.filters = nn.Linear(36, 4), nn.Parameter(torch.randn(6, 4, 3, 3))
+        self.depthwise = nn.Conv2d(6, 6, 3, padding=1, groups=6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, channels, *size = x.shape
+        filters = self.filters * (1 + self.scales(x.mean(1).flatten(1)))[:, None, :, None, None]
+        apart = x.reshape(1, rows * channels, *size), filters.flatten(0, 1)
+        y = F.conv2d(*apart, padding=1, groups=rows).view(rows, 6, *size)
+        return self.depthwise(y.relu()).square().mean()
+
+
 class Margins(nn.Module):
     """The logit of each row's label is written over, as in ArcFace; distances to codes; waves by an imaginary number; a
     weight with a penalty that no rank can do a part of.
@@ -217,6 +233,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "functions of parameters": (Functions, (8, 8)),
     "preferences": (Preferences, (4, 5, 8)),
     "heads behind each other": (HeadsBehindEachOther, (4, 5, 8)),
+    "filters of rows": (FiltersOfRows, (4, 4, 6, 6)),
     "margins": (Margins, (8, 8)),
     "matrices of rows": (MatricesOfRows, (8, 8)),
 }

@@ -184,20 +184,23 @@ def test_grouped_products_of_rows_in_any_order_are_cut_along_rows_columns_sums_a
 
 
 @pytest.mark.parametrize(("channels", "mesh"), [((8, 12), "a=2"), ((7, 11), "a=2"), ((9, 6), "a=3")])
-@pytest.mark.parametrize(("groups", "transposed"), [(1, False), (1, True), (2, False)])
+@pytest.mark.parametrize(("groups", "transposed"), [(1, False), (1, True), (2, False), (6, False), (6, True)])
 def test_a_convolution_is_cut_along_its_channels(
     channels: tuple[int, int], mesh: str, groups: int, transposed: bool
 ) -> None:
-    """Filters as the columns of a matrix, channels of the image as its rows; not in groups, nor transposed."""
+    """Filters as the columns of a matrix, channels of the image as its rows; in groups along these; not transposed."""
     before, after = (groups * size for size in channels)
     x, grad = f(4, before, 5, 5), f(4, after, 5, 5)
-    filters = f(before, after, 3, 3) if transposed else f(after, channels[0], 3, 3)
+    filters = f(before, channels[1], 3, 3) if transposed else f(after, channels[0], 3, 3)
     rest = ((1, 1), (1, 1), (1, 1), transposed, (0, 0), groups)
     found = offered(aten.convolution.default, x, filters, f(after), *rest, mesh=mesh)
     alone = offered(aten.convolution.default, x, filters, None, *rest, mesh=mesh)
     wanted = (True, True, True)
     back = offered(aten.convolution_backward.default, grad, x, filters, (after,), *rest, wanted, mesh=mesh)
     is_cut = groups == 1 and not transposed
+    shares_groups = groups > 1 and groups % Mesh.parse(mesh).size == 0
+    assert ({"S(1), S(0), S(0) -> S(1)"} <= found) == ({"S(1), S(0) -> S(1)"} <= alone) == shares_groups
+    assert ({"S(1), S(1), S(0) -> S(1), S(0), S(0)"} <= back) == shares_groups
     assert ({"R, S(0), S(0) -> S(1)", "S(1), S(1), R -> P(sum)"} <= found) == is_cut
     assert ({"R, S(0) -> S(1)", "S(1), S(1) -> P(sum)"} <= alone) == is_cut
     assert ({"S(1), R, S(0) -> P(sum), S(0), S(0)", "R, S(1), S(1) -> S(1), S(1), R"} <= back) == is_cut

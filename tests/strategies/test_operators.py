@@ -151,6 +151,26 @@ OTHERS = {
     "truth of a number": lambda n: operator(aten._to_copy.default, f(6, n), dtype=torch.bool),
     "numbers in order": lambda n: operator(aten.arange.start_step, 3, 3 + 2 * n, 2),
     "zeros": lambda n: operator(aten.full.default, [6, n], 0.0),
+    "grouped convolution": lambda n: operator(
+        aten.convolution.default, *(f(n, 12, 5), f(24, 2, 3), f(24), [1], [1], [1], False, [0], 6)
+    ),
+    "transposed convolution in groups": lambda n: operator(
+        aten.convolution.default, *(f(n, 12, 5), f(12, 4, 3), f(24), [2], [1], [1], True, [0], 6)
+    ),
+    "gradient of a grouped convolution": lambda n: operator(
+        aten.convolution_backward.default,
+        *(f(n, 24, 5), f(n, 12, 5), f(24, 2, 3), [24], [1], [1], [1], False, [0], 6, [True, True, True]),
+    ),
+    "distances": lambda n: operator(aten._cdist_forward.default, f(6, n, 4), f(6, 5, 4), 1.0, None),
+    "gradient of distances": lambda n: operator(aten._cdist_backward.default, f(n, 6), f(n, 4), f(6, 4), 2.0, f(n, 6)),
+    "product of three": lambda n: operator(
+        aten._trilinear.default, f(n, 6), f(4, 6, 5), f(n, 5), [1, 3], [0], [1, 2], [2, 3]
+    ),
+    "gradient of a product of three": lambda n: operator(
+        aten._trilinear.default, f(n, 6), f(n, 4), f(n, 5), [1, 3], [2, 3], [1, 2], [0]
+    ),
+    "eigenvectors": lambda n: operator(aten._linalg_eigh.default, f(n, 3, 3)),
+    "singular values": lambda n: operator(aten._linalg_svd.default, f(6, n, 3, 2), False, False),
     "attention": lambda n: operator(
         torch.ops.autoshard.attention.default, f(6, 4, n, 8), f(6, 4, n + 1, 8), f(6, 4, n + 1, 8), None, True, None
     ),
