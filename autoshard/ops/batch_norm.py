@@ -55,6 +55,8 @@ def _backward(call: LocalCall) -> Any:
     if not _as_one(call.node, call.inputs):
         return call.run(call.node.op, *call.args)
     grad, x, _, _, mean, scale, weight, eps, wanted, _ = call.args
+    # on a CPU torch's kernel (2.13) gives wrong numbers where the two lie in memory in different orders
+    grad, x = (call.run(aten.contiguous.default, each) for each in (grad, x))
     return call.run(
         aten.native_batch_norm_backward.default, grad, x, weight, None, None, mean, scale, True, eps, list(wanted)
     )

@@ -195,6 +195,27 @@ def test_the_parts_together_are_torchs_batch_norm(shape: tuple[int, ...], dtype:
     assert again[0].stride() == back[0].stride()
 
 
+class Spectrograms(nn.Module):
+    """Bins are the channels of the norm and a dim of the picture before and after (CLAP)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm2d(16), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x.transpose(1, 3)).transpose(1, 3)).square().mean()
+
+
+def test_a_whole_norm_is_right_however_its_tensors_lie_in_memory() -> None:
+    """Gathered, one of them is contiguous and the other is not, and torch's kernel takes both to lie alike."""
+    torch.manual_seed(0)
+    model, args = Spectrograms().double(), (torch.randn(8, 1, 24, 16, dtype=torch.float64),)
+    plan = _plan(model, args, "a=2", "x=a:S(0)", "norm/channel_*=a:P(sum)", "norm/bwd.channel_*=a:R")
+    (backward,) = (entry for entry in plan.operators if entry.name == "norm/bwd.native_batch_norm_backward")
+    assert all(layout.is_replicated for layout in backward.inputs)
+    check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
+
+
 def test_a_rank_without_rows_adds_nothing() -> None:
     total = torch.tensor([3.0, 4.0])
     assert ours.channel_sum(torch.empty(0, 2, 3)).tolist() == [0.0, 0.0]
