@@ -391,11 +391,10 @@ class _Region:
 
     def _turned(self, node: FxNode, given: FxNode) -> FxNode:
         """A tensor with its last two dims swapped."""
-        rank = _shape(given).dim()
-        before, *dims = given.args
-        is_turned = given.target is aten.transpose.int and {d % rank for d in dims} == {rank - 2, rank - 1}
-        if is_turned and isinstance(before, FxNode):
-            return before
+        if given.target is aten.transpose.int:
+            (before, *dims), rank = given.args, _shape(given).dim()
+            if {d % rank for d in dims} == {rank - 2, rank - 1}:
+                return cast(FxNode, before)
         return self._call(node, aten.transpose.int, given, -2, -1)
 
     def _repeated(self, node: FxNode, x: Any, each: int) -> FxNode:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from autoshard.capture import CapturedGraph, adapter, capture
 from autoshard.capture.grouped_products import grouped_outer, grouped_product
 
 from ..oracles import interpret
-from .dropless import STAY, WAYS, Dropless, example, looped
+from .dropless import EACH, EXPERTS, STAY, WAYS, Dropless, example, looped
 from .test_graph_computes_the_model import leaves_of
 
 aten = torch.ops.aten
@@ -54,6 +57,62 @@ def test_a_sort_that_a_reader_depends_on_stays_as_it_was(name: str, monkeypatch:
     monkeypatch.setattr(adapter, "in_their_own_order", lambda graph: None)
     as_it_was = capture(Dropless(STAY[name]), example())
     assert list(map(repr, as_it_was.nodes)) == list(map(repr, graph.nodes))
+
+
+def _grouped_mm(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return torch.ops.transformers.grouped_mm_fallback(rows, weight, ends)  # type: ignore[no-any-return]
+
+
+def _as_they_are(model: Dropless, tokens: Tensor, experts: Tensor, scores: Tensor) -> Tensor:
+    """As GPT-OSS has it: matrices of (E, K, N), which no transpose stands before."""
+    in_order, order = experts.flatten().sort()
+    ends = torch.histc(in_order.float(), EXPERTS, 0, EXPERTS - 1).cumsum(0, dtype=torch.int32)
+    made = _grouped_mm(tokens[order // EACH], model.down, ends)
+    made = _grouped_mm(torch.cat([made, made.square()], 1), model.up, ends)
+    return (made[order.argsort()].view(len(tokens), EACH, -1) * scores.unsqueeze(-1)).sum(1)
+
+
+def _looped_as_they_are(model: Dropless, tokens: Tensor, experts: Tensor, scores: Tensor) -> Tensor:
+    total = torch.zeros_like(tokens)
+    for e in range(EXPERTS):
+        made = tokens @ model.down[e]
+        score = (scores * (experts == e)).sum(-1, keepdim=True)
+        total = total + score * (torch.cat([made, made.square()], 1) @ model.up[e])
+    return total
+
+
+def test_matrices_of_experts_may_be_parameters_as_they_are() -> None:
+    with torch.library._scoped_library("transformers", "FRAGMENT") as library:
+        if not hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+            _define_grouped_mm(library)
+        graph = capture(Dropless(_as_they_are), example())
+    operators = [node.op for _, node in graph.of_kind("operator")]
+    assert not SORTS & set(operators)
+    assert operators.count(grouped_product) == 4
+    _check(graph, Dropless(_looped_as_they_are))
+
+
+def _define_grouped_mm(library: torch.library.Library) -> None:
+    """Stand-ins for the operators of transformers, of which a capture needs no more than the shapes."""
+    name, three = "transformers::grouped_mm_fallback", "Tensor input, Tensor weight, Tensor offs"
+    library.define(f"grouped_mm_fallback({three}) -> Tensor")
+    library.define(f"grouped_mm_fallback_backward({three}, Tensor grad_output) -> (Tensor, Tensor)")
+    torch.library.register_fake(
+        name, lambda input, weight, offs: input.new_empty(input.shape[0], weight.shape[2]), lib=library
+    )
+    torch.library.register_fake(
+        f"{name}_backward",
+        lambda input, weight, offs, grad_output: (torch.empty_like(input), torch.empty_like(weight)),
+        lib=library,
+    )
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        return *torch.ops.transformers.grouped_mm_fallback_backward(*ctx.saved_tensors, grad), None
+
+    def keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    torch.library.register_autograd(name, backward, setup_context=keep, lib=library)
 
 
 SHAPES = st.integers(0, 12), st.integers(1, 4), st.sampled_from([3, 8]), st.sampled_from([5, 16])
