@@ -229,13 +229,16 @@ def in_parts(
         made = batch_norm if op is _NO_STATISTICS else batch_norm_in_training
         assert outputs[1] is not None
         return made, (x, total, squares, *others, *rest, count, outputs[1].dtype), outputs
-    if op is aten.native_batch_norm_backward.default and args[7]:
-        grad, x, weight, _, _, mean, scale, _, eps, wanted = args
+    if op is aten.native_batch_norm_backward.default:
+        grad, x, weight, _, _, mean, scale, trains, eps, wanted = args
+        outputs = tuple(meta if want else None for meta, want in zip(outputs, wanted))
+        if not trains:
+            return op, args, outputs
         numbers = TensorMeta(meta_of(x).shape[_CHANNELS : _CHANNELS + 1], wide(meta_of(x).dtype))
         total = add(channel_sum, (grad,), numbers)
         products = add(channel_products, (grad, x, mean, scale), numbers)
         taken = (grad, x, total, products, mean, scale, weight, eps, wanted, _count(meta_of(x)))
-        return batch_norm_backward, taken, tuple(meta if want else None for meta, want in zip(outputs, wanted))
+        return batch_norm_backward, taken, outputs
     return op, args, outputs
 
 

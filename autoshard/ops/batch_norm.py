@@ -2,7 +2,7 @@
 
 Whole, or cut along the channels, it is torch's own kernel and has no parts. Cut along the batch or along images, a rank
 makes sums of what it has of each channel, all-reduces make them those of the channel, and the rank its rows of the
-result: SyncBatchNorm.
+result: SyncBatchNorm. By statistics that are kept, in evaluation, it mixes no rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..capture import Node
+from ..capture import Node, TensorMeta
 from ..layout import P_SUM, Layout, Placement, R, S
 from .operator import LocalCall, Metas, Operator, enter
 from .rule import Rule
@@ -27,13 +27,16 @@ _CHANNELS = 1
 
 def _rules(numbers: Placement, node: Node, inputs: Metas) -> list[Rule]:
     """All are cut along the channels; or images along another dim, and what is a number for each channel is whole where
-    it is taken, and where it is given as said here.
+    it is taken, and where it is given as said here. Where there should be such numbers there may be none.
     """
     rank = len(inputs[0].shape)
 
+    def of(meta: TensorMeta, cut: Placement, number: Placement) -> Placement:
+        return cut if len(meta.shape) == rank else number if meta.shape[0] else R
+
     def rule(cut: Placement, taken: Placement, given: Placement) -> Rule:
-        results = (None if m is None else cut if len(m.shape) == rank else given for m in node.outputs)
-        return Rule(tuple(cut if len(m.shape) == rank else taken for m in inputs), tuple(results))
+        results = (None if m is None else of(m, cut, given) for m in node.outputs)
+        return Rule(tuple(of(m, cut, taken) for m in inputs), tuple(results))
 
     others = (d for d in range(rank) if d != _CHANNELS)
     return [rule(S(_CHANNELS), S(0), S(0)), *(rule(S(d), R, numbers) for d in others)]
@@ -55,11 +58,15 @@ def _backward(call: LocalCall) -> Any:
     if not _as_one(call.node, call.inputs):
         return call.run(call.node.op, *call.args)
     grad, x, _, _, mean, scale, weight, eps, wanted, _ = call.args
-    # on a CPU torch's kernel (2.13) gives wrong numbers where the two lie in memory in different orders
-    grad, x = (call.run(aten.contiguous.default, each) for each in (grad, x))
+    grad, x = call.lying_alike(grad, x)
     return call.run(
         aten.native_batch_norm_backward.default, grad, x, weight, None, None, mean, scale, True, eps, list(wanted)
     )
+
+
+def _backward_in_evaluation(call: LocalCall) -> Any:
+    grad, x, *others = call.args
+    return call.run(call.node.op, *call.lying_alike(grad, x), *others, **call.kwargs)
 
 
 def _passes(several: float, node: Node, inputs: Metas, layouts: tuple[Layout, ...]) -> float:
@@ -93,6 +100,12 @@ def _part(**known: Any) -> Operator:
     return Operator(rules=partial(_rules, P_SUM), as_one=_as_one, kernel="reduction", traits=("statistics",), **known)
 
 
+# by statistics that are kept: of a batch norm that is evaluated, or frozen in training
+enter("_native_batch_norm_legit_no_training", Operator(rules=partial(_rules, R), kernel="normalization"))
+enter(
+    "native_batch_norm_backward",
+    Operator(rules=partial(_rules, P_SUM), local=_backward_in_evaluation, kernel="normalization"),
+)
 enter("channel_sum", _part(), namespace="autoshard")
 enter("channel_squares", _part(small=partial(_small, 2), meant=_its_sum), namespace="autoshard")
 # what is beside the mean is written, read and written as products, and these are read: six passes over images, not two

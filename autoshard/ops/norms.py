@@ -23,9 +23,18 @@ def _group_norm_backward_rules(node: Node, inputs: Metas) -> list[Rule]:
     return [Rule(batch, tuple(results))]
 
 
-def _of_local_batch(position: int, call: LocalCall) -> Any:
+def _group_norm(call: LocalCall) -> Any:
+    return call.run(call.node.op, *_of_local_batch(_FORWARD, call), **call.kwargs)
+
+
+def _group_norm_backward(call: LocalCall) -> Any:
+    grad, x, *others = _of_local_batch(_BACKWARD, call)
+    return call.run(call.node.op, *call.lying_alike(grad, x), *others, **call.kwargs)
+
+
+def _of_local_batch(position: int, call: LocalCall) -> tuple[Any, ...]:
     batch = local_shape(call.metas[0].shape, call.inputs[0], call.mesh, call.coordinate)[0]
-    return call.run(call.node.op, *call.args[:position], batch, *call.args[position + 1 :], **call.kwargs)
+    return (*call.args[:position], batch, *call.args[position + 1 :])
 
 
 def _small_group_norm(
@@ -58,7 +67,7 @@ enter("_weight_norm_interface_backward", Operator(rules=_weight_norm_backward_ru
 enter(
     "native_group_norm",
     Operator(
-        local=partial(_of_local_batch, _FORWARD),
+        local=_group_norm,
         small=partial(_small_group_norm, _FORWARD),
         keeps=_keeps_channels,
         kernel="normalization",
@@ -68,7 +77,7 @@ enter(
     "native_group_norm_backward",
     Operator(
         more_rules=_group_norm_backward_rules,
-        local=partial(_of_local_batch, _BACKWARD),
+        local=_group_norm_backward,
         small=partial(_small_group_norm, _BACKWARD),
         keeps=_keeps_channels,
         kernel="normalization",
@@ -76,8 +85,8 @@ enter(
 )
 # A norm that capture decomposes (RMSNorm) is priced as the parts it runs as.
 enter(
-    "native_layer_norm native_layer_norm_backward native_batch_norm native_batch_norm_backward batch_norm_backward "
-    "_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
+    "native_layer_norm native_layer_norm_backward native_batch_norm batch_norm_backward "
+    "_native_batch_norm_legit _native_batch_norm_legit_functional "
     "_batch_norm_with_update_functional _fused_rms_norm _fused_rms_norm_backward",
     Operator(kernel="normalization"),
 )

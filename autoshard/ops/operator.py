@@ -81,6 +81,9 @@ class Caller(Protocol):
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies a torch operator."""
 
+    def value(self, x: Any) -> torch.Tensor:
+        """A tensor as it is; for a value of a graph one that looks like it, whose numbers nobody reads."""
+
 
 @dataclass(frozen=True)
 class LocalCall:
@@ -105,6 +108,14 @@ class LocalCall:
     def run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies a torch operator."""
         return self.caller.call(op, *args, **kwargs)
+
+    def lying_alike(self, *images: Any) -> tuple[Any, ...]:
+        """Tensors of one shape, contiguous unless the dims of all lie in memory alike. Some kernels of torch read all
+        that they take in the order of one; what a redistribution brings lies otherwise than what one process has.
+        """
+        if len({self.caller.value(x).stride() for x in images}) == 1:
+            return images
+        return tuple(self.run(torch.ops.aten.contiguous.default, x) for x in images)
 
 
 Rules = Callable[[Node, Metas], list[Rule]]

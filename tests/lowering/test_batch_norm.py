@@ -128,6 +128,58 @@ def test_where_channels_are_whole_torchs_kernels_run_alone() -> None:
     check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "constraint"), [("dp=4", "baseline ddp"), ("dp=2", "baseline fsdp"), ("a=2", "only norm/_native* a:S(1)")]
+)
+@pytest.mark.parametrize("name", ["images", "without weights", "frozen"])
+def test_by_statistics_that_are_kept_rows_are_not_mixed(name: str, mesh: str, constraint: str) -> None:
+    """A norm in evaluation mode, in a model that is trained."""
+    model, args = _example(name)
+    model.norm.eval()  # type: ignore[union-attr]
+    plan = _plan(model, args, mesh, constraint)
+    check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
+
+
+class ChannelsLast(nn.Module):
+    """A norm of images of one column, whose channels lie last in memory, behind or before their one column."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Conv2d(3, 8, 1), norm, nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = self.up(x)
+        if isinstance(self.norm, nn.GroupNorm):
+            images = images.clone(memory_format=torch.channels_last)
+        else:
+            images = images.transpose(1, 3).clone(memory_format=torch.contiguous_format).transpose(1, 3)
+        return self.down(self.norm(images).tanh()).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("norm", "role", "layout", "before"),
+    [
+        (nn.BatchNorm2d(8), "batch", "S(1)", "S(0)"),
+        (nn.BatchNorm2d(8).eval(), "batch", "S(1)", "S(0)"),
+        (nn.GroupNorm(2, 8), "group", "S(0)", "R"),
+        (nn.GroupNorm(2, 8), "group", "R", "S(0)"),
+    ],
+)
+def test_a_gradient_that_arrives_lies_otherwise_in_memory_than_the_images(
+    norm: nn.Module, role: str, layout: str, before: str
+) -> None:
+    """Torch's kernels take the order of one for that of both."""
+    torch.manual_seed(0)
+    model, args = ChannelsLast(norm).double(), (torch.randn(8, 3, 6, 1, dtype=torch.float64),)
+    images = "/clone" if role == "group" else "/transpose.1"
+    pins = (
+        f"norm/bwd.native_{role}_norm_backward=a:{layout}",
+        f"{images}=a:{layout}",
+        f"/bwd.tanh_backward=a:{before}",
+    )
+    check_as_before(model, args, _plan(model, args, "a=2", *pins), rtol=1e-8, atol=1e-10)
+
+
 class Block(nn.Module):
     """Two convolutions around a batch norm, as in a ResNet."""
 
