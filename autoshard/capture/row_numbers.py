@@ -44,8 +44,8 @@ def positions(node: fx.Node) -> Along | None:
     found = tuple(_counts(index, size, len(result)) for index, size in zip(indices, shape_of(x)))
     known = [dim for dim in found if dim is not None]
     is_picking = len(found) == 2 and found[0] is not None
-    if node.target is operator.setitem and (found[1:] != (None,) or not is_picking):
-        return None
+    if node.target is operator.setitem:
+        return found if is_picking and found[1] is None else None
     return found if len(set(known)) == len(known) and (len(known) == len(found) or is_picking) else None
 
 

@@ -11,13 +11,15 @@ from torch import Tensor
 def gaussian_nll_loss(
     input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
-    """What ``F.gaussian_nll_loss``, whose arguments these are, gives for variances that are not negative.
+    """What ``F.gaussian_nll_loss``, whose arguments and defaults these are, gives for variances that are not negative.
 
     Raises:
-        ValueError: the variances are not of the input's shape, nor without its last dim or of length 1 along one; or
-            the reduction is unknown.
+        ValueError: a variance that is a number is negative; variances are not of the input's shape, nor without its
+            last dim or of length 1 along one; or the reduction is unknown.
     """
     if isinstance(var, float):
+        if var < 0:
+            raise ValueError("var has negative entry/entries")
         var = torch.full_like(input, var)
     elif var.shape == input.shape[:-1]:
         var = var.unsqueeze(-1)

@@ -15,7 +15,7 @@ import torch
 
 from ..capture import Node
 from ..layout import P_SUM, Placement, R, S, local_shape
-from .operator import Flops, Local, LocalCall, Metas, Operator, Rules, Shape, Trait, enter, enter_pattern
+from .operator import Flops, Local, LocalCall, Metas, Operator, Rules, Shape, Trait, as_it_is, enter, enter_pattern
 from .rule import Rule
 
 aten = torch.ops.aten
@@ -164,10 +164,6 @@ def _patch_rules(node: Node, inputs: Metas) -> list[Rule]:
     return [Rule((S(d),), (S(d),)) for d in range(channels + 1)]
 
 
-def _small_as_it_is(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
-    return node.args
-
-
 def _keeps_patches(node: Node, position: int, dim: int, rank: int) -> bool:
     """Images and patches stay, the channels that patches stand for, too."""
     return dim >= rank - 2
@@ -178,10 +174,10 @@ def _keeps_samples(grid: int, node: Node, position: int, dim: int, rank: int) ->
     return dim >= (1 if position == grid else 2)
 
 
-_SAMPLES = Operator(small=_small_as_it_is, keeps=partial(_keeps_samples, 1))
+_SAMPLES = Operator(small=as_it_is, keeps=partial(_keeps_samples, 1))
 enter("grid_sampler_2d grid_sampler_3d", _SAMPLES)
 enter("grid_sampler_2d_backward grid_sampler_3d_backward", replace(_SAMPLES, keeps=partial(_keeps_samples, 2)))
-enter("im2col col2im", Operator(rules=_patch_rules, small=_small_as_it_is, keeps=_keeps_patches, kernel="copy"))
+enter("im2col col2im", Operator(rules=_patch_rules, small=as_it_is, keeps=_keeps_patches, kernel="copy"))
 enter("convolution", _operator(_FORWARD, _channels_cut, _convolution_of_shard, _flops, "contraction"))
 enter("convolution_backward", _operator(_BACKWARD, _channels_cut_backward, _backward_of_shard, _backward_flops))
 # max_pool2d_with_indices_backward, upsample_nearest_exact1d: the number is that of the dims of an image

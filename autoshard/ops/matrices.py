@@ -5,13 +5,12 @@ matrices; products of three tensors.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from ..capture import Node, TensorMeta
 from ..layout import P_SUM, Placement, R, S
-from .operator import Metas, Operator, Shape, enter
+from .operator import Metas, Operator, Shape, as_it_is, enter
 from .rule import Rule
 
 
@@ -56,9 +55,9 @@ def _distance_backward_rules(node: Node, inputs: Metas) -> list[Rule]:
 def _dims_of_each(node: Node) -> list[list[int]]:
     """Of a product of three tensors: the dims of each, and of the result, among all that there are."""
     expanded, summed = node.args[3:6], node.args[6]
-    first = node.outputs[0]
-    assert first is not None
-    every = range(len(first.shape) + len(summed))
+    made = node.outputs[0]
+    assert made is not None
+    every = range(len(made.shape) + len(summed))
     return [[d for d in every if d not in without] for without in (*expanded, summed)]
 
 
@@ -77,18 +76,13 @@ def _product_of_three(node: Node, inputs: Metas) -> list[Rule]:
     return [*map(cut, every), *addends]
 
 
-def _as_it_is(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
-    """The integers of a product of three are dims."""
-    return node.args
-
-
 def _flops_of_distances(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float:
     """A difference, a power and a sum for each column of each pair of rows."""
     one, other = inputs if len(inputs) == 2 else inputs[1:3]
     return 3.0 * math.prod(one) * other[-2]
 
 
-def _flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float:
+def _flops_of_three(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float:
     """Two products and a sum for each element of all dims."""
     *taken, _ = _dims_of_each(node)
     sizes = {d: size for dims, shape in zip(taken, inputs) for d, size in zip(dims, shape)}
@@ -99,4 +93,4 @@ enter("_linalg_eigh _linalg_svd", Operator(rules=_matrix_by_matrix))
 enter("linalg_lu_solve", Operator(rules=_matrix_by_matrix, meant=_exchanging_no_rows))
 enter("_cdist_forward", Operator(rules=_distance_rules, flops=_flops_of_distances))
 enter("_cdist_backward", Operator(rules=_distance_backward_rules, flops=_flops_of_distances))
-enter("_trilinear", Operator(rules=_product_of_three, small=_as_it_is, flops=_flops))
+enter("_trilinear", Operator(rules=_product_of_three, small=as_it_is, flops=_flops_of_three))

@@ -234,6 +234,11 @@ def has(node: Node, trait: Trait) -> bool:
     return trait in known(node.op).traits
 
 
+def as_it_is(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
+    """The arguments of a small call of an operator whose integers are no lengths, or lengths that stay."""
+    return node.args
+
+
 def is_statistic(node: Node, result: int) -> bool:
     """Whether a result is what a norm notes of its numbers for its backward. Of half precision some devices keep that
     in float32, as CUDA does, and others in the dtype of the numbers; a captured graph has the dtype of a CPU.

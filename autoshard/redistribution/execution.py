@@ -58,20 +58,14 @@ class Shard:
     mesh: Mesh
     coordinate: tuple[int, ...]
 
-    def local(self, layout: Layout) -> tuple[int, ...]:
-        """This rank's shape in a layout."""
-        return self._local(layout)
-
-    def largest(self, layout: Layout) -> tuple[int, ...]:
-        """The largest shape of any rank in a layout."""
-        return self._largest(layout)
-
     @cached_property
-    def _local(self) -> Callable[[Layout], tuple[int, ...]]:
+    def local(self) -> Callable[[Layout], tuple[int, ...]]:
+        """This rank's shape in a layout, worked out once for each."""
         return cache(partial(local_shape, self.shape, mesh=self.mesh, coordinate=self.coordinate))
 
     @cached_property
-    def _largest(self) -> Callable[[Layout], tuple[int, ...]]:
+    def largest(self) -> Callable[[Layout], tuple[int, ...]]:
+        """The largest shape of any rank in a layout."""
         return cache(partial(largest_local_shape, self.shape, mesh=self.mesh))
 
     def blocks(self, size: int, axes: tuple[int, ...]) -> list[tuple[int, int]]:

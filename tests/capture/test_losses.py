@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +79,13 @@ def test_the_gaussian_loss_is_torchs(shape: tuple[int, ...] | None, reduction: s
     for wrong in ((3,), (2, 6), (4, 6, 1)):
         with pytest.raises(ValueError, match="var is of incorrect size"):
             gaussian_nll_loss(*leaves[:2], torch.ones(wrong))
+    with pytest.raises(ValueError, match="negative"):
+        gaussian_nll_loss(*leaves[:2], -0.5)
+    assert (
+        inspect.signature(gaussian_nll_loss).parameters.keys()
+        == inspect.signature(F.gaussian_nll_loss).parameters.keys()
+    )
+    assert gaussian_nll_loss.__defaults__ == F.gaussian_nll_loss.__defaults__
     with pytest.raises(ValueError, match="not valid"):
         gaussian_nll_loss(*leaves[:2], 0.5, reduction="most")
 
