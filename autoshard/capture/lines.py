@@ -15,6 +15,7 @@ _NOT_THE_MODEL = (
     os.path.dirname(torch.__file__),
     os.path.join(_HERE, "annotation.py"),
     os.path.join(_HERE, "observed.py"),
+    os.path.join(_HERE, "unvalidated.py"),
 )
 
 

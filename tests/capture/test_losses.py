@@ -62,6 +62,12 @@ def test_every_operator_on_rows_can_be_cut_by_rows(name: str, parts: int) -> Non
                 assert any(strategy.outputs[0] == rows for strategy in strategies), node.name
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_lines_of_a_loss_are_those_of_the_model(name: str) -> None:
+    graph = capture(WithLoss(LOSSES[name]), (torch.rand(10, 8), torch.rand(10, 6)))
+    assert all(node.source.startswith(f"{__file__}:") for _, node in graph.of_kind("operator"))
+
+
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("shape", [(4, 6), (4, 1), (4,), None])
