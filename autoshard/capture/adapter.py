@@ -34,7 +34,7 @@ from .guards import Guards
 from .observed import MODEL
 from .picked import of_rows
 from .sorted_rows import in_their_own_order
-from .unvalidated import gaussian_nll_loss
+from .unvalidated import check_tensor_all, check_tensor_all_with, gaussian_nll_loss
 
 aten = torch.ops.aten
 
@@ -341,14 +341,18 @@ def _same_modes() -> Iterator[None]:
 
 @contextmanager
 def _unvalidated() -> Iterator[None]:
-    """Has ``torch.distributions`` and ``F.gaussian_nll_loss`` take their arguments as they are: to validate them they
-    look at their numbers.
+    """Has ``torch.distributions`` and ``F.gaussian_nll_loss`` take their arguments as they are, and a model's checks of
+    all numbers of a tensor pass: to validate these they look at their numbers.
     """
     distribution: Any = torch.distributions.Distribution
     before = distribution._validate_args
     distribution.set_default_validate_args(False)
     try:
-        with patch.object(F, "gaussian_nll_loss", gaussian_nll_loss):
+        with (
+            patch.object(F, "gaussian_nll_loss", gaussian_nll_loss),
+            patch.object(torch, "_check_tensor_all", check_tensor_all),
+            patch.object(torch, "_check_tensor_all_with", check_tensor_all_with),
+        ):
             yield
     finally:
         distribution.set_default_validate_args(before)

@@ -33,7 +33,8 @@ def with_first_call_done(
     that call.
 
     Raises:
-        CaptureError: that of the first attempt, where no second one can be made or it fails too.
+        CaptureError: that of the first attempt, where no second one can be made or it finds a change, too; that of the
+            second where something else stands in its way.
     """
     try:
         return attempt()
@@ -44,9 +45,10 @@ def with_first_call_done(
             if before.same_as(_Namespaces(model)) or modes != _modes(model) or _keeps_results(model):
                 raise error
             return again()
-        except (CaptureError, NotPeriodicError):
+        except (CaptureError, NotPeriodicError) as reason:
             before.restore()
-            raise error from None
+            stays = isinstance(reason, ChangesModelError | NotPeriodicError)
+            raise (error if stays else reason) from None
 
 
 class _Namespaces:

@@ -44,9 +44,9 @@ _OF_A_CALL = frozenset(
         "TORCH_FUNCTION_STATE",
     }
 )
-# The arguments of the capture and what its own code reads; and what it switches off of distributions and losses.
+# The arguments of the capture and what its own code reads; and what it switches off of distributions.
 _OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput")
-_SWITCHED_OFF = ("._validate_args", ".gaussian_nll_loss")
+_SWITCHED_OFF = "._validate_args"
 # How dynamo finds a value: those of its sources that are names and constants, which any process can follow.
 _SOURCES = frozenset(
     {

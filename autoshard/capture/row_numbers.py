@@ -35,6 +35,8 @@ def positions(node: fx.Node) -> Along | None:
     """
     x, indices = node.args[0], node.args[1]
     indices = indices if isinstance(indices, tuple) else (indices,)
+    while indices and _is_all(indices[-1]):
+        indices = indices[:-1]
     if not 2 <= len(indices) <= len(shape_of(x)):
         return None
     given = [each for each in map(tensor_of, indices) if each is not None and each.dtype is not torch.bool]
@@ -50,7 +52,8 @@ def positions(node: fx.Node) -> Along | None:
 
 
 def by_position(x: Tensor, indices: Sequence[Tensor], along: Along) -> Tensor:
-    """``x[indices]``, where what ``along`` says of these is so; x is (a size for each index, ...)."""
+    """``x[indices]``, where what ``along`` says of these is so; x is (a size for each, ...). Others behind take all."""
+    indices = indices[: len(along)]
     shape = torch.broadcast_shapes(*(index.shape for index in indices))
     rest = x.shape[len(indices) :]
     if None not in along:
@@ -101,6 +104,11 @@ def as_range(index: Any) -> tuple[Any, ...] | None:
 def part(x: Tensor, index: tuple[Any, ...]) -> Tensor:
     """``x[index]`` of ranges, as a tensor of its own, as what a list of numbers picks is."""
     return x[index].clone(memory_format=torch.contiguous_format)
+
+
+def _is_all(index: Any) -> bool:
+    """Whether an index behind others takes all that is there: ``:`` or ``...``."""
+    return index is Ellipsis or index == slice(None)
 
 
 def _counts(index: Any, size: int, dims: int) -> int | None:

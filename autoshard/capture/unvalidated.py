@@ -1,8 +1,10 @@
-"""The Gaussian loss without the look at its numbers by which torch refuses negative variances."""
+"""What torch does with a look at the numbers of a tensor, to refuse some of them, without that look."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,3 +37,11 @@ def gaussian_nll_loss(
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not valid")
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+
+
+def check_tensor_all(cond: Tensor, message: Callable[[], Any] | None = None) -> None:
+    """``torch._check_tensor_all``, by which a model raises an error of its own where ``cond`` is false somewhere."""
+
+
+def check_tensor_all_with(error_type: type[Exception], cond: Tensor, message: Callable[[], Any] | None = None) -> None:
+    """``torch._check_tensor_all_with``, which raises an ``error_type``."""

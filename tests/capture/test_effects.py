@@ -510,3 +510,15 @@ def test_a_model_that_every_call_changes_is_refused_and_left_as_it_was(kept: str
     with pytest.raises(CaptureError, match="the forward changes"):
         capture(model, (example(),))
     assert model.number == 0 and model.plain is plain and not model.linear._forward_hooks
+
+
+def test_what_stands_in_the_way_behind_the_first_call_is_what_is_said() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        if m.number == 0:
+            m.number = 1
+        return m.linear(x).as_strided((3, 2), (4, 1))  # culprit
+
+    model = Stateful(body)
+    with pytest.raises(CaptureError, match="as_strided"):
+        capture(model, (example(),))
+    assert model.number == 0
