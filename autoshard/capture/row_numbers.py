@@ -31,7 +31,7 @@ _METHODS = {"unsqueeze", "view", "reshape", "expand", "long", "add"}
 
 def positions(node: fx.Node) -> Along | None:
     """How a node of ``operator.getitem`` can be computed by :func:`by_position`, or one of ``operator.setitem`` by
-    :func:`write_by_position`; None where it cannot.
+    :func:`write_by_position`, with as many indices as this has entries; None where it cannot. Any other takes all.
     """
     x, indices = node.args[0], node.args[1]
     indices = indices if isinstance(indices, tuple) else (indices,)
@@ -52,8 +52,7 @@ def positions(node: fx.Node) -> Along | None:
 
 
 def by_position(x: Tensor, indices: Sequence[Tensor], along: Along) -> Tensor:
-    """``x[indices]``, where what ``along`` says of these is so; x is (a size for each, ...). Others behind take all."""
-    indices = indices[: len(along)]
+    """``x[indices]``, where what ``along`` says of these is so; x is (a size for each index, ...)."""
     shape = torch.broadcast_shapes(*(index.shape for index in indices))
     rest = x.shape[len(indices) :]
     if None not in along:

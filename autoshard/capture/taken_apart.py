@@ -14,26 +14,32 @@ from .examples import shape_of
 from .folded_heads import keep_heads_apart
 from .matrix_products import is_product, product, take_equation_apart
 from .multihead import has_a_batch, multihead_attention
+from .put_together import put_together
 from .recurrent import STEP_BY_STEP
 from .row_numbers import as_range, by_position, part, positions, write_by_position
 from .spread import take_spread_apart
 
 POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
 """Pools, and the number of dims that they go over."""
+BY_POSITION = {operator.getitem: by_position, operator.setitem: write_by_position}
+"""What picks or writes by indices, and what does it where these are row numbers."""
 
 
 def take_apart(module: fx.GraphModule) -> None:
     """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, but for
     those on packed sequences, bags, attention of several heads, without a kernel or to one head, products of matrices
-    with several dims in front, or with a batch that is not in front, spreads over the batch, picking from each row,
-    writing into each, picking by numbers in a row, and means that are written as pools.
+    with several dims in front, or with a batch that is not in front, spreads over the batch, batches in a list that are
+    joined again, picking from each row, writing into each, picking by numbers in a row, and means that are written as
+    pools.
     """
     batch = _batch(module.graph)
     keep_heads_apart(module.graph, batch)
     for node in module.graph.nodes:
         if is_product(node):
             node.op, node.target = "call_function", product
-        elif take_equation_apart(node) or keep_batch_inside(node, batch) or take_spread_apart(node):
+        elif (
+            take_equation_apart(node) or keep_batch_inside(node, batch) or take_spread_apart(node) or put_together(node)
+        ):
             continue
         if node.op != "call_function":
             continue
@@ -49,10 +55,9 @@ def take_apart(module: fx.GraphModule) -> None:
             node.target = attention_of_one_head
         elif node.target is operator.getitem and (index := as_range(node.args[1])) is not None:
             node.target, node.args = part, (node.args[0], index)
-        elif node.target is operator.getitem and (along := positions(node)) is not None:
-            node.target, node.args = by_position, (*node.args, along)
-        elif node.target is operator.setitem and (along := positions(node)) is not None:
-            node.target, node.args = write_by_position, (*node.args, along)
+        elif node.target in BY_POSITION and (along := positions(node)) is not None:
+            x, indices, *written = node.args
+            node.target, node.args = BY_POSITION[node.target], (x, indices[: len(along)], *written, along)
         elif node.target in POOLS and len(node.args) == 2 and set(_listed(node.args[1])) == {1}:
             node.args, node.target = (node.args[0], POOLS[node.target]), mean_of_all
     module.recompile()

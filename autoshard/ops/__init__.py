@@ -13,6 +13,7 @@ from . import (  # noqa: F401  (their entries)
     indexing,
     log_softmax,
     lookups,
+    masked_rows,
     matrices,
     norms,
     products,

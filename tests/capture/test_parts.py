@@ -268,11 +268,48 @@ def test_picking_from_rows(name: str) -> None:
     assert taken == [is_taken_apart]
 
 
+JOINED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
+    "a list of rows": (lambda x: torch.cat(list(x)), True),
+    "a stack of rows": (lambda x: torch.stack(list(x), dim=0), True),
+    "a stack of rows without a dim": (lambda x: torch.stack(x.unbind()), True),
+    "pieces": (lambda x: torch.cat(x.split(3)), True),
+    "pieces of their lengths": (lambda x: torch.concat(torch.split(x, [1, 3])), True),
+    "a stack of pieces": (lambda x: torch.stack(torch.chunk(x, 2, dim=0)), True),
+    "slices": (lambda x: torch.cat([x[:1], x[1:3], x[3:]]), True),
+    "the last first": (lambda x: torch.cat([x[2:], x[:2]]), False),
+    "not all": (lambda x: torch.stack([x[0], x[1], x[2]]), False),
+    "one twice": (lambda x: torch.cat([x[:2], x[1:]]), False),
+    "every other": (lambda x: torch.cat([x[::2], x[1::2]]), False),
+    "along another dim": (lambda x: torch.cat(list(x), 1), False),
+    "pieces of another dim": (lambda x: torch.cat(x[..., :2].split(1, 2)), False),
+    "of two": (lambda x: torch.cat([x[:2], (x + 1)[2:]]), False),
+    "words": (lambda x: torch.cat([x[:, :2], x[:, 3:]]), False),
+}
+"""How a batch is taken apart and joined."""
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_batch_that_is_taken_apart_and_joined_again_stays_one(name: str) -> None:
+    x, (joined, is_one) = torch.randn(4, 5, 3, dtype=torch.float64), JOINED[name]
+    expected, rewritten = joined(x), []
+
+    def backend(module: torch.fx.GraphModule, given: Any) -> Any:
+        take_apart(module)
+        rewritten.append(not any(node.target in (torch.cat, torch.concat, torch.stack) for node in module.graph.nodes))
+        return module
+
+    torch._dynamo.reset()
+    found = torch.compile(joined, backend=backend, fullgraph=True, dynamic=False)(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert rewritten == [is_one] and found.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
 WRITTEN: dict[str, tuple[Callable[..., tuple[Any, Any]], bool]] = {
     "one of each row": (lambda i, v: ((ARANGE(4), i), v[:, 0]), True),
     "a number": (lambda i, v: ((ARANGE(4), i), 2.0), True),
     "several of each row": (lambda i, v: ((ARANGE(4)[:, None], torch.stack([i, 4 - i, -1 - i], 1)[:, :2]), v), True),
     "rows behind": (lambda i, v: ((ARANGE(4)[None], i[None] - 5), v[:1, 0]), True),
+    "one of each row, all of it": (lambda i, v: ((ARANGE(4), i, slice(None)), v[:, 0]), True),
     "everything": (lambda i, v: ((ARANGE(4)[:, None], ARANGE(5)), v[0, 0]), False),
     "not all rows": (lambda i, v: ((ARANGE(3), i[:3]), v[:3, 0]), False),
     "a slice": (lambda i, v: ((slice(None), 2), v[:, 0]), False),

@@ -194,6 +194,22 @@ class MatricesOfRows(nn.Module):
         return margin + self.loss(y, x[:, :4], F.softplus(self.spread(y))) + torch.linalg.slogdet(matrices)[1].mean()
 
 
+class Pictures(nn.Module):
+    """Features of pictures, kept in a list, in the places of their tokens: two for each row, wherever these are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.see, self.read, self.answer = nn.Linear(8, 8), nn.Embedding(9, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = list(self.see(x).view(-1, 2, 4))
+        places = (x.argsort(1) < 2).unsqueeze(-1)
+        torch._check_tensor_all(x < 100.0)
+        mixed = self.read(x.argsort(1)).masked_scatter(places, torch.cat(features))
+        pieces = mixed.masked_scatter(places.expand(mixed.shape), torch.stack(features) * 2.0).chunk(2)
+        return (self.answer(mixed) * torch.cat(pieces)).square().mean() + torch.stack(self.see(x).unbind()).mean()
+
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "clamped": lambda w: w.clamp(max=0.3),
     "shares": lambda w: w.softmax(0),
@@ -236,6 +252,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "filters of rows": (FiltersOfRows, (4, 4, 6, 6)),
     "margins": (Margins, (8, 8)),
     "matrices of rows": (MatricesOfRows, (8, 8)),
+    "pictures": (Pictures, (8, 8)),
 }
 
 
@@ -329,3 +346,24 @@ def test_spreads_are_torchs_with_their_gradients(function: Callable[..., Any]) -
     torch.manual_seed(0)
     model, args = Summed().double(), (torch.randn(4, 6, dtype=torch.float64),)
     check_as_before(model, args, _plan(model, args, "a=2", "x=a:S(0)"), rtol=1e-8, atol=1e-10)
+
+
+def test_a_mask_that_takes_more_of_one_row_than_of_another_is_said_in_the_step() -> None:
+    class Filled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.see = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.masked_scatter(x > 0, self.see(x)).square().sum()
+
+    model, rows = Filled().double(), torch.tensor([[1.0, 1, -1, -1]] * 4, dtype=torch.float64)
+    plan = _plan(model, (rows,), "a=2", "baseline ddp")
+    check_as_before(model, (rows,), plan, rtol=1e-8, atol=1e-10)
+    for other in (rows * torch.tensor([[1.0], [-1], [1], [-1]]), rows.flip(1)):  # as many for each rank
+        check_as_before(model, (other,), plan, rtol=1e-8, atol=1e-10)
+    rows[0], rows[2] = -1.0, 1.0
+    with pytest.raises(RuntimeError, match="forbid OPERATOR"):
+        check_as_before(model, (rows,), plan, rtol=1e-8, atol=1e-10)
+    whole = _plan(model, (rows,), "a=2", "x=a:S(0)", "forbid /masked_scatter a:S(0)")
+    check_as_before(model, (rows,), whole, rtol=1e-8, atol=1e-10)

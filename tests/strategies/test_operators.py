@@ -15,6 +15,7 @@ from torch import Tensor
 from autoshard.capture import CapturedGraph, TensorMeta
 from autoshard.layout import P_SUM, Layout, S
 from autoshard.mesh import Mesh
+from autoshard.ops import known
 from autoshard.strategies import Enumerator, Strategy
 
 from ..oracles import run_node, strategy_error, wide
@@ -49,6 +50,13 @@ OTHERS = {
     "squeezed": lambda n: operator(aten.squeeze.default, f(4, 1, n)),
     "squeezed where it is one": lambda n: operator(aten.squeeze.dims, f(4, 1, n), [0, 1]),
     "hidden": lambda n: operator(aten.masked_fill.Scalar, f(6, n), b(6, n), float("-inf")),
+    "filled where a mask says": lambda n: operator(aten.masked_scatter.default, f(n, 6, 4), b(n, 6, 1), f(2 * n, 4)),
+    "filled element by element": lambda n: operator(aten.masked_scatter.default, f(n, 6), b(n, 6), f(n, 1, 4)),
+    "filled along a row": lambda n: operator(aten.masked_scatter.default, f(1, n, 6), b(n, 6), f(n * 4)),
+    "filled with too few": lambda n: operator(aten.masked_scatter.default, f(n, 6), b(n, 1), f(n, 4)),
+    "gradient of what fills": lambda n: operator(
+        aten.masked_scatter_backward.default, f(n, 6, 4), b(n, 6, 1), [2 * n, 4]
+    ),
     "hidden by a row": lambda n: operator(aten.masked_fill.Scalar, f(6, n), b(n), float("inf")),
     "chosen": lambda n: operator(aten.where.self, b(6, n), f(6, n), f(n)),
     "any": lambda n: operator(aten.any.dim, b(6, n), 0),
@@ -191,7 +199,9 @@ def _values(graph: CapturedGraph) -> list[Tensor]:
         real = torch.where(whole > 0, noise, noise.round())
         return torch.complex(real, real.roll(1)) if meta.dtype.is_complex else real
 
-    return [value(meta) for leaf in graph.nodes[:-1] for meta in leaf.outputs if meta]
+    values = [value(meta) for leaf in graph.nodes[:-1] for meta in leaf.outputs if meta]
+    meant = known(graph.nodes[-1].op).meant
+    return list(meant(graph.nodes[-1], tuple(values))) if meant else values
 
 
 def _wrong(graph: CapturedGraph, mesh: Mesh) -> list[tuple[Strategy, str]]:
@@ -224,7 +234,14 @@ def test_every_strategy_of_an_operator_is_right(name: str, length: int, mesh: st
     + [("gradient of a diagonal", {1}), ("patches", {0, 1}), ("image of patches", {0, 1}), ("leaky", {0, 1, 2})]
     + [("gradient of leaky", {0, 1}), ("norm of rows", {0, 1}), ("matrix and vector", {0}), ("expanded", {0, 1, 2, 3})]
     + [("matrix, vector and bias", {0}), ("numbers between", {0}), ("places of a triangle", {0, 1})]
-    + [("numbers written down", {0, 1}), ("group norm", {0}), ("gradient of a group norm", {0}), ("hidden", {0, 1})]
+    + [
+        ("numbers written down", {0, 1}),
+        ("filled where a mask says", {0, 2}),
+        ("gradient of what fills", {0, 1}),
+        ("group norm", {0}),
+        ("gradient of a group norm", {0}),
+        ("hidden", {0, 1}),
+    ]
     + [("put", {1}), ("one number put", {0}), ("put at pairs", {1}), ("stretched", {0, 1, 2, 3}), ("messages", {1})]
     + [("indexed by few", {0, 1, 2}), ("messages to columns", {0}), ("scattered and added", {1}), ("copied", {0, 1})]
     + [

@@ -1,0 +1,64 @@
+"""Batches that are taken apart and put together again as they were: ``torch.cat(list(features))``.
+
+Models that take pictures of several sizes keep the features of each in a list, though all are of one. Rows that are
+picked one by one are no batch that ranks could share, so they are not picked.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor, fx
+
+from .examples import example, shape_of, tensor_of
+
+_JOINS = (torch.cat, torch.concat, torch.concatenate, torch.stack)
+_UNBINDS = (torch.unbind, "unbind")
+_CUTS = (torch.split, torch.chunk, torch.tensor_split, "split", "chunk", "tensor_split", *_UNBINDS)
+
+Rows = tuple[fx.Node, int, int]
+"""A tensor, the first of some rows of it, and the one behind the last of these."""
+
+
+def put_together(node: fx.Node) -> bool:
+    """Rewrites a join along dim 0 in place if it has all rows of one tensor in their order; else False."""
+    if node.target not in _JOINS or tensor_of(node) is None or not node.args:
+        return False
+    parts = [_rows_of(part) for part in node.args[0]] if isinstance(node.args[0], (tuple, list)) else []
+    found = [part for part in parts if part is not None]
+    if any((*node.args[1:], *node.kwargs.values())) or len(found) < max(len(parts), 2):
+        return False
+    wholes, starts, stops = zip(*found)
+    if len(set(wholes)) > 1 or (*starts, shape_of(wholes[0])[0]) != (0, *stops):
+        return False
+    node.target, node.args, node.kwargs = _together, (wholes[0], tuple(shape_of(node))), {}
+    return True
+
+
+def _rows_of(part: object) -> Rows | None:
+    if not isinstance(part, fx.Node) or part.target is not operator.getitem:
+        return None
+    whole, index = part.args
+    if not isinstance(whole, fx.Node) or type(index) not in (int, slice):
+        return None
+    rows = range(shape_of(whole)[0]) if shape_of(whole) else None
+    if isinstance(index, slice):
+        return (whole, rows[index].start, rows[index].stop) if rows and rows[index].step == 1 else None
+    assert isinstance(index, int)
+    return (whole, rows[index], rows[index] + 1) if rows else _rows_of_piece(whole, index)
+
+
+def _rows_of_piece(cut: fx.Node, index: int) -> Rows | None:
+    """The same of one of the pieces that a function cuts a tensor into."""
+    before = 1 if cut.target in _UNBINDS else 2
+    whole, *dims = (*cut.args[:1], *cut.args[before:], *cut.kwargs.values())
+    if cut.target not in _CUTS or not isinstance(whole, fx.Node) or any(dims):
+        return None
+    lengths = [1 if cut.target in _UNBINDS else piece.shape[0] for piece in example(cut)]
+    start = sum(lengths[:index])
+    return whole, start, start + lengths[index]
+
+
+def _together(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return x.reshape(shape).clone()
