@@ -28,13 +28,14 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ..errors import CaptureError
 from .annotation import marking
+from .dynamo import look_functions_up
 from .forward import forward_of
 from .graph import Mark, SameTensor
 from .guards import Guards
 from .observed import MODEL
 from .picked import of_rows
 from .sorted_rows import in_their_own_order
-from .unvalidated import check_tensor_all, check_tensor_all_with, gaussian_nll_loss
+from .unvalidated import check_tensor_all_with, gaussian_nll_loss
 
 aten = torch.ops.aten
 
@@ -153,7 +154,8 @@ def run_on_fakes(
     """
     # a module of the model's may keep tensors of a call that was made before, in a cache of a function
     faker = _Faker(FakeTensorMode(allow_non_fake_inputs=True), dtype)
-    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once():
+    unchecked = patch.object(torch, "_check_tensor_all_with", check_tensor_all_with)
+    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), unchecked, _said_once():
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0]), FakeResults(faker.mode)):
             return model(*fake_args, **fake_kwargs)
@@ -341,18 +343,15 @@ def _same_modes() -> Iterator[None]:
 
 @contextmanager
 def _unvalidated() -> Iterator[None]:
-    """Has ``torch.distributions`` and ``F.gaussian_nll_loss`` take their arguments as they are, and a model's checks of
-    all numbers of a tensor pass: to validate these they look at their numbers.
+    """Has ``torch.distributions`` and ``F.gaussian_nll_loss`` take their arguments as they are: to validate them they
+    look at their numbers.
     """
+    look_functions_up()
     distribution: Any = torch.distributions.Distribution
     before = distribution._validate_args
     distribution.set_default_validate_args(False)
     try:
-        with (
-            patch.object(F, "gaussian_nll_loss", gaussian_nll_loss),
-            patch.object(torch, "_check_tensor_all", check_tensor_all),
-            patch.object(torch, "_check_tensor_all_with", check_tensor_all_with),
-        ):
+        with patch.object(F, "gaussian_nll_loss", gaussian_nll_loss):
             yield
     finally:
         distribution.set_default_validate_args(before)

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._dynamo import functional_export
+from torch._dynamo import functional_export, trace_rules
 from torch._dynamo.convert_frame import get_traced_fn
 from torch._dynamo.exc import ObservedException, TorchRuntimeError, Unsupported
 from torch._dynamo.side_effects import SideEffects
@@ -77,6 +77,13 @@ class Dynamo:
         assert self.answer is not None, "dynamo has given an answer"
         names = (guard.name for guard in self.answer[1].output_graph.guards)
         return frozenset(word for name in names for word in _WORD.findall(name))
+
+
+def look_functions_up() -> None:
+    """Has dynamo note torch's functions as they are. It does so once, as it meets the first one, which must not be
+    while another stands in the place of one.
+    """
+    trace_rules.lookup(torch.cat)
 
 
 def forward_graph(

@@ -24,6 +24,7 @@ from .graph import SameTensor
 from .observed import MODEL, Observed
 from .results import separate_results
 from .taken_apart import take_apart
+from .unvalidated import leave_checks_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,7 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     refuse_side_effects(found.side_effects)
     if found.assigned:
         module, found, out_spec = forward_graph(Observed(model, tuple(found.assigned)), args, kwargs)
+    leave_checks_out(module.graph)
     known = _tensors_of(model, module)
     refuse_stray_tensors(module, known.keys())
     leaves = Leaves.of(module, out_spec)

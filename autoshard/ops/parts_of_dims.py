@@ -19,7 +19,7 @@ import torch
 from ..capture import CapturedGraph, Node, Ref, TensorMeta
 from ..layout import MOST_PARTS, Placement, S, local_shape, pieces
 from .lengths import wide
-from .operator import Form, LocalCall, Metas, has, known
+from .operator import Form, LocalCall, Metas, Shape, has, known
 from .rule import Rule
 
 aten = torch.ops.aten
@@ -43,19 +43,42 @@ def parts_asked_for(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement, int]
 
 def batches_joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement]]:
     """Cuts in parts that the forward of a graph asks for as it puts batches behind each other, or one so many times: of
-    each of them a rank has its rows.
+    each of them a rank has its rows. So it has where the model folds a dim for each of them with its rows.
     """
-    batch = graph.batch
-    if batch < 2:
-        return
+    joined = {ref: parts for ref, parts in _joined(graph) if _is_of_inputs(graph, ref.node)}
+    yield from ((ref, S(0, (1,) * count)) for ref, (count, _) in joined.items())
     for i, node in graph.of_kind("operator"):
-        if node.phase != "forward" or _name(node) not in ("cat", "repeat"):
+        if joined and has(node, "reshape"):
+            before, after = graph.meta(node.inputs[0]).shape[:2], graph.meta(Ref(i)).shape[:1]
+            if before in joined.values() and after == (math.prod(before),):
+                yield Ref(i), S(0, (1,) * before[0])
+
+
+def _joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Shape]]:
+    """Batches that the forward puts behind each other: how many, and the rows of each, of which every row of the batch
+    may have become as many, as words have.
+    """
+    for i, node in graph.of_kind("operator"):
+        if node.phase != "forward" or _name(node) not in ("cat", "repeat") or graph.batch < 2:
             continue
-        before, after = graph.meta(node.inputs[0]).shape, graph.meta(Ref(i)).shape
-        alike = all(graph.meta(ref).shape[:1] == (batch,) for ref in node.inputs)
-        count, rest = divmod(after[0], batch) if alike else (0, 0)
-        if alike and len(before) == len(after) and not rest and 1 < count <= MOST_PARTS:
-            yield Ref(i), S(0, (1,) * count)
+        before, after = [graph.meta(ref).shape for ref in node.inputs], graph.meta(Ref(i)).shape
+        rows = before[0][0] if before[0] and len({shape[:1] for shape in before}) == 1 else 0
+        if rows and not rows % graph.batch and not after[0] % rows and len(before[0]) == len(after):
+            if 1 < after[0] // rows <= MOST_PARTS:
+                yield Ref(i), (after[0] // rows, rows)
+
+
+def _is_of_inputs(graph: CapturedGraph, index: int) -> bool:
+    """Whether an operator reads what is made of an input."""
+    waiting, seen = [index], {index}
+    while waiting:
+        node = graph.nodes[waiting.pop()]
+        if node.kind == "input":
+            return True
+        new = {ref.node for ref in node.inputs} - seen
+        waiting += new
+        seen |= new
+    return False
 
 
 def _taken_apart(graph: CapturedGraph) -> Iterator[tuple[tuple[int, ...], Ref, int, tuple[int, ...]]]:

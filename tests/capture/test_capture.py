@@ -96,24 +96,27 @@ def test_positional_and_keyword_arguments_capture_the_same_graph() -> None:
 class Checked(nn.Module):
     """Looks at all of its numbers first, as what joins texts and pictures does in transformers."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: int | None) -> None:
         super().__init__()
-        self.linear, self.table = nn.Linear(4, 4), None
+        self.linear, self.table = nn.Linear(4, 4), table
 
     def forward(self, x: Tensor) -> Tensor:
         if self.table is None:  # at the first call, which is made on tensors without memory
             self.table = 2
         torch._check_tensor_all(x < 100)
         torch._check_tensor_all_with(ValueError, x > -100, lambda: "too small")
+        if self.table == 3:
+            torch._check(x.max().item() < 100)
         return self.linear(x).sum() * self.table
 
 
-def test_checks_of_all_numbers_of_a_tensor_are_left_out() -> None:
-    graph = capture(Checked(), (torch.ones(2, 4),), guarded=True)
+@pytest.mark.parametrize("table", [None, 3])
+def test_checks_of_numbers_are_left_out(table: int | None) -> None:
+    graph = capture(Checked(table), (torch.ones(2, 4),), guarded=True)
     names = [node.name for _, node in graph.of_kind("operator") if node.phase == "forward"]
     assert names == ["linear/t", "linear/addmm", "/sum", "/mul"]
     with pytest.raises(ValueError, match="too small"):
-        Checked()(torch.full((2, 4), -200.0))
+        Checked(table)(torch.full((2, 4), -200.0))
 
 
 def test_another_python_constant_is_another_graph() -> None:

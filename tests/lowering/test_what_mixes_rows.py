@@ -210,6 +210,22 @@ class Pictures(nn.Module):
         return (self.answer(mixed) * torch.cat(pieces)).square().mean() + torch.stack(self.see(x).unbind()).mean()
 
 
+class EveryExpert(nn.Module):
+    """Every expert gets all words, with zeros for those that others are chosen for, as in Llama 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(8, 3), nn.Parameter(torch.randn(3, 8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = x.reshape(-1, 8)
+        scores = self.router(words)
+        scores = torch.full_like(scores, -torch.inf).scatter(1, *reversed(scores.topk(1, dim=1))).sigmoid()
+        given = words.repeat(3, 1) * scores.transpose(0, 1).reshape(-1, 1)
+        made = torch.bmm(given.view(3, -1, 8), self.experts).view(-1, 8).tanh()
+        return (words + made.reshape(3, -1, 8).sum(dim=0)).square().mean()
+
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "clamped": lambda w: w.clamp(max=0.3),
     "shares": lambda w: w.softmax(0),
@@ -253,6 +269,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "margins": (Margins, (8, 8)),
     "matrices of rows": (MatricesOfRows, (8, 8)),
     "pictures": (Pictures, (8, 8)),
+    "every expert": (EveryExpert, (4, 5, 8)),
 }
 
 
