@@ -23,6 +23,7 @@ from torch._dynamo import functional_export, trace_rules
 from torch._dynamo.convert_frame import get_traced_fn
 from torch._dynamo.exc import ObservedException, TorchRuntimeError, Unsupported
 from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.variables import ConstantVariable, SetVariable, TensorVariable, builtin
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch._functorch.autograd_function import autograd_function_apply as autograd_function_apply
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -37,6 +38,8 @@ from .lines import is_models_file, line_in, line_of
 
 _BUFFERS = re.compile(re.escape(MODEL_SOURCE) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
 _WORD = re.compile(r"\w+")
+# What dynamo has for ``setattr``: a class of its own, or that of all functions of Python's.
+_SETATTR: Any = getattr(builtin, "SetAttrBuiltinVariable", builtin.BuiltinVariable)
 # How dynamo prints the argument of an exception, and a name that Python would not find either.
 _CONSTANT = re.compile(r"ConstantVariable\(str: (.*)\)", re.DOTALL)
 _NO_NAME = re.compile(r"Failed to find name `(\w+)` in frame's builtins")
@@ -94,8 +97,8 @@ def forward_graph(
     """
     found = Dynamo()
     answers: list[tuple[nn.Module, Any]] = []
-    # recurrent modules are taken apart, step by step
-    with _side_effects_into(found), _answers_into(answers), torch._dynamo.config.patch(allow_rnn=True):
+    recurrent = torch._dynamo.config.patch(allow_rnn=True)  # they are taken apart, step by step
+    with _side_effects_into(found), _answers_into(answers), _leaves_within(), recurrent:
         graph = _traced(observed, args, kwargs)
     (found.answer,) = answers
     found.names = frozenset().union(*(_names(code) for code in found.answer[1].traced_code))
@@ -221,7 +224,9 @@ def _record(effects: SideEffects, variable: Any, found: Dynamo) -> None:
 
 
 def _keys(items: dict[Any, Any]) -> set[Any]:
-    return {getattr(key, "vt", key).as_python_constant() for key in items}
+    """Those that are constants, and what stands for the others."""
+    keys = (getattr(key, "vt", key) for key in items)
+    return {key.as_python_constant() if key.is_python_constant() else key for key in keys}
 
 
 def _replaced(variable: Any) -> list[str]:
@@ -232,10 +237,13 @@ def _replaced(variable: Any) -> list[str]:
 
 
 def _changed(effects: SideEffects, variable: Any) -> list[str]:
-    """The attributes of an object that are not as they were, each behind a dot; one empty name for other objects."""
+    """The attributes of an object that are not as they were, each behind a dot; one empty name for other objects, but
+    for a set that has what it had: torch notes again that a buffer is not saved, where one takes the place of itself.
+    """
     attributes = effects.store_attr_mutations.get(variable)
     if not attributes:
-        return [""]
+        is_set = isinstance(variable, SetVariable)
+        return [] if is_set and _keys(variable.items) == _keys(variable.original_items) else [""]
     before = getattr(variable, "value", None)
     return [
         f".{name}"
@@ -260,6 +268,43 @@ def _answers_into(answers: list[tuple[nn.Module, Any]]) -> Iterator[None]:
 
     with patch.object(functional_export, "fullgraph_capture", and_record):
         yield
+
+
+@contextmanager
+def _leaves_within() -> Iterator[None]:
+    """Has ``x.requires_grad = True`` of a tensor that the forward made, as checkpoints ask for, do nothing more: nobody
+    takes the gradient of such a tensor in a captured step. Dynamo refuses it, and what is so already.
+    """
+    set_attribute, set_in_place = _SETATTR.call_function, TensorVariable.method_requires_grad_
+
+    def is_done(x: Any, value: Any) -> bool:
+        if not isinstance(x, TensorVariable) or not isinstance(value, bool):
+            return False
+        if value and x.source is None:
+            x.requires_grad = True
+        return bool(x.requires_grad == value)
+
+    def attribute(self: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if getattr(self, "fn", setattr) is setattr and len(args) == 3:
+            x, name, value = (each.realize() for each in args)
+            if _constant(name) == "requires_grad" and is_done(x, _constant(value)):
+                return ConstantVariable.create(None)
+        return set_attribute(self, tx, args, kwargs)
+
+    def in_place(self: Any, tx: Any, requires_grad: Any = True) -> Any:
+        value = requires_grad if requires_grad is True else _constant(requires_grad)
+        return self if is_done(self, value) else set_in_place(self, tx, requires_grad)
+
+    with (
+        patch.object(_SETATTR, "call_function", attribute),
+        patch.object(TensorVariable, "method_requires_grad_", in_place),
+    ):
+        yield
+
+
+def _constant(variable: Any) -> Any:
+    """The Python value of a constant of dynamo's; None of anything else."""
+    return variable.as_python_constant() if variable.is_python_constant() else None
 
 
 def _names(code: CodeType) -> frozenset[str]:

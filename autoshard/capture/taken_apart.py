@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
 from .attention_parts import attention_in_parts, attention_of_one_head, is_of_one_head, is_without_kernel
 from .bags import can_be_added_up, embedding_bag
 from .batch_inside import keep_batch_inside
-from .examples import shape_of
+from .examples import note, shape_of, tensor_of
 from .folded_heads import keep_heads_apart
 from .matrix_products import is_product, product, take_equation_apart
 from .multihead import has_a_batch, multihead_attention
@@ -21,6 +22,17 @@ from .spread import take_spread_apart
 
 POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
 """Pools, and the number of dims that they go over."""
+DETERMINANTS = {
+    torch.det,
+    torch.logdet,
+    torch.slogdet,
+    torch.linalg.det,
+    torch.linalg.slogdet,
+    "det",
+    "logdet",
+    "slogdet",
+}
+"""Their gradient solves with what they made of the matrix, or of its transpose, by how the matrix lies in memory."""
 BY_POSITION = {operator.getitem: by_position, operator.setitem: write_by_position}
 """What picks or writes by indices, and what does it where these are row numbers."""
 
@@ -41,6 +53,8 @@ def take_apart(module: fx.GraphModule) -> None:
             take_equation_apart(node) or keep_batch_inside(node, batch) or take_spread_apart(node) or put_together(node)
         ):
             continue
+        elif node.target in DETERMINANTS:
+            _take_in_order(module.graph, node)
         if node.op != "call_function":
             continue
         if node.target in STEP_BY_STEP and isinstance(node.args[3], bool):
@@ -66,6 +80,13 @@ def take_apart(module: fx.GraphModule) -> None:
 def _batch(graph: fx.Graph) -> int:
     """The length of dim 0 of the first tensor that a model is called with; 0 where none has dims."""
     return next((shape[0] for shape in map(shape_of, graph.find_nodes(op="placeholder")) if shape), 0)
+
+
+def _take_in_order(graph: fx.Graph, node: fx.Node) -> None:
+    """Has a function take its tensor as one that lies in memory in the order of its dims, as what moved does."""
+    (x,) = node.all_input_nodes
+    with graph.inserting_before(node):
+        node.replace_input_with(x, note(graph.call_method("contiguous", (x,)), tensor_of(x)))
 
 
 def mean_of_all(x: Tensor, dims: int) -> Tensor:

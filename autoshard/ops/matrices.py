@@ -5,12 +5,13 @@ matrices; products of three tensors.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from ..capture import Node, TensorMeta
 from ..layout import P_SUM, Placement, R, S
-from .operator import Metas, Operator, Shape, as_it_is, enter
+from .operator import LocalCall, Metas, Operator, Shape, as_it_is, enter
 from .rule import Rule
 
 
@@ -22,6 +23,13 @@ def _matrix_by_matrix(node: Node, inputs: Metas) -> list[Rule]:
 
     front = range(len(inputs[0].shape) - 2)
     return [Rule((S(d),) * len(inputs), tuple(cut(meta, d) for meta in node.outputs)) for d in front]
+
+
+def _in_order(call: LocalCall) -> Any:
+    """Of matrices that lie in the order of their dims, as capture has them lie in one process: otherwise torch makes
+    another thing of them, of which the gradient would know nothing.
+    """
+    return call.run(call.node.op, call.run(torch.ops.aten.contiguous.default, call.args[0]))
 
 
 def _exchanging_no_rows(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -90,6 +98,7 @@ def _flops_of_three(node: Node, inputs: list[Shape], outputs: list[Shape]) -> fl
 
 
 enter("_linalg_eigh _linalg_svd", Operator(rules=_matrix_by_matrix))
+enter("_linalg_det _linalg_slogdet", Operator(rules=_matrix_by_matrix, local=_in_order))
 enter("linalg_lu_solve", Operator(rules=_matrix_by_matrix, meant=_exchanging_no_rows))
 enter("_cdist_forward", Operator(rules=_distance_rules, flops=_flops_of_distances))
 enter("_cdist_backward", Operator(rules=_distance_backward_rules, flops=_flops_of_distances))

@@ -191,7 +191,7 @@ class MatricesOfRows(nn.Module):
         low, high = torch.aminmax(solved, dim=-1)
         y = self.pairs(x, F.rrelu(h))
         margin = F.soft_margin_loss(y, x[:, :4].sign()) + (high - low).square().mean()
-        return margin + self.loss(y, x[:, :4], F.softplus(self.spread(y))) + torch.linalg.slogdet(matrices)[1].mean()
+        return margin + self.loss(y, x[:, :4], F.softplus(self.spread(y))) + torch.linalg.slogdet(matrices.mT)[1].mean()
 
 
 class Pictures(nn.Module):
@@ -275,7 +275,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 WHOLE = [
     f"ignore:aten.{name}:autoshard.errors.StrategyWarning"
-    for name in ("linalg_matrix_exp", "_linalg_slogdet", "linalg_lu_solve")
+    for name in ("linalg_matrix_exp", "_linalg_det", "_linalg_slogdet", "linalg_lu_solve")
 ]
 """What is said of decompositions of one matrix, of which there is no part."""
 
@@ -363,6 +363,27 @@ def test_spreads_are_torchs_with_their_gradients(function: Callable[..., Any]) -
     torch.manual_seed(0)
     model, args = Summed().double(), (torch.randn(4, 6, dtype=torch.float64),)
     check_as_before(model, args, _plan(model, args, "a=2", "x=a:S(0)"), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.filterwarnings(*WHOLE)
+@pytest.mark.parametrize(
+    "function",
+    [torch.det, torch.logdet, lambda a: torch.slogdet(a)[1], lambda a: a.det(), lambda a: torch.linalg.det(a)],
+)
+def test_determinants_of_matrices_that_lie_otherwise_in_memory(function: Callable[[Tensor], Tensor]) -> None:
+    class Volume(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.turn = nn.Linear(8, 9), nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            matrices = (self.enter(x).view(-1, 3, 3) + 9 * torch.eye(3, dtype=x.dtype)).mT
+            return function(matrices).mean() + function((self.turn.t() @ self.turn).t() + torch.eye(3, dtype=x.dtype))
+
+    torch.manual_seed(0)
+    model, args = Volume().double(), (torch.randn(4, 8, dtype=torch.float64),)
+    for plan in islice(random_plans(capture(model, args), Mesh.parse("a=2"), 0, model, args, {}), 4):
+        check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
 
 
 def test_a_mask_that_takes_more_of_one_row_than_of_another_is_said_in_the_step() -> None:
