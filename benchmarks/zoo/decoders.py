@@ -32,7 +32,7 @@ def decoder(name: str, **changes: Any) -> Example:
     sizes = {key: value for key, value in (SIZES | changes).items() if value is not None}
     config = getattr(transformers, f"{name}Config")(**sizes)
     config.use_cache = False
-    architecture = "Gemma3" if name == "Gemma3Text" else name
+    architecture = name.removesuffix("Text")
     model = getattr(transformers, f"{architecture}ForCausalLM")(config)
     tokens = torch.randint(1, config.vocab_size, (BATCH, LENGTH))
     return model.train(), {"input_ids": tokens, "labels": tokens}
@@ -59,6 +59,9 @@ NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 
 DECODERS = (
     Member("llama", partial(decoder, "Llama")),
+    Member(
+        "llama4", partial(decoder, "Llama4Text", num_local_experts=4, intermediate_size_mlp=64, attention_chunk_size=6)
+    ),
     Member("mistral", partial(decoder, "Mistral", sliding_window=5)),
     Member("qwen3", partial(decoder, "Qwen3")),
     Member("qwen3-moe", partial(decoder, "Qwen3Moe", **ROUTED), dtype=torch.float32),

@@ -1,4 +1,4 @@
-"""Encoders, and encoders with decoders, of transformers: text, speech and pictures, with two layers or blocks."""
+"""Encoders, and decoders beside them, of transformers: text, speech and pictures, with two layers or blocks."""
 
 from __future__ import annotations
 
@@ -89,6 +89,21 @@ def dinov2() -> Example:
     return transformers.Dinov2ForImageClassification(config), _picture()
 
 
+def llava() -> Example:
+    """Pictures among words: features of a picture in the places of four of its text's tokens."""
+    picture = 95
+    sizes = {key: value for key, value in SIZES.items() if "prob" not in key}
+    words = transformers.LlamaConfig(**sizes, vocab_size=96, num_key_value_heads=2, max_position_embeddings=LENGTH)
+    pictures = transformers.CLIPVisionConfig(**sizes, image_size=16, patch_size=8)
+    config = transformers.LlavaConfig(
+        text_config=words, vision_config=pictures, image_token_id=picture, image_seq_length=4, vision_feature_layer=-1
+    )
+    tokens = _tokens(picture)
+    tokens[:, 1:5] = picture
+    given = {"input_ids": tokens, "pixel_values": torch.randn(BATCH, 3, 16, 16), "labels": tokens, "use_cache": False}
+    return transformers.LlavaForConditionalGeneration(config), given
+
+
 class Mean(torch.nn.Module):
     """The mean square of the features of an encoder, as a loss."""
 
@@ -111,4 +126,4 @@ def sam() -> Example:
     return Mean(transformers.SamVisionModel(config)), {"pixel_values": torch.randn(BATCH, 3, 32, 32)}
 
 
-ENCODERS = tuple(Member(make.__name__, make) for make in (bert, t5, whisper, wav2vec2, vit, swin, dinov2, sam))
+ENCODERS = tuple(Member(make.__name__, make) for make in (bert, t5, whisper, wav2vec2, vit, swin, dinov2, llava, sam))
