@@ -285,10 +285,9 @@ def _leaves_within() -> Iterator[None]:
         return bool(x.requires_grad == value)
 
     def attribute(self: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if getattr(self, "fn", setattr) is setattr and len(args) == 3:
-            x, name, value = (each.realize() for each in args)
-            if _constant(name) == "requires_grad" and is_done(x, _constant(value)):
-                return ConstantVariable.create(None)
+        is_call = getattr(self, "fn", setattr) is setattr and len(args) == 3
+        if is_call and _constant(args[1]) == "requires_grad" and is_done(args[0].realize(), _constant(args[2])):
+            return ConstantVariable.create(None)
         return set_attribute(self, tx, args, kwargs)
 
     def in_place(self: Any, tx: Any, requires_grad: Any = True) -> Any:
@@ -304,7 +303,8 @@ def _leaves_within() -> Iterator[None]:
 
 def _constant(variable: Any) -> Any:
     """The Python value of a constant of dynamo's; None of anything else."""
-    return variable.as_python_constant() if variable.is_python_constant() else None
+    value = variable.realize()
+    return value.as_python_constant() if value.is_python_constant() else None
 
 
 def _names(code: CodeType) -> frozenset[str]:

@@ -51,13 +51,12 @@ def _rows_of(part: object) -> Rows | None:
 
 def _rows_of_piece(cut: fx.Node, index: int) -> Rows | None:
     """The same of one of the pieces that a function cuts a tensor into."""
-    before = 1 if cut.target in _UNBINDS else 2
-    whole, *dims = (*cut.args[:1], *cut.args[before:], *cut.kwargs.values())
-    if cut.target not in _CUTS or not isinstance(whole, fx.Node) or any(dims):
+    is_unbind = cut.target in _UNBINDS
+    if cut.target not in _CUTS or not cut.args or any((*cut.args[1 if is_unbind else 2 :], *cut.kwargs.values())):
         return None
-    lengths = [1 if cut.target in _UNBINDS else piece.shape[0] for piece in example(cut)]
+    whole, lengths = cut.args[0], [1 if is_unbind else piece.shape[0] for piece in example(cut)]
     start = sum(lengths[:index])
-    return whole, start, start + lengths[index]
+    return (whole, start, start + lengths[index]) if isinstance(whole, fx.Node) else None
 
 
 def _together(x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -22,16 +22,8 @@ from .spread import take_spread_apart
 
 POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
 """Pools, and the number of dims that they go over."""
-DETERMINANTS = {
-    torch.det,
-    torch.logdet,
-    torch.slogdet,
-    torch.linalg.det,
-    torch.linalg.slogdet,
-    "det",
-    "logdet",
-    "slogdet",
-}
+DETERMINANTS = {torch.det, torch.logdet, torch.slogdet, torch.linalg.det, torch.linalg.slogdet}
+DETERMINANTS |= {"det", "logdet", "slogdet"}
 """Their gradient solves with what they made of the matrix, or of its transpose, by how the matrix lies in memory."""
 BY_POSITION = {operator.getitem: by_position, operator.setitem: write_by_position}
 """What picks or writes by indices, and what does it where these are row numbers."""
@@ -41,17 +33,17 @@ def take_apart(module: fx.GraphModule) -> None:
     """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, but for
     those on packed sequences, bags, attention of several heads, without a kernel or to one head, products of matrices
     with several dims in front, or with a batch that is not in front, spreads over the batch, batches in a list that are
-    joined again, picking from each row, writing into each, picking by numbers in a row, and means that are written as
-    pools.
+    joined again, determinants, picking from each row, writing into each, picking by numbers in a row, and means that
+    are written as pools.
     """
     batch = _batch(module.graph)
     keep_heads_apart(module.graph, batch)
     for node in module.graph.nodes:
         if is_product(node):
             node.op, node.target = "call_function", product
-        elif (
-            take_equation_apart(node) or keep_batch_inside(node, batch) or take_spread_apart(node) or put_together(node)
-        ):
+        elif take_equation_apart(node) or keep_batch_inside(node, batch):
+            continue
+        elif take_spread_apart(node) or put_together(node):
             continue
         elif node.target in DETERMINANTS:
             _take_in_order(module.graph, node)
