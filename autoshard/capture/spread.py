@@ -1,8 +1,8 @@
-"""Variances and standard deviations over the batch, from sums that ranks can add up.
+"""Variances, standard deviations and lengths over the batch, from sums that ranks can add up.
 
 Torch takes a variance in one pass over all of its numbers, so that whoever has some of the rows has nothing to give.
-Here it is the sum of squared distances from the mean: two sums over the batch. Over other dims torch's own stay,
-but for ``std_mean``, which DTensor does not know.
+Here it is the sum of squared distances from the mean: two sums over the batch; and a length is the root of a sum of
+squares. Over other dims torch's own stay, but for ``std_mean``, which DTensor does not know.
 """
 
 from __future__ import annotations
@@ -20,6 +20,14 @@ _DEVIATIONS = (torch.std, "std", torch.std_mean)
 _WITH_MEAN = (torch.var_mean, torch.std_mean)
 _OPTIONS = {"dim": "dim", "axis": "dim", "unbiased": "unbiased", "correction": "correction"}
 _OPTIONS |= {"keepdim": "keepdim", "keepdims": "keepdim"}  # torch takes numpy's names
+
+
+_LENGTHS = {
+    **dict.fromkeys((torch.norm, "norm"), ("p", ("fro", 2))),
+    torch.linalg.norm: ("ord", (None, "fro")),
+    torch.linalg.vector_norm: ("ord", (2,)),
+}
+"""Norms: how they name their order, and the orders by which each is a length, which it is where none is given."""
 
 
 def take_spread_apart(node: fx.Node) -> bool:
@@ -41,6 +49,39 @@ def take_spread_apart(node: fx.Node) -> bool:
     return True
 
 
+def take_length_apart(node: fx.Node) -> bool:
+    """Rewrites a call of torch in place if it is the square root of the sum of squares over dim 0; else False."""
+    if node.target not in _LENGTHS or not node.args:
+        return False
+    value, (order, lengths) = tensor_of(node.args[0]), _LENGTHS[node.target]
+    names = (order, "dim", "keepdim")
+    given: dict[str, Any] = dict(zip(names, node.args[1:])) | node.kwargs
+    if value is None or not value.dim() or not value.is_floating_point() or not given.keys() <= set(names):
+        return False
+    dim, is_of_rows = given.get("dim"), given.get(order) == 2 and isinstance(given.get("dim"), int)
+    dims = [d % value.dim() for d in ([dim] if isinstance(dim, int) else dim or range(value.dim()))]
+    if 0 not in dims or (order in given and given[order] not in lengths and not is_of_rows):
+        return False
+    made = (node.args[0], dims, bool(given.get("keepdim")))
+    node.op, node.target, node.args, node.kwargs = "call_function", _length, made, {}
+    return True
+
+
+def _length(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+    return _root(_wide(x).square().sum(dims, keepdim=keepdim)).to(x.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Numbers as torch adds them up."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _root(x: Tensor) -> Tensor:
+    """Square roots; the gradient of that of zero is zero, as it is of what torch makes the root of."""
+    is_zero = x == 0
+    return x.masked_fill(is_zero, 1).sqrt().masked_fill(is_zero, 0)
+
+
 def _asked(
     *args: Any, dim: Any = None, unbiased: bool = True, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Any, float, bool]:
@@ -57,11 +98,9 @@ def _asked(
 def _spread(
     x: Tensor, dims: list[int], count: float, keepdim: bool, is_root: bool, with_mean: bool
 ) -> Tensor | tuple[Tensor, Tensor]:
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # as torch adds up
+    wide = _wide(x)
     mean = wide.mean(dims, keepdim=True)
     found = (wide - mean).square().sum(dims, keepdim=keepdim) / count
-    if is_root:  # the gradient where all numbers are equal is zero, as torch has it
-        is_zero = found == 0
-        found = found.masked_fill(is_zero, 1).sqrt().masked_fill(is_zero, 0)
+    found = _root(found) if is_root else found
     found = found.to(x.dtype)
     return (found, (mean if keepdim else mean.squeeze(dims)).to(x.dtype)) if with_mean else found

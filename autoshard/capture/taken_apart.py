@@ -18,7 +18,7 @@ from .multihead import has_a_batch, multihead_attention
 from .put_together import put_together
 from .recurrent import STEP_BY_STEP
 from .row_numbers import as_range, by_position, part, positions, write_by_position
-from .spread import take_spread_apart
+from .spread import take_length_apart, take_spread_apart
 
 POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
 """Pools, and the number of dims that they go over."""
@@ -32,9 +32,9 @@ BY_POSITION = {operator.getitem: by_position, operator.setitem: write_by_positio
 def take_apart(module: fx.GraphModule) -> None:
     """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, but for
     those on packed sequences, bags, attention of several heads, without a kernel or to one head, products of matrices
-    with several dims in front, or with a batch that is not in front, spreads over the batch, batches in a list that are
-    joined again, determinants, picking from each row, writing into each, picking by numbers in a row, and means that
-    are written as pools.
+    with several dims in front, or with a batch that is not in front, spreads and lengths over the batch, batches in a
+    list that are joined again, determinants, picking from each row, writing into each, picking by numbers in a row, and
+    means that are written as pools.
     """
     batch = _batch(module.graph)
     keep_heads_apart(module.graph, batch)
@@ -43,7 +43,7 @@ def take_apart(module: fx.GraphModule) -> None:
             node.op, node.target = "call_function", product
         elif take_equation_apart(node) or keep_batch_inside(node, batch):
             continue
-        elif take_spread_apart(node) or put_together(node):
+        elif take_spread_apart(node) or take_length_apart(node) or put_together(node):
             continue
         elif node.target in DETERMINANTS:
             _take_in_order(module.graph, node)

@@ -32,6 +32,11 @@ def _norm_rules(node: Node, inputs: Metas) -> list[Rule]:
     return [Rule((S(d),), (S(d if len(meta.shape) == rank else k),)) for k, d in enumerate(kept)]
 
 
+def _mean_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Addends where an averaged dim is cut, evenly or not; DTensor has averages of shards, which must be even."""
+    return [Rule((S(d),), (P_SUM,)) for d in _averaged(node, inputs[0])]
+
+
 def _mean(call: LocalCall) -> Any:
     """A mean over a cut dim adds up the shard and divides by the whole length, so that the ranks' results add up."""
     length = _mean_length(call.node, call.metas[0], call.inputs[0])
@@ -43,12 +48,17 @@ def _mean(call: LocalCall) -> Any:
 
 def _mean_length(node: Node, meta: TensorMeta, layout: Layout) -> int | None:
     """The number of elements a mean divides by, or None where every averaged dim is whole on each rank."""
-    rank = len(meta.shape)
-    dims = node.args[1] if node.op is aten.mean.dim and len(node.args) > 1 and node.args[1] else tuple(range(rank))
-    averaged = {d % rank for d in dims} if rank else set()
+    averaged = _averaged(node, meta)
     if not any(layout.axes_of(d) for d in averaged):
         return None
     return math.prod(meta.shape[d] for d in averaged)
+
+
+def _averaged(node: Node, meta: TensorMeta) -> list[int]:
+    """The dims that a mean goes over."""
+    rank = len(meta.shape)
+    dims = node.args[1] if node.op is aten.mean.dim and len(node.args) > 1 and node.args[1] else range(rank)
+    return sorted({d % rank for d in dims}) if rank else []
 
 
 def _running_sum_of_addends(node: Node, inputs: Metas) -> list[Rule]:
@@ -58,7 +68,7 @@ def _running_sum_of_addends(node: Node, inputs: Metas) -> list[Rule]:
 enter("cumsum", Operator(more_rules=_running_sum_of_addends, kernel="reduction"))
 enter("any", Operator(more_rules=partial(_truths, P("max")), kernel="reduction"))
 enter("all", Operator(more_rules=partial(_truths, P("min")), kernel="reduction"))
-enter("mean", Operator(local=_mean, kernel="reduction", traits=("mean",)))
+enter("mean", Operator(more_rules=_mean_rules, local=_mean, kernel="reduction", traits=("mean",)))
 enter("norm", Operator(more_rules=_norm_rules, kernel="reduction"))
 enter("sum", Operator(kernel="reduction", traits=("linear",)))
 enter(

@@ -365,6 +365,56 @@ def test_spreads_are_torchs_with_their_gradients(function: Callable[..., Any]) -
     check_as_before(model, args, _plan(model, args, "a=2", "x=a:S(0)"), rtol=1e-8, atol=1e-10)
 
 
+LENGTHS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "all": (torch.norm, True),
+    "of rows": (lambda x: x.norm(dim=0), True),
+    "of some": (lambda x: torch.linalg.norm(x, 2, 0, True), True),
+    "frobenius": (lambda x: torch.norm(x, "fro", dim=(0, 1), keepdim=True), True),
+    "of a matrix": (torch.linalg.norm, True),
+    "of vectors": (lambda x: torch.linalg.vector_norm(x, dim=(0, -1)), True),
+    "of columns": (lambda x: x.norm(2, -1), False),
+    "of another order": (lambda x: x.norm(1, 0), False),
+    "spectral": (lambda x: torch.linalg.norm(x, 2), False),
+    "in another dtype": (lambda x: torch.linalg.vector_norm(x, dim=0, dtype=torch.float64), False),
+}
+"""Norms, and whether they are taken for lengths over the batch."""
+
+
+@pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
+@pytest.mark.parametrize("name", LENGTHS)
+def test_lengths_over_the_batch_are_torchs_with_their_gradients(name: str) -> None:
+    class Length(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x * self.weight
+            return LENGTHS[name][0](h).sum() + LENGTHS[name][0](h * 0.0).square().sum()
+
+    torch.manual_seed(0)
+    model, args = Length().double(), (torch.randn(4, 6, dtype=torch.float64),)
+    made = [str(node.op) for node in capture(model, args).nodes]
+    assert ("aten.sqrt.default" in made) == LENGTHS[name][1]
+    check_as_before(model, args, _plan(model, args, "a=2", "x=a:S(0)"), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("dims", [None, (0,), (0, 1)])
+def test_means_of_a_batch_that_is_cut_unevenly(dims: tuple[int, ...] | None) -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x).square().mean(dims).sum() + F.mse_loss(self.linear(x), x)
+
+    torch.manual_seed(0)
+    model, args = Mean().double(), (torch.randn(8, 6, dtype=torch.float64),)
+    for baseline in ("ddp", "fsdp"):
+        check_as_before(model, args, _plan(model, args, "a=3", f"baseline {baseline}"), rtol=1e-8, atol=1e-10)
+
+
 @pytest.mark.filterwarnings(*WHOLE)
 @pytest.mark.parametrize(
     "function",
