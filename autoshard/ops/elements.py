@@ -75,6 +75,6 @@ enter("mul div neg", Operator(traits=("scaling",)))
 enter("index_select", Operator(kernel="indexing", traits=("rows",)))
 enter("topk sort", Operator(kernel="indexing", traits=("choice",)))
 enter(
-    "scatter scatter_reduce index_copy index take masked_select",
+    "scatter scatter_reduce index_copy take masked_select",
     Operator(kernel="indexing"),
 )

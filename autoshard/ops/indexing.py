@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from ..capture import Node, Ref
 from ..layout import P_SUM, Placement, R, S
 from .operator import Metas, Operator, Shape, enter
@@ -87,6 +89,14 @@ def _adding(node: Node, inputs: Metas) -> list[Rule]:
     return rules
 
 
+def _within(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Indices of the dims that they are of, of which one may have a single element."""
+    whole, *others = values
+    lengths = [size for size, index in zip(whole.shape, node.args[1]) if isinstance(index, Ref)]
+    indices = [index if index.dtype is torch.bool else index % size for size, index in zip(lengths, others)]
+    return (whole, *indices, *others[len(lengths) :])
+
+
 def _looking_up(node: Node, inputs: Metas) -> list[Rule]:
     """``searchsorted`` in one sequence, which is whole: every value is looked for by itself."""
     sequence, *values = inputs
@@ -95,8 +105,9 @@ def _looking_up(node: Node, inputs: Metas) -> list[Rule]:
     return [Rule((R, S(d)), (S(d),)) for d, size in enumerate(values[0].shape) if size > 1]
 
 
-enter("_unsafe_index", Operator(rules=_reading, kernel="indexing"))
-enter("index_put", Operator(more_rules=_writing, kernel="indexing"))
-enter("_unsafe_index_put", Operator(rules=_writing, kernel="indexing"))
+enter("index", Operator(meant=_within, kernel="indexing"))
+enter("_unsafe_index", Operator(rules=_reading, meant=_within, kernel="indexing"))
+enter("index_put", Operator(more_rules=_writing, meant=_within, kernel="indexing"))
+enter("_unsafe_index_put", Operator(rules=_writing, meant=_within, kernel="indexing"))
 enter("index_add", Operator(rules=_adding, kernel="indexing"))
 enter("searchsorted", Operator(rules=_looking_up, kernel="indexing"))

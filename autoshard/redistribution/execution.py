@@ -206,13 +206,13 @@ def _stacked(emit: Emitter, x: Any, shape: tuple[int, ...], dim: int, count: int
         return emit.call(aten.cat.default, _blocks(emit, x, shape, dim, count), 0)
     length = shape[dim] // count
     outer, inner = prod(shape[:dim]), length * prod(shape[dim + 1 :])
-    apart = [outer, count, inner] if outer > 1 else [count, inner]  # of one element strides may be any number
+    apart = [outer, count, inner] if outer != 1 else [count, inner]  # of one element strides may be any number
     lying = emit.call(aten.view.default, x, apart)
     each = _WORD.itemsize // looks.dtype.itemsize
     is_wide = each > 1 and inner % each == 0 and looks.storage_offset() % each == 0
     if is_wide:
         lying = emit.call(aten.view.dtype, lying, _WORD)
-    turned = emit.call(aten.permute.default, lying, [1, 0, 2]) if outer > 1 else lying
+    turned = emit.call(aten.permute.default, lying, [1, 0, 2]) if outer != 1 else lying
     stacked = emit.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
     if is_wide:
         stacked = emit.call(aten.view.dtype, stacked, looks.dtype)

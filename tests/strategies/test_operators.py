@@ -50,6 +50,11 @@ OTHERS = {
     "squeezed": lambda n: operator(aten.squeeze.default, f(4, 1, n)),
     "squeezed where it is one": lambda n: operator(aten.squeeze.dims, f(4, 1, n), [0, 1]),
     "hidden": lambda n: operator(aten.masked_fill.Scalar, f(6, n), b(6, n), float("-inf")),
+    "indexed where there is one": lambda n: operator(aten.index.Tensor, f(n, 4, 1), [None, None, i(6)]),
+    "sampled where there is one": lambda n: operator(
+        aten._unsafe_index.Tensor, f(n, 4, 1, 1), [None, None, i(6, 1), i(6)]
+    ),
+    "put where there is one": lambda n: operator(aten.index_put.default, f(n, 1), [None, i(2, 3)], f(n, 2, 3), True),
     "filled where a mask says": lambda n: operator(aten.masked_scatter.default, f(n, 6, 4), b(n, 6, 1), f(2 * n, 4)),
     "filled element by element": lambda n: operator(aten.masked_scatter.default, f(n, 6), b(n, 6), f(n, 1, 4)),
     "filled along a row": lambda n: operator(aten.masked_scatter.default, f(1, n, 6), b(n, 6), f(n * 4)),
@@ -237,6 +242,9 @@ def test_every_strategy_of_an_operator_is_right(name: str, length: int, mesh: st
     + [
         ("numbers written down", {0, 1}),
         ("filled where a mask says", {0, 2}),
+        ("indexed where there is one", {0, 1}),
+        ("sampled where there is one", {0, 1}),
+        ("put where there is one", {0}),
         ("gradient of what fills", {0, 1}),
         ("group norm", {0}),
         ("gradient of a group norm", {0}),
