@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from .ancestors import ancestors
 from .equations import equation_of, sides_of
 from .examples import shape_of, tensor_of
 from .library import define, derive
@@ -94,7 +95,8 @@ def _einsum_of(node: fx.Node, batch: int) -> bool:
         sides = sides_of(x, y, equation.made)
         if sides is None or sides.front or not sides.columns:
             continue
-        if _is_inside([size for label, size in zip(x, shape_of(of_x)) if label in sides.rows], batch):
+        front = [size for label, size in zip(x, shape_of(of_x)) if label in sides.rows]
+        if _is_inside(front, batch) and _is_of_inputs(of_x):
             node.args, node.target = (of_x, of_y, x, y, equation.made), _einsum_inside
             return True
     return False
@@ -128,6 +130,11 @@ _REWRITES: dict[Any, Callable[[fx.Node, int], bool]] = {
 def _is_inside(front: Sequence[int], batch: int) -> bool:
     """Whether a batch stands among the dims in front, but not first."""
     return len(front) > 1 and batch > 1 and front[0] not in (1, batch) and batch in front[1:]
+
+
+def _is_of_inputs(node: fx.Node) -> bool:
+    """Whether a tensor is made of what the model is called with, not of parameters alone, which have no batch."""
+    return any(each.op == "placeholder" for each in ancestors([node]))
 
 
 def _is_complex(node: fx.Node) -> bool:

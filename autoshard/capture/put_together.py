@@ -1,12 +1,14 @@
 """Batches that are taken apart and put together again as they were: ``torch.cat(list(features))``.
 
 Models that take pictures of several sizes keep the features of each in a list, though all are of one. Rows that are
-picked one by one are no batch that ranks could share, so they are not picked.
+picked one by one are no batch that ranks could share, so they are not picked. Nor is anything joined to what a new
+cache of keys has, which is nothing: ``torch.cat([torch.tensor([]), keys], dim=-2)``.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx
@@ -22,18 +24,34 @@ Rows = tuple[fx.Node, int, int]
 
 
 def put_together(node: fx.Node) -> bool:
-    """Rewrites a join along dim 0 in place if it has all rows of one tensor in their order; else False."""
-    if node.target not in _JOINS or tensor_of(node) is None or not node.args:
+    """Rewrites a join in place if it has all rows of one tensor in their order, or one tensor alone; else False."""
+    if node.target not in _JOINS or not node.args or not isinstance(node.args[0], (tuple, list)):
         return False
-    parts = [_rows_of(part) for part in node.args[0]] if isinstance(node.args[0], (tuple, list)) else []
-    found = [part for part in parts if part is not None]
-    if any((*node.args[1:], *node.kwargs.values())) or len(found) < max(len(parts), 2):
+    dims, parts = (*node.args[1:], *node.kwargs.values()), node.args[0]
+    whole = _alone(parts, tensor_of(node)) if node.target is not torch.stack else None
+    whole = whole or (_all_rows(parts) if not any(dims) else None)
+    if whole is None:
         return False
-    wholes, starts, stops = zip(*found)
-    if len(set(wholes)) > 1 or (*starts, shape_of(wholes[0])[0]) != (0, *stops):
-        return False
-    node.target, node.args, node.kwargs = _together, (wholes[0], tuple(shape_of(node))), {}
+    node.target, node.args, node.kwargs = _together, (whole, tuple(shape_of(node))), {}
     return True
+
+
+def _alone(parts: Sequence[object], joined: Tensor | None) -> fx.Node | None:
+    """The one tensor that has elements."""
+    found = [part for part in parts if (value := tensor_of(part)) is None or value.numel()]
+    value = tensor_of(found[0]) if len(found) == 1 else None
+    is_all = value is not None and joined is not None and (value.shape, value.dtype) == (joined.shape, joined.dtype)
+    return found[0] if is_all and isinstance(found[0], fx.Node) else None
+
+
+def _all_rows(parts: Sequence[object]) -> fx.Node | None:
+    """The tensor whose rows these are, all of them and in their order."""
+    found = [rows for part in parts if (rows := _rows_of(part)) is not None]
+    if len(found) < max(len(parts), 2):
+        return None
+    wholes, starts, stops = zip(*found)
+    are_all = len(set(wholes)) == 1 and (*starts, shape_of(wholes[0])[0]) == (0, *stops)
+    return wholes[0] if are_all else None
 
 
 def _rows_of(part: object) -> Rows | None:
