@@ -25,6 +25,7 @@ from torch._dynamo.exc import ObservedException, TorchRuntimeError, Unsupported
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables import ConstantVariable, SetVariable, TensorVariable, builtin
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
 from torch._functorch.autograd_function import autograd_function_apply as autograd_function_apply
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.export._trace import _restore_state_dict
@@ -211,6 +212,8 @@ def _side_effects_into(found: Dynamo) -> Iterator[None]:
 
 
 def _record(effects: SideEffects, variable: Any, found: Dynamo) -> None:
+    if isinstance(variable, TorchFunctionModeStackVariable) and _leaves_modes(effects, variable):
+        return
     source = variable.source.name if isinstance(variable.source.name, str) else variable.source.name()
     known: dict[Any, list[traceback.StackSummary]] = effects.mutation_user_stacks
     stacks = known.get(variable) or known.get(getattr(variable, "_base_vt", None))  # of an OrderedDict, its dict
@@ -221,6 +224,12 @@ def _record(effects: SideEffects, variable: Any, found: Dynamo) -> None:
         found.assigned += [f"{path}.{key}".removeprefix(".") for key in _replaced(variable)]
     else:
         found.side_effects += [SideEffect(readable(source) + name, line) for name in _changed(effects, variable)]
+
+
+def _leaves_modes(effects: SideEffects, variable: Any) -> bool:
+    """Whether a forward leaves as many modes of ``__torch_function__`` as there were: it enters some for a while."""
+    output = effects.output_graph_weakref()
+    return output is not None and len(variable.symbolic_stack) == len(output.torch_function_mode_stack)
 
 
 def _keys(items: dict[Any, Any]) -> set[Any]:

@@ -522,3 +522,37 @@ def test_what_stands_in_the_way_behind_the_first_call_is_what_is_said() -> None:
     with pytest.raises(CaptureError, match="as_strided"):
         capture(model, (example(),))
     assert model.number == 0
+
+
+class Doubled(torch.overrides.TorchFunctionMode):
+    """Doubles what products with weights give."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.nn.functional.linear else result
+
+
+def test_a_mode_that_a_forward_enters_for_a_while_is_no_change() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        with Doubled():
+            x = m.linear(x)
+        return m.linear(x)
+
+    graph = capture(Stateful(body), (example(),))
+    names = [node.name for _, node in graph.of_kind("operator") if node.phase == "forward"]
+    assert names == ["linear/t", "linear/addmm", "linear/mul", "linear/t.1", "linear/addmm.1"]
+
+
+def test_a_set_that_has_what_it_had_is_no_change() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        m.names.add("linear")
+        m.kept = m.kept
+        return m.linear(x) * m.kept
+
+    model = Stateful(body)
+    model.names = {"linear"}
+    model.kept = nn.Buffer(torch.ones(SIZE), persistent=False)
+    assert not capture(model, (example(),)).mutations
+    model.names = {"other"}
+    with pytest.raises(CaptureError, match=r"model\.names"):
+        capture(model, (example(),))
