@@ -53,22 +53,23 @@ def take_length_apart(node: fx.Node) -> bool:
     """Rewrites a call of torch in place if it is the square root of the sum of squares over dim 0; else False."""
     if node.target not in _LENGTHS or not node.args:
         return False
-    value, (order, lengths) = tensor_of(node.args[0]), _LENGTHS[node.target]
+    value, made, (order, lengths) = tensor_of(node.args[0]), tensor_of(node), _LENGTHS[node.target]
     names = (order, "dim", "keepdim")
     given: dict[str, Any] = dict(zip(names, node.args[1:])) | node.kwargs
-    if value is None or not value.dim() or not value.is_floating_point() or not given.keys() <= set(names):
+    if value is None or made is None or not value.dim() or not value.is_floating_point():
         return False
     dim, is_of_rows = given.get("dim"), given.get(order) == 2 and isinstance(given.get("dim"), int)
     dims = [d % value.dim() for d in ([dim] if isinstance(dim, int) else dim or range(value.dim()))]
-    if 0 not in dims or (order in given and given[order] not in lengths and not is_of_rows):
+    is_length = order not in given or given[order] in lengths or is_of_rows
+    if 0 not in dims or not is_length or not given.keys() <= set(names):
         return False
-    made = (node.args[0], dims, bool(given.get("keepdim")))
-    node.op, node.target, node.args, node.kwargs = "call_function", _length, made, {}
+    keepdim, dtype = bool(given.get("keepdim")), made.dtype  # another than the tensor's under autocast
+    node.op, node.target, node.args, node.kwargs = "call_function", _length, (node.args[0], dims, keepdim, dtype), {}
     return True
 
 
-def _length(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    return _root(_wide(x).square().sum(dims, keepdim=keepdim)).to(x.dtype)
+def _length(x: Tensor, dims: list[int], keepdim: bool, dtype: torch.dtype) -> Tensor:
+    return _root(_wide(x).square().sum(dims, keepdim=keepdim)).to(dtype)
 
 
 def _wide(x: Tensor) -> Tensor:

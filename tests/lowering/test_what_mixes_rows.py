@@ -399,6 +399,21 @@ def test_lengths_over_the_batch_are_torchs_with_their_gradients(name: str) -> No
     check_as_before(model, args, _plan(model, args, "a=2", "x=a:S(0)"), rtol=1e-8, atol=1e-10)
 
 
+def test_a_length_under_autocast_has_the_dtype_that_it_has_there() -> None:
+    class Short(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.linear(x).norm()
+
+    model, x = Short(), torch.randn(4, 6)
+    graph = capture(model, (x,))
+    assert graph.outputs[0] is not None and graph.meta(graph.outputs[0]).dtype == model(x).dtype
+
+
 @pytest.mark.parametrize("dims", [None, (0,), (0, 1)])
 def test_means_of_a_batch_that_is_cut_unevenly(dims: tuple[int, ...] | None) -> None:
     class Mean(nn.Module):
