@@ -37,8 +37,8 @@ def put_together(node: fx.Node) -> bool:
 
 
 def _alone(parts: Sequence[object], joined: Tensor | None) -> fx.Node | None:
-    """The one tensor that has elements."""
-    found = [part for part in parts if (value := tensor_of(part)) is None or value.numel()]
+    """The one tensor beside others of no elements and one dim, which torch takes for nothing."""
+    found = [part for part in parts if (value := tensor_of(part)) is None or value.shape != (0,)]
     value = tensor_of(found[0]) if len(found) == 1 else None
     is_all = value is not None and joined is not None and (value.shape, value.dtype) == (joined.shape, joined.dtype)
     return found[0] if is_all and isinstance(found[0], fx.Node) else None

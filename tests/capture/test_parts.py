@@ -277,7 +277,7 @@ JOINED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
     "a stack of pieces": (lambda x: torch.stack(torch.chunk(x, 2, dim=0)), True),
     "slices": (lambda x: torch.cat([x[:1], x[1:3], x[3:]]), True),
     "with nothing": (lambda x: torch.cat([torch.tensor([], dtype=x.dtype), x], dim=-2), True),
-    "with none of its columns": (lambda x: torch.cat([x, x[..., :0]], -1), True),
+    "with none of its columns": (lambda x: torch.cat([x, x[..., :0]], -1), False),
     "with nothing of another dtype": (lambda x: torch.cat([torch.tensor([]), x.float().half()]), False),
     "one alone": (lambda x: torch.cat([x], 1), True),
     "the last first": (lambda x: torch.cat([x[2:], x[:2]]), False),

@@ -25,7 +25,8 @@ CASE = "mlp odd"  # batch 7, width 9, hidden 13
 
 @pytest.fixture(scope="module")
 def plan() -> ShardingPlan:
-    return cases.sharded_plan(CASE, "dp=2,tp=2")
+    """One that gathers rows."""
+    return cases.sharded_plan(CASE, "dp=2,tp=2", constraints=("forbid */mean dp:P(sum)",))
 
 
 def _detour(plan: ShardingPlan, says_so: bool) -> ShardingPlan:
