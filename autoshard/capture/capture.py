@@ -30,12 +30,13 @@ from .dynamo import is_explained, model_stack, own_error
 from .effects import ChangesModelError
 from .fake_run import FakeRun
 from .first_call import with_first_call_done
+from .first_seen import let_libraries_see_tensors
 from .flat import Captured, captured_flat
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 from .kept_graph import read_graph, written_graph
 from .lines import line_in, line_of
 from .model_key import known_model
-from .models import check_example, check_model
+from .models import check_example, check_model, hold_plain_tensors
 from .precise import dtype_of, precise
 from .writes import refuse_writes
 
@@ -146,6 +147,8 @@ def _captured(
 ) -> CapturedGraph:
     check_autocast_around()
     check_model(model)
+    hold_plain_tensors(model)
+    let_libraries_see_tensors()
     signature = CallSignature(model)
     try:
         call = signature.bind(args, kwargs)
@@ -205,6 +208,8 @@ class _Builder:
         self._traced = traced
         self._model = model
         self._input_names = names
+        self._modules = {path for path, _ in model.named_modules(remove_duplicate=False)}
+        self._modules_by_id = {str(id(module)): path for path, module in model.named_modules()}
         self._refs: dict[FxNode, Ref] = {}
         self._nodes: list[Node] = []
         self._paths: list[str] = []
@@ -341,10 +346,12 @@ class _Builder:
         """The module that called the operator; the sum of two gradients belongs to the module that adds the second."""
         stack = fx.meta.get("nn_module_stack", fx.meta.get("fwd_nn_module_stack"))
         if stack:
-            path = list(stack.values())[-1][0].removeprefix("L['self']")
-            path = re.sub(r"\._modules\['([^']*)'\]|\['([^']*)'\]", _dotted, path)
+            key, (path, _) = list(stack.items())[-1]
+            path = re.sub(r"\._modules\['([^']*)'\]|\['([^']*)'\]", _dotted, path.removeprefix("L['self']"))
             # what torch.utils.checkpoint runs is named from the root of dynamo's own module
-            return path.removeprefix("._export_root").removeprefix(".model").strip(".")
+            path = path.removeprefix("._export_root").removeprefix(".model").strip(".")
+            # reached some other way (by a __getattr__ of the model's, out of a list) the module is known by its identity
+            return path if path in self._modules else self._modules_by_id.get(key.partition("@")[0], path)
         producers = [self._paths[self._node_of(n)] for n in fx.all_input_nodes if n in self._refs]
         return next((path for path in reversed(producers) if path), "")
 

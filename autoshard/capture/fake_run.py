@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 
 from .adapter import run_on_fakes
 from .blocks import Stack
-from .graph import Node, Ref, TensorMeta
+from .graph import Node, Ref, TensorMeta, map_refs
 from .repeat import NotPeriodicError
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +60,8 @@ def fake_run(
         try:
             result = run_on_fakes(model, args, kwargs, lambda leaves: run.start(model, leaves), dtype)
             leaves, structure = tree_flatten(result)
-            return FakeRun(tuple(run.nodes), tuple(map(run.noted, leaves)), structure, tuple(run.elsewhere))
+            nodes, noted = _numbered(run.nodes, tuple(map(run.noted, leaves)))
+            return FakeRun(nodes, noted, structure, tuple(run.elsewhere))
         except Exception as error:  # it is the user's code that runs: on fakes it may do whatever it likes
             raise NotPeriodicError(f"the forward cannot be run on fake tensors: {error}") from error
 
@@ -67,6 +71,28 @@ def seen(node: Node) -> tuple[object, ...]:
     return node.name, node.outputs, node.op, repr((node.args, node.kwargs))
 
 
+def _numbered(nodes: Sequence[Node], result: tuple[Any, ...]) -> tuple[tuple[Node, ...], tuple[Any, ...]]:
+    """The nodes, and the leaves of a result, without what autograd keeps for itself, which nobody reads: how much that
+    is depends on whether a gradient is wanted. Operators are numbered in the block that they are named by.
+    """
+    read = {ref.node for node in nodes for ref in node.inputs} | {leaf.node for leaf in result if isinstance(leaf, Ref)}
+    kept = [i for i, node in enumerate(nodes) if node.op is not aten.detach.default or i in read]
+    numbers = {old: new for new, old in enumerate(kept)}
+    counts: Counter[str] = Counter()
+
+    def numbered(node: Node) -> Node:
+        if node.kind != "operator":
+            return node
+        counts[node.name] += 1
+        args, kwargs = map_refs(node.args, renumber), map_refs(node.kwargs, renumber)
+        return replace(node, name=f"{node.name}/{counts[node.name] - 1}", args=args, kwargs=kwargs)
+
+    def renumber(ref: Ref) -> Ref:
+        return Ref(numbers[ref.node], ref.output)
+
+    return tuple(numbered(nodes[i]) for i in kept), map_refs(result, renumber)
+
+
 class _Run:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -74,7 +100,6 @@ class _Run:
         self._refs: dict[int, Ref] = {}
         self._alive: list[Any] = []  # so that no other tensor gets the identity of one that is known
         self._blocks = [""]
-        self._counts: dict[str, int] = {}
 
     def entering(self, block: str) -> Callable[..., None]:
         """A hook for before a block runs."""
@@ -98,12 +123,10 @@ class _Run:
         return self._ran
 
     def _ran(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        block = self._blocks[-1]
-        count = self._counts[block] = self._counts.get(block, -1) + 1
         results = [value for value in tree_flatten(result)[0] if isinstance(value, torch.Tensor)]
         metas = tuple(TensorMeta(tuple(value.shape), value.dtype) for value in results)
         named = tuple(self.noted(list(kwargs.items())))
-        self._add(Node(f"{block}/{count}", "operator", "forward", metas, op, self.noted(args), named), results)
+        self._add(Node(self._blocks[-1], "operator", "forward", metas, op, self.noted(args), named), results)
 
     def noted(self, value: Any) -> Any:
         """A value with the number of the tensor in the place of each."""

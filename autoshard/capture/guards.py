@@ -172,7 +172,7 @@ def guards_of(graph: Any, module: nn.Module, frame: CodeType) -> Guards:
         graph: dynamo's output graph.
         module: what dynamo traced, of which ``self`` is the name in the code ``frame``.
     """
-    kept = [guard for guard in graph.guards if _is_state(guard) and not _is_of_namedtuple(guard, graph.global_scope)]
+    kept = [guard for guard in _of_state(graph.guards) if not _is_of_namedtuple(guard, graph.global_scope)]
     manager = _manager(graph, kept, frame)
     lines = [line_in("".join(traceback.format_list(guard.user_stack))) if guard.user_stack else "" for guard in kept]
     scope = {"L": {"self": module}, "G": graph.global_scope}
@@ -216,16 +216,32 @@ def _code(name: str, scope: dict[str, Any], value: Any) -> CodeType | None:
         return None
 
 
-def _is_state(guard: Guard) -> bool:
-    """Whether a guard, which dynamo has evaluated, is on what stays as it is from call to call: no tensor, no mode."""
+def _of_state(guards: Iterable[Guard]) -> list[Guard]:
+    """The guards, which dynamo has evaluated, on what stays as it is from call to call: no mode, no tensor and no class
+    of one, which is another where a parameter is a DTensor.
+    """
+    every = list(guards)
+    tensors = {guard.originating_source for guard in every if _is_on_tensor(guard)}
+    return [guard for guard in every if _is_state(guard) and _typed(guard.originating_source) not in tensors]
+
+
+def _typed(found: Source) -> Source | None:
+    """What a source is the class of; None where it is none."""
+    return found.base if isinstance(found, source.TypeSource) else None
+
+
+def _is_on_tensor(guard: Guard) -> bool:
     value_type = guard.guarded_class_weakref() if guard.guarded_class_weakref is not None else None
-    is_tensor = value_type is not None and issubclass(value_type, torch.Tensor)
+    return value_type is not None and issubclass(value_type, torch.Tensor)
+
+
+def _is_state(guard: Guard) -> bool:
     is_of_capture = "L['self']" in guard.name and MODEL_SOURCE not in guard.name
     is_of_capture |= any(name in guard.name for name in _OF_CAPTURE)
     is_of_capture |= guard.name.endswith(_SWITCHED_OFF) and MODEL_SOURCE not in guard.name
     # how a module that is compiled in place is called: the graph has what it computes
     is_of_compile = getattr(guard.create_fn, "keywords", {}).get("attr") == "_compiled_call_impl"
-    return not (guard.create_fn_name() in _OF_A_CALL or is_tensor or is_of_capture or is_of_compile)
+    return not (guard.create_fn_name() in _OF_A_CALL or _is_on_tensor(guard) or is_of_capture or is_of_compile)
 
 
 def _is_of_namedtuple(guard: Guard, names: Mapping[str, Any]) -> bool:

@@ -39,6 +39,26 @@ def check_model(model: nn.Module) -> None:
     _check_memory(model)
 
 
+def hold_plain_tensors(model: nn.Module) -> None:
+    """Makes buffers, which checkpoints leave out, of tensors that modules have as plain attributes (a table of positions
+    that is computed once): a plan lays out what a model holds, and knows such a tensor by no name.
+
+    Those that want a gradient, are of an unusual kind, or share memory with another stay as they are.
+    """
+    holders: dict[int, list[tuple[nn.Module | None, str, torch.Tensor]]] = defaultdict(list)
+    for _, tensor in _tensors(model):
+        holders[storage_of(tensor)].append((None, "", tensor))
+    for module in model.modules():
+        for name, tensor in vars(module).items():
+            if isinstance(tensor, torch.Tensor) and is_plain(tensor) and not is_lazy(tensor):
+                holders[storage_of(tensor)].append((module, name, tensor))
+    for found in holders.values():
+        (module, name, tensor), *others = found
+        if module is not None and not others and not tensor.requires_grad:
+            delattr(module, name)
+            module.register_buffer(name, tensor, persistent=False)
+
+
 def check_example(call: Call) -> None:
     """Checks that the tensors of an example call are plain ones that want no gradient, and have each its own name.
 

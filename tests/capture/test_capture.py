@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,9 @@ from examples.gpt2 import GPT2
 from examples.llama import Llama, llama3_8b
 
 from ..models import EXAMPLES, GPT, LLAMA, MLP, WithLoss, graph_of, llama, mlp
+
+
+aten = torch.ops.aten
 
 
 def _names(graph: CapturedGraph, kind: str) -> list[str]:
@@ -198,6 +203,40 @@ def test_a_model_of_thirty_gigabytes_on_the_meta_device_is_captured_without_memo
     total = sum(node.outputs[0].size_bytes for _, node in graph.of_kind("parameter") if node.outputs[0])
     assert total > 2 << 30
     assert all(p.device.type == "meta" for p in model.parameters())
+
+
+def test_modules_that_are_reached_some_other_way_are_known_by_their_names() -> None:
+    class Around(nn.Module):
+        """Hands on what it has not, as wrappers for adapters do."""
+
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(super().__getattr__("inner"), name)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+            self.backwards = list(reversed(self.layers))
+            self.by_name = {"first": self.layers[0]}
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.backwards:
+                x = layer(x)
+            return self.by_name["first"](x).sum()
+
+    graph = capture(Around(Around(Listed())), (torch.randn(2, 4),))
+    products = [n.name for _, n in graph.of_kind("operator") if n.phase == "forward" and n.op is aten.addmm.default]
+    assert products == [f"inner.inner.layers.{k}" for k in ("1/addmm", "0/addmm", "0/addmm.1")]
 
 
 def test_the_fingerprint_is_equal_for_another_device_and_for_another_capture() -> None:

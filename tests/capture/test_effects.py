@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import inspect
 import itertools
+import sys
 import threading
+import types
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -43,6 +45,8 @@ class Stateful(nn.Module):
         self.counter = itertools.count()
         self.config = type("Config", (), {"scale": 1.0})()
         self.plain = torch.arange(float(SIZE))
+        self.view = self.ema[:]
+        self.trained = torch.ones(SIZE, requires_grad=True)
         self.listed = [torch.ones(SIZE)]
         self.array = np.ones(SIZE, dtype=np.float32)
 
@@ -262,8 +266,12 @@ def test_a_checkpoint_may_write_buffers_where_nothing_goes_backward() -> None:
         assert [name for name, _ in captured(within_checkpoint).mutations] == ["ema"]
 
 
-def from_attribute(m: Any, x: Tensor) -> Tensor:
-    return m.linear(x) * m.plain  # culprit
+def from_view(m: Any, x: Tensor) -> Tensor:
+    return m.linear(x) * m.view  # culprit
+
+
+def from_trained(m: Any, x: Tensor) -> Tensor:
+    return m.linear(x) * m.trained  # culprit
 
 
 def from_list(m: Any, x: Tensor) -> Tensor:
@@ -283,13 +291,32 @@ def from_default(m: Any, x: Tensor, y: Tensor = TENSOR) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "body", [from_attribute, from_list, from_global, from_array, from_default], ids=lambda body: body.__name__
+    "body",
+    [from_view, from_trained, from_list, from_global, from_array, from_default],
+    ids=lambda body: body.__name__,
 )
 def test_a_tensor_that_is_no_parameter_buffer_or_argument_is_refused(body: Callable[[Any, Any], Any]) -> None:
     if body is from_array and torch.__version__ < "2.13":
         assert refused(body)
     else:
         assert "register_buffer" in refused(body)
+
+
+def test_a_tensor_in_a_plain_attribute_becomes_a_buffer_that_checkpoints_leave_out() -> None:
+    model = Stateful(lambda m, x: m.linear(x) * m.plain)
+    plain, kept = model.plain, list(model.state_dict())
+    graph = capture(model, (example(),))
+    assert [node.name for _, node in graph.of_kind("buffer")] == ["plain"]
+    assert model.plain is plain and list(model.state_dict()) == kept and "plain" in dict(model.named_buffers())
+    assert {"view", "trained"}.isdisjoint(dict(model.named_buffers()))
+
+
+def test_a_plain_attribute_that_the_forward_replaces_is_a_buffer_that_the_step_replaces() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        m.plain = 0.9 * m.plain + x.detach().mean(0)
+        return m.linear(x)
+
+    assert [name for name, _ in captured(body).mutations] == ["plain"]
 
 
 def test_a_tensor_from_a_closure_is_refused() -> None:
@@ -502,14 +529,29 @@ def test_a_model_that_every_call_changes_is_refused_and_left_as_it_was(kept: str
         if kept == "number":
             m.number += 1
         else:
-            m.plain = m.linear(x).detach()
+            m.last = m.linear(x).detach()
         return m.linear(x)
 
     model = Stateful(body)
-    plain = model.plain
     with pytest.raises(CaptureError, match="the forward changes"):
         capture(model, (example(),))
-    assert model.number == 0 and model.plain is plain and not model.linear._forward_hooks
+    assert model.number == 0 and not hasattr(model, "last") and not model.linear._forward_hooks
+
+
+def test_what_a_library_notes_of_tensors_at_its_first_call_is_none_of_the_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # as einops does in _backends.get_backend
+    seen: dict[type, str] = {}
+
+    def rearrange(x: Any, pattern: str) -> Any:
+        if type(x) not in seen:
+            seen[type(x)] = "torch"
+        return x * len(seen[type(x)])
+
+    monkeypatch.setitem(sys.modules, "einops", types.SimpleNamespace(rearrange=rearrange))
+    graph = captured(lambda m, x: rearrange(m.linear(x), "a b -> a b") * rearrange(m.linear.bias, "a -> a"))
+    assert sum(node.op is torch.ops.aten.mul.Tensor and node.phase == "forward" for node in graph.nodes) == 3
 
 
 def test_what_stands_in_the_way_behind_the_first_call_is_what_is_said() -> None:

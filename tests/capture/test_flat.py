@@ -45,6 +45,14 @@ class Block(nn.Module):
         return x
 
 
+class Rooted(Block):
+    """What it begins with keeps something for the backward, where what it is given wants a gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return super().forward(x * (x.pow(2).mean(-1, keepdim=True) + 1).rsqrt())
+
+
 class Deep(nn.Module):
     """Blocks in a row."""
 
@@ -236,6 +244,7 @@ FLAT: dict[str, Callable[[], nn.Module]] = {
     "two stacks": TwoStacks,
     "a stack within": Nested,
     "the model is the stack": lambda: nn.Sequential(*(Block() for _ in range(DEPTH))),
+    "no gradient before the first block": lambda: deep(lambda model: model.first.requires_grad_(False), Rooted),
     "all blocks frozen": lambda: deep(lambda model: model.blocks.requires_grad_(False)),
 }
 WHOLE: dict[str, Callable[[], nn.Module]] = {

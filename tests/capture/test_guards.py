@@ -57,6 +57,10 @@ def closure() -> tuple[Callable[[Tensor], Tensor], Callable[[float], None]]:
 read, write = closure()
 
 
+class Shard(nn.Parameter):
+    """A parameter of a class of its own, as a DTensor is."""
+
+
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -226,6 +230,26 @@ def test_the_line_that_reads_a_value_is_named(guarded: tuple[Reader, Guards]) ->
     with changed(model.config, "scale", 3.0):
         broken = guards.broken()
     assert broken is not None and f"{__file__}:{number}" in broken[1]
+
+
+def test_the_class_of_a_parameter_is_no_condition_as_shards_are_of_another() -> None:
+    class Typed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4))
+            self.scale: Any = 2.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * (self.weight if type(self.weight) is nn.Parameter else 0.0)
+            return (x if type(self.scale) is float else 2 * x).sum()
+
+    model = Typed()
+    guards = capture(model, (torch.randn(2, 4),), guarded=True).guards
+    assert guards is not None
+    model._parameters["weight"] = Shard(torch.randn(4))
+    assert type(model.weight) is Shard and guards.broken() is None
+    model.scale = 2
+    assert guards.broken() is not None
 
 
 def test_a_copy_of_a_model_has_conditions_of_its_own(guarded: tuple[Reader, Guards]) -> None:
