@@ -13,6 +13,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 
 from .adapter import run_on_fakes
 from .blocks import Stack
+from .dynamo import depends_on_numbers
 from .graph import Node, Ref, TensorMeta
 from .repeat import NotPeriodicError
 
@@ -59,7 +60,8 @@ def fake_run(
             leaves, structure = tree_flatten(result)
             return FakeRun(tuple(run.nodes), tuple(map(run.noted, leaves)), structure, tuple(run.elsewhere))
         except Exception as error:  # it is the user's code that runs: on fakes it may do whatever it likes
-            raise NotPeriodicError(f"the forward cannot be run on fake tensors: {error}") from error
+            reason = "it looks at numbers of a tensor" if depends_on_numbers(error) else error
+            raise NotPeriodicError(f"the forward cannot be run on fake tensors: {reason}") from error
 
 
 def seen(node: Node) -> tuple[object, ...]:

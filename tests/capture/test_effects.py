@@ -556,3 +556,29 @@ def test_a_set_that_has_what_it_had_is_no_change() -> None:
     model.names = {"other"}
     with pytest.raises(CaptureError, match=r"model\.names"):
         capture(model, (example(),))
+
+
+def from_numbers(m: Any, x: Tensor) -> Tensor:
+    if m.number == 0:
+        m.number = int(x.max())  # culprit
+    return m.linear(x) * 2
+
+
+def from_a_tensor(m: Any, x: Tensor) -> Tensor:
+    if m.number == 0:
+        m.number, m.plain = 1, x.mean(0)  # culprit
+    return m.linear(x)
+
+
+NOT_IN_ADVANCE = [(from_numbers, "looks at numbers of a tensor"), (from_a_tensor, "leaves a tensor behind")]
+
+
+@pytest.mark.parametrize(("body", "reason"), NOT_IN_ADVANCE, ids=[body.__name__ for body, _ in NOT_IN_ADVANCE])
+def test_why_the_first_call_cannot_be_made_in_advance_is_said(body: Callable[[Any, Any], Any], reason: str) -> None:
+    said = refused(body)
+    assert "the forward changes model." in said
+    assert "Its first call could not be made in advance, on tensors without memory: " in said and reason in said
+    assert said.endswith("call it once before planning") and "aten" not in said
+    model = Stateful(body)
+    model(example() + 10)
+    assert len(capture(model, (example(),)).nodes) > 3
