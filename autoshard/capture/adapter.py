@@ -7,10 +7,12 @@
 from __future__ import annotations
 
 import logging
+import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 from unittest.mock import patch
 
@@ -155,7 +157,7 @@ def run_on_fakes(
     # a module of the model's may keep tensors of a call that was made before, in a cache of a function
     faker = _Faker(FakeTensorMode(allow_non_fake_inputs=True), dtype)
     unchecked = patch.object(torch, "_check_tensor_all_with", check_tensor_all_with)
-    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), unchecked, _said_once():
+    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), unchecked, _said_once(), _silent():
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0]), FakeResults(faker.mode)):
             return model(*fake_args, **fake_kwargs)
@@ -369,6 +371,14 @@ def _said_once() -> Iterator[None]:
         yield
     finally:
         fake_tensor.log.removeFilter(is_news)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Has a forward that runs as its Python is print and warn of nothing: it would show tensors without memory."""
+    with redirect_stdout(StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def global_hooks() -> list[Any]:

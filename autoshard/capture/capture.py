@@ -26,7 +26,7 @@ from .arguments import CallSignature
 from .attention import attention, attention_backward
 from .autocast import check_autocast_around
 from .constant import LARGEST, constant, constant_arguments
-from .dynamo import is_explained, model_stack, own_error
+from .dynamo import depends_on_numbers, is_explained, model_stack, own_error
 from .effects import ChangesModelError
 from .fake_run import FakeRun
 from .first_call import with_first_call_done
@@ -34,10 +34,11 @@ from .first_seen import let_libraries_see_tensors
 from .flat import Captured, captured_flat
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 from .kept_graph import read_graph, written_graph
-from .lines import line_in, line_of
+from .lines import at, line_of, lines_in
 from .model_key import known_model
 from .models import check_example, check_model, hold_plain_tensors
 from .precise import dtype_of, precise
+from .static_shapes import why_by_numbers
 from .writes import refuse_writes
 
 aten = torch.ops.aten
@@ -350,7 +351,7 @@ class _Builder:
             path = re.sub(r"\._modules\['([^']*)'\]|\['([^']*)'\]", _dotted, path.removeprefix("L['self']"))
             # what torch.utils.checkpoint runs is named from the root of dynamo's own module
             path = path.removeprefix("._export_root").removeprefix(".model").strip(".")
-            # reached some other way (by a __getattr__ of the model's, out of a list) the module is known by its identity
+            # reached some other way (a __getattr__ of the model's, a list) the module is known by its identity
             return path if path in self._modules else self._modules_by_id.get(key.partition("@")[0], path)
         producers = [self._paths[self._node_of(n)] for n in fx.all_input_nodes if n in self._refs]
         return next((path for path in reversed(producers) if path), "")
@@ -467,27 +468,28 @@ def _dotted(match: re.Match[str]) -> str:
 
 def _why(model: nn.Module, error: Exception, precision: Precision) -> str:
     text = str(error)
-    where = line_in(text) or line_in(model_stack(error))
-    at = f" at {where}" if where else ""
+    where = at(lines_in(text) or lines_in(model_stack(error)))
     for word, advice in _ADVICE.items():
         if word in text:
-            return f"{type(model).__name__} cannot be captured as one graph{at}: {advice}"
+            return f"{type(model).__name__} cannot be captured as one graph{where}: {advice}"
+    if depends_on_numbers(error):
+        return f"{type(model).__name__} cannot be captured as one graph{where}: {why_by_numbers(text)}"
     if (own := own_error(error)) and precision.param_dtype:
         return (
-            f"the forward of {type(model).__name__} fails{at} with its parameters and floating arguments cast to "
+            f"the forward of {type(model).__name__} fails{where} with its parameters and floating arguments cast to "
             f"{precision.param_dtype}: {own.rstrip('.')}. Buffers are not cast: where they meet what is, the forward "
             "has to cast the result (x.to(y.dtype))"
         )
     if own:
         return (
-            f"the forward of {type(model).__name__} fails{at}: {own.rstrip('.')}. Call the model alone with the same "
-            "arguments: if that fails too, the error is its own; if it runs, the model does something else while torch "
-            "traces it (it asks torch.compiler.is_compiling)"
+            f"the forward of {type(model).__name__} fails{where}: {own.rstrip('.')}. Call the model alone with the "
+            "same arguments: if that fails too, the error is its own; if it runs, the model does something else while "
+            "torch traces it (it asks torch.compiler.is_compiling)"
         )
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if explanation := _EXPLANATION.search(text):
         first += f" ({explanation[1].rstrip('.')})"
     return (
-        f"{type(model).__name__} cannot be captured as one graph{at}: {first}. The forward must be free of graph "
-        "breaks (print, .item(), Python branches on data) and of operators whose result shape depends on data (nonzero)"
+        f"{type(model).__name__} cannot be captured as one graph{where}: {first}. The forward must be free of graph "
+        "breaks: calls that torch cannot trace (files, the time, random numbers of Python's or numpy's)"
     )

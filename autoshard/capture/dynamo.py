@@ -8,8 +8,10 @@ effect would never happen, and a value that changes later would be ignored.
 from __future__ import annotations
 
 import ast
+import logging
 import re
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
@@ -25,8 +27,10 @@ from torch._dynamo.exc import ObservedException, TorchRuntimeError, Unsupported
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables import ConstantVariable, SetVariable, TensorVariable, builtin
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+from torch._dynamo.variables.ctx_manager import CatchWarningsCtxManagerVariable
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
 from torch._functorch.autograd_function import autograd_function_apply as autograd_function_apply
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.export._trace import _restore_state_dict
 from torch.utils._pytree import SUPPORTED_NODES, TreeSpec, tree_structure
@@ -35,7 +39,7 @@ from ..errors import CaptureError
 from .arguments import same_constant
 from .autocast import check_autocast_within
 from .guards import MODEL_SOURCE, Guards, guards_of, readable
-from .lines import is_models_file, line_in, line_of
+from .lines import at, is_models_file, line_in, line_of, lines_in
 
 _BUFFERS = re.compile(re.escape(MODEL_SOURCE) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
 _WORD = re.compile(r"\w+")
@@ -44,6 +48,15 @@ _SETATTR: Any = getattr(builtin, "SetAttrBuiltinVariable", builtin.BuiltinVariab
 # How dynamo prints the argument of an exception, and a name that Python would not find either.
 _CONSTANT = re.compile(r"ConstantVariable\(str: (.*)\)", re.DOTALL)
 _NO_NAME = re.compile(r"Failed to find name `(\w+)` in frame's builtins")
+# What the first line of an error says where numbers in a tensor would decide.
+_ON_NUMBERS = re.compile(
+    r"data[- ]dependent (expression|branching|operator|output)|Tensor\.tolist\(\) with|Pending unbacked symbols",
+    re.IGNORECASE,
+)
+# Functions that say something, or set what is said, and compute nothing. Methods of loggers dynamo leaves out itself.
+_SAYING = (print, warnings.warn, warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings) + (
+    logging.debug, logging.info, logging.warning, logging.error, logging.exception, logging.critical, logging.log,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,8 +111,7 @@ def forward_graph(
     """
     found = Dynamo()
     answers: list[tuple[nn.Module, Any]] = []
-    recurrent = torch._dynamo.config.patch(allow_rnn=True)  # they are taken apart, step by step
-    with _side_effects_into(found), _answers_into(answers), _leaves_within(), recurrent:
+    with _side_effects_into(found), _answers_into(answers), _leaves_within(), _unrecorded(), _settings():
         graph = _traced(observed, args, kwargs)
     (found.answer,) = answers
     found.names = frozenset().union(*(_names(code) for code in found.answer[1].traced_code))
@@ -107,6 +119,12 @@ def forward_graph(
     _restore_state_dict(observed, graph)
     codegen: Any = graph.graph._codegen
     return graph, found, codegen.pytree_info.out_spec
+
+
+def _settings() -> Any:
+    """Recurrent modules are taken apart, step by step; what only says something is left out."""
+    ignored = torch._dynamo.config.ignore_logging_functions | set(_SAYING)
+    return torch._dynamo.config.patch(allow_rnn=True, ignore_logging_functions=ignored)
 
 
 def _traced(observed: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
@@ -164,6 +182,14 @@ def return_only(graph: torch.fx.GraphModule, result: Sequence[Any], others: Sequ
 def model_stack(error: Exception) -> str:
     """The frames of the model in which dynamo met an error, as a traceback prints them; empty for other errors."""
     return "".join(traceback.format_list(getattr(error, "real_stack", None) or []))
+
+
+def depends_on_numbers(error: Exception) -> bool:
+    """Whether a shape, or the way that Python goes, depends on numbers in a tensor, which a traced forward has not."""
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return True
+    is_models_own = isinstance(error.__cause__, ObservedException)
+    return not is_models_own and _ON_NUMBERS.search(str(error).partition("\n")[0]) is not None
 
 
 def is_explained(error: Exception) -> bool:
@@ -307,6 +333,24 @@ def _leaves_within() -> Iterator[None]:
         patch.object(_SETATTR, "call_function", attribute),
         patch.object(TensorVariable, "method_requires_grad_", in_place),
     ):
+        yield
+
+
+@contextmanager
+def _unrecorded() -> Iterator[None]:
+    """Refuses ``warnings.catch_warnings(record=True)``: as a traced forward warns of nothing, that list is empty."""
+    create = CatchWarningsCtxManagerVariable.create
+
+    def unless_recorded(tx: Any, given: dict[str, Any]) -> Any:
+        if "record" in given and _constant(given["record"]):
+            line = lines_in("".join(traceback.format_list(TracingContext.extract_stack())))
+            raise CaptureError(
+                f"the forward records its own warnings (warnings.catch_warnings(record=True)){at(line)}, and a "
+                "captured step warns of nothing; leave record=True out, or record them around the call of the model"
+            )
+        return create(tx, given)
+
+    with patch.object(CatchWarningsCtxManagerVariable, "create", staticmethod(unless_recorded)):
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from .adapter import run_on_fakes
+from .adapter import run_on_fakes, storage_of
 from .blocks import Stack
+from .dynamo import depends_on_numbers
 from .graph import Node, Ref, TensorMeta, map_refs
 from .repeat import NotPeriodicError
 
@@ -26,12 +27,14 @@ class FakeRun:
     tensors that it may take; and the leaves of its result, a :class:`Ref` for each tensor, with their structure.
 
     ``elsewhere`` are tensors that operators take and that are none of the model's: constants of the forward, say.
+    ``fills`` says that the call writes into parameters or buffers, or puts other tensors in their places.
     """
 
     nodes: tuple[Node, ...]
     result: tuple[Any, ...]
     structure: TreeSpec
     elsewhere: tuple[torch.Tensor, ...]
+    fills: bool
 
 
 def fake_run(
@@ -57,13 +60,15 @@ def fake_run(
                 name = f"{stack.path}.{index}".removeprefix(".")
                 hooks.callback(block.register_forward_pre_hook(run.entering(name)).remove)
                 hooks.callback(block.register_forward_hook(run.leaving).remove)
+        hooks.callback(model.register_forward_hook(run.ended).remove)
         try:
             result = run_on_fakes(model, args, kwargs, lambda leaves: run.start(model, leaves), dtype)
             leaves, structure = tree_flatten(result)
             nodes, noted = _numbered(run.nodes, tuple(map(run.noted, leaves)))
-            return FakeRun(nodes, noted, structure, tuple(run.elsewhere))
+            return FakeRun(nodes, noted, structure, tuple(run.elsewhere), run.fills)
         except Exception as error:  # it is the user's code that runs: on fakes it may do whatever it likes
-            raise NotPeriodicError(f"the forward cannot be run on fake tensors: {error}") from error
+            reason = "it looks at numbers of a tensor" if depends_on_numbers(error) else error
+            raise NotPeriodicError(f"the forward cannot be run on fake tensors: {reason}") from error
 
 
 def seen(node: Node) -> tuple[object, ...]:
@@ -100,6 +105,8 @@ class _Run:
         self._refs: dict[int, Ref] = {}
         self._alive: list[Any] = []  # so that no other tensor gets the identity of one that is known
         self._blocks = [""]
+        self._held: dict[str, torch.Tensor] = {}
+        self.fills = False
 
     def entering(self, block: str) -> Callable[..., None]:
         """A hook for before a block runs."""
@@ -115,17 +122,25 @@ class _Run:
 
     def start(self, model: nn.Module, leaves: Sequence[Any]) -> Callable[..., None]:
         """Notes the tensors that are there before the call."""
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        self._held = _held(model)
+        self._memory = frozenset(map(storage_of, self._held.values()))
+        for name, tensor in self._held.items():
             self._add(Node(name, "parameter", "forward", (TensorMeta(tuple(tensor.shape), tensor.dtype),)), [tensor])
         for k, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
                 self._add(Node(f"input.{k}", "input", "forward", ()), [leaf])
         return self._ran
 
+    def ended(self, model: nn.Module, *_: Any) -> None:
+        """A hook for after the model has run."""
+        now = _held(model)
+        self.fills |= now.keys() != self._held.keys() or any(now[name] is not self._held[name] for name in now)
+
     def _ran(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         results = [value for value in tree_flatten(result)[0] if isinstance(value, torch.Tensor)]
         metas = tuple(TensorMeta(tuple(value.shape), value.dtype) for value in results)
         named = tuple(self.noted(list(kwargs.items())))
+        self.fills |= any(storage_of(tensor) in self._memory for tensor in _written(op, args, kwargs))
         self._add(Node(self._blocks[-1], "operator", "forward", metas, op, self.noted(args), named), results)
 
     def noted(self, value: Any) -> Any:
@@ -141,3 +156,16 @@ class _Run:
         self._refs |= {id(value): Ref(len(self.nodes), k) for k, value in enumerate(results)}
         self._alive += results
         self.nodes.append(node)
+
+
+def _held(model: nn.Module) -> dict[str, torch.Tensor]:
+    return dict((*model.named_parameters(), *model.named_buffers()))
+
+
+def _written(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The arguments that an operator writes into."""
+    if op._schema.is_mutable:
+        for k, argument in enumerate(op._schema.arguments):
+            if argument.is_write:
+                given = args[k] if k < len(args) else kwargs.get(argument.name)
+                yield from (value for value in tree_flatten(given)[0] if isinstance(value, torch.Tensor))

@@ -15,7 +15,7 @@ from torch import nn
 from ..errors import CaptureError
 from .adapter import has_memory
 from .effects import ChangesModelError
-from .fake_run import fake_run
+from .fake_run import FakeRun, fake_run, seen
 from .repeat import NotPeriodicError
 
 T = TypeVar("T")
@@ -34,21 +34,45 @@ def with_first_call_done(
 
     Raises:
         CaptureError: that of the first attempt, where no second one can be made or it finds a change, too; that of the
-            second where something else stands in its way.
+            second where something else stands in its way. It says why no first call could be made, where that is so.
     """
     try:
         return attempt()
     except ChangesModelError as error:
         before, modes = _Namespaces(model), _modes(model)
         try:
-            fake_run(model, args, kwargs, dtype)
-            if before.same_as(_Namespaces(model)) or modes != _modes(model) or _keeps_results(model):
+            first = fake_run(model, args, kwargs, dtype)
+            if before.same_as(_Namespaces(model)) or modes != _modes(model):
                 raise error
+            if _keeps_results(model):
+                raise NotPeriodicError("it leaves a tensor behind that it has computed")
+            if first.fills and not _is_every_call(first, model, args, kwargs, dtype):
+                raise NotPeriodicError("it fills parameters or buffers, as later calls do not")
             return again()
-        except (CaptureError, NotPeriodicError) as reason:
+        except NotPeriodicError as reason:
             before.restore()
-            stays = isinstance(reason, ChangesModelError | NotPeriodicError)
-            raise (error if stays else reason) from None
+            raise ChangesModelError(f"{error}. {_not_made(reason)}") from None
+        except CaptureError as reason:
+            before.restore()
+            raise (error if isinstance(reason, ChangesModelError) else reason) from None
+
+
+def _is_every_call(
+    first: FakeRun, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None
+) -> bool:
+    """Whether the next call does what the first one did."""
+    try:
+        return list(map(seen, fake_run(model, args, kwargs, dtype).nodes)) == list(map(seen, first.nodes))
+    except NotPeriodicError:  # without what the first one has filled
+        return False
+
+
+def _not_made(reason: NotPeriodicError) -> str:
+    first = str(reason).strip().partition("\n")[0].rstrip(".")
+    return (
+        f"Its first call could not be made in advance, on tensors without memory: {first}; where only the first call "
+        "changes the model, call it once before planning"
+    )
 
 
 class _Namespaces:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
 
 import torch
 from torch.fx import Node as FxNode
@@ -17,6 +18,8 @@ _NOT_THE_MODEL = (
     os.path.join(_HERE, "observed.py"),
     os.path.join(_HERE, "unvalidated.py"),
 )
+# Where libraries are installed, Python's own among them.
+_LIBRARIES = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def is_models_file(path: str) -> bool:
@@ -26,8 +29,18 @@ def is_models_file(path: str) -> bool:
 
 def line_in(trace: str) -> str:
     """``file:line: code`` of the innermost frame of the model in a printed traceback; empty if there is none."""
-    frames = [m for m in _FRAME.finditer(trace) if is_models_file(m["file"])]
-    return f"{frames[-1]['file']}:{frames[-1]['line']}: {frames[-1]['code'].strip()}" if frames else ""
+    return next((_line(frame) for frame in reversed(_frames(trace))), "")
+
+
+def lines_in(trace: str) -> str:
+    """As :func:`line_in`, of the innermost frame that is no library's; where a library's is behind it, that in
+    parentheses. Of a model that is all in a library, the innermost.
+    """
+    frames = _frames(trace)
+    own = [frame for frame in frames if not frame["file"].startswith(_LIBRARIES)]
+    if not own or own[-1] is frames[-1]:
+        return line_in(trace)
+    return f"{_line(own[-1])} (in {_line(frames[-1])})"
 
 
 def line_of(node: FxNode) -> str:
@@ -38,3 +51,12 @@ def line_of(node: FxNode) -> str:
 def at(line: str) -> str:
     """`` at file:line: code`` for the end of a sentence; empty where the line is not known."""
     return f" at {line}" if line else ""
+
+
+def _frames(trace: str) -> list[re.Match[str]]:
+    """The frames of the model in a printed traceback, the innermost last."""
+    return [frame for frame in _FRAME.finditer(trace) if is_models_file(frame["file"])]
+
+
+def _line(frame: re.Match[str]) -> str:
+    return f"{frame['file']}:{frame['line']}: {frame['code'].strip()}"

@@ -40,8 +40,8 @@ def check_model(model: nn.Module) -> None:
 
 
 def hold_plain_tensors(model: nn.Module) -> None:
-    """Makes buffers, which checkpoints leave out, of tensors that modules have as plain attributes (a table of positions
-    that is computed once): a plan lays out what a model holds, and knows such a tensor by no name.
+    """Makes buffers, which checkpoints leave out, of tensors that modules have as plain attributes (a table of
+    positions that is computed once): a plan lays out what a model holds, and knows such a tensor by no name.
 
     Those that want a gradient, are of an unusual kind, or share memory with another stay as they are.
     """
@@ -53,10 +53,10 @@ def hold_plain_tensors(model: nn.Module) -> None:
             if isinstance(tensor, torch.Tensor) and is_plain(tensor) and not is_lazy(tensor):
                 holders[storage_of(tensor)].append((module, name, tensor))
     for found in holders.values():
-        (module, name, tensor), *others = found
-        if module is not None and not others and not tensor.requires_grad:
-            delattr(module, name)
-            module.register_buffer(name, tensor, persistent=False)
+        (holder, name, tensor), *others = found
+        if holder is not None and not others and not tensor.requires_grad:
+            delattr(holder, name)
+            holder.register_buffer(name, tensor, persistent=False)
 
 
 def check_example(call: Call) -> None:

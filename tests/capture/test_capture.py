@@ -16,7 +16,6 @@ from examples.llama import Llama, llama3_8b
 
 from ..models import EXAMPLES, GPT, LLAMA, MLP, WithLoss, graph_of, llama, mlp
 
-
 aten = torch.ops.aten
 
 

@@ -538,6 +538,15 @@ def test_a_model_that_every_call_changes_is_refused_and_left_as_it_was(kept: str
     assert model.number == 0 and not hasattr(model, "last") and not model.linear._forward_hooks
 
 
+def test_a_first_call_may_fill_what_every_call_fills() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        m.number = 1
+        m.ema.mul_(0.9).add_(x.mean(0))
+        return m.linear(x) * m.ema
+
+    assert [name for name, _ in captured(body).mutations] == ["ema"]
+
+
 def test_what_a_library_notes_of_tensors_at_its_first_call_is_none_of_the_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -598,3 +607,61 @@ def test_a_set_that_has_what_it_had_is_no_change() -> None:
     model.names = {"other"}
     with pytest.raises(CaptureError, match=r"model\.names"):
         capture(model, (example(),))
+
+
+def from_numbers(m: Any, x: Tensor) -> Tensor:
+    if m.number == 0:
+        m.number = int(x.max())  # culprit
+    return m.linear(x) * 2
+
+
+def from_a_tensor(m: Any, x: Tensor) -> Tensor:
+    if m.number == 0:
+        m.number, m.kept = 1, x.mean(0)  # culprit
+    return m.linear(x)
+
+
+def into_a_buffer(m: Any, x: Tensor) -> Tensor:
+    if m.number == 0:
+        m.number = 1  # culprit
+        m.ema.copy_(x.mean(0))
+    return m.linear(x) * m.ema
+
+
+def into_a_view_of_a_parameter(m: Any, x: Tensor) -> Tensor:
+    if m.number == 0:
+        m.number = 1  # culprit
+        m.linear.weight.data[0] = x.mean(0)
+    return m.linear(x)
+
+
+def in_place_of_a_buffer(m: Any, x: Tensor) -> Tensor:
+    m.ema = x.mean(0) if m.number == 0 else 0.9 * m.ema + 0.1 * x.mean(0)
+    m.number = 1  # culprit
+    return m.linear(x) * m.ema
+
+
+def in_place_of_no_buffer(m: Any, x: Tensor) -> Tensor:
+    if m.number == 0:
+        m.number = 1  # culprit
+        m.absent = torch.ones(SIZE)
+    return m.linear(x) * m.absent
+
+
+FILLING = (into_a_buffer, into_a_view_of_a_parameter, in_place_of_a_buffer, in_place_of_no_buffer)
+NOT_IN_ADVANCE = [
+    (from_numbers, "looks at numbers of a tensor"),
+    (from_a_tensor, "leaves a tensor behind"),
+    *((body, "fills parameters or buffers") for body in FILLING),
+]
+
+
+@pytest.mark.parametrize(("body", "reason"), NOT_IN_ADVANCE, ids=[body.__name__ for body, _ in NOT_IN_ADVANCE])
+def test_why_the_first_call_cannot_be_made_in_advance_is_said(body: Callable[[Any, Any], Any], reason: str) -> None:
+    said = refused(body)
+    assert "the forward changes model." in said
+    assert "Its first call could not be made in advance, on tensors without memory: " in said and reason in said
+    assert said.endswith("call it once before planning") and "aten" not in said
+    model = Stateful(body)
+    model(example() + 10)
+    assert len(capture(model, (example(),)).nodes) > 3
