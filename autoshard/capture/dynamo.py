@@ -25,7 +25,13 @@ from torch._dynamo import functional_export, trace_rules
 from torch._dynamo.convert_frame import get_traced_fn
 from torch._dynamo.exc import ObservedException, TorchRuntimeError, Unsupported
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.variables import ConstantVariable, SetVariable, TensorVariable, builtin
+from torch._dynamo.variables import (
+    ConstantVariable,
+    GetAttrVariable,
+    SetVariable,
+    TensorVariable,
+    builtin,
+)
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch._dynamo.variables.ctx_manager import CatchWarningsCtxManagerVariable
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
@@ -111,7 +117,14 @@ def forward_graph(
     """
     found = Dynamo()
     answers: list[tuple[nn.Module, Any]] = []
-    with _side_effects_into(found), _answers_into(answers), _leaves_within(), _unrecorded(), _settings():
+    with (
+        _side_effects_into(found),
+        _answers_into(answers),
+        _leaves_within(),
+        _named_classes(),
+        _unrecorded(),
+        _settings(),
+    ):
         graph = _traced(observed, args, kwargs)
     (found.answer,) = answers
     found.names = frozenset().union(*(_names(code) for code in found.answer[1].traced_code))
@@ -333,6 +346,23 @@ def _leaves_within() -> Iterator[None]:
         patch.object(_SETATTR, "call_function", attribute),
         patch.object(TensorVariable, "method_requires_grad_", in_place),
     ):
+        yield
+
+
+@contextmanager
+def _named_classes() -> Iterator[None]:
+    """Has ``type(parameter).__module__`` and the names of that class be strings, whose methods a forward may call
+    (peft, to tell quantized weights): dynamo knows nothing of them, as it takes the class for a function of torch's.
+    """
+    method = GetAttrVariable.call_method
+
+    def of_name(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        owner = getattr(self.obj, "value", None)
+        if isinstance(owner, type) and self.name in ("__module__", "__name__", "__qualname__"):
+            return ConstantVariable.create(getattr(owner, self.name)).call_method(tx, name, args, kwargs)
+        return method(self, tx, name, args, kwargs)
+
+    with patch.object(GetAttrVariable, "call_method", of_name):
         yield
 
 

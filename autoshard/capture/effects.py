@@ -124,14 +124,17 @@ def replaced_buffers(module: GraphModule, leaves: Leaves, names: tuple[str, ...]
         yield k, name
 
 
+_IF_ONCE = ". Where only the first call changes it, call the model once before planning"
+
+
 def _why_not(before: Any, after: Any, others: list[FxNode]) -> str:
     new, old = _value(after), _value(before)
     if new is None or old is None:
-        return "it is None before or after; give it its final shape in __init__"
+        return f"it is None before or after; give it its final shape in __init__{_IF_ONCE}"
     if (new.shape, new.dtype) != (old.shape, old.dtype):
         return (
             f"it was {old.dtype}{list(old.shape)} and becomes {new.dtype}{list(new.shape)}; give it its final shape "
-            "and dtype in __init__"
+            f"and dtype in __init__{_IF_ONCE}"
         )
     if new.requires_grad:
         return "the new one carries a gradient into the next step; detach it (.detach()), or make it under no_grad()"

@@ -241,6 +241,7 @@ def test_the_class_of_a_parameter_is_no_condition_as_shards_are_of_another() -> 
 
         def forward(self, x: Tensor) -> Tensor:
             x = x * (self.weight if type(self.weight) is nn.Parameter else 0.0)
+            x = x * (2.0 if type(self.weight).__module__.startswith("torch.") else 0.0)
             return (x if type(self.scale) is float else 2 * x).sum()
 
     model = Typed()
