@@ -104,6 +104,8 @@ class _Search:
                 self.known = self.nothing_below()
                 return True
             self.take(found)
+            if not found.infeasible and found.bound is None:  # the time has ended before anything was known of the part
+                return True
             others = floor(limit)  # what is not in the part costs more
             if self.proved(others if found.bound is None else min(others, found.bound)):
                 return True

@@ -12,7 +12,7 @@ import pytest
 from solver import Assignment, Network, Problem, Status, evaluate, solve
 from solver.backends import fixing
 from solver.backends.arborescence import FAR, Arborescence, Ways
-from solver.backends.backend import Request
+from solver.backends.backend import Answer, Request
 from solver.backends.fixing import is_of_networks, run_fixing
 from solver.backends.network_ascent import NetworkAscent
 from solver.reductions import Chain, reduce
@@ -125,6 +125,24 @@ def test_a_start_is_kept_where_nothing_is_cheaper() -> None:
             assert evaluate(problem, *answer.assignment).cost == answer.bound == found[0][1]
             seen += 1
     assert seen > 200
+
+
+def test_nothing_is_proved_by_a_program_of_what_is_left_that_time_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def ended(*args: object) -> Answer:
+        asked.append(args)
+        return Answer()
+
+    monkeypatch.setattr(fixing, "run_lazily", ended)
+    monkeypatch.setattr(fixing, "EARLY", 10.0)
+    monkeypatch.setattr(fixing, "NEAR", 10.0)
+    for problem in reduced(400):
+        found = sorted(assignments(problem), key=lambda each: each[1])
+        for start in (None, found[-1][0]) if found else ():
+            answer = run_fixing(problem, Request(start=start), ALL)
+            assert answer is not None and answer.bound is not None and answer.bound <= found[0][1]
+    assert len(asked) > 20
 
 
 def test_what_cannot_be_below_the_cutoff_is_cut_and_all_else_is_solved() -> None:
