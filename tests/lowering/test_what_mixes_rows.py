@@ -252,6 +252,18 @@ class Functions(nn.Module):
         return x.square().mean()
 
 
+class ChannelsLast(nn.Module):
+    """Patches of images whose channels are last, and of which no axis cuts the channels evenly; patches merged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm, self.merged = nn.Conv2d(3, 12, 2, 2), nn.LayerNorm(12), nn.Conv2d(12, 5, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.patches(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
+        return self.merged(h.permute(0, 3, 1, 2)).square().mean()
+
+
 def _plan(model: nn.Module, args: tuple[Tensor, ...], mesh: str, *constraints: str) -> ShardingPlan:
     return autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=constraints, cache=False)
 
@@ -270,6 +282,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "matrices of rows": (MatricesOfRows, (8, 8)),
     "pictures": (Pictures, (8, 8)),
     "every expert": (EveryExpert, (4, 5, 8)),
+    "channels last": (ChannelsLast, (4, 8, 8, 3)),
 }
 
 
