@@ -252,6 +252,21 @@ class Functions(nn.Module):
         return x.square().mean()
 
 
+class Stacked(nn.Module):
+    """Two views of each row, stacked and folded into one batch; several guesses for one; steps in front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.layer, self.scale = nn.Linear(8, 8), nn.Linear(8, 8), nn.Parameter(torch.randn(3, 1, 5, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        views = self.layer(torch.stack([x, self.enter(x)]).flatten(0, 1)).view(2, *x.shape)
+        guesses = self.layer((self.enter(x).expand(3, *x.shape) * self.scale).flatten(0, 1)).tanh().view(3, *x.shape)
+        repeated = self.layer(x[None].repeat(3, 1, 1, 1).flatten(0, 1)).sigmoid().unflatten(0, (3, len(x)))
+        steps = self.layer((self.enter(x).transpose(0, 1) * 2).reshape(-1, 8)).tanh().view(-1, len(x), 8).mean(0)
+        return (views[0] * views[1]).mean() + steps.square().mean() + guesses.amin(0).mean() + repeated.std(0).mean()
+
+
 class ChannelsLast(nn.Module):
     """Patches of images whose channels are last, and of which no axis cuts the channels evenly; patches merged."""
 
@@ -283,6 +298,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "pictures": (Pictures, (8, 8)),
     "every expert": (EveryExpert, (4, 5, 8)),
     "channels last": (ChannelsLast, (4, 8, 8, 3)),
+    "stacked": (Stacked, (4, 5, 8)),
 }
 
 
