@@ -9,6 +9,7 @@ from typing import Any
 
 from ..capture import Node, TensorMeta
 from ..layout import P_SUM, Placement, R, S, local_range
+from .local import on_contiguous
 from .operator import LocalCall, Metas, Operator, enter
 from .parts_of_dims import cat_in_parts
 from .rule import Rule
@@ -68,7 +69,8 @@ enter("_to_copy", Operator(kernel="copy", traits=("cast",)))
 enter("where.self masked_fill.Scalar masked_fill.Tensor", Operator(traits=("masked",)))
 enter("tril triu", Operator(more_rules=_triangle_rules, local=_triangle_of_block))
 enter("cat", Operator(in_parts=cat_in_parts, kernel="copy", traits=("linear",)))
-enter("stack contiguous flip roll constant_pad_nd select_scatter", Operator(kernel="copy", traits=("linear",)))
+enter("stack contiguous flip constant_pad_nd select_scatter", Operator(kernel="copy", traits=("linear",)))
+enter("roll", Operator(local=on_contiguous(1), kernel="copy", traits=("linear",)))
 enter("clone", Operator(more_rules=_addends_of_complex, kernel="copy", traits=("copied", "linear")))
 enter("_conj", Operator(more_rules=_addends_of_complex))
 enter("mul div neg", Operator(traits=("scaling",)))

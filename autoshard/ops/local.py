@@ -15,6 +15,8 @@ from ..layout import Layout, local_shape
 from ..mesh import Mesh
 from .operator import Caller, Local, LocalCall, Metas, known
 
+aten = torch.ops.aten
+
 
 def run_local(
     caller: Caller,
@@ -57,5 +59,18 @@ def with_local_size(position: int, op: Any = None) -> Local:
         assert meta is not None and layout is not None
         size = local_shape(meta.shape, layout, call.mesh, call.coordinate)
         return call.run(op or call.node.op, *call.args[:position], size, *call.args[position + 1 :], **call.kwargs)
+
+    return local
+
+
+def on_contiguous(count: int) -> Local:
+    """The local form of an operator that runs on contiguous copies of its first tensors, however these lie in memory.
+    It wants that, or its kernel makes them, while torch says of the result, where it has no values, that it lies as
+    they do.
+    """
+
+    def local(call: LocalCall) -> Any:
+        first = (call.run(aten.contiguous.default, x) for x in call.args[:count])
+        return call.run(call.node.op, *first, *call.args[count:], **call.kwargs)
 
     return local

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..capture import Node
 from ..layout import P_SUM, R, S, local_shape
+from .local import on_contiguous
 from .operator import LocalCall, Metas, Operator, enter
 from .rule import Rule
 
@@ -83,9 +84,10 @@ enter(
         kernel="normalization",
     ),
 )
+enter("native_layer_norm_backward", Operator(local=on_contiguous(2), kernel="normalization"))
 # A norm that capture decomposes (RMSNorm) is priced as the parts it runs as.
 enter(
-    "native_layer_norm native_layer_norm_backward native_batch_norm batch_norm_backward "
+    "native_layer_norm native_batch_norm batch_norm_backward "
     "_native_batch_norm_legit _native_batch_norm_legit_functional "
     "_batch_norm_with_update_functional _fused_rms_norm _fused_rms_norm_backward",
     Operator(kernel="normalization"),

@@ -25,6 +25,7 @@ from .rule import Rule
 aten = torch.ops.aten
 
 _MOVES_DIMS = frozenset({"permute", "transpose", "t", "unsqueeze", "squeeze", "clone", "contiguous", "alias", "detach"})
+_JOINS = frozenset({"cat", "repeat", "stack", "expand"})
 _RANGE_DEFAULTS = (0, None, None, 1)
 
 
@@ -43,29 +44,55 @@ def parts_asked_for(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement, int]
 
 def batches_joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement]]:
     """Cuts in parts that the forward of a graph asks for as it puts batches behind each other, or one so many times: of
-    each of them a rank has its rows. So it has where the model folds a dim for each of them with its rows.
+    each of them a rank has its rows. So it has where the model folds a dim for each of them with its rows, as it does
+    with batches that it stacks, and with a few steps that it turns in front of the batch.
     """
     joined = {ref: parts for ref, parts in _joined(graph) if _is_of_inputs(graph, ref.node)}
-    yield from ((ref, S(0, (1,) * count)) for ref, (count, _) in joined.items())
+    for ref, (count, rows) in joined.items():
+        if graph.meta(ref).shape[0] == count * rows:
+            yield ref, S(0, (1,) * count)
     for i, node in graph.of_kind("operator"):
-        if joined and has(node, "reshape"):
+        if has(node, "reshape") and node.phase == "forward":
             before, after = graph.meta(node.inputs[0]).shape[:2], graph.meta(Ref(i)).shape[:1]
-            if before in joined.values() and after == (math.prod(before),):
+            if len(before) < 2 or after != (math.prod(before),):
+                continue
+            if before in joined.values() or _is_turned(graph, node.inputs[0]):
                 yield Ref(i), S(0, (1,) * before[0])
 
 
+def _is_turned(graph: CapturedGraph, ref: Ref) -> bool:
+    """Whether few steps are in front of the batch, which was in front of them."""
+    few, rows = graph.meta(ref).shape[:2]
+    if rows != graph.batch or rows < 2 or few == rows or not 1 < few <= MOST_PARTS:
+        return False
+    dim, node = 1, graph.nodes[ref.node]
+    while node.kind == "operator" and dim == 1:
+        before = graph.meta(node.inputs[0]).shape if node.inputs else ()
+        if _name(node) in _MOVES_DIMS:
+            dim = _moved_from(node, before)[dim]
+        elif torch.Tag.pointwise not in node.op.tags or before[:2] != (few, rows):  # type: ignore[union-attr]
+            return False
+        node = graph.nodes[node.inputs[0].node]
+    return dim == 0
+
+
 def _joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Shape]]:
-    """Batches that the forward puts behind each other: how many, and the rows of each, of which every row of the batch
-    may have become as many, as words have.
+    """Batches that the forward puts behind each other, or stacks in front of their rows: how many, and the rows of
+    each, of which every row of the batch may have become as many, as words have.
     """
     for i, node in graph.of_kind("operator"):
-        if node.phase != "forward" or _name(node) not in ("cat", "repeat") or graph.batch < 2:
+        if node.phase != "forward" or _name(node) not in _JOINS or graph.batch < 2:
             continue
-        before, after = [graph.meta(ref).shape for ref in node.inputs], graph.meta(Ref(i)).shape
-        rows = before[0][0] if before[0] and len({shape[:1] for shape in before}) == 1 else 0
-        if rows and not rows % graph.batch and not after[0] % rows and len(before[0]) == len(after):
-            if 1 < after[0] // rows <= MOST_PARTS:
-                yield Ref(i), (after[0] // rows, rows)
+        shapes, after = {graph.meta(ref).shape for ref in node.inputs}, graph.meta(Ref(i)).shape
+        rows = {shape[0] if shape else 0 for shape in shapes}
+        is_new = {len(after) > len(shape) for shape in shapes} == {True} or rows == {1}
+        if len(after) > 1 and is_new and after[0] != graph.batch:
+            rows, whole = {after[1]}, after[0] * after[1]
+        else:
+            whole = after[0] if after else 0
+        (each, *others) = rows
+        if not others and each and not each % graph.batch and not whole % each and 1 < whole // each <= MOST_PARTS:
+            yield Ref(i), (whole // each, each)
 
 
 def _is_of_inputs(graph: CapturedGraph, index: int) -> bool:

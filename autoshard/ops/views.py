@@ -21,7 +21,7 @@ from ..capture import Node, Ref, TensorMeta
 from ..layout import P_SUM, Layout, R, S, is_even, local_ranges, local_shape
 from ..mesh import Mesh
 from .lengths import small_lengths, wide
-from .local import with_local_size
+from .local import on_contiguous, with_local_size
 from .operator import Form, LocalCall, Metas, Operator, Shape, enter
 from .parts_of_dims import (
     local_slice,
@@ -145,11 +145,6 @@ def _squeezed(call: LocalCall) -> Any:
     dims = args[1] if len(args) > 1 else tuple(range(len(shape)))
     dims = (dims,) if isinstance(dims, int) else dims
     return call.run(aten.squeeze.dims, call.args[0], tuple(dim for dim in dims if shape and shape[dim] == 1))
-
-
-def _on_rows(call: LocalCall) -> Any:
-    """The operator on a contiguous copy: it wants the elements of a row side by side, whatever a shard has."""
-    return call.run(call.node.op, call.run(aten.contiguous.default, call.args[0]), *call.args[1:], **call.kwargs)
 
 
 def _same(call: LocalCall) -> Any:
@@ -302,7 +297,7 @@ enter(
     ),
 )
 enter("squeeze squeeze_copy", Operator(local=_squeezed))
-enter("view_as_complex view.dtype", Operator(local=_on_rows))
+enter("view_as_complex view.dtype", Operator(local=on_contiguous(1)))
 enter("unfold", Operator(rules=_window_rules, small=_small_windows, keeps=_keeps_windows))
 enter(
     "unfold_backward",

@@ -92,7 +92,7 @@ def run_step(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard)
             start, stop = block(end - begin, ranks, shard.coordinate[axis])
             found.append(emit.call(aten.slice.Tensor, x, step.target, begin + start, begin + stop))
         if len(found) > 1:
-            return emit.call(aten.cat.default, found, step.target)
+            return _joined(emit, found, step.target)
         # a block of dim 0 would be contiguous, but a view that keeps the whole in memory
         return emit.call(aten.clone.default, found[0], memory_format=torch.contiguous_format)
     given = packed(emit, x, before, after, shard)
@@ -130,7 +130,7 @@ def packed(emit: Emitter, x: Any, before: Layout, after: Layout, shard: Shard) -
     if _with(local, step.target, blocks[0][1]) == piece_shape and _in_a_row(blocks, local[step.target]):
         return _stacked(emit, x, local, step.target, len(blocks))
     given = [_pad(emit, *_slice(emit, x, local, step.target, start, stop), piece_shape) for start, stop in blocks]
-    return emit.call(aten.cat.default, given, 0)
+    return _joined(emit, given, 0)
 
 
 def _packed_parts(
@@ -147,7 +147,7 @@ def _packed_parts(
         split = [*shape[:dim], ranks, (stop - start) // ranks, *shape[dim + 1 :]]
         apart = emit.call(aten.reshape.default, part, split)
         cut.append(emit.call(aten.permute.default, apart, order))
-    stacked = emit.call(aten.cat.default, cut, dim + 1)
+    stacked = _joined(emit, cut, dim + 1)
     return emit.call(aten.reshape.default, stacked, [ranks * piece[0], *piece[1:]])
 
 
@@ -179,14 +179,21 @@ def _join(emit: Emitter, x: Any, piece: tuple[int, ...], goal: tuple[int, ...], 
     found = []
     blocks = shard.blocks(goal[dim], step.axes)
     if not step.source_parts and _with(goal, dim, blocks[0][1]) == piece and _in_a_row(blocks, goal[dim]):
-        return emit.call(aten.cat.default, _blocks(emit, x, whole, 0, len(blocks)), dim)
+        return _joined(emit, _blocks(emit, x, whole, 0, len(blocks)), dim)
     for r, (start, stop) in enumerate(blocks):
         arrived, shape = _slice(emit, x, whole, 0, r * piece[0], (r + 1) * piece[0])
         found.append(_cut(emit, arrived, shape, _with(goal, dim, stop - start)))
     if step.source_parts:  # those of every rank of the first part, of the second, and so on
         parts = pieces(goal[dim] // len(found), step.source_parts)
         found = [emit.call(aten.slice.Tensor, each, dim, start, stop) for start, stop in parts for each in found]
-    return emit.call(aten.cat.default, found, dim)
+    return _joined(emit, found, dim)
+
+
+def _joined(emit: Emitter, tensors: Any, dim: int) -> Any:
+    """Tensors joined along a dim, contiguous: of images that have their channels last ``cat`` makes one that has, too,
+    while collectives exchange blocks of dim 0 as they lie in memory.
+    """
+    return emit.call(aten.contiguous.default, emit.call(aten.cat.default, tensors, dim))
 
 
 def _in_a_row(blocks: Sequence[tuple[int, int]], length: int) -> bool:
@@ -203,7 +210,7 @@ def _stacked(emit: Emitter, x: Any, shape: tuple[int, ...], dim: int, count: int
     """
     looks = emit.value(x)
     if not looks.is_contiguous():
-        return emit.call(aten.cat.default, _blocks(emit, x, shape, dim, count), 0)
+        return _joined(emit, _blocks(emit, x, shape, dim, count), 0)
     length = shape[dim] // count
     outer, inner = prod(shape[:dim]), length * prod(shape[dim + 1 :])
     apart = [outer, count, inner] if outer != 1 else [count, inner]  # of one element strides may be any number

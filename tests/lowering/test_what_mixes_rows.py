@@ -252,6 +252,33 @@ class Functions(nn.Module):
         return x.square().mean()
 
 
+class Stacked(nn.Module):
+    """Two views of each row, stacked and folded into one batch; several guesses for one; steps in front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.layer, self.scale = nn.Linear(8, 8), nn.Linear(8, 8), nn.Parameter(torch.randn(3, 1, 5, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        views = self.layer(torch.stack([x, self.enter(x)]).flatten(0, 1)).view(2, *x.shape)
+        guesses = self.layer((self.enter(x).expand(3, *x.shape) * self.scale).flatten(0, 1)).tanh().view(3, *x.shape)
+        repeated = self.layer(x[None].repeat(3, 1, 1, 1).flatten(0, 1)).sigmoid().unflatten(0, (3, len(x)))
+        steps = self.layer((self.enter(x).transpose(0, 1) * 2).reshape(-1, 8)).tanh().view(-1, len(x), 8).mean(0)
+        return (views[0] * views[1]).mean() + steps.square().mean() + guesses.amin(0).mean() + repeated.std(0).mean()
+
+
+class ChannelsLast(nn.Module):
+    """Patches of images whose channels are last, and of which no axis cuts the channels evenly; patches merged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm, self.merged = nn.Conv2d(3, 12, 2, 2), nn.LayerNorm(12), nn.Conv2d(12, 5, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.patches(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
+        return self.merged(h.permute(0, 3, 1, 2)).square().mean()
+
+
 def _plan(model: nn.Module, args: tuple[Tensor, ...], mesh: str, *constraints: str) -> ShardingPlan:
     return autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=constraints, cache=False)
 
@@ -270,6 +297,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "matrices of rows": (MatricesOfRows, (8, 8)),
     "pictures": (Pictures, (8, 8)),
     "every expert": (EveryExpert, (4, 5, 8)),
+    "channels last": (ChannelsLast, (4, 8, 8, 3)),
+    "stacked": (Stacked, (4, 5, 8)),
 }
 
 
