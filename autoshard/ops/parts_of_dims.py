@@ -53,10 +53,10 @@ def batches_joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement]]:
             yield ref, S(0, (1,) * count)
     for i, node in graph.of_kind("operator"):
         if has(node, "reshape") and node.phase == "forward":
-            before, after = graph.meta(node.inputs[0]).shape[:2], graph.meta(Ref(i)).shape[:1]
-            if len(before) < 2 or after != (math.prod(before),):
+            before, after = graph.meta(node.inputs[0]).shape, graph.meta(Ref(i)).shape
+            if not after or after[0] not in (math.prod(before[:end]) for end in range(2, len(before) + 1)):
                 continue
-            if before in joined.values() or _is_turned(graph, node.inputs[0]):
+            if before[:2] in joined.values() or _is_turned(graph, node.inputs[0]):
                 yield Ref(i), S(0, (1,) * before[0])
 
 

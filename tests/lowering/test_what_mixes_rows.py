@@ -264,7 +264,14 @@ class Stacked(nn.Module):
         guesses = self.layer((self.enter(x).expand(3, *x.shape) * self.scale).flatten(0, 1)).tanh().view(3, *x.shape)
         repeated = self.layer(x[None].repeat(3, 1, 1, 1).flatten(0, 1)).sigmoid().unflatten(0, (3, len(x)))
         steps = self.layer((self.enter(x).transpose(0, 1) * 2).reshape(-1, 8)).tanh().view(-1, len(x), 8).mean(0)
-        return (views[0] * views[1]).mean() + steps.square().mean() + guesses.amin(0).mean() + repeated.std(0).mean()
+        words = torch.stack([x, self.enter(x)], 2).transpose(1, 2).transpose(0, 1).reshape(-1, 8)
+        return (
+            (views[0] * views[1]).mean()
+            + steps.square().mean()
+            + self.layer(words).log_softmax(-1)[:, 0].mean()
+            + guesses.amin(0).mean()
+            + repeated.std(0).mean()
+        )
 
 
 class ChannelsLast(nn.Module):
