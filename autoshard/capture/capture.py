@@ -58,6 +58,10 @@ _ADVICE = {
         "it packs sequences, and how many rows each step has depends on data. Run the module on the padded sequences "
         "and mask the result"
     ),
+    "RandomValueSource": (
+        "it draws a random number in Python (random.random()), which a captured step would do once and never again. "
+        "Draw it in torch (torch.rand) and choose by it (torch.where), or leave it out of the forward"
+    ),
     "_ctc_loss": (
         "ctc_loss keeps a table whose shape depends on the numbers in target_lengths. Return the log-probabilities and "
         "compute the loss of them outside"

@@ -8,6 +8,7 @@ effect would never happen, and a value that changes later would be ignored.
 from __future__ import annotations
 
 import ast
+import dis
 import logging
 import re
 import traceback
@@ -15,6 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
+from functools import partial
 from types import CodeType
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +27,7 @@ from torch._dynamo import functional_export, trace_rules
 from torch._dynamo.convert_frame import get_traced_fn
 from torch._dynamo.exc import ObservedException, TorchRuntimeError, Unsupported
 from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import (
     ConstantVariable,
     GetAttrVariable,
@@ -39,6 +42,7 @@ from torch._functorch.autograd_function import autograd_function_apply as autogr
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.export._trace import _restore_state_dict
+from torch.fx import Node as FxNode
 from torch.utils._pytree import SUPPORTED_NODES, TreeSpec, tree_structure
 
 from ..errors import CaptureError
@@ -59,6 +63,9 @@ _ON_NUMBERS = re.compile(
     r"data[- ]dependent (expression|branching|operator|output)|Tensor\.tolist\(\) with|Pending unbacked symbols",
     re.IGNORECASE,
 )
+# What Python asks of the numbers of a tensor, and what it is told where all of them are finite.
+_FINITE = {("all", "isfinite"): True, ("any", "isinf"): False, ("any", "isnan"): False}
+_JUMPS = frozenset(code for name, code in dis.opmap.items() if re.search(r"JUMP\w*_IF_(TRUE|FALSE)", name))
 # Functions that say something, or set what is said, and compute nothing. Methods of loggers dynamo leaves out itself.
 _SAYING = (print, warnings.warn, warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings) + (
     logging.debug, logging.info, logging.warning, logging.error, logging.exception, logging.critical, logging.log,
@@ -122,6 +129,7 @@ def forward_graph(
         _answers_into(answers),
         _leaves_within(),
         _named_classes(),
+        _all_finite(),
         _unrecorded(),
         _settings(),
     ):
@@ -364,6 +372,53 @@ def _named_classes() -> Iterator[None]:
 
     with patch.object(GetAttrVariable, "call_method", of_name):
         yield
+
+
+@contextmanager
+def _all_finite() -> Iterator[None]:
+    """Has Python that asks whether all numbers of a tensor are finite go on as if they were, as models do that limit
+    them where they are not (DETR). Not in half precision, where sums do become infinite.
+    """
+    kept = [(table, list(table)) for table in _jump_tables(InstructionTranslatorBase)]
+    try:
+        for table, jumps in kept:
+            for code in _JUMPS:
+                table[code] = partial(_jump_if_finite, jumps[code])
+        yield
+    finally:
+        for table, jumps in kept:
+            table[:] = jumps
+
+
+def _jump_tables(kind: Any) -> Iterator[list[Any]]:
+    for each in kind.__subclasses__():
+        if "dispatch_table" in vars(each):
+            yield each.dispatch_table
+        yield from _jump_tables(each)
+
+
+def _jump_if_finite(jump: Any, translator: Any, instruction: Any) -> None:
+    known = _as_if_finite(translator.stack[-1].realize())
+    if known is not None:
+        translator.stack[-1] = ConstantVariable.create(known)
+    jump(translator, instruction)
+
+
+def _as_if_finite(condition: Any) -> bool | None:
+    """What a condition is where all numbers are finite; None where it is about something else."""
+    if not isinstance(condition, TensorVariable):
+        return None
+    reduction = condition.proxy.node
+    given = [*reduction.args, *reduction.kwargs]
+    if len(given) != 1 or not isinstance(given[0], FxNode) or not isinstance(given[0].args[0], FxNode):
+        return None
+    numbers = given[0].args[0].meta.get("example_value")
+    is_half = numbers is None or numbers.dtype == torch.float16
+    return None if is_half else _FINITE.get((_function(reduction), _function(given[0])))
+
+
+def _function(node: FxNode) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 @contextmanager

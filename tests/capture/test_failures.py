@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -168,6 +169,10 @@ def _ctc(weight: Tensor, x: Tensor) -> Tensor:
     return F.ctc_loss((x * weight).log_softmax(-1).unsqueeze(0), torch.ones(3, 1, dtype=torch.int64), lengths, lengths)
 
 
+def _dropped(weight: Tensor, x: Tensor) -> Tensor:
+    return x * weight if random.uniform(0, 1) < 0.5 else weight
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -175,9 +180,10 @@ def _ctc(weight: Tensor, x: Tensor) -> Tensor:
         (lambda weight, x: torch.autograd.grad((x * weight).sum(), weight)[0], r"takes a gradient within the forward"),
         (_ctc, r"ctc_loss keeps a table .* compute the loss of them outside"),
         (lambda weight, x: pack_padded_sequence(x * weight, [2, 1, 1]).data, r"packs sequences.* mask the result"),
+        (_dropped, r"draws a random number in Python .*torch\.rand"),
         (lambda weight, x: F.relu(x, inplace=True) * weight, r"writes into its argument x .* write x = x.clone\(\)"),
     ],
-    ids=["cache", "gradient", "ctc", "packed", "argument"],
+    ids=["cache", "gradient", "ctc", "packed", "random", "argument"],
 )
 def test_what_is_not_supported_is_said_with_what_to_do(body: Callable[..., Any], message: str) -> None:
     with pytest.raises(CaptureError, match=message):

@@ -212,11 +212,49 @@ def padded(x: Tensor, n: Tensor) -> Tensor:
 WAYS = [branch, branch_on_a_number, branch_on_a_length, equal, contains, loop, padded]
 
 
+def some_finite(x: Tensor, n: Tensor) -> Tensor:
+    return x * 2 if torch.isfinite(x).any() else x  # culprit
+
+
+def each_row_finite(x: Tensor, n: Tensor) -> Tensor:
+    return x * 2 if torch.isfinite(x).all(1)[0] else x  # culprit
+
+
+def infinite_in_half_precision(x: Tensor, n: Tensor) -> Tensor:
+    half = x.half()
+    return half.clamp(-1, 1) if half.isinf().any() else half  # culprit
+
+
+WAYS += [some_finite, each_row_finite, infinite_in_half_precision]
+
+
 @pytest.mark.parametrize("body", WAYS, ids=lambda body: body.__name__)
 def test_a_way_that_depends_on_numbers_is_refused(body: Any) -> None:
     said = refused(body)
     assert "which way Python goes here, or a shape, depends on numbers in a tensor" in said
     assert "torch.where(condition, a, b)" in said
+
+
+def limited(x: Tensor, n: Tensor) -> Tensor:
+    if not torch.isfinite(x).all():
+        x = x.clamp(-1, 1)
+    return x
+
+
+def raising(x: Tensor, n: Tensor) -> Tensor:
+    if torch.isinf(x).any() or (x.dtype == torch.float32 and x.isnan().any()):
+        raise ValueError
+    return x
+
+
+def chosen(x: Tensor, n: Tensor) -> Tensor:
+    return x if torch.all(x.isfinite()) else x * 2
+
+
+@pytest.mark.parametrize("body", [limited, raising, chosen], ids=lambda body: body.__name__)
+def test_numbers_are_finite_for_who_asks_whether_all_are(body: Any) -> None:
+    given = torch.randn(3, 4), torch.tensor([3, 2, 1])
+    assert capture(Outer(body), given).fingerprint == capture(Outer(lambda x, n: x), given).fingerprint
 
 
 def test_of_a_library_the_line_of_its_caller_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
