@@ -30,6 +30,7 @@ from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import (
     ConstantVariable,
+    ConstDictVariable,
     GetAttrVariable,
     SetVariable,
     TensorVariable,
@@ -294,12 +295,14 @@ def _replaced(variable: Any) -> list[str]:
 
 def _changed(effects: SideEffects, variable: Any) -> list[str]:
     """The attributes of an object that are not as they were, each behind a dot; one empty name for other objects, but
-    for a set that has what it had: torch notes again that a buffer is not saved, where one takes the place of itself.
+    for a set that has what it had, and a dict that is as empty as it was: torch notes again that a buffer is not saved,
+    where one takes the place of itself, and peft empties a cache before every call.
     """
     attributes = effects.store_attr_mutations.get(variable)
     if not attributes:
-        is_set = isinstance(variable, SetVariable)
-        return [] if is_set and _keys(variable.items) == _keys(variable.original_items) else [""]
+        items: Any = getattr(variable, "items", None)
+        is_told_by_keys = isinstance(variable, SetVariable) or (isinstance(variable, ConstDictVariable) and not items)
+        return [] if is_told_by_keys and _keys(items) == _keys(variable.original_items) else [""]
     before = getattr(variable, "value", None)
     return [
         f".{name}"

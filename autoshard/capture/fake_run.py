@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 from .adapter import run_on_fakes, storage_of
 from .blocks import Stack
 from .dynamo import depends_on_numbers
-from .graph import Node, Ref, TensorMeta, map_refs
+from .graph import Node, Ref, TensorMeta
 from .repeat import NotPeriodicError
 
 aten = torch.ops.aten
@@ -64,8 +64,8 @@ def fake_run(
         try:
             result = run_on_fakes(model, args, kwargs, lambda leaves: run.start(model, leaves), dtype)
             leaves, structure = tree_flatten(result)
-            nodes, noted = _numbered(run.nodes, tuple(map(run.noted, leaves)))
-            return FakeRun(nodes, noted, structure, tuple(run.elsewhere), run.fills)
+            noted = tuple(map(run.noted, leaves))
+            return FakeRun(tuple(run.nodes), noted, structure, tuple(run.elsewhere), run.fills)
         except Exception as error:  # it is the user's code that runs: on fakes it may do whatever it likes
             reason = "it looks at numbers of a tensor" if depends_on_numbers(error) else error
             raise NotPeriodicError(f"the forward cannot be run on fake tensors: {reason}") from error
@@ -76,28 +76,6 @@ def seen(node: Node) -> tuple[object, ...]:
     return node.name, node.outputs, node.op, repr((node.args, node.kwargs))
 
 
-def _numbered(nodes: Sequence[Node], result: tuple[Any, ...]) -> tuple[tuple[Node, ...], tuple[Any, ...]]:
-    """The nodes, and the leaves of a result, without what autograd keeps for itself, which nobody reads: how much that
-    is depends on whether a gradient is wanted. Operators are numbered in the block that they are named by.
-    """
-    read = {ref.node for node in nodes for ref in node.inputs} | {leaf.node for leaf in result if isinstance(leaf, Ref)}
-    kept = [i for i, node in enumerate(nodes) if node.op is not aten.detach.default or i in read]
-    numbers = {old: new for new, old in enumerate(kept)}
-    counts: Counter[str] = Counter()
-
-    def numbered(node: Node) -> Node:
-        if node.kind != "operator":
-            return node
-        counts[node.name] += 1
-        args, kwargs = map_refs(node.args, renumber), map_refs(node.kwargs, renumber)
-        return replace(node, name=f"{node.name}/{counts[node.name] - 1}", args=args, kwargs=kwargs)
-
-    def renumber(ref: Ref) -> Ref:
-        return Ref(numbers[ref.node], ref.output)
-
-    return tuple(numbered(nodes[i]) for i in kept), map_refs(result, renumber)
-
-
 class _Run:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -105,6 +83,7 @@ class _Run:
         self._refs: dict[int, Ref] = {}
         self._alive: list[Any] = []  # so that no other tensor gets the identity of one that is known
         self._blocks = [""]
+        self._counts: Counter[str] = Counter()
         self._held: dict[str, torch.Tensor] = {}
         self.fills = False
 
@@ -141,7 +120,15 @@ class _Run:
         metas = tuple(TensorMeta(tuple(value.shape), value.dtype) for value in results)
         named = tuple(self.noted(list(kwargs.items())))
         self.fills |= any(storage_of(tensor) in self._memory for tensor in _written(op, args, kwargs))
-        self._add(Node(self._blocks[-1], "operator", "forward", metas, op, self.noted(args), named), results)
+        self._add(Node(self._name(op), "operator", "forward", metas, op, self.noted(args), named), results)
+
+    def _name(self, op: torch._ops.OpOverload) -> str:
+        """Operators are numbered in their block, apart from those with which autograd keeps something for itself: how
+        many these are depends on whether a gradient is wanted.
+        """
+        kind = f"{self._blocks[-1]}/{'detach.' if op is aten.detach.default else ''}"
+        self._counts[kind] += 1
+        return f"{kind}{self._counts[kind] - 1}"
 
     def noted(self, value: Any) -> Any:
         """A value with the number of the tensor in the place of each."""

@@ -140,7 +140,7 @@ class Guards:
 
 def readable(source: str) -> str:
     """Dynamo's name for an object, or its condition on one, as a reader writes it: ``model.layers.0.k == 3.0``."""
-    source = source.replace(MODEL_SOURCE, "model")
+    source = source.replace(MODEL_SOURCE, "model").replace(".__dict__['_modules']", "._modules")
     source = re.sub(r"G\['__import_(\w+)'\]", lambda m: m[1].replace("_dot_", "."), source)
     source = re.sub(r"\._modules\['([^']*)'\]|\._buffers\['([^']*)'\]|\._parameters\['([^']*)'\]", _dotted, source)
     source = re.sub(r"[GL]\['([^']*)'\]", r"\1", source)

@@ -547,6 +547,14 @@ def test_a_first_call_may_fill_what_every_call_fills() -> None:
     assert [name for name, _ in captured(body).mutations] == ["ema"]
 
 
+def test_a_cache_that_is_emptied_and_was_empty_is_no_change() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        m.table.clear()
+        return m.linear(x)
+
+    assert captured(body).fingerprint == captured(lambda m, x: m.linear(x)).fingerprint
+
+
 def test_what_a_library_notes_of_tensors_at_its_first_call_is_none_of_the_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
