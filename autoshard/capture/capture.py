@@ -98,7 +98,8 @@ def capture(
     precision: Precision = AS_IT_IS,
     graphs: KeptGraphs | None = None,
 ) -> CapturedGraph:
-    """Captures one step of a model: forward, and backward where something is trained.
+    """Captures one step of a model: forward, and backward where something is trained. Tensors that modules have as
+    plain attributes become buffers of the model; nothing else of it is changed.
 
     Args:
         model: any module whose forward is one graph; its tensors may be on any device, meta included.

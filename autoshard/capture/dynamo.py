@@ -401,7 +401,7 @@ def _jump_tables(kind: Any) -> Iterator[list[Any]]:
 
 
 def _jump_if_finite(jump: Any, translator: Any, instruction: Any) -> None:
-    known = _as_if_finite(translator.stack[-1].realize())
+    known = _as_if_finite(translator.stack[-1])
     if known is not None:
         translator.stack[-1] = ConstantVariable.create(known)
     jump(translator, instruction)
@@ -413,11 +413,11 @@ def _as_if_finite(condition: Any) -> bool | None:
         return None
     reduction = condition.proxy.node
     given = [*reduction.args, *reduction.kwargs]
-    if len(given) != 1 or not isinstance(given[0], FxNode) or not isinstance(given[0].args[0], FxNode):
+    if len(given) != 1 or not isinstance(given[0], FxNode):
         return None
-    numbers = given[0].args[0].meta.get("example_value")
-    is_half = numbers is None or numbers.dtype == torch.float16
-    return None if is_half else _FINITE.get((_function(reduction), _function(given[0])))
+    told = _FINITE.get((_function(reduction), _function(given[0])))
+    numbers = next((node.meta.get("example_value") for node in given[0].all_input_nodes), None)
+    return None if numbers is None or numbers.dtype == torch.float16 else told
 
 
 def _function(node: FxNode) -> str:

@@ -21,6 +21,8 @@ from .arguments import same_constant
 from .dynamo import SideEffect
 from .lines import at, line_of
 
+_IF_ONCE = ". Where only the first call changes it, call the model once before planning"
+
 
 @dataclass(frozen=True, eq=False)
 class Leaves:
@@ -122,9 +124,6 @@ def replaced_buffers(module: GraphModule, leaves: Leaves, names: tuple[str, ...]
             line = line_of(after) if isinstance(after, FxNode) else ""
             raise CaptureError(f"the forward replaces the buffer {name}{at(line)}: {reason}")
         yield k, name
-
-
-_IF_ONCE = ". Where only the first call changes it, call the model once before planning"
 
 
 def _why_not(before: Any, after: Any, others: list[FxNode]) -> str:

@@ -85,6 +85,7 @@ class _Run:
         self._blocks = [""]
         self._counts: Counter[str] = Counter()
         self._held: dict[str, torch.Tensor] = {}
+        self._memory: frozenset[int] = frozenset()
         self.fills = False
 
     def entering(self, block: str) -> Callable[..., None]:

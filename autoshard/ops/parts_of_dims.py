@@ -87,11 +87,12 @@ def _joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Shape]]:
         rows = {shape[0] if shape else 0 for shape in shapes}
         is_new = {len(after) > len(shape) for shape in shapes} == {True} or rows == {1}
         if len(after) > 1 and is_new and after[0] != graph.batch:
-            rows, whole = {after[1]}, after[0] * after[1]
+            each, whole = after[1], after[0] * after[1]
+        elif len(rows) == 1 and after:
+            each, whole = rows.pop(), after[0]
         else:
-            whole = after[0] if after else 0
-        (each, *others) = rows
-        if not others and each and not each % graph.batch and not whole % each and 1 < whole // each <= MOST_PARTS:
+            continue
+        if each and not each % graph.batch and not whole % each and 1 < whole // each <= MOST_PARTS:
             yield Ref(i), (whole // each, each)
 
 

@@ -216,6 +216,10 @@ def some_finite(x: Tensor, n: Tensor) -> Tensor:
     return x * 2 if torch.isfinite(x).any() else x  # culprit
 
 
+def all_of_an_argument(x: Tensor, n: Tensor) -> Tensor:
+    return x * 2 if n.all() else x  # culprit
+
+
 def each_row_finite(x: Tensor, n: Tensor) -> Tensor:
     return x * 2 if torch.isfinite(x).all(1)[0] else x  # culprit
 
@@ -225,7 +229,7 @@ def infinite_in_half_precision(x: Tensor, n: Tensor) -> Tensor:
     return half.clamp(-1, 1) if half.isinf().any() else half  # culprit
 
 
-WAYS += [some_finite, each_row_finite, infinite_in_half_precision]
+WAYS += [some_finite, all_of_an_argument, each_row_finite, infinite_in_half_precision]
 
 
 @pytest.mark.parametrize("body", WAYS, ids=lambda body: body.__name__)
