@@ -2,8 +2,9 @@
 
 A cut in parts begins where the graph takes a dim apart that a product made or a parameter has
 (:func:`autoshard.ops.parts_asked_for`), or puts batches behind each other (:func:`autoshard.ops.batches_joined`), and
-spreads along the rules of the operators that have tensors with that dim, and from a parameter to its gradient: to the
-weight and the bias of the product, and to all their gradients. No other tensor is offered it.
+spreads along the rules of the operators that have tensors with that dim, from a parameter to its gradient, and to what
+computes a tensor again: to the weight and the bias of the product, and to all their gradients. No other tensor is
+offered it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ..layout import Layout, Placement, S, cuts_parts_evenly, is_possible
 from ..mesh import Mesh
 from ..micro_batches import is_held, is_summed
 from ..ops import Rule, batches_joined, known, parts_asked_for
+from ..recomputation import again_name, first_name
 from .rule_check import Check
 
 Metas = tuple[TensorMeta, ...]
@@ -98,10 +100,15 @@ def cuts_in_parts(graph: CapturedGraph, mesh: Mesh, rules: Rules) -> dict[Ref, f
             readers[ref].append((i, position))
     named = dict(graph.gradients)
     gradients = {i: named[node.name] for i, node in graph.of_kind("parameter") if node.name in named}
+    numbers = {node.name: i for i, node in graph.of_kind("operator")}
     while waiting:
         ref, placement = waiting.pop()
         if ref.node in gradients:
             add(gradients[ref.node], placement)  # it arrives in its parameter's layout
+        name = graph.nodes[ref.node].name
+        for alike in (first_name(name), again_name(name)):
+            if alike in numbers:
+                add(Ref(numbers[alike], ref.output), placement)  # both have the same strategies
         made = [(ref.node, len(graph.nodes[ref.node].inputs) + ref.output)]
         for i, position in (*made, *readers[ref]):
             node = graph.nodes[i]

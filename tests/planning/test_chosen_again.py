@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import autoshard
-from autoshard.capture import capture, recomputable, recomputed
+from autoshard.capture import CapturedGraph, capture, recomputable, recomputed
 from autoshard.errors import BudgetError
 from autoshard.mesh import Mesh
 from autoshard.ops import is_free
@@ -21,10 +21,12 @@ from autoshard.planning import Formulation, formulate, interpret, timeline_of
 from autoshard.planning.decided import as_choices, decided
 from autoshard.planning.lives import _Course, with_lives
 from autoshard.plans import ShardingPlan
+from autoshard.recomputation import again_name, first_name
 from cost_models import optimizer_policy
 from solver import Assignment, evaluate, routed, solve
 
 from ..distributed import cases
+from ..lowering.test_what_mixes_rows import MODELS, WHOLE
 from ..models import Block, blocks
 from ..plans_of import profile_of
 from .test_lives import POLICY, at_steps
@@ -103,6 +105,23 @@ def test_nothing_is_computed_again_where_it_need_not_be() -> None:
     free = plan(checkpointing="free", mesh="dp=2")
     assert free.memory is not None and not free.recomputed
     assert plan(free.memory.peak.size_bytes, checkpointing="free", mesh="dp=2").recomputed == ()
+
+
+@pytest.mark.filterwarnings(*WHOLE)
+@pytest.mark.parametrize("name", MODELS)
+def test_operators_have_the_same_strategies_whatever_is_computed_again(name: str) -> None:
+    """Cuts in parts too, which come to the backward by way of what is computed again."""
+    make, shape = MODELS[name]
+    graph, mesh, profile = capture(make(), (torch.randn(shape),)), Mesh.parse("a=2,b=2"), profile_of("cpu-gloo")
+    again = recomputed(graph, recomputable(graph))
+
+    def strategies(graph: CapturedGraph) -> dict[str, Any]:
+        return dict(zip((node.name for node in graph.nodes), formulate(graph, mesh, profile).strategies))
+
+    without, found = strategies(graph), strategies(again)
+    assert {again_name(name) for name in again.again} == found.keys() - without.keys()
+    for name, options in found.items():
+        assert options == without[first_name(name) or name], name
 
 
 def test_what_is_to_be_kept_is_kept_and_what_is_to_be_computed_again_is() -> None:
