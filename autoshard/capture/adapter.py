@@ -78,6 +78,7 @@ class Trace:
     ``guards`` are the conditions on Python state under which the model does what the graph does, if they were asked
     for; ``names`` are those of functions and attributes that the model's own code uses, ``reads`` those of attributes
     that the forward has read. Where it ``has_custom_backward``, a ``torch.autograd.Function`` is in it.
+    ``batch_dim`` is the dim of the batch in the arguments.
     """
 
     graph: torch.fx.Graph
@@ -89,6 +90,7 @@ class Trace:
     names: frozenset[str]
     reads: frozenset[str]
     has_custom_backward: bool
+    batch_dim: int
 
 
 def trace(
@@ -134,6 +136,7 @@ def trace(
         names=found.names,
         reads=found.reads(),
         has_custom_backward=forward.has_custom_backward,
+        batch_dim=forward.batch_dim,
     )
 
 

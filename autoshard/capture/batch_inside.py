@@ -22,6 +22,7 @@ from .equations import equation_of, sides_of
 from .examples import shape_of, tensor_of
 from .library import define, derive
 
+_REPEATS = ("expand", "expand_as", "repeat", torch.tile, torch.broadcast_to)
 _FOLDS = (torch.reshape, torch.flatten, "view", "reshape", "flatten")
 
 
@@ -96,7 +97,7 @@ def _einsum_of(node: fx.Node, batch: int) -> bool:
         if sides is None or sides.front or not sides.columns:
             continue
         front = [size for label, size in zip(x, shape_of(of_x)) if label in sides.rows]
-        if _is_inside(front, batch) and _is_of_inputs(of_x):
+        if _is_inside(front, batch) and not _is_of_parameters(of_x):
             node.args, node.target = (of_x, of_y, x, y, equation.made), _einsum_inside
             return True
     return False
@@ -132,9 +133,13 @@ def _is_inside(front: Sequence[int], batch: int) -> bool:
     return len(front) > 1 and batch > 1 and front[0] not in (1, batch) and batch in front[1:]
 
 
-def _is_of_inputs(node: fx.Node) -> bool:
-    """Whether a tensor is made of what the model is called with, not of parameters alone, which have no batch."""
-    return any(each.op == "placeholder" for each in ancestors([node]))
+def _is_of_parameters(node: fx.Node) -> bool:
+    """Whether a tensor is made of parameters and buffers, which have no batch, and of nothing else: neither of what the
+    model is called with, nor repeated for each row.
+    """
+    made_of = ancestors([node])
+    repeats = any(each.op == "placeholder" or each.target in _REPEATS for each in made_of)
+    return not repeats and any(each.op == "get_attr" for each in made_of)
 
 
 def _is_complex(node: fx.Node) -> bool:

@@ -391,6 +391,7 @@ class _Builder:
             replaced=frozenset(name for kind, name in self._traced.outputs if kind == "replacement"),
             guards=self._traced.guards,
             names=self._traced.names,
+            batch_dim=self._traced.batch_dim,
         )
 
     def _constant(self, position: int, value: Any) -> Any:

@@ -33,7 +33,7 @@ class Forward:
     """The graph of a forward. ``module`` gives the ``results`` leaves of the model's result, then the tensors that take
     the place of the buffers ``replaced`` (FQNs). ``same`` are the results that are no new tensors, by position; an
     input among them is named by its own position. ``found`` is what dynamo noticed besides; ``has_custom_backward``
-    says that a ``torch.autograd.Function`` is in it.
+    says that a ``torch.autograd.Function`` is in it. ``batch_dim`` is the dim of the batch in the arguments.
     """
 
     module: GraphModule
@@ -43,6 +43,7 @@ class Forward:
     same: dict[int, SameTensor]
     found: Dynamo
     has_custom_backward: bool
+    batch_dim: int
 
 
 def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
@@ -68,8 +69,8 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     seen = {node: value for node in module.graph.nodes if (value := tensor_of(node)) is not None}
     same = separate_results(module, known, seen)
     custom = any(node.target is autograd_function_apply for node in module.graph.nodes)
-    take_apart(module)
-    return Forward(module, len(leaves.result), result_spec, tuple(replaced.values()), same, found, custom)
+    dim = take_apart(module)
+    return Forward(module, len(leaves.result), result_spec, tuple(replaced.values()), same, found, custom, dim)
 
 
 def _tensors_of(model: nn.Module, module: GraphModule) -> dict[FxNode, SameTensor]:

@@ -114,6 +114,9 @@ class CapturedGraph:
     The graph is that of one of the ``micro_batches`` of a step. Where they are several, ``one_batch`` is the graph as
     it was captured (:mod:`autoshard.capture.micro_batched`). ``precision`` is the policy whose casts stand in it
     (:mod:`autoshard.capture.precise`).
+
+    ``batch_dim`` is the dim of the batch in inputs: 1 where a model takes (steps, rows), else 0
+    (:mod:`autoshard.capture.batch_dim`).
     """
 
     nodes: tuple[Node, ...]
@@ -132,6 +135,7 @@ class CapturedGraph:
     micro_batches: int = 1
     one_batch: CapturedGraph | None = None
     precision: Precision = AS_IT_IS
+    batch_dim: int = 0
 
     def meta(self, ref: Ref) -> TensorMeta:
         """Shape and dtype of a tensor of the graph."""
@@ -146,9 +150,9 @@ class CapturedGraph:
 
     @cached_property
     def batch(self) -> int:
-        """The length of dim 0 of the first input that has dims, 0 where there is none."""
+        """The length of the batch dim of the first input that has dims, 0 where there is none."""
         shapes = (node.outputs[0].shape for _, node in self.of_kind("input") if node.outputs[0])
-        return next((shape[0] for shape in shapes if shape), 0)
+        return next((shape[self.batch_dim] for shape in shapes if shape), 0)
 
     def of_kind(self, kind: NodeKind) -> Iterator[tuple[int, Node]]:
         """The nodes of one kind with their index, in order."""

@@ -51,6 +51,7 @@ def written_graph(graph: CapturedGraph, structure: TreeSpec) -> bytes | None:
             "unused": [(name, _meta(meta)) for name, meta in graph.unused],
             "replaced": sorted(graph.replaced),
             "names": sorted(graph.names),
+            "batch dim": graph.batch_dim,
             "guards": guards.document,
             "is short": isinstance(graph.guards, BlockGuards),
         }
@@ -87,6 +88,7 @@ def read_graph(data: bytes, model: nn.Module, structure: TreeSpec, precision: Pr
             guards=guards,
             names=frozenset(document["names"]),
             precision=precision,
+            batch_dim=int(document["batch dim"]),
         )
     except (AttributeError, KeyError, TypeError, ValueError):  # not what this version writes, of this torch
         return None

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from .attention_parts import attention_in_parts, attention_of_one_head, is_of_one_head, is_without_kernel
 from .bags import can_be_added_up, embedding_bag
+from .batch_dim import batch_dim, first_shape
 from .batch_inside import keep_batch_inside
 from .examples import note, shape_of, tensor_of
 from .folded_heads import keep_heads_apart
@@ -29,14 +30,18 @@ BY_POSITION = {operator.getitem: by_position, operator.setitem: write_by_positio
 """What picks or writes by indices, and what does it where these are row numbers."""
 
 
-def take_apart(module: fx.GraphModule) -> None:
+def take_apart(module: fx.GraphModule) -> int:
     """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, but for
     those on packed sequences, bags, attention of several heads, without a kernel or to one head, products of matrices
     with several dims in front, or with a batch that is not in front, spreads and lengths over the batch, batches in a
     list that are joined again, determinants, picking from each row, writing into each, picking by numbers in a row, and
     means that are written as pools.
+
+    Returns:
+        The dim of the batch in what the model is called with.
     """
-    batch = _batch(module.graph)
+    dim = batch_dim(module.graph)
+    batch = next(iter(first_shape(module.graph)[dim:]), 0)
     keep_heads_apart(module.graph, batch)
     for node in module.graph.nodes:
         if is_product(node):
@@ -67,11 +72,7 @@ def take_apart(module: fx.GraphModule) -> None:
         elif node.target in POOLS and len(node.args) == 2 and set(_listed(node.args[1])) == {1}:
             node.args, node.target = (node.args[0], POOLS[node.target]), mean_of_all
     module.recompile()
-
-
-def _batch(graph: fx.Graph) -> int:
-    """The length of dim 0 of the first tensor that a model is called with; 0 where none has dims."""
-    return next((shape[0] for shape in map(shape_of, graph.find_nodes(op="placeholder")) if shape), 0)
+    return dim
 
 
 def _take_in_order(graph: fx.Graph, node: fx.Node) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
-from ..capture import CapturedGraph, Node, Ref
+from ..capture import CapturedGraph, Node, Ref, TensorMeta
 from ..layout import Placement
 from ..ops import has, is_contraction, is_free, known, parts_asked_for
 from .layers import layers
@@ -80,13 +80,12 @@ class Roles:
         )
 
     @cached_property
-    def batched(self) -> frozenset[int]:
-        """Inputs whose dim 0 is the batch."""
-        return frozenset(
-            i
-            for i, node in self._graph.of_kind("input")
-            if node.outputs[0] and node.outputs[0].shape[:1] == (self._graph.batch,)
-        )
+    def batched(self) -> Mapping[int, int]:
+        """Inputs that have the batch, with the dim that it is: that of the first of them, or dim 0."""
+        shapes = ((i, node.outputs[0].shape) for i, node in self._graph.of_kind("input") if node.outputs[0])
+        dims = (self._graph.batch_dim, 0)
+        found = ((i, [dim for dim in dims if shape[dim : dim + 1] == (self._graph.batch,)]) for i, shape in shapes)
+        return {i: fitting[0] for i, fitting in found if fitting}
 
     @cached_property
     def statistics(self) -> frozenset[int]:
@@ -177,10 +176,13 @@ class Roles:
 
     def _adds_rows(self, index: int) -> bool:
         """Whether an operator adds up the rows of the batch: what it reads is no sum over them yet."""
-        node, rows = self._graph.nodes[index], (self._graph.batch,)
-        if known(node.op).kernel != "reduction" or self._graph.meta(node.inputs[0]).shape[:1] != rows:
+        node = self._graph.nodes[index]
+        if known(node.op).kernel != "reduction" or not self._has_rows(self._graph.meta(node.inputs[0])):
             return False
-        return all(meta.shape[:1] != rows for meta in node.outputs if meta)
+        return not any(map(self._has_rows, filter(None, node.outputs)))
+
+    def _has_rows(self, meta: TensorMeta) -> bool:
+        return self._graph.batch in meta.shape[: self._graph.batch_dim + 1]
 
     def _is_passed(self, index: int) -> bool:
         """Whether an operator adds, views, casts or puts together what it is given."""
@@ -189,14 +191,15 @@ class Roles:
 
     @cached_property
     def sequence(self) -> int:
-        """The length of dim 1 of the first batched input that has two dims, 0 where there is none."""
-        shapes = (self._graph.meta(Ref(i)).shape for i in sorted(self.batched))
-        return next((shape[1] for shape in shapes if len(shape) > 1), 0)
+        """The length of the sequence in the first batched input that has two dims, 0 where there is none."""
+        shapes = ((self._graph.meta(Ref(i)).shape, 1 - dim) for i, dim in sorted(self.batched.items()))
+        return next((shape[dim] for shape, dim in shapes if len(shape) > 1), 0)
 
     @cached_property
-    def sequences(self) -> frozenset[int]:
-        """Batched inputs whose dim 1 is the sequence."""
-        return frozenset(i for i in self.batched if self._graph.meta(Ref(i)).shape[1:2] == (self.sequence,))
+    def sequences(self) -> Mapping[int, int]:
+        """Batched inputs that have the sequence, with the dim that it is: of dims 0 and 1 the other one."""
+        shapes = ((i, 1 - dim, self._graph.meta(Ref(i)).shape) for i, dim in self.batched.items())
+        return {i: dim for i, dim, shape in shapes if shape[dim : dim + 1] == (self.sequence,)}
 
     @cached_property
     def layered(self) -> Mapping[int, str]:
@@ -257,14 +260,16 @@ class Roles:
 
     @cached_property
     def streams(self) -> frozenset[int]:
-        """Operators of layers whose result has the shape of what passes between layers: (batch, sequence, C)."""
+        """Operators of layers whose result has the shape of what passes between layers: (batch, sequence, C), or
+        (sequence, batch, C).
+        """
         shapes = {
             self._graph.meta(ref).shape
             for i, node in self._graph.of_kind("operator")
             for ref in node.inputs
             if ref.node in self.layered and self.layered[ref.node] != self.layered.get(i)
         }
-        passed = {shape for shape in shapes if len(shape) >= 3 and shape[0] == self._graph.batch}
+        passed = {shape for shape in shapes if len(shape) >= 3 and shape[self._graph.batch_dim] == self._graph.batch}
         return frozenset(
             i
             for i, node in self._graph.of_kind("operator")

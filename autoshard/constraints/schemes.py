@@ -3,11 +3,11 @@
 Sharding rules are products over the axes, so a scheme restricts its own axis and schemes combine freely.
 
 ``ddp`` (data parallelism)
-    Inputs are cut along the batch (dim 0), parameters whole, gradients are all-reduced, and of activations nothing
-    communicates but sums over the batch, all-reduced as SyncBatchNorm does those of channels: the tokens of each
-    expert in a loss that balances them, a correlation of features. So are gradients of what is computed of parameters
-    alone (a clamped scale, a weight of norm one), where its derivative takes no addends: before it in the place of
-    behind it.
+    Inputs are cut along the batch (dim 0; dim 1 of those of a model that takes steps first), parameters whole,
+    gradients are all-reduced, and of activations nothing communicates but sums over the batch, all-reduced as
+    SyncBatchNorm does those of channels: the tokens of each expert in a loss that balances them, a correlation of
+    features. So are gradients of what is computed of parameters alone (a clamped scale, a weight of norm one), where
+    its derivative takes no addends: before it in the place of behind it.
     S. Li et al., "PyTorch Distributed", VLDB 13(12), 2020.
 ``fsdp`` (fully sharded data parallelism, ZeRO-3)
     As ``ddp``, but a parameter is cut on dim 0, gathered before its use in the forward and again in the backward, and
@@ -24,10 +24,10 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
     the batch, the sequence. V. Korthikanti et al., "Reducing Activation Recomputation in Large
     Transformer Models", arXiv:2205.05198, section 4.2.2.
 ``cp`` (context parallelism)
-    Inputs are cut along dim 1, the sequence; parameters and their gradients are those of ``ddp``, or, beside an axis of
-    ``fsdp``, cut over both axes. Every rank attends with its block of the queries; keys and values are gathered, their
-    gradients reduce-scattered, and no other activation communicates but sums, as under ``ddp``. Blocks are contiguous:
-    where attention is causal the last rank does most.
+    Inputs are cut along the sequence (dim 1, or dim 0), parameters and their gradients are those of ``ddp``, or, beside
+    an axis of ``fsdp``, cut over both axes. Every rank attends with its block of the queries; keys and values are
+    gathered, their gradients reduce-scattered, and no other activation communicates but sums, as under ``ddp``. Blocks
+    are contiguous: where attention is causal the last rank does most.
     W. Liang et al., "TorchTitan", arXiv:2410.06511, section 2.1.4; A. Dubey et al., "The Llama 3 Herd of Models",
     arXiv:2407.21783, section 3.3.2 (which balances the blocks).
 ``ep`` (expert parallelism)
@@ -144,8 +144,8 @@ class _SchemeLimits:
 
     def _cut_of_input(self, index: int) -> Placement:
         if self._scheme == "cp" and index in self._roles.sequences:
-            return S(1)
-        return S(0) if self._scheme in _DATA and index in self._roles.batched else R
+            return S(self._roles.sequences[index])
+        return S(self._roles.batched[index]) if self._scheme in _DATA and index in self._roles.batched else R
 
     def _check(self) -> None:
         """Checks, before anything is solved, that the scheme makes sense for the model; else raises an error that says
@@ -277,7 +277,7 @@ class _SchemeLimits:
             self._only(i, S(1))
         if self._scheme == "sp":
             for i in self._roles.streams:
-                self._only(i, R, S(0), allowed=False)
+                self._only(i, R, S(self._graph.batch_dim), allowed=False)
 
     def _banned(self, ref: Ref) -> Banned:
         allowed = self._allowed(ref)
@@ -286,8 +286,11 @@ class _SchemeLimits:
         }
         activations = self._scheme == "sp" and ref.node in self._roles.layered and self._roles.of(ref) == "activations"
         if activations and not self._gathers_heads(ref):
-            dims = len(self._graph.meta(ref).shape)  # only the sequence is gathered, of (batch, sequence, ...)
-            banned |= {("all_gather", self._axis, dim) for dim in range(dims) if (dims, dim) != (3, 1)}
+            shape = self._graph.meta(ref).shape  # only the sequence is gathered, of (batch, sequence, ...)
+            sequence = 0 if self._graph.batch_dim and shape[:1] != (self._graph.batch,) else 1
+            banned |= {
+                ("all_gather", self._axis, dim) for dim in range(len(shape)) if (len(shape), dim) != (3, sequence)
+            }
         if self._scheme == "cp" and self._roles.of(ref) == "activations":
             if len(self._graph.meta(ref).shape) != _WITH_HEADS and not self._roles.is_scalar(ref):
                 banned |= {(kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS if kind not in _SUMS}

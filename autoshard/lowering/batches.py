@@ -52,7 +52,7 @@ def sampler(plan: ShardingPlan, mesh: DeviceMesh, dataset: Dataset[Any], **optio
     batch, or cuts it unevenly or not for all inputs and results that have one, ranks read all of it.
 
     Args:
-        plan: its inputs say how a batch is cut. The batch is dim 0 of the first input that has dims.
+        plan: its inputs say how a batch is cut. The batch is that of the first input that has dims: its ``batch_dim``.
         options: those of ``torch.utils.data.DistributedSampler``: ``shuffle``, ``seed``, ``drop_last``.
 
     Raises:
@@ -114,12 +114,12 @@ class _Part:
     def __init__(self, plan: ShardingPlan, mesh: DeviceMesh) -> None:
         self._mesh, self._device = plan.mesh, device_of(mesh)
         self._coordinate = tuple(mesh.get_coordinate() or ())
-        self._size = next((entry.shape[0] for entry in plan.inputs if entry.shape), 1)
-        entries = (*plan.inputs, *plan.outputs)
-        layouts = [entry.layout for entry in entries if entry.shape[:1] == (self._size,)]
+        self._size, self._dim_of = plan.batch or 1, plan.batch_dim_of
+        entries = [(entry.layout, self._dim_of(entry.shape)) for entry in (*plan.inputs, *plan.outputs)]
+        layouts = [(layout, dim) for layout, dim in entries if dim is not None]
         self.count, self.index = 1, 0
         for axis, ranks in enumerate(plan.mesh.shape):
-            cutting = {axis in layout.axes_of(0) for layout in layouts}
+            cutting = {axis in layout.axes_of(dim) for layout, dim in layouts}
             if len(cutting) > 1 or (True in cutting and self._size % (self.count * ranks)):
                 break
             if True in cutting:
@@ -129,10 +129,10 @@ class _Part:
         """This rank's shard of a full tensor, or of this rank's part of it, in memory of its own."""
         if not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor):
             raise InputError(f"{entry.name} is a {type(tensor).__name__}; only plain tensors are cut")
-        begins = self._begins(entry, tensor)
+        batch, begins = self._dim_of(entry.shape), self._begins(entry, tensor)
         for dim, size in enumerate(entry.shape):
             start, stop = local_range(size, entry.layout, dim, self._mesh, self._coordinate)
-            begin = begins if dim == 0 else 0
+            begin = begins if dim == batch else 0
             if start < begin or stop - begin > tensor.shape[dim]:
                 raise InputError(
                     f"{entry.name} is the part of a batch that this rank read, {list(tensor.shape)} of "
@@ -142,12 +142,12 @@ class _Part:
         return tensor.to(self._device, copy=True, memory_format=torch.contiguous_format)
 
     def _begins(self, entry: TensorEntry, tensor: torch.Tensor) -> int:
-        """Where in dim 0 of the full tensor a given one begins."""
-        given, full = tuple(tensor.shape), entry.shape
+        """Where in the batch of the full tensor a given one begins."""
+        given, full, batch = tuple(tensor.shape), entry.shape, self._dim_of(entry.shape)
         if given == full:
             return 0
-        if full[:1] == (self._size,) and given == (self._size // self.count, *full[1:]):
-            return self.index * given[0]
-        part = [self._size // self.count, *full[1:]]
-        read = f", or {part}, what a rank reads of it" if self.count > 1 and full[:1] == (self._size,) else ""
+        part = tuple(self._size // self.count if dim == batch else size for dim, size in enumerate(full))
+        if batch is not None and given == part:
+            return self.index * given[batch]
+        read = f", or {list(part)}, what a rank reads of it" if self.count > 1 and batch is not None else ""
         raise InputError(f"{entry.name} has shape {list(given)}; the full batch is {list(full)}{read}")

@@ -117,7 +117,7 @@ class Inputs:
             f"{entry.name} has shape {list(tensor.shape)}; the plan was made for {list(entry.shape)} in all, which is "
             f"{list(wanted)} on this rank ({layout}). For batches of both shapes, plan the other one too (autoshard "
             f"plan FILE.py:FACTORY --mesh {self._plan.mesh} --hardware {self._plan.hardware} --held-as PLAN.yaml -o "
-            "OTHER.yaml) and give parallelize both plans; or batches=[...], for other sizes of dim 0 in its layouts"
+            "OTHER.yaml) and give parallelize both plans; or batches=[...], for other sizes of the batch in its layouts"
         )
 
 

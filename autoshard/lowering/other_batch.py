@@ -15,29 +15,29 @@ from .needs import sent_along
 
 
 def batch_size(plan: ShardingPlan) -> int:
-    """The size of the batch that a plan was made for: dim 0 of the first input that has dims.
+    """The size of the batch that a plan was made for.
 
     Raises:
         InputError: no input has dims.
     """
-    for entry in plan.inputs:
-        if entry.shape:
-            return entry.shape[0]
-    raise InputError("the plan has no input with a batch, so that there is no other size of it")
+    if plan.batch is None:
+        raise InputError("the plan has no input with a batch, so that there is no other size of it")
+    return plan.batch
 
 
 def with_batch(plan: ShardingPlan, size: int) -> ShardingPlan:
-    """A plan whose inputs and results have a batch of another size; those whose dim 0 is no batch stay as they are.
+    """A plan whose inputs and results have a batch of another size; those that have no batch stay as they are.
 
     Raises:
         InputError: no input has dims.
     """
-    planned = batch_size(plan)
+    batch_size(plan)
 
-    def sized(entries: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
-        return tuple(replace(e, shape=(size, *e.shape[1:])) if e.shape[:1] == (planned,) else e for e in entries)
+    def sized(entry: TensorEntry) -> TensorEntry:
+        batch = plan.batch_dim_of(entry.shape)
+        return replace(entry, shape=tuple(size if dim == batch else n for dim, n in enumerate(entry.shape)))
 
-    return replace(plan, inputs=sized(plan.inputs), outputs=sized(plan.outputs))
+    return replace(plan, inputs=tuple(map(sized, plan.inputs)), outputs=tuple(map(sized, plan.outputs)))
 
 
 def at_batch(plan: ShardingPlan, graph: CapturedGraph) -> ShardingPlan:

@@ -54,6 +54,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         fingerprint=graph.fingerprint,
         call=call,
         micro_batches=graph.micro_batches,
+        batch_dim=graph.batch_dim,
         precision=graph.precision,
         bucket_bytes=formulation.prices.bucket_bytes,
         mesh=formulation.mesh,

@@ -188,6 +188,7 @@ class ShardingPlan:
     whether parameters are gathered before they are needed; 0 where every collective is waited for where it stands.
     ``deferred`` names the operators of the forward, and the results, that are waited for and run when the caller reads
     such a result, at the latest as the backward ends.
+    ``batch_dim`` is the dim of the batch in inputs: 1 for a model that takes (steps, rows).
     ``precision`` says in which dtypes the step computes and reduces. ``contention`` is the hardware's: the share of its
     time that a collective costs although it runs beside computation.
     ``compute_s``, ``communication_s`` and ``optimizer_s``, the step of the optimizer whose state is counted, add up to
@@ -228,6 +229,7 @@ class ShardingPlan:
     contention: float = 1.0
     against: ExpertDistance | None = None
     network: tuple[str, ...] = ()
+    batch_dim: int = 0
 
     def __post_init__(self) -> None:
         canonical: dict[str, list[TensorEntry] | list[OperatorEntry] | list[Redistribution] | list[Execution]] = {
@@ -266,6 +268,15 @@ class ShardingPlan:
         """The operators of the forward that the backward computes again, by name."""
         firsts = (first_name(entry.name) for entry in self.operators if entry.phase == "backward")
         return tuple(name for name in firsts if name is not None)
+
+    @property
+    def batch(self) -> int | None:
+        """The size of the batch, that of the first input that has dims; None where none has."""
+        return next((entry.shape[self.batch_dim] for entry in self.inputs if entry.shape), None)
+
+    def batch_dim_of(self, shape: tuple[int, ...]) -> int | None:
+        """The dim of an input or a result of this shape that is the batch; None where none is as long."""
+        return next((dim for dim in (self.batch_dim, 0) if shape[dim : dim + 1] == (self.batch,)), None)
 
     def runs(self, entry: Redistribution) -> int:
         """How often a redistribution runs in a step: once, or in each micro-batch."""

@@ -41,18 +41,21 @@ class Words(nn.Module):
 
 
 class Equations(nn.Module):
-    """Attention of XLNet, which is written in equations."""
+    """Attention of XLNet, which is written in equations, with positions that are repeated for each row."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(WORDS, WIDTH)
         self.q, self.k, self.v, self.o = (nn.Parameter(torch.randn(WIDTH, 2, 4)) for _ in range(4))
+        self.r = nn.Parameter(torch.randn(WIDTH, 2, 4))
 
     def forward(self, tokens: Tensor) -> Tensor:
         h = self.table(tokens).transpose(0, 1).contiguous()
         q, k, v = (torch.einsum("ibh,hnd->ibnd", h, weight) for weight in (self.q, self.k, self.v))
-        scores = torch.einsum("ibnd,jbnd->bnij", q, k).softmax(-1)
-        out = torch.einsum("hnd,ibnd->ibh", self.o, torch.einsum("bnij,jbnd->ibnd", scores, v))
+        angles = torch.arange(STEPS, dtype=h.dtype)[:, None] / torch.arange(1, 1 + WIDTH)
+        r = torch.einsum("ibh,hnd->ibnd", angles.sin()[:, None].expand(-1, tokens.shape[0], -1), self.r)
+        scores = torch.einsum("ibnd,jbnd->bnij", q, k) + torch.einsum("ibnd,jbnd->bnij", q, r)
+        out = torch.einsum("hnd,ibnd->ibh", self.o, torch.einsum("bnij,jbnd->ibnd", scores.softmax(-1), v))
         return (out @ self.table.weight.t()).logsumexp(-1).square().mean()
 
 

@@ -69,6 +69,10 @@ _NOTATION_OF_SEVERAL = """\
 #               held_W: the copy of W for the step, summed_W: the sum of its gradients; to held_W and from summed_W once
 """
 
+_NOTATION_OF_STEPS_FIRST = """\
+# batch_dim     the batch is dim 1 of what the model is called with, behind the steps
+"""
+
 
 POINTS_PER_LINE = 8
 """Moments of the memory's timeline on one line of the file."""
@@ -90,6 +94,7 @@ def dump_plan(plan: ShardingPlan) -> str:
     notation += _NOTATION_OF_DEFERRED if plan.deferred else ""
     notation += _NOTATION_OF_PRECISION if plan.precision != AS_IT_IS else ""
     notation += _NOTATION_OF_SEVERAL if plan.micro_batches > 1 else ""
+    notation += _NOTATION_OF_STEPS_FIRST if plan.batch_dim else ""
     return notation + "\n" + "\n".join(_render(plan, fold_plan(plan))) + "\n"
 
 
@@ -215,6 +220,8 @@ def _header(plan: ShardingPlan) -> Iterator[str]:
     yield from _section("pins", [f"- {quote(pin)}" for pin in plan.pins], empty="[]")
     if plan.micro_batches > 1:
         yield f"micro_batches: {plan.micro_batches}"
+    if plan.batch_dim:
+        yield f"batch_dim: {plan.batch_dim}"
     if plan.bucket_bytes:
         yield f"bucket_bytes: {plan.bucket_bytes}"
     if not plan.gathers_ahead:

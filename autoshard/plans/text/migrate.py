@@ -76,8 +76,10 @@ def _from_6(document: Document) -> Document:
 
 
 def _from_7(document: Document) -> Document:
-    """In format 7 parameters that travelled together were gathered ahead, in the dtypes of the model."""
-    for section in ("gathers_ahead", "deferred", "param_dtype", "reduce_dtype"):
+    """In format 7 the batch was dim 0, and parameters that travelled together were gathered ahead, in the dtypes of the
+    model.
+    """
+    for section in ("batch_dim", "gathers_ahead", "deferred", "param_dtype", "reduce_dtype"):
         if section in document:
             raise UnknownSection((section,), 7)
     for section, key in (("result", "at_peak_s"), ("result", "against"), ("memory", "kinds")):

@@ -198,6 +198,7 @@ class _Reader:
                 *self._execution("backward", document.execution.backward),
             ),
             micro_batches=document.micro_batches,
+            batch_dim=document.batch_dim,
             bucket_bytes=document.bucket_bytes,
             gathers_ahead=document.gathers_ahead,
             deferred=document.deferred,

@@ -327,6 +327,7 @@ class PlanDocument(_Section):
     micro_batches: Annotated[
         int, Field(ge=1, le=MAX_REPEATS, description="How many forwards and backwards make a step.")
     ] = 1
+    batch_dim: Annotated[int, Field(ge=0, le=1, description="The dim of the batch in inputs and results.")] = 0
     bucket_bytes: Annotated[
         Size,
         Field(description="How much travels together at most of what is gathered and reduced for parameters; 0: each."),

@@ -75,11 +75,9 @@ def unused_axes(plan: ShardingPlan) -> tuple[str, ...]:
 
 
 def samples(plan: ShardingPlan) -> int | None:
-    """How many samples a step takes: the first dimension of its inputs, of all micro-batches. None where the inputs do
-    not have one in common.
-    """
-    firsts = {entry.shape[0] for entry in plan.inputs if entry.shape}
-    return firsts.pop() * plan.micro_batches if len(firsts) == 1 else None
+    """How many samples a step takes: the batch of its inputs, of all micro-batches. None where some have none."""
+    is_known = plan.batch and all(plan.batch_dim_of(entry.shape) is not None for entry in plan.inputs if entry.shape)
+    return plan.batch * plan.micro_batches if plan.batch and is_known else None
 
 
 def tokens(plan: ShardingPlan) -> int | None:

@@ -148,6 +148,7 @@ def _facts(old: ShardingPlan, new: ShardingPlan) -> Iterator[Fact]:
         ("contention", f"{old.contention:g}", f"{new.contention:g}"),
         ("objective", old.objective, new.objective),
         ("micro-batches", str(old.micro_batches), str(new.micro_batches)),
+        ("dim of the batch", str(old.batch_dim), str(new.batch_dim)),
         ("parameters computed as", old.precision.param_dtype or ABSENT, new.precision.param_dtype or ABSENT),
         ("gradients reduced as", old.precision.reduce_dtype or ABSENT, new.precision.reduce_dtype or ABSENT),
         ("bucket", format_bytes(old.bucket_bytes), format_bytes(new.bucket_bytes)),

@@ -1,0 +1,49 @@
+"""Which dim of what a model is called with is the batch: (rows, ...), or (steps, rows, ...), which torch's recurrent
+layers and attention take unless they are told ``batch_first=True``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from .examples import shape_of
+from .recurrent import STEP_BY_STEP
+
+_CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
+_CONVOLUTIONS = {torch.conv1d: 3, torch.conv2d: 4, torch.conv3d: 5}
+"""Convolutions, and the dims of a batch of what they take."""
+_WITH_HEADS = 4
+
+
+def batch_dim(graph: fx.Graph) -> int:
+    """1 where the rows that layers of torch take are as many as dim 1 of the first tensor that a model is called with,
+    and none takes as many as its dim 0; else 0.
+    """
+    shape = first_shape(graph)
+    taken = {_rows_of(node) for node in graph.nodes if node.op == "call_function"}
+    return int(len(shape) > 1 and shape[1] > 1 and shape[1] in taken and shape[0] not in taken)
+
+
+def first_shape(graph: fx.Graph) -> tuple[int, ...]:
+    """The shape of the first tensor with dims that a model is called with; none where none has dims."""
+    return next((tuple(shape) for shape in map(shape_of, graph.find_nodes(op="placeholder")) if shape), ())
+
+
+def _rows_of(node: fx.Node) -> int | None:
+    """How many rows a layer takes; None where that is not known, or the node is no layer."""
+    given: Any = node.args[0] if node.args else node.kwargs.get("query", node.kwargs.get("input"))
+    shape, target = shape_of(given), node.target
+    if target in STEP_BY_STEP and isinstance(node.args[3], bool) and len(shape) == 3:
+        return shape[0 if node.args[-1] else 1]
+    if target is F.multi_head_attention_forward and len(shape) == 3:
+        return shape[1]
+    is_batch = (
+        (target in _CELLS and len(shape) == 2)
+        or (target is F.scaled_dot_product_attention and len(shape) == _WITH_HEADS)
+        or len(shape) == _CONVOLUTIONS.get(target)  # type: ignore[arg-type]
+    )
+    return shape[0] if is_batch else None
