@@ -2,7 +2,8 @@
 batch can be cut.
 
 So padding masks are looked up (``mask[arange(B)[:, None, None, None], arange(S)]``), and what stands at the last word
-of each row (``logits[arange(B), last]``). For torch's own operator row numbers are numbers like any others.
+of each row (``logits[arange(B), last]``), or in one step (``scores[step, arange(B), tags]``). For torch's own operator
+row numbers are numbers like any others.
 
 And numbers in a row are a range: ``x[..., [-2], :]`` is a part of x, which is cut as parts are.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ from torch import Tensor, fx
 from .examples import shape_of, tensor_of
 
 Along = tuple[int | None, ...]
-"""For each index the dim of the result in which it counts all of what it picks from; None for any other index."""
+"""For each tensor of indices the dim of the result in which it counts all of what it picks from; None for any other."""
+Indices = tuple[Any, ...]
+"""Tensors, and numbers: of the dim that has one what stands there is taken."""
 
 LARGEST = 1 << 16
 """Indices of more numbers are not looked at."""
@@ -29,30 +31,34 @@ _FUNCTIONS = {torch.arange, torch.unsqueeze, operator.getitem, operator.add, tor
 _METHODS = {"unsqueeze", "view", "reshape", "expand", "long", "add"}
 
 
-def positions(node: fx.Node) -> Along | None:
-    """How a node of ``operator.getitem`` can be computed by :func:`by_position`, or one of ``operator.setitem`` by
-    :func:`write_by_position`, with as many indices as this has entries; None where it cannot. Any other takes all.
+def positions(node: fx.Node) -> tuple[Indices, Along] | None:
+    """With which indices a node of ``operator.getitem`` can be computed by :func:`by_position`, or one of
+    ``operator.setitem`` by :func:`write_by_position`; None where it cannot. All that it has behind them takes all.
     """
     x, indices = node.args[0], node.args[1]
     indices = indices if isinstance(indices, tuple) else (indices,)
     while indices and _is_all(indices[-1]):
         indices = indices[:-1]
-    if not 2 <= len(indices) <= len(shape_of(x)):
+    if len(indices) > len(shape_of(x)):
         return None
-    given = [each for each in map(tensor_of, indices) if each is not None and each.dtype is not torch.bool]
-    if len(given) < len(indices):
+    picking = [(each, size) for each, size in zip(indices, shape_of(x)) if type(each) is not int]
+    given = [tensor for tensor in (tensor_of(each) for each, _ in picking) if tensor is not None]
+    if not 2 <= len(given) == len(picking) or any(tensor.dtype is torch.bool for tensor in given):
         return None
-    result = torch.broadcast_shapes(*(each.shape for each in given))
-    found = tuple(_counts(index, size, len(result)) for index, size in zip(indices, shape_of(x)))
+    result = torch.broadcast_shapes(*(tensor.shape for tensor in given))
+    found = tuple(_counts(each, size, len(result)) for each, size in picking)
     known = [dim for dim in found if dim is not None]
     is_picking = len(found) == 2 and found[0] is not None
     if node.target is operator.setitem:
-        return found if is_picking and found[1] is None else None
-    return found if len(set(known)) == len(known) and (len(known) == len(found) or is_picking) else None
+        can_be = is_picking and found[1] is None
+    else:
+        can_be = len(set(known)) == len(known) and (len(known) == len(found) or is_picking)
+    return (indices, found) if can_be else None
 
 
-def by_position(x: Tensor, indices: Sequence[Tensor], along: Along) -> Tensor:
+def by_position(x: Tensor, indices: Indices, along: Along) -> Tensor:
     """``x[indices]``, where what ``along`` says of these is so; x is (a size for each index, ...)."""
+    x, indices = _at_numbers(x, indices)
     shape = torch.broadcast_shapes(*(index.shape for index in indices))
     rest = x.shape[len(indices) :]
     if None not in along:
@@ -67,9 +73,10 @@ def by_position(x: Tensor, indices: Sequence[Tensor], along: Along) -> Tensor:
     return found.reshape(*picked.shape, *rest).movedim(0, along[0])
 
 
-def write_by_position(x: Tensor, indices: Sequence[Tensor], value: Any, along: Along) -> None:
+def write_by_position(x: Tensor, indices: Indices, value: Any, along: Along) -> None:
     """``x[indices] = value`` in the same way, where the second index picks in each row."""
     assert along[0] is not None
+    x, indices = _at_numbers(x, indices)
     rest = x.shape[2:]
     flat = x.reshape(*x.shape[:2], math.prod(rest))
     picked = indices[1].expand(torch.broadcast_shapes(*(index.shape for index in indices)))
@@ -77,6 +84,13 @@ def write_by_position(x: Tensor, indices: Sequence[Tensor], value: Any, along: A
     value = value.expand(*picked.shape, *rest).movedim(along[0], 0)
     at = _in_rows(flat, picked.movedim(along[0], 0))
     x.copy_(flat.scatter(1, at, value.reshape(at.shape)).reshape(x.shape))
+
+
+def _at_numbers(x: Tensor, indices: Indices) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The view of a tensor that the numbers among its indices say, and the other indices."""
+    for dim, index in reversed(list(enumerate(indices))):
+        x = x.select(dim, index) if type(index) is int else x
+    return x, tuple(index for index in indices if type(index) is not int)
 
 
 def _in_rows(flat: Tensor, picked: Tensor) -> Tensor:

@@ -66,9 +66,10 @@ def take_apart(module: fx.GraphModule) -> int:
             node.target = attention_of_one_head
         elif node.target is operator.getitem and (index := as_range(node.args[1])) is not None:
             node.target, node.args = part, (node.args[0], index)
-        elif node.target in BY_POSITION and (along := positions(node)) is not None:
-            x, indices, *written = node.args
-            node.target, node.args = BY_POSITION[node.target], (x, indices[: len(along)], *written, along)
+        elif node.target in BY_POSITION and (picked := positions(node)) is not None:
+            x, _, *written = node.args
+            indices, along = picked
+            node.target, node.args = BY_POSITION[node.target], (x, indices, *written, along)
         elif node.target in POOLS and len(node.args) == 2 and set(_listed(node.args[1])) == {1}:
             node.args, node.target = (node.args[0], POOLS[node.target]), mean_of_all
     module.recompile()
