@@ -24,6 +24,7 @@ from torch._decomp import get_decompositions
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules import transformer
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
@@ -37,7 +38,7 @@ from .guards import Guards
 from .observed import MODEL
 from .picked import of_rows
 from .sorted_rows import in_their_own_order
-from .unvalidated import check_tensor_all_with, gaussian_nll_loss
+from .unvalidated import check_tensor_all_with, gaussian_nll_loss, is_said_to_be_causal
 
 aten = torch.ops.aten
 
@@ -348,15 +349,18 @@ def _same_modes() -> Iterator[None]:
 
 @contextmanager
 def _unvalidated() -> Iterator[None]:
-    """Has ``torch.distributions`` and ``F.gaussian_nll_loss`` take their arguments as they are: to validate them they
-    look at their numbers.
+    """Has ``torch.distributions`` and ``F.gaussian_nll_loss`` take their arguments as they are, and ``nn.Transformer``
+    its masks: to validate them, or to find a mask causal, they look at their numbers.
     """
     look_functions_up()
     distribution: Any = torch.distributions.Distribution
     before = distribution._validate_args
     distribution.set_default_validate_args(False)
     try:
-        with patch.object(F, "gaussian_nll_loss", gaussian_nll_loss):
+        with (
+            patch.object(F, "gaussian_nll_loss", gaussian_nll_loss),
+            patch.object(transformer, "_detect_is_causal_mask", is_said_to_be_causal),
+        ):
             yield
     finally:
         distribution.set_default_validate_args(before)

@@ -4,6 +4,7 @@ layers and attention take unless they are told ``batch_first=True``.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -16,21 +17,34 @@ from .recurrent import STEP_BY_STEP
 _CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
 _CONVOLUTIONS = {torch.conv1d: 3, torch.conv2d: 4, torch.conv3d: 5}
 """Convolutions, and the dims of a batch of what they take."""
+_PRODUCTS = {torch.bmm, torch.baddbmm, torch.matmul, operator.matmul, "bmm", "baddbmm", "matmul"}
 _WITH_HEADS = 4
 
 
 def batch_dim(graph: fx.Graph) -> int:
-    """1 where the rows that layers of torch take are as many as dim 1 of the first tensor that a model is called with,
-    and none takes as many as its dim 0; else 0.
+    """1 where the rows that layers of torch take, or attention that is written in products, are as many as dim 1 of the
+    first tensor that a model is called with, and none takes as many as its dim 0; else 0.
     """
-    shape = first_shape(graph)
-    taken = {_rows_of(node) for node in graph.nodes if node.op == "call_function"}
-    return int(len(shape) > 1 and shape[1] > 1 and shape[1] in taken and shape[0] not in taken)
+    steps, rows, *_ = (*first_shape(graph), 0, 0)
+    taken = {_rows_of(node) for node in graph.nodes}
+    taken |= {rows for node in graph.nodes if rows > 1 and _attends(node, steps, rows)}
+    return int(rows > 1 and rows in taken and steps not in taken)
 
 
 def first_shape(graph: fx.Graph) -> tuple[int, ...]:
     """The shape of the first tensor with dims that a model is called with; none where none has dims."""
     return next((tuple(shape) for shape in map(shape_of, graph.find_nodes(op="placeholder")) if shape), ())
+
+
+def _attends(node: fx.Node, steps: int, rows: int) -> bool:
+    """Whether a node multiplies matrices of so many steps: (rows, heads, steps, ...), or rows and heads as one dim."""
+    shapes = [shape_of(x) for x in node.all_input_nodes] if node.target in _PRODUCTS else []
+    if not shapes or not any(steps in shape[-2:] for shape in shapes):
+        return False
+    if all(len(shape) == _WITH_HEADS for shape in shapes):
+        return {shape[0] for shape in shapes} == {rows}
+    folded = {shape[0] for shape in shapes if len(shape) == _WITH_HEADS - 1}
+    return len(folded) == 1 and all(n > rows and n % rows == 0 and n % steps for n in folded)
 
 
 def _rows_of(node: fx.Node) -> int | None:

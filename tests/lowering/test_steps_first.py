@@ -29,7 +29,7 @@ STEPS, ROWS, WIDTH, WORDS = 6, 4, 8, 12
 
 
 class Words(nn.Module):
-    """A language model; which words are padding is said row by row."""
+    """A language model, of whose mask nobody says that it is causal; which words are padding is said row by row."""
 
     def __init__(self, is_batch_first: bool = False) -> None:
         super().__init__()
@@ -38,7 +38,8 @@ class Words(nn.Module):
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
     def forward(self, tokens: Tensor, is_padding: Tensor) -> Tensor:
-        y = self.head(self.layers(self.table(tokens), src_key_padding_mask=is_padding))
+        mask = torch.ones(is_padding.shape[1], is_padding.shape[1], dtype=torch.bool).triu(1)
+        y = self.head(self.layers(self.table(tokens), mask, src_key_padding_mask=is_padding))
         return F.cross_entropy(y.view(-1, WORDS), tokens.reshape(-1), ignore_index=3)
 
 
@@ -49,8 +50,11 @@ class Translated(nn.Module):
             self.inner = nn.Transformer(WIDTH, 2, 1, 1, 12, dropout=0.0)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(len(y), dtype=y.dtype)
-        return self.inner(x, y, tgt_mask=mask, tgt_is_causal=True).square().mean()
+        return (
+            self.inner(x, y, tgt_mask=nn.Transformer.generate_square_subsequent_mask(len(y), dtype=y.dtype))
+            .square()
+            .mean()
+        )
 
 
 class Recurrent(nn.Module):
@@ -101,6 +105,32 @@ class Attended(nn.Module):
         return x.square().mean()
 
 
+class Folded(nn.Module):
+    """Attention whose heads are folded into the batch, as fairseq writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.leave = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).contiguous().view(STEPS, -1, 4).transpose(0, 1) for f in (self.q, self.k, self.v))
+        h = torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1), v)
+        return (x + self.leave(h.transpose(0, 1).contiguous().view(x.shape))).square().mean()
+
+
+class Multiplied(nn.Module):
+    """The same with heads as a dim of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (2, -1)).permute(1, 2, 0, 3) for y in self.enter(x).chunk(3, -1))
+        h = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return (x + self.leave(h.permute(2, 0, 1, 3).flatten(2))).square().mean()
+
+
 def _tokens() -> Tensor:
     return torch.randint(4, WORDS, (STEPS, ROWS))
 
@@ -116,6 +146,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]
     "step by step": (StepByStep, lambda: (_steps(),)),
     "filtered": (Filtered, lambda: (_steps(),)),
     "attended": (Attended, lambda: (_steps(),)),
+    "folded": (Folded, lambda: (_steps(),)),
+    "multiplied": (Multiplied, lambda: (_steps(),)),
 }
 
 
