@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -268,7 +268,7 @@ def run_ranks(world: int, function: Callable[[int], Any], timeout_s: float = 60.
 class _World(ThreadLocalWorld):
     """Torch 2.11 asks its world for ``comms``, which that for threads lacks. There are never any."""
 
-    comms: list[Any] = []
+    comms: ClassVar[list[Any]] = []
 
 
 @contextmanager
