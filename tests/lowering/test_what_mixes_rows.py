@@ -324,6 +324,8 @@ WHOLE = [
 
 
 def _example(name: str) -> tuple[nn.Module, tuple[Tensor]]:
+    if name in ("turned", "matrices of rows") and torch.__version__ < "2.12":
+        pytest.skip("torch 2.11 has no rule for solutions of matrices, nor for the gradient of grid_sample")
     torch.manual_seed(0)
     make, shape = MODELS[name]
     return make().double(), (torch.randn(shape, dtype=torch.float64),)
