@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch._decomp import get_decompositions
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._library import simple_registry
+from torch._library.effects import EffectType
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import transformer
@@ -114,6 +116,7 @@ def trace(
         fake_args, fake_kwargs = tree_map(_known_to_aot, (fake_args, fake_kwargs))
         ours = {aten.index_put.default: _put_where, **_FILLED, **_PICKED}
         decompositions: Any = {**get_decompositions(_DECOMPOSED), **ours}
+        stack.enter_context(_errors_kept())
         # the backward is called outside of autocast
         stack.enter_context(functorch_config.patch({"backward_pass_autocast": "off"}))
         joint = aot_export_joint_with_descriptors(
@@ -160,8 +163,7 @@ def run_on_fakes(
     """
     # a module of the model's may keep tensors of a call that was made before, in a cache of a function
     faker = _Faker(FakeTensorMode(allow_non_fake_inputs=True), dtype)
-    unchecked = patch.object(torch, "_check_tensor_all_with", check_tensor_all_with)
-    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), unchecked, _said_once(), _silent():
+    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once(), _silent():
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0]), FakeResults(faker.mode)):
             return model(*fake_args, **fake_kwargs)
@@ -360,10 +362,23 @@ def _unvalidated() -> Iterator[None]:
         with (
             patch.object(F, "gaussian_nll_loss", gaussian_nll_loss),
             patch.object(transformer, "_detect_is_causal_mask", is_said_to_be_causal),
+            patch.object(torch, "_check_tensor_all_with", check_tensor_all_with),
         ):
             yield
     finally:
         distribution.set_default_validate_args(before)
+
+
+@contextmanager
+def _errors_kept() -> Iterator[None]:
+    """Has torch keep the operator that raises an error for some matrices; torch 2.11 and 2.12 left it out, silently."""
+    held: Any = simple_registry.singleton.find("aten::_linalg_check_errors").effect
+    before = held.effect
+    held.register(EffectType.ORDERED)
+    try:
+        yield
+    finally:
+        held.register(before)
 
 
 @contextmanager

@@ -43,8 +43,12 @@ def _attention(
 def _attention_shapes(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: object, is_causal: bool, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    lse_dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
-    return _empty(q, (*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=lse_dtype)
+    return _empty(q, (*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=logsumexp_dtype(q.dtype))
+
+
+def logsumexp_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the logsumexp of scores of a dtype."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def _empty(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -23,7 +23,7 @@ from . import batch_norm_parts, softmax_parts
 from .adapter import Trace, mark_of, trace
 from .ancestors import ancestors
 from .arguments import CallSignature
-from .attention import attention, attention_backward
+from .attention import attention, attention_backward, logsumexp_dtype
 from .autocast import check_autocast_around
 from .constant import LARGEST, constant, constant_arguments
 from .dynamo import depends_on_numbers, is_explained, model_stack, own_error
@@ -304,6 +304,9 @@ class _Builder:
         outputs = tuple(None if v is None else _meta(v, role) for v in values)[: len(op._schema.returns) or None]
         if len(op._schema.returns) == 1 and str(op._schema.returns[0].type) == "List[Tensor]":
             outputs = tuple(None if v is None else _meta(v, role) for v in values)
+        if op is attention:  # of which torch 2.11 and 2.12 say float32 always
+            out, lse = cast("tuple[TensorMeta, TensorMeta]", outputs)
+            outputs = out, replace(lse, dtype=logsumexp_dtype(out.dtype))
         mark = mark_of(fx) if phase == "forward" else None
 
         def add(part: Any, taken: tuple[Any, ...], meta: TensorMeta) -> Ref:

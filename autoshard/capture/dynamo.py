@@ -58,6 +58,8 @@ _WORD = re.compile(r"\w+")
 _SETATTR: Any = getattr(builtin, "SetAttrBuiltinVariable", builtin.BuiltinVariable)
 # How dynamo prints the argument of an exception, and a name that Python would not find either.
 _CONSTANT = re.compile(r"ConstantVariable\(str: (.*)\)", re.DOTALL)
+_CLASS_ALONE = re.compile(r"ExceptionVariable\(<class '(?:builtins\.)?(.*)'>\)")  # torch 2.11, of the model's own
+_WITH_CLASS = re.compile(r"\w+(\(|:|$)")
 _NO_NAME = re.compile(r"Failed to find name `(\w+)` in frame's builtins")
 # What the first line of an error says where numbers in a tensor would decide.
 _ON_NUMBERS = re.compile(
@@ -143,10 +145,16 @@ def forward_graph(
     return graph, found, codegen.pytree_info.out_spec
 
 
-def _settings() -> Any:
+@contextmanager
+def _settings() -> Iterator[None]:
     """Recurrent modules are taken apart, step by step; what only says something is left out."""
     ignored = torch._dynamo.config.ignore_logging_functions | set(_SAYING)
-    return torch._dynamo.config.patch(allow_rnn=True, ignore_logging_functions=ignored)
+    with (
+        torch._dynamo.config.patch(allow_rnn=True, ignore_logging_functions=ignored),
+        # torch notes its settings for statistics; torch 2.11 cannot write functions down and logs an error
+        patch.object(torch._dynamo.utils, "_get_dynamo_config_for_logging", lambda: None),
+    ):
+        yield
 
 
 def _traced(observed: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
@@ -234,7 +242,9 @@ def own_error(error: Exception) -> str | None:
         said = str(error.__cause__).removeprefix("raised exception ")
         if constant := _CONSTANT.fullmatch(said):
             return f"{kind.replace('ErrorError', 'Error')}: {ast.literal_eval(constant[1])}"
-        return said
+        if known := _CLASS_ALONE.fullmatch(said):
+            return known[1]
+        return said if _WITH_CLASS.match(said) else f"{kind}: {said}"
     text = str(error)
     if isinstance(error, Unsupported) and (name := _NO_NAME.search(text)):
         return f"NameError: name '{name[1]}' is not defined"
@@ -318,14 +328,21 @@ def _changed(effects: SideEffects, variable: Any) -> list[str]:
 @contextmanager
 def _answers_into(answers: list[tuple[nn.Module, Any]]) -> Iterator[None]:
     """Appends the module that dynamo traced, and all that it says of it."""
-    capture = functional_export.fullgraph_capture
+    capture, check = functional_export.fullgraph_capture, functional_export._suggest_or_raise_constraint_violation
 
     def and_record(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         answer = capture(module, *args, **kwargs)
         answers.append((module, answer.graph_capture_output))
         return answer
 
-    with patch.object(functional_export, "fullgraph_capture", and_record):
+    def of_guards(module: Any, called: Any, mode: Any, *others: Any) -> None:
+        """Without what dims that change would need: none does, and a number out of a tensor fails torch 2.12 there."""
+        check(module, called, None, *others)
+
+    with (
+        patch.object(functional_export, "fullgraph_capture", and_record),
+        patch.object(functional_export, "_suggest_or_raise_constraint_violation", of_guards),
+    ):
         yield
 
 

@@ -19,6 +19,7 @@ def refuse_writes(trace: Trace, model: nn.Module, input_names: list[str]) -> Non
         CaptureError: the forward has one; the message names the tensor and the line.
     """
     with_gradient = {detail for kind, detail in trace.placeholders if kind == "state tangent"}
+    goes_back = any(kind == "gradient" for kind, _ in trace.outputs)
     written: dict[str, set[str]] = defaultdict(set)
     results = trace.graph.output_node().args[0]
     for value, (kind, detail) in zip(results, trace.outputs):  # type: ignore[arg-type]
@@ -34,7 +35,7 @@ def refuse_writes(trace: Trace, model: nn.Module, input_names: list[str]) -> Non
         if kind == "parameter mutation":
             raise CaptureError(f"the forward writes into the parameter {detail}{where}; change it between steps")
         if kind == "mutation":
-            _check_write(detail, value, where, detail in with_gradient)
+            _check_write(detail, value, where, detail in with_gradient, goes_back)
         if kind == "replacement":
             _refuse_tied(model, detail, where)
         if kind in ("mutation", "replacement"):
@@ -44,13 +45,13 @@ def refuse_writes(trace: Trace, model: nn.Module, input_names: list[str]) -> Non
             raise CaptureError(f"the forward both writes into the buffer {name} and replaces it; do one of the two")
 
 
-def _check_write(name: str, value: object, where: str, with_gradient: bool) -> None:
+def _check_write(name: str, value: object, where: str, with_gradient: bool, goes_back: bool) -> None:
     if with_gradient:
         raise CaptureError(
             f"the forward writes into the buffer {name} what carries a gradient into the next step{where}; detach it "
             "(.detach()), or write under torch.no_grad()"
         )
-    if isinstance(value, FxNode) and value.meta.get("recompute"):
+    if goes_back and isinstance(value, FxNode) and value.meta.get("recompute"):
         raise CaptureError(
             f"the forward writes into the buffer {name}{where} within torch.utils.checkpoint, where one process does "
             "so again in the backward; leave that part out of the checkpoint"

@@ -155,6 +155,23 @@ def cut_full_states_by(cut: Callable[[DTensor, torch.Tensor], DTensor | None]) -
     module._distribute_tensors = distribute
 
 
+def gather_parts() -> None:
+    """Has torch 2.11 gather what is cut in parts, axis by axis, as later versions do; it raises an error."""
+    module: Any = _redistribute
+    if hasattr(module, "_StridedShardNotDecodableError"):
+        return
+    theirs = module._gen_transform_infos_non_cached
+
+    def transforms(source: DTensorSpec, target: DTensorSpec, *options: Any, **more: Any) -> Any:
+        try:
+            return theirs(source, target, *options, **more)
+        except ValueError:
+            planner = module.get_redistribute_planner(source.device_mesh, source.tensor_meta)
+            return planner.generate_greedy_transform_infos(source, target)
+
+    module._gen_transform_infos_non_cached = transforms
+
+
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The shard of a DTensor, to which no gradient goes back; a plain tensor as it is."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from ..layout import Layout, local_ranges
 from ..mesh import Mesh
-from .adapter import cut_full_states_by
+from .adapter import cut_full_states_by, gather_parts
 from .placements import as_dtensor, layout_of
 from .shards import local_part
 
@@ -38,7 +38,7 @@ class _Chunk:
 
 @cache
 def save_parts() -> None:
-    """Has torch take DTensors that are cut in parts apart; others stay as they are. Once for all."""
+    """Has torch take DTensors that are cut in parts apart and gather them; others stay as they are. Once for all."""
     write_items, chunk_list, get_shard = (
         getattr(DTensor, name) for name in ("__create_write_items__", "__create_chunk_list__", "__get_tensor_shard__")
     )
@@ -67,6 +67,7 @@ def save_parts() -> None:
     for name, method in changed.items():
         setattr(DTensor, name, method)
     cut_full_states_by(_cut_like)
+    gather_parts()
 
 
 def _in_parts(tensor: DTensor) -> tuple[Layout, Mesh, tuple[int, ...]] | None:

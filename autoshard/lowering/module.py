@@ -28,7 +28,7 @@ from .fill import as_one_process_on, check_filled, emptied
 from .served_plan import ServedPlan
 from .shard_steps import step_shards_of
 from .shards import agree_on_replicas, cut_state
-from .traced import UNCOMPILED, along, way_of
+from .traced import UNCOMPILED, along, let_be_traced, way_of
 
 _SLOT = "_autoshard"
 
@@ -87,6 +87,7 @@ class ParallelModule(nn.Module):
         copied.__dict__.update({key: deepcopy(value, memo) for key, value in self.__dict__.items()})
         _refuse_parts(copied)
         step_shards_of(copied)
+        let_be_traced(copied)
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -224,6 +225,7 @@ def converted(
     _put(model.__dict__, {**{name: fresh[name] for name in CALL_HOOKS}, "forward": None, _SLOT: served})
     _refuse_parts(model)
     step_shards_of(model)
+    let_be_traced(model)
     return model
 
 

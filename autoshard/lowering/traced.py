@@ -64,6 +64,7 @@ class _Ways:
 
 
 _WAYS = _Ways()
+_MODULES: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
 
 
@@ -83,10 +84,15 @@ class _Tensor(NamedTuple):
 _TENSOR = "autoshard: a tensor"
 
 
+def let_be_traced(module: nn.Module) -> None:
+    """Has traces find a module by its identity: dynamo of torch 2.11 hands no module to what runs as it is."""
+    _MODULES[id(module)] = module
+
+
 def way_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
     """The way of a call that is traced."""
     described = tree_map(_described, (args, kwargs))
-    found: Way = getattr(_WAYS, _decided(module, module.training, torch.is_grad_enabled(), *described))
+    found: Way = getattr(_WAYS, _decided(id(module), module.training, torch.is_grad_enabled(), *described))
     return found
 
 
@@ -157,8 +163,9 @@ def _stand_in(leaf: Any) -> Any:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _decided(module: Any, training: bool, grad: bool, args: Any, kwargs: Any) -> str:
+def _decided(number: int, training: bool, grad: bool, args: Any, kwargs: Any) -> str:
     """The name of the way of a call; runs as it is, while dynamo traces."""
+    module = _MODULES[number]
     args, kwargs = tree_map(_stand_in, (args, kwargs), is_leaf=_is_described)
     try:
         with module._autoshard.failures.telling("the forward"):

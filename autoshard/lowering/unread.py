@@ -11,6 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,11 +44,16 @@ class Unread(torch.Tensor):
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func not in _READ_NOTHING:
-            for leaf in tree_leaves((args, kwargs)):
-                if type(leaf) is Unread:
-                    leaf._pending.finish()
+            _finish(args, kwargs)
         with without_torch_function():
             return func(*args, **(kwargs or {}))
+
+
+@partial(torch.compiler.disable, reason="a result of a parallel module is waited for here")
+def _finish(args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
+    for leaf in tree_leaves((args, kwargs)):
+        if type(leaf) is Unread:
+            leaf._pending.finish()
 
 
 class Pending:

@@ -57,6 +57,11 @@ def _addends_of_complex(node: Node, inputs: Metas) -> list[Rule]:
     return [Rule((P_SUM,), (P_SUM,)) for meta in inputs if meta.dtype.is_complex]  # none of a number, as of 1j * x
 
 
+def _padded(node: Node, inputs: Metas) -> list[Rule]:
+    """The dims in front of those that are padded; and addends, where that is with zeros."""
+    return [Rule((p,), (p,)) for p in (P_SUM, *(S(d) for d in range(len(inputs[0].shape) - len(node.args[1]) // 2)))]
+
+
 enter(
     "_prelu_kernel _prelu_kernel_backward log_sigmoid_forward log_sigmoid_backward softplus_backward floor_divide",
     Operator(rules=_element_rules),
@@ -69,12 +74,12 @@ enter("_to_copy", Operator(kernel="copy", traits=("cast",)))
 enter("where.self masked_fill.Scalar masked_fill.Tensor", Operator(traits=("masked",)))
 enter("tril triu", Operator(more_rules=_triangle_rules, local=_triangle_of_block))
 enter("cat", Operator(in_parts=cat_in_parts, kernel="copy", traits=("linear",)))
-enter("stack contiguous flip constant_pad_nd select_scatter", Operator(kernel="copy", traits=("linear",)))
+enter("stack contiguous flip select_scatter", Operator(kernel="copy", traits=("linear",)))
+enter("constant_pad_nd", Operator(more_rules=_padded, kernel="copy", traits=("linear",)))
 enter("roll", Operator(local=on_contiguous(1), kernel="copy", traits=("linear",)))
 enter("clone", Operator(more_rules=_addends_of_complex, kernel="copy", traits=("copied", "linear")))
 enter("_conj", Operator(more_rules=_addends_of_complex))
 enter("mul div neg", Operator(traits=("scaling",)))
-enter("index_select", Operator(kernel="indexing", traits=("rows",)))
 enter("topk sort", Operator(kernel="indexing", traits=("choice",)))
 enter(
     "scatter scatter_reduce index_copy take masked_select",

@@ -90,16 +90,18 @@ def _backward_flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> fl
 
 
 def _channels_cut(node: Node, inputs: Metas) -> list[Rule]:
-    """Filters cut, as the columns of a matrix: channels of the result; and channels of the image, which are summed, as
-    its rows. Where channels are in groups, along these. Nothing of other transposed convolutions.
+    """The batch. Filters cut, as the columns of a matrix: channels of the result; and channels of the image, which are
+    summed, as its rows. Where channels are in groups, along these. Nothing but the batch of other transposed
+    convolutions.
     """
     biases = len(inputs) - 2
+    batch = Rule((S(0), R, *[R] * biases), (S(0),))
     if _FORWARD.is_grouped(node):
-        return [Rule((S(1), S(0), *[S(0)] * biases), (S(1),))]
+        return [batch, Rule((S(1), S(0), *[S(0)] * biases), (S(1),))]
     if node.args[_TRANSPOSED]:
-        return []
+        return [batch]
     filters = Rule((R, S(0), *[S(0)] * biases), (S(1),))
-    return [filters, Rule((S(1), S(1), *[R] * biases), (P_SUM,))]
+    return [batch, filters, Rule((S(1), S(1), *[R] * biases), (P_SUM,))]
 
 
 def _channels_cut_backward(node: Node, inputs: Metas) -> list[Rule]:
@@ -108,11 +110,12 @@ def _channels_cut_backward(node: Node, inputs: Metas) -> list[Rule]:
     def rule(taken: tuple[Placement, ...], given: tuple[Placement, ...]) -> Rule:
         return Rule(taken, tuple(p if meta else None for p, meta in zip(given, node.outputs)))
 
+    batch = rule((S(0), S(0), R), (S(0), P_SUM, P_SUM))
     if _BACKWARD.is_grouped(node):
-        return [rule((S(1), S(1), S(0)), (S(1), S(0), S(0)))]
+        return [batch, rule((S(1), S(1), S(0)), (S(1), S(0), S(0)))]
     if node.args[_TRANSPOSED + 1]:
-        return []
-    return [rule((S(1), R, S(0)), (P_SUM, S(0), S(0))), rule((R, S(1), S(1)), (S(1), S(1), R))]
+        return [batch]
+    return [batch, rule((S(1), R, S(0)), (P_SUM, S(0), S(0))), rule((R, S(1), S(1)), (S(1), S(1), R))]
 
 
 def _whole_groups(known: _Convolution, node: Node, inputs: Metas, *given: Any) -> bool:

@@ -89,6 +89,17 @@ def _adding(node: Node, inputs: Metas) -> list[Rule]:
     return rules
 
 
+def _selecting(node: Node, inputs: Metas) -> list[Rule]:
+    """``index_select``: as :func:`_reading` one index of one dim."""
+    whole, index = inputs
+    rules = [Rule((P_SUM, R), (P_SUM,))]
+    if whole.shape and index.shape:
+        dim = node.args[1] % len(whole.shape)
+        rules += [Rule((S(d), R), (S(d),)) for d in range(len(whole.shape)) if d != dim]
+        rules.append(Rule((R, S(0)), (S(dim),)))
+    return rules
+
+
 def _within(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Indices of the dims that they are of, of which one may have a single element."""
     whole, *others = values
@@ -105,9 +116,10 @@ def _looking_up(node: Node, inputs: Metas) -> list[Rule]:
     return [Rule((R, S(d)), (S(d),)) for d, size in enumerate(values[0].shape) if size > 1]
 
 
-enter("index", Operator(meant=_within, kernel="indexing"))
+enter("index", Operator(more_rules=_reading, meant=_within, kernel="indexing"))
 enter("_unsafe_index", Operator(rules=_reading, meant=_within, kernel="indexing"))
 enter("index_put", Operator(more_rules=_writing, meant=_within, kernel="indexing"))
 enter("_unsafe_index_put", Operator(rules=_writing, meant=_within, kernel="indexing"))
+enter("index_select", Operator(more_rules=_selecting, kernel="indexing", traits=("rows",)))
 enter("index_add", Operator(rules=_adding, kernel="indexing"))
 enter("searchsorted", Operator(rules=_looking_up, kernel="indexing"))

@@ -98,9 +98,14 @@ def _added_cut(node: Node, inputs: Metas) -> list[Rule]:
 
 
 def _put_cut(node: Node, inputs: Metas) -> list[Rule]:
-    """Where one element of each row is written: of several, two could be written where a rank writes none."""
+    """Other dims; and where one element of each row is written, its own: of several, two could be written where a rank
+    writes none.
+    """
     dim = _dim(node, inputs)
-    return [Rule((S(dim), *(R,) * (len(inputs) - 1)), (S(dim),))] if inputs[1].shape[dim : dim + 1] == (1,) else []
+    rules = [Rule((S(d),) * len(inputs), (S(d),)) for d in range(len(inputs[0].shape)) if d != dim]
+    if inputs[1].shape[dim : dim + 1] == (1,):
+        rules.append(Rule((S(dim), *(R,) * (len(inputs) - 1)), (S(dim),)))
+    return rules
 
 
 def _put_into_block(call: LocalCall) -> Any:

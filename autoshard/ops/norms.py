@@ -17,6 +17,12 @@ from .rule import Rule
 _FORWARD, _BACKWARD = 3, 5
 
 
+def _group_norm_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Images cut over the batch, weights whole; torch 2.11 and 2.12 have no rule."""
+    cut = (S(0), *(R,) * (len(inputs) - 1))
+    return [Rule(cut, (S(0), S(0), S(0)))]
+
+
 def _group_norm_backward_rules(node: Node, inputs: Metas) -> list[Rule]:
     """One rule: images cut over the batch, weights whole; the gradients of the weights are then partial sums."""
     batch = tuple(R if len(meta.shape) == 1 else S(0) for meta in inputs)
@@ -68,6 +74,7 @@ enter("_weight_norm_interface_backward", Operator(rules=_weight_norm_backward_ru
 enter(
     "native_group_norm",
     Operator(
+        more_rules=_group_norm_rules,
         local=_group_norm,
         small=partial(_small_group_norm, _FORWARD),
         keeps=_keeps_channels,

@@ -23,13 +23,14 @@ def _truths(combined: Placement, node: Node, inputs: Metas) -> list[Rule]:
     return [Rule((S(d),), (combined,)) for d in range(len(inputs[0].shape))]
 
 
-def _norm_rules(node: Node, inputs: Metas) -> list[Rule]:
-    """Cut along a dim that stays; norms of parts do not add up."""
-    meta, rank = node.outputs[0], len(inputs[0].shape)
+def _kept(at: int, node: Node, inputs: Metas) -> list[Rule]:
+    """Cut along a dim that stays, of those that stand ``at`` a position; norms and spreads of parts do not add up."""
+    meta, rank, args = node.outputs[0], len(inputs[0].shape), node.args
     assert meta is not None
-    reduced = {d % rank for d in node.args[2]} if rank and len(node.args) > 2 and node.args[2] else set(range(rank))
+    reduced = {d % rank for d in args[at]} if rank and len(args) > at and args[at] else set(range(rank))
     kept = [d for d in range(rank) if d not in reduced]
-    return [Rule((S(d),), (S(d if len(meta.shape) == rank else k),)) for k, d in enumerate(kept)]
+    places = ((d, d if len(meta.shape) == rank else k) for k, d in enumerate(kept))
+    return [Rule((S(d),), (S(k),) * len(node.outputs)) for d, k in places]
 
 
 def _mean_rules(node: Node, inputs: Metas) -> list[Rule]:
@@ -69,10 +70,11 @@ enter("cumsum", Operator(more_rules=_running_sum_of_addends, kernel="reduction")
 enter("any", Operator(more_rules=partial(_truths, P("max")), kernel="reduction"))
 enter("all", Operator(more_rules=partial(_truths, P("min")), kernel="reduction"))
 enter("mean", Operator(more_rules=_mean_rules, local=_mean, kernel="reduction", traits=("mean",)))
-enter("norm", Operator(more_rules=_norm_rules, kernel="reduction"))
+enter("norm", Operator(more_rules=partial(_kept, 2), kernel="reduction"))
+enter("var_mean std_mean", Operator(more_rules=partial(_kept, 1), kernel="reduction"))
 enter("sum", Operator(kernel="reduction", traits=("linear",)))
 enter(
-    "prod amax amin aminmax max min argmax argmin var var_mean std std_mean linalg_vector_norm cumprod "
+    "prod amax amin aminmax max min argmax argmin var std linalg_vector_norm cumprod "
     "nll_loss_forward nll_loss_backward mse_loss mse_loss_backward",
     Operator(kernel="reduction"),
 )

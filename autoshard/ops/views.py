@@ -296,7 +296,7 @@ enter(
         more_rules=_expand_rules, in_parts=repeat_in_parts, local=_repeated_local, kernel="copy", traits=("linear",)
     ),
 )
-enter("squeeze squeeze_copy", Operator(local=_squeezed))
+enter("squeeze squeeze_copy", Operator(more_rules=_reshape_rules, local=_squeezed))
 enter("view_as_complex view.dtype", Operator(local=on_contiguous(1)))
 enter("unfold", Operator(rules=_window_rules, small=_small_windows, keeps=_keeps_windows))
 enter(

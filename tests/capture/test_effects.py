@@ -158,9 +158,14 @@ CHANGES = [
 ]  # fmt: skip
 
 
+UNTRACED = {class_attribute: "2.13", iterator: "2.12"}
+"""What dynamo does not trace before some torch."""
+
+
 @pytest.mark.parametrize("body", CHANGES, ids=lambda body: body.__name__)
 def test_a_change_of_python_state_is_refused_with_its_line(body: Callable[[Any, Any], Any]) -> None:
-    assert "the forward changes" in refused(body)
+    said = refused(body)
+    assert ("graph breaks" if torch.__version__ < UNTRACED.get(body, "2.11") else "the forward changes") in said
     assert COUNT == 0 and ITEMS == []
 
 
@@ -296,8 +301,9 @@ def from_default(m: Any, x: Tensor, y: Tensor = TENSOR) -> Tensor:
     ids=lambda body: body.__name__,
 )
 def test_a_tensor_that_is_no_parameter_buffer_or_argument_is_refused(body: Callable[[Any, Any], Any]) -> None:
-    if body is from_array and torch.__version__ < "2.13":
-        assert refused(body)
+    if body is from_array and torch.__version__ < "2.12":  # where dynamo fails of itself, and knows no line
+        with pytest.raises(CaptureError):
+            captured(body)
     else:
         assert "register_buffer" in refused(body)
 
@@ -454,7 +460,11 @@ NOT_REPLACED = [
 
 @pytest.mark.parametrize(("body", "text"), NOT_REPLACED, ids=[body.__name__ for body, _ in NOT_REPLACED])
 def test_a_buffer_that_cannot_be_replaced_is_refused(body: Callable[[Any, Any], Any], text: str) -> None:
-    assert text in refused(body)
+    if body is from_none and torch.__version__ < "2.12":  # as from_array
+        with pytest.raises(CaptureError):
+            captured(body)
+    else:
+        assert text in refused(body)
 
 
 def test_a_buffer_known_by_two_names_is_not_replaced_under_one() -> None:

@@ -113,6 +113,8 @@ class Unnamed(nn.Module):
 @pytest.mark.parametrize("own", [Raises, Refuses, Lacks, Asserts, Unnamed])
 def test_an_error_of_the_model_itself_is_quoted_alone(own: type, caplog: pytest.LogCaptureFixture) -> None:
     """As the model raises it by itself, without advice on capture, dynamo's traceback or torch's log of it."""
+    if own is Asserts and torch.__version__ < "2.12":
+        pytest.skip("dynamo of torch 2.11 cannot follow what pytest makes of an assertion")
     with pytest.raises(Exception) as alone:
         with torch.device("meta"):
             Inside(own()).to("meta")(torch.randn(3, 2))

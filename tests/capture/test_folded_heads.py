@@ -222,6 +222,8 @@ UNLIKE = ("with a kernel", "biased", "disentangled", "decomposed", "written")  #
     "name", [*UNLIKE, *(pytest.param(n, marks=pytest.mark.thorough) for n in ALL if n not in UNLIKE)]
 )
 def test_whatever_is_cut(name: str) -> None:
+    if name == "written" and torch.__version__ < "2.12":
+        pytest.skip("torch 2.11 has no rule for select_scatter")
     model = _model(name)
     for plan in islice(random_plans(capture(model, (X,)), Mesh.parse("a=2,b=2"), 0, model, (X,), {}), 1):
         check_as_before(model, (X,), plan, rtol=1e-8, atol=1e-10)

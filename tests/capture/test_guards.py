@@ -168,6 +168,8 @@ def without(members: set[int], member: int) -> Iterator[None]:
 
 HERE = inspect.getmodule(Reader)
 
+# before 2.13, torch guards on the value where its type alone is read
+BY_VALUE = torch.__version__ < "2.13"
 CHANGES: dict[str, tuple[Callable[[Reader], Any], str]] = {
     "number": (lambda m: changed(m.layers[1], "k", 5.0), "model.layers.1.k == 3.0"),
     "type": (lambda m: changed(m.layers[0], "k", 3), "model.layers.0.k == 3.0"),
@@ -186,7 +188,10 @@ CHANGES: dict[str, tuple[Callable[[Reader], Any], str]] = {
     "member": (lambda m: without(m.members, 1), "model.members"),
     "name of distributions": (lambda m: changed(m, "_validate_args", 2.0), "model._validate_args == 1.0"),
     "list in a tuple": (lambda m: item(m.pair[1], 0, 5.0), "model.pair == (1, [2.0])"),
-    "isinstance": (lambda m: changed(m, "limit", "none"), "type(model.limit) is float"),
+    "isinstance": (
+        lambda m: changed(m, "limit", "none"),
+        "model.limit == 1.0" if BY_VALUE else "type(model.limit) is float",
+    ),
     "hasattr": (lambda m: changed(m, "later", 1), "hasattr(model, 'later')"),
     "method of one": (lambda m: changed(m, "shift", lambda x: x), "'shift' not in model.__dict__"),
     "forward of one": (lambda m: changed(m.layers[0], "forward", lambda x: x), "'forward' not in model.layers.0"),
@@ -220,7 +225,7 @@ OTHERS: dict[str, Callable[[Reader], Any]] = {
 def test_another_change_is_none_of_its_business(guarded: tuple[Reader, Guards], what: str) -> None:
     model, guards = guarded
     with OTHERS[what](model):
-        assert guards.broken() is None
+        assert (guards.broken() is None) is not (BY_VALUE and what == "type alone is read")
 
 
 def test_the_line_that_reads_a_value_is_named(guarded: tuple[Reader, Guards]) -> None:

@@ -168,6 +168,8 @@ NUMBERS = [factor, length, least, view, times, parts, floats, one_of, row, withi
 
 @pytest.mark.parametrize("body", NUMBERS, ids=lambda body: body.__name__)
 def test_a_number_out_of_a_tensor_is_refused(body: Any) -> None:
+    if body is one_of and torch.__version__ < "2.12":
+        pytest.skip("dynamo of torch 2.11 does not index lists by tensors, and says that")
     said = refused(body)
     assert "Python takes a number out of a tensor" in said and "in the place of x * t.item()" in said
 

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -265,11 +265,17 @@ def run_ranks(world: int, function: Callable[[int], Any], timeout_s: float = 60.
     return results
 
 
+class _World(ThreadLocalWorld):
+    """Torch 2.11 asks its world for ``comms``, which that for threads lacks. There are never any."""
+
+    comms: ClassVar[list[Any]] = []
+
+
 @contextmanager
 def _a_world_for_each_thread() -> Iterator[None]:
     """As torch's own tests with threads do it (MultiThreadedTestCase)."""
     before, hook = dist.distributed_c10d._world, sys.excepthook
-    dist.distributed_c10d._world = ThreadLocalWorld()
+    dist.distributed_c10d._world = _World()
     _set_thread_isolation_mode(True)
     try:
         yield

@@ -188,10 +188,17 @@ class MatricesOfRows(nn.Module):
         matrices = h.view(-1, 3, 3) + 2.0 * torch.eye(3, dtype=x.dtype)
         vectors = torch.linalg.svd(matrices)[0].abs() + torch.linalg.eigh(matrices)[1].abs()
         solved = torch.linalg.solve_ex(matrices, vectors)[0]
-        low, high = torch.aminmax(solved, dim=-1)
+        low, high = _bounds(solved)
         y = self.pairs(x, F.rrelu(h))
         margin = F.soft_margin_loss(y, x[:, :4].sign()) + (high - low).square().mean()
         return margin + self.loss(y, x[:, :4], F.softplus(self.spread(y))) + torch.linalg.slogdet(matrices.mT)[1].mean()
+
+
+def _bounds(x: Tensor) -> tuple[Tensor, Tensor]:
+    if torch.__version__ < "2.12":  # whose aminmax has no gradient
+        return x.amin(-1), x.amax(-1)
+    low, high = torch.aminmax(x, dim=-1)
+    return low, high
 
 
 class Pictures(nn.Module):
@@ -317,6 +324,8 @@ WHOLE = [
 
 
 def _example(name: str) -> tuple[nn.Module, tuple[Tensor]]:
+    if name in ("turned", "matrices of rows") and torch.__version__ < "2.12":
+        pytest.skip("torch 2.11 has no rule for solutions of matrices, nor for the gradient of grid_sample")
     torch.manual_seed(0)
     make, shape = MODELS[name]
     return make().double(), (torch.randn(shape, dtype=torch.float64),)

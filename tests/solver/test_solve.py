@@ -132,6 +132,7 @@ def test_every_backend_sees_that_a_triangle_has_no_two_colouring(backend: str) -
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10**9))
 @example(seed=761)  # HiGHS of OR-Tools 9.15 breaks off with an error of its own
+@example(seed=328)  # HiGHS 1.14.0 calls another solution optimal
 def test_backends_agree_with_trying_everything(backend: str, seed: int) -> None:
     problem = random_problem(seed)
     best, solution = Exhaustive().run(problem, Request()), solve(problem, backend=backend)
