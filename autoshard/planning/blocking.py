@@ -69,7 +69,7 @@ def why_not(
                 "one is shorter: give the batch a multiple of their number, or plan without the baseline"
             )
         if cuts_batch:
-            return f"{begun} {where} {_WHAT_PEOPLE_DO}"
+            return f"{begun} {where} {_WHAT_PEOPLE_DO}{_or_steps(graph)}"
     elif solves:
         found = _first_without_an_answer(graph, axis, limits, offered, Prices(graph, axis, profile))
     if found is None:
@@ -78,6 +78,15 @@ def why_not(
         f"{begun} {_where(graph.nodes[found])} goes on with nothing that the operators before it can make, and the "
         "scheme lets nothing else be sent. Plan without the baseline: then what is needed is gathered"
     )
+
+
+def _or_steps(graph: CapturedGraph) -> str:
+    """That the batch may be dim 1, where it is as long as dim 0, so that nothing tells them apart."""
+    shapes = (node.outputs[0].shape for _, node in graph.of_kind("input") if node.outputs[0])
+    rows, steps, *_ = (*next(filter(None, shapes), ()), 0, 0)
+    if graph.batch_dim or not rows == steps:
+        return ""
+    return f". Where the batch is dim 1, which is as long ({rows}), plan for another number of steps: then it is found"
 
 
 def _where(node: Node) -> str:

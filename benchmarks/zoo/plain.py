@@ -88,6 +88,29 @@ def transformer() -> Example:
     return Translator(), {"source": _tokens(), "target": torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1))}
 
 
+class StepsFirst(nn.Module):
+    """A language model of torch's layers without ``batch_first``: recurrent ones, and attention with a mask."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embedding, self.gru = nn.Embedding(VOCABULARY, width), nn.GRU(width, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 64, dropout=0.0)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The loss of (T, N)."""
+        given, wanted = tokens[:-1], tokens[1:]
+        mask = nn.Transformer.generate_square_subsequent_mask(len(given), dtype=self.head.weight.dtype)
+        x = self.layers(self.gru(self.embedding(given))[0], mask)
+        return F.cross_entropy(self.head(x).view(-1, VOCABULARY), wanted.reshape(-1))
+
+
+def steps_first() -> Example:
+    """Six steps of every row."""
+    return StepsFirst(), {"tokens": torch.randint(0, VOCABULARY, (7, BATCH))}
+
+
 class Recommender(nn.Module):
     """DLRM: bags of categories, dense features, and their products in pairs. https://arxiv.org/abs/1906.00091"""
 
@@ -255,6 +278,6 @@ def perceptron() -> Example:
 
 
 PLAIN = (
-    *(Member(make.__name__, make) for make in (resnet50, transformer, dlrm, graph, lstm, mamba2)),
+    *(Member(make.__name__, make) for make in (resnet50, transformer, steps_first, dlrm, graph, lstm, mamba2)),
     Member("perceptron", perceptron, ("a=8", "a=2,b=4", "a=2,b=2,c=2", *UNEVEN)),
 )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import autoshard
 from autoshard.constraints import AxisScheme
-from autoshard.errors import InfeasibleError
+from autoshard.errors import ConstraintError, InfeasibleError
 from autoshard.mesh import Mesh
 from autoshard.planning.blocking import why_not
 from autoshard.planning.planner import Planner
@@ -60,6 +60,13 @@ def test_rows_that_ranks_cannot_share_evenly_are_called_that() -> None:
         InfeasibleError, match=r"has no rule for blocks of 5 rows over 3 ranks, of which one is shorter"
     ):
         autoshard.plan(model, (torch.ones(5, 7, 6),), mesh="dp=3", hardware="cpu-gloo", constraints=["baseline ddp"])
+
+
+def test_as_many_steps_as_rows_are_called_that() -> None:
+    for steps, said in ((4, r"mixes its rows.* plan for another number of steps"), (5, "cannot share 3 rows")):
+        with pytest.raises((InfeasibleError, ConstraintError), match=said):
+            args = (torch.ones(steps, 4 if steps == 4 else 3, 6),)
+            autoshard.plan(nn.GRU(6, 5), args, mesh="dp=4", hardware="cpu-gloo", constraints=["baseline ddp"])
 
 
 @pytest.mark.parametrize("scheme", ["ddp", "fsdp", "tp", "sp", "cp", "ep"])
