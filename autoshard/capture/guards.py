@@ -131,7 +131,7 @@ class Guards:
         """The same conditions on another model that was made like the captured one."""
         traced = copy(self._scope["L"]["self"])
         traced._modules = {"_export_root": Observed(model)}
-        scope = {"L": {"self": traced}, "G": self._scope["G"]}
+        scope = _scope(traced, self._scope["G"])
         return Guards(self._manager, scope, self._nested, self._lines, self.document)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guards:
@@ -175,13 +175,18 @@ def guards_of(graph: Any, module: nn.Module, frame: CodeType) -> Guards:
     kept = [guard for guard in _of_state(graph.guards) if not _is_of_namedtuple(guard, graph.global_scope)]
     manager = _manager(graph, kept, frame)
     lines = [line_in("".join(traceback.format_list(guard.user_stack))) if guard.user_stack else "" for guard in kept]
-    scope = {"L": {"self": module}, "G": graph.global_scope}
+    scope = _scope(module, graph.global_scope)
     nested = list(_nested(kept, scope))
     try:
         document: Document = _written(graph, kept, lines) | {"nested": [each.text for each in nested]}
     except _NotDataError:
         document = None
     return Guards(manager, scope, nested, _by_condition(kept, lines), document)
+
+
+def _scope(traced: nn.Module, names: dict[str, Any]) -> dict[str, Any]:
+    """What dynamo's names of objects are read in: its own names among them, as that of a dtype that is a key."""
+    return {**guards._get_closure_vars(), "L": {"self": traced}, "G": names}
 
 
 def _manager(graph: Any, kept: list[Guard], frame: CodeType) -> Any:
@@ -266,7 +271,7 @@ def guards_again(document: Mapping[str, Any], model: nn.Module) -> Guards | None
     traced = nn.Module()
     traced._modules = {"_export_root": Observed(model)}
     try:
-        scope: dict[str, Any] = {"L": {"self": traced}, "G": _globals(document)}
+        scope = _scope(traced, _globals(document))
         with tracing(TracingContext(None)):  # a source that imports a module guards on it
             read = _Read(document["sources"])
         kept = [Guard(read.source(where), read.condition(*what)) for where, *what in document["guards"]]

@@ -20,8 +20,8 @@ def multihead_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    features: int,
-    heads: int,
+    embed_dim_to_check: int,
+    num_heads: int,
     in_proj_weight: Tensor | None,
     in_proj_bias: Tensor | None,
     bias_k: None,
@@ -54,14 +54,14 @@ def multihead_attention(
         biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
         given = zip((query, key, value), weights, biases)
         projected = [F.linear(x.transpose(0, 1), weight, bias) for x, weight, bias in given]  # type: ignore[arg-type]
-    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in projected)  # (B, H, steps, E / H)
+    q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in projected)  # (B, H, steps, E / H)
 
     dropped = dropout_p if training else 0.0
     is_hint = is_causal and key_padding_mask is None and not need_weights
-    mask = None if is_hint else _mask(attn_mask, key_padding_mask, query.dtype, heads)
+    mask = None if is_hint else _mask(attn_mask, key_padding_mask, query.dtype, num_heads)
     seen = None
     if need_weights:
-        scores = (q * math.sqrt(heads / features)) @ k.transpose(-2, -1)
+        scores = (q * math.sqrt(num_heads / embed_dim_to_check)) @ k.transpose(-2, -1)
         seen = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropped, dropped > 0.0)
         mixed = seen @ v
         seen = seen.mean(1) if average_attn_weights else seen

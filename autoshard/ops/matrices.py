@@ -100,6 +100,6 @@ def _flops_of_three(node: Node, inputs: list[Shape], outputs: list[Shape]) -> fl
 enter("_linalg_eigh _linalg_svd", Operator(rules=_matrix_by_matrix))
 enter("_linalg_det _linalg_slogdet", Operator(rules=_matrix_by_matrix, local=_in_order))
 enter("linalg_lu_solve", Operator(rules=_matrix_by_matrix, meant=_exchanging_no_rows))
-enter("_cdist_forward", Operator(rules=_distance_rules, flops=_flops_of_distances))
+enter("_cdist_forward _euclidean_dist", Operator(rules=_distance_rules, flops=_flops_of_distances))
 enter("_cdist_backward", Operator(rules=_distance_backward_rules, flops=_flops_of_distances))
 enter("_trilinear", Operator(rules=_product_of_three, small=as_it_is, flops=_flops_of_three))

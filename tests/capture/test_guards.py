@@ -258,6 +258,22 @@ def test_the_class_of_a_parameter_is_no_condition_as_shards_are_of_another() -> 
     assert guards.broken() is not None
 
 
+BY_DTYPE = {torch.float32: (2.0, [3.0]), torch.float64: (4.0, [5.0])}
+
+
+def test_what_a_dtype_is_the_key_of_is_a_condition() -> None:
+    class Tabled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            scale, (shift,) = BY_DTYPE[x.dtype]
+            return x * scale + shift
+
+    guards = capture(Tabled(), (torch.ones(2),), guarded=True).guards
+    assert guards is not None and guards.broken() is None
+    with item(BY_DTYPE, torch.float32, (2.0, [4.0])):
+        broken = guards.broken()
+    assert broken is not None and "BY_DTYPE[torch.float32]" in broken[0] and guards.broken() is None
+
+
 def test_a_copy_of_a_model_has_conditions_of_its_own(guarded: tuple[Reader, Guards]) -> None:
     model, guards = guarded
     memo: dict[int, Any] = {}

@@ -4,6 +4,7 @@ picking from rows, gives what torch gives.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -134,6 +135,14 @@ def test_attention_of_several_heads(keys: str, masks: str, dtype: torch.dtype | 
         patch.setattr(F, "multi_head_attention_forward", both)
         expected = module(*given, **options)
     torch.testing.assert_close(seen, [expected])
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(multihead_attention, F.multi_head_attention_forward), (embedding_bag, F.embedding_bag)]
+)
+def test_what_stands_for_a_function_takes_its_arguments_by_their_names(ours: Any, theirs: Any) -> None:
+    """So callers may name them: pooling by attention, as CLIP has it, names all."""
+    assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
 
 
 def _heads(dtype: torch.dtype = torch.float64, keys: int = 2, values: int = 3) -> list[torch.Tensor]:

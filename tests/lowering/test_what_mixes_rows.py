@@ -156,13 +156,14 @@ class FiltersOfRows(nn.Module):
 
 
 class Margins(nn.Module):
-    """The logit of each row's label is written over, as in ArcFace; distances to codes; waves by an imaginary number; a
-    weight with a penalty that no rank can do a part of.
+    """The logit of each row's label is written over, as in ArcFace; distances to few codes and to many; waves by an
+    imaginary number; a weight with a penalty that no rank can do a part of.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.enter, self.codes = nn.Linear(8, 8), nn.Parameter(torch.randn(6, 8))
+        self.many = nn.Parameter(torch.randn(30, 8))
 
     def forward(self, x: Tensor) -> Tensor:
         labels, rows = x[:, :6].argmax(-1), torch.arange(len(x))
@@ -172,6 +173,7 @@ class Margins(nn.Module):
         logits[rows, labels] = (cosines[rows, labels].clamp(-0.9, 0.9).acos() + 0.5).cos()
         waves = (torch.exp(1j * h) * torch.fft.fft(h)).abs().square().mean()
         apart = torch.cdist(h, self.codes).min(-1)[0].mean() + torch.cdist(h, self.codes, p=1.0).mean()
+        apart = apart + torch.cdist(h, self.many).amin(-1).mean()
         return F.cross_entropy(logits, labels) + apart + waves - torch.linalg.slogdet(self.enter.weight)[1]
 
 
