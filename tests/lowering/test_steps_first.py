@@ -19,6 +19,7 @@ from autoshard.capture import capture
 from autoshard.layout import S
 from autoshard.mesh import Mesh
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
+from autoshard.plans.views.axis_use import axis_lines, samples
 
 from ..fuzz.judge import capturing_once
 from ..fuzz.random_plans import random_plans
@@ -169,7 +170,8 @@ def test_rows_are_cut(name: str, mesh: str, baseline: str) -> None:
     for entry in made.inputs:
         batch = entry.shape.index(ROWS)
         assert set(entry.layout.placements) == {S(batch)}, entry
-    assert parse_plan(dump_plan(made)) == made
+    assert parse_plan(dump_plan(made)) == made and samples(made) == ROWS
+    assert all("it cuts the batch" in line for line in axis_lines(made))
     check_as_before(model, args, made, rtol=1e-8, atol=1e-10)
 
 

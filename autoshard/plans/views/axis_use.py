@@ -111,11 +111,11 @@ def _line(plan: ShardingPlan, parallelism: Parallelism, axis: str) -> str:
 
 def _inputs(plan: ShardingPlan, axis: str) -> str:
     index = plan.mesh.index(axis)
-    cuts = [(entry.name, entry.layout[index].dim) for entry in plan.inputs if entry.layout[index].kind == "S"]
-    if cuts and {dim for _, dim in cuts} == {0}:
+    cuts = [(entry, entry.layout[index].dim) for entry in plan.inputs if entry.layout[index].kind == "S"]
+    if cuts and all(dim == (plan.batch_dim_of(entry.shape) or 0) for entry, dim in cuts):
         return "it cuts the batch"
     if cuts:
-        return "it cuts " + " and ".join(f"dim {dim} of {name}" for name, dim in cuts)
+        return "it cuts " + " and ".join(f"dim {dim} of {entry.name}" for entry, dim in cuts)
     return "every rank reads the whole batch"
 
 
@@ -157,10 +157,11 @@ def _is_alike(entry: OperatorEntry, index: int) -> bool:
 def _warning(plan: ShardingPlan, unused: tuple[str, ...]) -> str:
     ranks = prod(plan.mesh.shape[plan.mesh.index(axis)] for axis in unused)
     axes, name = " and ".join(unused), plan.inputs[0].name if plan.inputs else "output.0"
+    dim = plan.batch_dim if plan.inputs else 0
     held = ", or without its constraints" if plan.pins else ""
     return (
         f"{WARNING}: nothing is divided along {axes}: {ranks} ranks do the same work. Under this profile any division "
         f"costs more time than it saves, or cannot be; a larger batch or model would change that{held}, and "
         f"fewer ranks take as long. The price of a division: autoshard explain PLAN --why {name} "
-        f"--not '{' '.join(f'{axis}:S(0)' if axis in unused else f'{axis}:R' for axis in plan.mesh.axes)}'"
+        f"--not '{' '.join(f'{axis}:S({dim})' if axis in unused else f'{axis}:R' for axis in plan.mesh.axes)}'"
     )
