@@ -272,7 +272,7 @@ class ShardingPlan:
     @property
     def batch(self) -> int | None:
         """The size of the batch, that of the first input that has dims; None where none has."""
-        return next((entry.shape[self.batch_dim] for entry in self.inputs if entry.shape), None)
+        return next((e.shape[self.batch_dim] for e in self.inputs if len(e.shape) > self.batch_dim), None)
 
     def batch_dim_of(self, shape: tuple[int, ...]) -> int | None:
         """The dim of an input or a result of this shape that is the batch; None where none is as long."""
