@@ -280,6 +280,11 @@ def largest_local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> t
     return local_shape(shape, layout, mesh, (0,) * mesh.ndim)
 
 
+def batch_dim_of(shape: tuple[int, ...], batch: int | None, dim: int) -> int | None:
+    """The dim of a tensor that is the batch of that size: ``dim``, or 0, where that is as long; None of any other."""
+    return next((each for each in (dim, 0) if shape[each : each + 1] == (batch,)), None)
+
+
 def check_fits(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> None:
     """Checks that a layout names only dims that the tensor has and one placement per axis, and cuts parts evenly.
 

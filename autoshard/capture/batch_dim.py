@@ -14,11 +14,13 @@ from torch import fx
 from .examples import shape_of
 from .recurrent import STEP_BY_STEP
 
-_CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
-_CONVOLUTIONS = {torch.conv1d: 3, torch.conv2d: 4, torch.conv3d: 5}
-"""Convolutions, and the dims of a batch of what they take."""
-_PRODUCTS = {torch.bmm, torch.baddbmm, torch.matmul, operator.matmul, "bmm", "baddbmm", "matmul"}
 _WITH_HEADS = 4
+_BATCHED: dict[Any, int] = {
+    **dict.fromkeys((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell), 2),
+    **{torch.conv1d: 3, torch.conv2d: 4, torch.conv3d: 5, F.scaled_dot_product_attention: _WITH_HEADS},
+}
+"""Layers that take rows first, and the dims of what they take then."""
+_PRODUCTS = {torch.bmm, torch.baddbmm, torch.matmul, operator.matmul, "bmm", "baddbmm", "matmul"}
 
 
 def batch_dim(graph: fx.Graph) -> int:
@@ -26,9 +28,10 @@ def batch_dim(graph: fx.Graph) -> int:
     first tensor that a model is called with, and none takes as many as its dim 0; else 0.
     """
     steps, rows, *_ = (*first_shape(graph), 0, 0)
-    taken = {_rows_of(node) for node in graph.nodes}
-    taken |= {rows for node in graph.nodes if rows > 1 and _attends(node, steps, rows)}
-    return int(rows > 1 and rows in taken and steps not in taken)
+    if rows < 2:
+        return 0
+    taken = {rows if _attends(node, steps, rows) else _rows_of(node) for node in graph.nodes}
+    return int(rows in taken and steps not in taken)
 
 
 def first_shape(graph: fx.Graph) -> tuple[int, ...]:
@@ -55,9 +58,4 @@ def _rows_of(node: fx.Node) -> int | None:
         return shape[0 if node.args[-1] else 1]
     if target is F.multi_head_attention_forward and len(shape) == 3:
         return shape[1]
-    is_batch = (
-        (target in _CELLS and len(shape) == 2)
-        or (target is F.scaled_dot_product_attention and len(shape) == _WITH_HEADS)
-        or len(shape) == _CONVOLUTIONS.get(target)  # type: ignore[arg-type]
-    )
-    return shape[0] if is_batch else None
+    return shape[0] if len(shape) == _BATCHED.get(target) else None

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.utils._pytree import TreeSpec
 
+from ..layout import batch_dim_of
 from ..precision import AS_IT_IS, Precision
 from .block_guards import BlockGuards
 from .guards import Guards
@@ -149,10 +150,19 @@ class CapturedGraph:
         return f"{name}:{ref.output}" if ref.output else name
 
     @cached_property
+    def first_shape(self) -> tuple[int, ...]:
+        """The shape of the first input that has dims, of no dims where there is none."""
+        shapes = (node.outputs[0].shape for _, node in self.of_kind("input") if node.outputs[0])
+        return next(filter(None, shapes), ())
+
+    @cached_property
     def batch(self) -> int:
         """The length of the batch dim of the first input that has dims, 0 where there is none."""
-        shapes = (node.outputs[0].shape for _, node in self.of_kind("input") if node.outputs[0])
-        return next((shape[self.batch_dim] for shape in shapes if shape), 0)
+        return self.first_shape[self.batch_dim] if self.first_shape else 0
+
+    def batch_dim_of(self, shape: tuple[int, ...]) -> int | None:
+        """The dim of an input of this shape that is the batch; None where none is as long."""
+        return batch_dim_of(shape, self.batch, self.batch_dim)
 
     def of_kind(self, kind: NodeKind) -> Iterator[tuple[int, Node]]:
         """The nodes of one kind with their index, in order."""

@@ -82,10 +82,9 @@ class Roles:
     @cached_property
     def batched(self) -> Mapping[int, int]:
         """Inputs that have the batch, with the dim that it is: that of the first of them, or dim 0."""
-        shapes = ((i, node.outputs[0].shape) for i, node in self._graph.of_kind("input") if node.outputs[0])
-        dims = (self._graph.batch_dim, 0)
-        found = ((i, [dim for dim in dims if shape[dim : dim + 1] == (self._graph.batch,)]) for i, shape in shapes)
-        return {i: fitting[0] for i, fitting in found if fitting}
+        inputs = ((i, node.outputs[0]) for i, node in self._graph.of_kind("input"))
+        found = ((i, self._graph.batch_dim_of(meta.shape)) for i, meta in inputs if meta)
+        return {i: dim for i, dim in found if dim is not None}
 
     @cached_property
     def statistics(self) -> frozenset[int]:

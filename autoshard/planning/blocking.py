@@ -82,9 +82,8 @@ def why_not(
 
 def _or_steps(graph: CapturedGraph) -> str:
     """That the batch may be dim 1, where it is as long as dim 0, so that nothing tells them apart."""
-    shapes = (node.outputs[0].shape for _, node in graph.of_kind("input") if node.outputs[0])
-    rows, steps, *_ = (*next(filter(None, shapes), ()), 0, 0)
-    if graph.batch_dim or not rows == steps:
+    rows = graph.batch
+    if graph.batch_dim or graph.first_shape[1:2] != (rows,):
         return ""
     return f". Where the batch is dim 1, which is as long ({rows}), plan for another number of steps: then it is found"
 

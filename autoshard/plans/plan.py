@@ -13,7 +13,7 @@ from typing import Literal
 
 from cost_models.collective_kinds import RedistributionKind as CollectiveKind
 
-from ..layout import Layout
+from ..layout import Layout, batch_dim_of
 from ..mesh import TOGETHER, Mesh
 from ..micro_batches import redistribution_runs
 from ..precision import AS_IT_IS, Precision
@@ -276,7 +276,7 @@ class ShardingPlan:
 
     def batch_dim_of(self, shape: tuple[int, ...]) -> int | None:
         """The dim of an input or a result of this shape that is the batch; None where none is as long."""
-        return next((dim for dim in (self.batch_dim, 0) if shape[dim : dim + 1] == (self.batch,)), None)
+        return batch_dim_of(shape, self.batch, self.batch_dim)
 
     def runs(self, entry: Redistribution) -> int:
         """How often a redistribution runs in a step: once, or in each micro-batch."""
