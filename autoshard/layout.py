@@ -68,11 +68,12 @@ P_SUM = Placement("P", reduce="sum")
 
 
 def S(dim: int, parts: tuple[int, ...] = ()) -> Placement:
-    """The placement that cuts dim ``dim``, or each of its parts, whose lengths are as these numbers.
+    """The placement that cuts dim ``dim``, or each of its parts, whose lengths are as these numbers; 0 is none.
 
-    >>> str(S(1)), str(S(1, (768, 768, 768))), str(S(1, (4096, 1024, 1024))), str(S(1, (4096,)))
+    >>> str(S(1)), str(S(1, (768, 768, 768))), str(S(1, (4096, 1024, 1024))), str(S(1, (0, 4096)))
     ('S(1)', 'S(1/3)', 'S(1/4:1:1)', 'S(1)')
     """
+    parts = tuple(filter(None, parts))
     shared = gcd(*parts)
     return Placement("S", dim=dim, parts=tuple(part // shared for part in parts) if len(parts) > 1 else ())
 

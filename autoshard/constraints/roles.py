@@ -2,7 +2,7 @@
 matrices, routers or experts; which inputs are batches; which operators belong to a layer.
 
 Roles are read from the graph, not from names, so they hold for every model. A view or cast of a parameter counts as a
-parameter; a tensor that becomes a parameter's gradient by views, casts and additions alone counts as a gradient.
+parameter; a tensor that becomes a parameter's gradient by views, copies, casts and additions alone is a gradient.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Roles:
 
     @cached_property
     def gradients(self) -> dict[Ref, int]:
-        """Every tensor that becomes a gradient by views, casts and additions, with the parameter's node."""
+        """Every tensor that becomes a gradient by views, copies, casts and additions, with the parameter's node."""
         number = {node.name: i for i, node in self._graph.of_kind("parameter")}
         found: dict[Ref, int] = {}
         for name, gradient in self._graph.gradients:
@@ -61,7 +61,7 @@ class Roles:
                 node = self._graph.nodes[ref.node]
                 if node.phase == "backward" and node.kind == "operator" and ref not in found:
                     found[ref] = number[name]
-                    if _passes_on(node) or has(node, "sum"):
+                    if _passes_on(node) or has(node, "sum") or has(node, "copied"):
                         waiting.extend(node.inputs)
         return found
 

@@ -44,15 +44,15 @@ def parts_asked_for(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement, int]
 
 def batches_joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement]]:
     """Cuts in parts that the forward of a graph asks for as it puts batches behind each other, or one so many times: of
-    each of them a rank has its rows. So it has where the model folds a dim for each of them with its rows, as it does
-    with batches that it stacks, and with a few steps that it turns in front of the batch.
+    each of them a rank has its rows. So it has where a dim for each of them is folded with its rows: of batches that
+    the model stacks, of their gradients, and of a few steps that it turns in front of the batch.
     """
     joined = {ref: parts for ref, parts in _joined(graph) if _is_of_inputs(graph, ref.node)}
     for ref, (count, rows) in joined.items():
         if graph.meta(ref).shape[0] == count * rows:
             yield ref, S(0, (1,) * count)
     for i, node in graph.of_kind("operator"):
-        if has(node, "reshape") and node.phase == "forward":
+        if has(node, "reshape"):
             before, after = graph.meta(node.inputs[0]).shape, graph.meta(Ref(i)).shape
             if not after or after[0] not in (math.prod(before[:end]) for end in range(2, len(before) + 1)):
                 continue
@@ -142,6 +142,7 @@ def _back_to_where_it_begins(
 
     Without it the way ends somewhere else.
     """
+    sizes = tuple(filter(None, sizes))
     while 1 < len(sizes) <= MOST_PARTS:
         yield ref, S(dim, sizes)
         node = graph.nodes[ref.node]
@@ -315,9 +316,11 @@ def small_in_parts(node: Node, inputs: Metas, rule: Rule, ranks: int) -> Form | 
         times = tuple(len(lengths) if d == dim else 1 for d in range(len(whole)))
         return replace(node, args=(node.args[0], times)), (meta(inputs[0], lengths[0]),)
     if name == "cat":
-        return node, tuple(meta(like, length) for like, length in zip(inputs, lengths))
+        each = _with_none(lengths, _lengths(inputs, dim))
+        return node, tuple(meta(like, length) for like, length in zip(inputs, each))
     if has(node, "split") or "split" in name:
-        sizes = lengths if "split_with_sizes" in name else lengths[0]
+        each = _with_none(lengths, _lengths(node.outputs, dim))
+        sizes = each if "split_with_sizes" in name else each[0]
         return replace(node, args=(node.args[0], sizes, dim)), (meta(inputs[0], sum(lengths)),)
     if name == "slice":
         which = _which(inputs[0].shape, placement, _range(node, inputs[0].shape))
@@ -329,6 +332,12 @@ def small_in_parts(node: Node, inputs: Metas, rule: Rule, ranks: int) -> Form | 
         args = (node.args[0], tuple(whole), dim, start, stop, 1)
         return replace(node, args=args), (meta(inputs[0], lengths[which]),)
     return None
+
+
+def _with_none(lengths: list[int], of: tuple[int, ...]) -> list[int]:
+    """The lengths of parts, and 0 for each of these that is none."""
+    left = iter(lengths)
+    return [next(left) if length else 0 for length in of]
 
 
 def _which(shape: tuple[int, ...], placement: Placement, taken: tuple[int, int, int, int]) -> int:

@@ -216,7 +216,7 @@ def _stacked(emit: Emitter, x: Any, shape: tuple[int, ...], dim: int, count: int
     apart = [outer, count, inner] if outer != 1 else [count, inner]  # of one element strides may be any number
     lying = emit.call(aten.view.default, x, apart)
     each = _WORD.itemsize // looks.dtype.itemsize
-    is_wide = each > 1 and inner % each == 0 and looks.storage_offset() % each == 0
+    is_wide = each > 1 and inner > 0 and inner % each == 0 and looks.storage_offset() % each == 0
     if is_wide:
         lying = emit.call(aten.view.dtype, lying, _WORD)
     turned = emit.call(aten.permute.default, lying, [1, 0, 2]) if outer != 1 else lying

@@ -224,14 +224,16 @@ class EveryExpert(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.router, self.experts = nn.Linear(8, 3), nn.Parameter(torch.randn(3, 8, 8))
+        self.router, self.enter = nn.Linear(8, 3), nn.Parameter(torch.randn(3, 8, 12))
+        self.leave = nn.Parameter(torch.randn(3, 6, 8))
 
     def forward(self, x: Tensor) -> Tensor:
         words = x.reshape(-1, 8)
         scores = self.router(words)
         scores = torch.full_like(scores, -torch.inf).scatter(1, *reversed(scores.topk(1, dim=1))).sigmoid()
         given = words.repeat(3, 1) * scores.transpose(0, 1).reshape(-1, 1)
-        made = torch.bmm(given.view(3, -1, 8), self.experts).view(-1, 8).tanh()
+        gate, up = torch.bmm(given.view(3, -1, 8), self.enter).chunk(2, dim=-1)
+        made = torch.bmm(up * F.silu(gate), self.leave).view(-1, 8)
         return (words + made.reshape(3, -1, 8).sum(dim=0)).square().mean()
 
 
@@ -299,6 +301,24 @@ def _plan(model: nn.Module, args: tuple[Tensor, ...], mesh: str, *constraints: s
     return autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=constraints, cache=False)
 
 
+class Blocks(nn.Module):
+    """A projection of each group of features by rows of one matrix that are its own, as DeepSeek V4 has it; and
+    features all of which are turned, so that nothing is left to go past that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.blocks = nn.Linear(8, 16), nn.Linear(8, 12, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = self.enter(x).view(-1, 2, 8)
+        turned, passing = groups.split([8, 0], -1)
+        ahead, behind = groups[..., :8], groups[..., 8:]
+        groups = torch.cat([passing, turned.cos() * ahead, behind], -1).transpose(0, 1)
+        made = torch.bmm(groups, self.blocks.weight.view(2, 6, 8).transpose(1, 2)).transpose(0, 1)
+        return made.reshape(*x.shape[:2], 12).square().mean() + behind.sum()
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "decorrelated": (Decorrelated, (8, 8)),
     "policy": (Policy, (8, 8)),
@@ -315,6 +335,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "every expert": (EveryExpert, (4, 5, 8)),
     "channels last": (ChannelsLast, (4, 8, 8, 3)),
     "stacked": (Stacked, (4, 5, 8)),
+    "blocks": (Blocks, (4, 5, 8)),
 }
 
 

@@ -97,7 +97,8 @@ def test_executing_every_path_gives_every_rank_its_slice_of_the_whole(grid: str,
 
 @pytest.mark.parametrize("how", ["as it is", "behind others", "turned"])
 @pytest.mark.parametrize(
-    ("shape", "count"), [((6, 8), 2), ((6, 8), 4), ((5, 6), 3), ((2, 12, 4), 3), ((3, 2), 2), ((0, 8), 2)]
+    ("shape", "count"),
+    [((6, 8), 2), ((6, 8), 4), ((5, 6), 3), ((2, 12, 4), 3), ((3, 2), 2), ((0, 8), 2), ((6, 8, 0), 2)],
 )
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.complex64, torch.complex128]
