@@ -27,16 +27,19 @@ from torch._library.effects import EffectType
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import transformer
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..errors import CaptureError
 from .annotation import marking
+from .constant import LARGEST
 from .dynamo import look_functions_up
 from .forward import forward_of
 from .graph import Mark, SameTensor
 from .guards import Guards
+from .known_numbers import MADE_OF_NOTHING, decided_by_numbers, write_down_what_is_known
 from .observed import MODEL
 from .picked import of_rows
 from .sorted_rows import in_their_own_order
@@ -101,7 +104,8 @@ def trace(
 ) -> Trace:
     """Captures one joint graph of a model. Its parameters, and the tensors in args and kwargs, may be on any device.
 
-    The model is left as it was; no memory is allocated for its tensors.
+    The model is left as it was; no memory is allocated for its tensors. Where numbers in tensors decide what the
+    forward does, it is traced once more with those known that are made of no argument.
 
     Args:
         dtype: what floating parameters and arguments are cast to before the model is called; None for as they are.
@@ -109,8 +113,25 @@ def trace(
     Raises:
         CaptureError: the forward does something that no graph can hold.
     """
-    faker = _Faker(FakeTensorMode(), dtype)
-    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once(), ExitStack() as stack:
+    try:
+        return _traced(_Faker(FakeTensorMode(), dtype), model, args, kwargs, guarded)
+    except Exception as error:
+        if not decided_by_numbers(error):
+            raise
+        with patch.object(torch._subclasses, "FakeTensorMode", _KnowingMode):  # of which dynamo makes one of its own
+            return _traced(_Faker(_KnowingMode(), dtype), model, args, kwargs, guarded)
+
+
+def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guarded: bool) -> Trace:
+    with (
+        faker.fake_module(model),
+        marking(),
+        _same_modes(),
+        _unvalidated(),
+        _said_once(),
+        _constants_known(),
+        ExitStack() as stack,
+    ):
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         forward = forward_of(model, fake_args, fake_kwargs)
         fake_args, fake_kwargs = tree_map(_known_to_aot, (fake_args, fake_kwargs))
@@ -123,6 +144,7 @@ def trace(
             stack, forward.module, fake_args, fake_kwargs or None, decompositions=decompositions
         )
     graph = joint.graph_module.graph
+    write_down_what_is_known(graph)
     in_their_own_order(graph)
     placeholders = tuple(_placeholder(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder")
     kinds: dict[int, tuple[str, Any]] = {k: ("output", k) for k in range(forward.results)}
@@ -163,7 +185,15 @@ def run_on_fakes(
     """
     # a module of the model's may keep tensors of a call that was made before, in a cache of a function
     faker = _Faker(FakeTensorMode(allow_non_fake_inputs=True), dtype)
-    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once(), _silent():
+    with (
+        faker.fake_module(model),
+        marking(),
+        _same_modes(),
+        _unvalidated(),
+        _said_once(),
+        _constants_known(),
+        _silent(),
+    ):
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0]), FakeResults(faker.mode)):
             return model(*fake_args, **fake_kwargs)
@@ -277,6 +307,19 @@ class FakeResults:
         return FakeTensor(self._mode, view, made.device)
 
 
+class _KnowingMode(FakeTensorMode):
+    """Knows the numbers of tensors that are made of no other, as by ``arange``, too, and what is computed of them."""
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made: Any = super().dispatch(func, types, args, kwargs)
+        is_new = func in MADE_OF_NOTHING and type(made) is FakeTensor
+        if is_new and all(type(length) is int for length in made.shape) and made.numel() <= LARGEST:
+            with no_dispatch():
+                made.constant = func(*args, **{**(kwargs or {}), "device": torch.device("cpu")})
+            self.fake_tensor_converter.add_constant_storage_mapping(made)
+        return made
+
+
 def _is_ordinary(tensor: FakeTensor, mode: FakeTensorMode) -> bool:
     """Whether shape, strides and dtype tell all of a tensor: it has no value, and is no conjugate or negative view."""
     if tensor.fake_mode is not mode or tensor.constant is not None or tensor.layout is not torch.strided:
@@ -367,6 +410,15 @@ def _unvalidated() -> Iterator[None]:
             yield
     finally:
         distribution.set_default_validate_args(before)
+
+
+@contextmanager
+def _constants_known() -> Iterator[None]:
+    """Has torch know what is computed of tensors whose numbers stand in the forward, of as many elements as those that
+    become part of a graph: by itself it does of one element alone.
+    """
+    with patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", LARGEST):
+        yield
 
 
 @contextmanager

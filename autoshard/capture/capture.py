@@ -68,6 +68,7 @@ _ADVICE = {
     ),
 }
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
+_UNDER_A_LOCK = re.compile("`R?[lL]ock` context manager")
 
 
 class KeptGraphs(Protocol):
@@ -203,7 +204,7 @@ def _explained(model: nn.Module, precision: Precision) -> Iterator[None]:
     except CaptureError:
         raise
     except Exception as error:
-        kind = ChangesModelError if "`lock` context manager" in str(error) else CaptureError
+        kind = ChangesModelError if _UNDER_A_LOCK.search(str(error)) else CaptureError
         raise kind(_why(model, error, precision)) from (None if is_explained(error) else error)
 
 

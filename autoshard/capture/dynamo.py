@@ -49,6 +49,7 @@ from torch.utils._pytree import SUPPORTED_NODES, TreeSpec, tree_structure
 from ..errors import CaptureError
 from .arguments import same_constant
 from .autocast import check_autocast_within
+from .examples import example
 from .guards import MODEL_SOURCE, Guards, guards_of, readable
 from .lines import at, is_models_file, line_in, line_of, lines_in
 
@@ -132,7 +133,7 @@ def forward_graph(
         _answers_into(answers),
         _leaves_within(),
         _named_classes(),
-        _all_finite(),
+        _conditions_known(),
         _unrecorded(),
         _settings(),
     ):
@@ -395,15 +396,16 @@ def _named_classes() -> Iterator[None]:
 
 
 @contextmanager
-def _all_finite() -> Iterator[None]:
-    """Has Python that asks whether all numbers of a tensor are finite go on as if they were, as models do that limit
-    them where they are not (DETR). Not in half precision, where sums do become infinite.
+def _conditions_known() -> Iterator[None]:
+    """Has Python go by conditions on numbers that stand in the forward; and as if all numbers of a tensor were finite
+    where it asks that, as models do that limit them where they are not (DETR). Not in half precision, where sums do
+    become infinite.
     """
     kept = [(table, list(table)) for table in _jump_tables(InstructionTranslatorBase)]
     try:
         for table, jumps in kept:
             for code in _JUMPS:
-                table[code] = partial(_jump_if_finite, jumps[code])
+                table[code] = partial(_jump_if_known, jumps[code])
         yield
     finally:
         for table, jumps in kept:
@@ -417,11 +419,21 @@ def _jump_tables(kind: Any) -> Iterator[list[Any]]:
         yield from _jump_tables(each)
 
 
-def _jump_if_finite(jump: Any, translator: Any, instruction: Any) -> None:
-    known = _as_if_finite(translator.stack[-1])
+def _jump_if_known(jump: Any, translator: Any, instruction: Any) -> None:
+    condition = translator.stack[-1]
+    known = _numbers_of(condition)
+    if known is None:
+        known = _as_if_finite(condition)
     if known is not None:
         translator.stack[-1] = ConstantVariable.create(known)
     jump(translator, instruction)
+
+
+def _numbers_of(condition: Any) -> bool | None:
+    """What a condition is that a tensor of one number gives which stands in the forward; None of any other."""
+    value = example(condition.proxy.node) if isinstance(condition, TensorVariable) else None
+    numbers = getattr(value, "constant", None)
+    return bool(numbers) if numbers is not None and numbers.numel() == 1 else None
 
 
 def _as_if_finite(condition: Any) -> bool | None:

@@ -5,7 +5,9 @@ So padding masks are looked up (``mask[arange(B)[:, None, None, None], arange(S)
 of each row (``logits[arange(B), last]``), or in one step (``scores[step, arange(B), tags]``). For torch's own operator
 row numbers are numbers like any others.
 
-And numbers in a row are a range: ``x[..., [-2], :]`` is a part of x, which is cut as parts are.
+And numbers in a row are a range: ``x[..., [-2], :]`` is a part of x, which is cut as parts are. Within ``torch.vmap``
+over ``torch.arange`` of all rows a number is one row, and ``x[row, word]`` what ``vmap`` over dims of x itself gives:
+so a mask of attention says for two words of a row what they are (Gemma 3).
 """
 
 from __future__ import annotations
@@ -35,8 +37,7 @@ def positions(node: fx.Node) -> tuple[Indices, Along] | None:
     """With which indices a node of ``operator.getitem`` can be computed by :func:`by_position`, or one of
     ``operator.setitem`` by :func:`write_by_position`; None where it cannot. All that it has behind them takes all.
     """
-    x, indices = node.args[0], node.args[1]
-    indices = indices if isinstance(indices, tuple) else (indices,)
+    x, indices = node.args[0], _as_tuple(node.args[1])
     while indices and _is_all(indices[-1]):
         indices = indices[:-1]
     if len(indices) > len(shape_of(x)):
@@ -54,6 +55,57 @@ def positions(node: fx.Node) -> tuple[Indices, Along] | None:
     else:
         can_be = len(set(known)) == len(known) and (len(known) == len(found) or is_picking)
     return (indices, found) if can_be else None
+
+
+def is_mapped(node: fx.Node) -> bool:
+    """Whether ``torch.vmap`` maps a node of ``operator.getitem`` over all rows, or words, of what it picks from."""
+    if node.target is not operator.getitem:
+        return False
+    x, indices = node.args[0], _as_tuple(node.args[1])
+    of_maps = [isinstance(each, fx.Node) and _is_of_map(each) and each.args[1] == 0 for each in indices]
+    if not isinstance(x, fx.Node) or not all(of_maps):
+        return False
+    levels = [each.args[2] for each in indices]
+    sizes = shape_of(x)[: len(levels)]
+    is_all = len(sizes) == len(levels) and all(
+        _counts(each.args[0], size, 1) == 0 for each, size in zip(indices, sizes)
+    )
+    return is_all and len(set(levels)) == len(levels) and not _reads_a_map(x)
+
+
+def map_dims(node: fx.Node) -> None:
+    """Has ``torch.vmap`` map the dims of what such a node picks from."""
+    x: Any = node.args[0]
+    waiting = sorted((each.args[2], dim, each.target) for dim, each in enumerate(_as_tuple(node.args[1])))
+    taken: list[int] = []
+    with node.graph.inserting_before(node):
+        for level, dim, function in waiting:
+            x = node.graph.call_function(function, (x, dim - sum(other < dim for other in taken), level))
+            taken.append(dim)
+    x.meta |= node.meta
+    node.replace_all_uses_with(x)
+    node.graph.erase_node(node)
+
+
+def _as_tuple(index: Any) -> Indices:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _is_of_map(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "_add_batch_dim"
+
+
+def _reads_a_map(node: fx.Node) -> bool:
+    """Whether a node is computed of what ``torch.vmap`` maps."""
+    waiting, seen = [node], {node}
+    while waiting:
+        each = waiting.pop()
+        if _is_of_map(each):
+            return True
+        new = set(each.all_input_nodes) - seen
+        waiting += new
+        seen |= new
+    return False
 
 
 def by_position(x: Tensor, indices: Indices, along: Along) -> Tensor:

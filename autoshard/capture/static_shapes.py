@@ -41,6 +41,10 @@ _INSTEAD = {
 _NAMED = re.compile(r"([\w.]*\.\w+)")
 
 
+class ByNumbersError(CaptureError):
+    """A shape, or a Python number, depends on numbers in a tensor."""
+
+
 def refuse_shapes_by_numbers(model: nn.Module, module: GraphModule) -> None:
     """Refuses a forward in which a shape or a Python number is unknown.
 
@@ -49,7 +53,7 @@ def refuse_shapes_by_numbers(model: nn.Module, module: GraphModule) -> None:
         module: the forward as dynamo traced it, without checks of numbers.
 
     Raises:
-        CaptureError: it takes a number out of a tensor, or calls an operator whose result has as many elements as
+        ByNumbersError: it takes a number out of a tensor, or calls an operator whose result has as many elements as
             numbers in a tensor say.
     """
     for graph in (inner.graph for inner in module.modules() if isinstance(inner, GraphModule)):
@@ -58,7 +62,7 @@ def refuse_shapes_by_numbers(model: nn.Module, module: GraphModule) -> None:
             if _is_unknown(value):
                 where = lines_in(node.meta.get("stack_trace") or "")
                 why = _of_number() if _is_number(value) else _of_shape(_operation(node))
-                raise CaptureError(f"{type(model).__name__} cannot be captured as one graph{at(where)}: {why}")
+                raise ByNumbersError(f"{type(model).__name__} cannot be captured as one graph{at(where)}: {why}")
 
 
 def why_by_numbers(text: str) -> str:

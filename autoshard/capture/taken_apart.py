@@ -18,7 +18,7 @@ from .matrix_products import is_product, product, take_equation_apart
 from .multihead import has_a_batch, multihead_attention
 from .put_together import put_together
 from .recurrent import STEP_BY_STEP
-from .row_numbers import as_range, by_position, part, positions, write_by_position
+from .row_numbers import as_range, by_position, is_mapped, map_dims, part, positions, write_by_position
 from .spread import take_length_apart, take_spread_apart
 
 POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
@@ -66,6 +66,8 @@ def take_apart(module: fx.GraphModule) -> int:
             node.target = attention_of_one_head
         elif node.target is operator.getitem and (index := as_range(node.args[1])) is not None:
             node.target, node.args = part, (node.args[0], index)
+        elif is_mapped(node):
+            map_dims(node)
         elif node.target in BY_POSITION and (picked := positions(node)) is not None:
             x, _, *written = node.args
             indices, along = picked

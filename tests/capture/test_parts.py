@@ -5,6 +5,7 @@ picking from rows, gives what torch gives.
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
 from autoshard.capture import capture
 from autoshard.capture.attention_parts import attention_in_parts, attention_of_one_head
@@ -278,6 +280,43 @@ def test_picking_from_rows(name: str) -> None:
     weights = torch.randn(expected.shape, dtype=torch.float64)
     torch.testing.assert_close(*(torch.autograd.grad((y * weights).sum(), x)[0] for y in (found, expected)))
     assert taken == [is_taken_apart]
+
+
+def _mapped(function: Callable[..., torch.Tensor], *sizes: int) -> torch.Tensor:
+    for k in reversed(range(len(sizes))):
+        function = torch.vmap(function, tuple(0 if j == k else None for j in range(len(sizes))))
+    if torch.compiler.is_compiling():
+        return function(*map(ARANGE, sizes))
+    with TransformGetItemToIndex():  # without dynamo a number of a map can be no index by itself
+        return function(*map(ARANGE, sizes))
+
+
+MAPPED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], bool]] = {
+    "two words of a row": (lambda x, i: _mapped(lambda b, q, k: (x[b, q] == x[b, k]) & (k <= q), 4, 5, 5), True),
+    "words in front of rows": (lambda x, i: _mapped(lambda q, k, b: x[b, q] - x[b, k] * 2, 5, 5, 4), True),
+    "all of one row": (lambda x, i: _mapped(lambda b, q: x[b] * q, 4, 5), True),
+    "a row twice": (lambda x, i: _mapped(lambda b, q: x[b, b] * q, 4, 5), False),
+    "not all words": (lambda x, i: _mapped(lambda b, q: x[b, q], 4, 3), False),
+    "rows by numbers": (lambda x, i: _mapped(lambda b, q: x[i[b], q], 4, 5), False),
+    "of what is mapped": (lambda x, i: _mapped(lambda b, q: (x * b)[b, q], 4, 5), False),
+}
+"""What a map over all rows picks from them, and whether it picks from none any more."""
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_picking_from_rows_that_are_mapped(name: str) -> None:
+    function, is_taken_apart = MAPPED[name]
+    x, i = torch.arange(20).view(4, 5) % 3, torch.tensor([0, 3, 2, 1])
+    left: list[bool] = []
+
+    def backend(module: torch.fx.GraphModule, given: Any) -> Any:
+        take_apart(module)
+        left.append(any(node.target is operator.getitem for node in module.graph.nodes))
+        return module
+
+    torch._dynamo.reset()
+    found = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)(x, i)
+    assert torch.equal(found, function(x, i)) and left == [not is_taken_apart]
 
 
 JOINED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {

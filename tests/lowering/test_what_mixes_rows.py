@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
 import autoshard
 from autoshard.capture import capture
@@ -319,6 +322,24 @@ class Blocks(nn.Module):
         return made.reshape(*x.shape[:2], 12).square().mean() + behind.sum()
 
 
+class SeeEachOther(nn.Module):
+    """Attention among words that follow each other, or are of one kind: a mask that ``vmap`` makes, as in Gemma 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kinds, words = (x[..., 0] > 0).long(), torch.arange(x.shape[1])
+        sees = partial(lambda kinds, b, q, k: (kinds[b, q] == kinds[b, k]) | (k <= q), kinds)
+        for dim in ((None, None, 0), (None, 0, None), (0, None, None)):
+            sees = torch.vmap(sees, dim)
+        with nullcontext() if torch.compiler.is_compiling() else TransformGetItemToIndex():
+            mask = sees(torch.arange(len(x)), words, words)
+        h = self.enter(x).unsqueeze(1)
+        return F.scaled_dot_product_attention(h, h, h, mask.unsqueeze(1)).square().mean()
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "decorrelated": (Decorrelated, (8, 8)),
     "policy": (Policy, (8, 8)),
@@ -336,6 +357,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "channels last": (ChannelsLast, (4, 8, 8, 3)),
     "stacked": (Stacked, (4, 5, 8)),
     "blocks": (Blocks, (4, 5, 8)),
+    "see each other": (SeeEachOther, (4, 5, 8)),
 }
 
 
