@@ -23,6 +23,7 @@ from .examples import tensor_of
 from .graph import SameTensor
 from .observed import MODEL, Observed
 from .results import separate_results
+from .rows_of_masks import compute_of_all_rows
 from .static_shapes import refuse_shapes_by_numbers
 from .taken_apart import take_apart
 from .unvalidated import leave_checks_out
@@ -57,6 +58,7 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if found.assigned:
         module, found, out_spec = forward_graph(Observed(model, tuple(found.assigned)), args, kwargs)
     leave_checks_out(module.graph)
+    compute_of_all_rows(module.graph)
     refuse_shapes_by_numbers(model, module)
     known = _tensors_of(model, module)
     refuse_stray_tensors(module, known.keys())

@@ -53,7 +53,7 @@ def refused(body: Callable[[Tensor, Tensor], Any]) -> str:
 
 
 def mask(x: Tensor, n: Tensor) -> Tensor:
-    return x[x > 0].sum()  # culprit
+    return x[x > 0].max()  # culprit
 
 
 def rows(x: Tensor, n: Tensor) -> Tensor:
@@ -61,12 +61,12 @@ def rows(x: Tensor, n: Tensor) -> Tensor:
 
 
 def write_rows(x: Tensor, n: Tensor) -> Tensor:
-    x[n > 1] = x[n > 1] * 2  # culprit
+    x[n > 1] = x[n > 1].cumsum(0)  # culprit
     return x
 
 
 def masked_select(x: Tensor, n: Tensor) -> Tensor:
-    return torch.masked_select(x, x > 0).mean()  # culprit
+    return torch.masked_select(x, x > 0).prod()  # culprit
 
 
 def where(x: Tensor, n: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def classes(x: Tensor, n: Tensor) -> Tensor:
 
 
 def checkpointed(x: Tensor, n: Tensor) -> Any:
-    return checkpoint(lambda y: y[y > 0].sum(), x, use_reentrant=False)  # culprit
+    return checkpoint(lambda y: y[y > 0].max(), x, use_reentrant=False)  # culprit
 
 
 SHAPES = {
@@ -270,7 +270,7 @@ def test_of_a_library_the_line_of_its_caller_is_named_too(tmp_path: Path, monkey
     exec(compile(library.read_text(), str(library), "exec"), names)
 
     def call(x: Tensor, n: Tensor) -> Tensor:
-        return names["positive"](x).sum()  # culprit
+        return names["positive"](x).max()  # culprit
 
     assert str(library) in _message(call) and __file__ not in _message(call)
     monkeypatch.setattr(lines, "_LIBRARIES", (str(tmp_path),))

@@ -1,0 +1,75 @@
+"""Masks that pick rows in a traced forward, and whether two of them are the same."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from .examples import shape_of, tensor_of
+
+_WRITING = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior"})
+_OF_PYTHON = frozenset({"and_", "or_", "not_", "is_"})
+
+
+def name_of(node: fx.Node) -> str:
+    """What a node calls, whether as a function, as a method, or by an operator of Python's."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return str(name).partition(".")[0]
+
+
+def written_into(graph: fx.Graph) -> frozenset[Any]:
+    """The nodes whose tensors others write into."""
+
+    def writes(node: fx.Node) -> bool:
+        name = name_of(node)
+        return name in _WRITING or (name.endswith("_") and not name.endswith("__") and name not in _OF_PYTHON)
+
+    return frozenset(node.args[0] for node in graph.nodes if node.args and writes(node))
+
+
+def same(a: fx.Node, b: fx.Node, written: frozenset[Any]) -> bool:
+    """Whether two nodes give the same: one node, or calls alike of what nothing writes into."""
+    if a is b:
+        return True
+    if a.op not in ("call_function", "call_method") or (a.op, a.target) != (b.op, b.target) or {a, b} & written:
+        return False
+    pairs = [*zip(a.args, b.args), *((a.kwargs[key], b.kwargs.get(key)) for key in a.kwargs)]
+    if len(a.args) != len(b.args) or a.kwargs.keys() != b.kwargs.keys():
+        return False
+    if written.intersection(a.all_input_nodes):
+        return False
+    return all(same(x, y, written) if isinstance(x, fx.Node) and isinstance(y, fx.Node) else x == y for x, y in pairs)
+
+
+def mask_of(index: Any) -> fx.Node | None:
+    """The mask by which an index picks rows: itself, or its places; None where it picks in another way."""
+    given = list(index) if isinstance(index, tuple) else [index]
+    while given and (given[-1] is Ellipsis or given[-1] == slice(None)):
+        given.pop()
+    if len(given) == 1 and _is_mask(given[0]):
+        return _node(given[0])
+    if not given or not all(isinstance(each, fx.Node) and each.args for each in given):
+        return None
+    places = given[0].args[0]
+    if not isinstance(places, fx.Node) or not places.args or not _is_mask(places.args[0]):
+        return None
+    mask, name = _node(places.args[0]), name_of(places)
+    dims = len(shape_of(mask))
+    if (name == "where" and len(places.args) == 1) or (name == "nonzero" and places.kwargs.get("as_tuple")):
+        wanted = [(operator.getitem, (places, dim)) for dim in range(dims)]
+        return mask if [(each.target, each.args) for each in given] == wanted else None
+    is_column = len(shape_of(given[0])) == 1 and name_of(given[0]) in ("squeeze", "flatten")
+    return mask if dims == len(given) == 1 and name == "nonzero" and not places.kwargs and is_column else None
+
+
+def _is_mask(index: object) -> bool:
+    value = tensor_of(index)
+    return value is not None and value.dtype is torch.bool and value.dim() > 0
+
+
+def _node(value: object) -> fx.Node:
+    assert isinstance(value, fx.Node)
+    return value

@@ -1,0 +1,148 @@
+"""Forwards that compute with the rows that a mask picks, against one process, on simulated ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autoshard
+from autoshard.capture import capture
+from autoshard.errors import CaptureError
+from autoshard.mesh import Mesh
+
+from ..fuzz.random_plans import random_plans
+from .as_before import check_as_before
+
+ROWS, WORDS, CLASSES = 4, 6, 5
+Body = Callable[["Around", Tensor, Tensor, Tensor], Tensor]
+
+
+class Around(nn.Module):
+    """Layers for a body that takes features (rows, words, 8), classes and a mask (rows, words)."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.enter, self.classify, self.norm = nn.Linear(8, 8), nn.Linear(8, CLASSES), nn.LayerNorm(8)
+        self.drop, self.table, self.body = nn.Dropout(0.0), nn.Embedding(CLASSES, 8), body
+
+    def forward(self, x: Tensor, classes: Tensor, mask: Tensor) -> Tensor:
+        return self.body(self, self.enter(x), classes, mask)
+
+
+def scaled(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    x = x.clone()
+    x[m] = x[m] * 2 + 1
+    return x.square().mean()
+
+
+def joined(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    """As Qwen3-VL adds features of pictures to the words in whose places they are."""
+    x = x.clone()
+    pictures, others = (t >= 0) & (torch.arange(WORDS) % 2 == 0), x.tanh()[:, 1:4].reshape(-1, 8)
+    x[pictures, :] = x[pictures, :] + others
+    return x.square().mean()
+
+
+def infinite(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    """Rows that are left out are infinite, or no numbers; those that are picked are not."""
+    broken = torch.where(m[..., None], x, torch.inf) - torch.where(m[..., None], 0.0, torch.inf)
+    ratio = (broken[m].abs() + 1).log() / (x[m] * x[m] + 0.5).sqrt()
+    return ratio.mean() + (x.abs() + 2 * m[..., None])[m].rsqrt().sum()
+
+
+def accuracy(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    chosen = s.classify(x[m])
+    right = (chosen.argmax(-1) == t[m]).float().mean()
+    return F.cross_entropy(chosen, t[m]) * (1 + right.to(x.dtype))
+
+
+def of_each_class(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    return sum(x[t == k].mean(0).square().sum() for k in range(1, 3)) + x[(t > 0) & m].mean()
+
+
+def own_loss(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    picked = s.classify(s.drop(F.gelu(s.norm(x[m])))).log_softmax(-1)
+    loss = -picked.gather(-1, t[m].unsqueeze(-1)).squeeze(-1)
+    return loss.sum() / max(len(loss), 1) + (picked[:, 0] * picked[..., 1:3].sum(-1)).sum() / picked.numel()
+
+
+def ignored(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    weight = torch.arange(1.0, 1 + CLASSES).to(x)
+    seen = t != 2
+    loss = F.cross_entropy(s.classify(x)[seen], t[seen], weight, ignore_index=1, label_smoothing=0.1)
+    return loss + F.nll_loss(s.classify(x)[seen].log_softmax(1), t[seen], reduction="none").square().mean()
+
+
+BODIES: dict[str, Body] = {
+    "mean": lambda s, x, t, m: x[m].mean(),
+    "sum of squares": lambda s, x, t, m: x[m].pow(2).sum() / m.sum(),
+    "sum over how many": lambda s, x, t, m: (x[m] ** 2).sum() / x[m].shape[0],
+    "cross-entropy": lambda s, x, t, m: F.cross_entropy(s.classify(x)[m], t[m]),
+    "cross-entropy of some words": lambda s, x, t, m: nn.CrossEntropyLoss()(
+        s.classify(s.norm(x[m])).view(-1, CLASSES), t[m].view(-1)
+    ),
+    "losses of words": lambda s, x, t, m: F.cross_entropy(s.classify(x).flatten(0, 1), t.flatten(), reduction="none")[
+        m.flatten()
+    ].mean(),
+    "masks made twice": lambda s, x, t, m: F.cross_entropy(s.classify(x)[t > 2], t[t > 2]),
+    "places of a mask": lambda s, x, t, m: F.cross_entropy(s.classify(x)[torch.where(m)], t[torch.where(m)]),
+    "places of rows": lambda s, x, t, m: x.view(-1, 8)[m.view(-1).nonzero().squeeze(1)].square().mean(),
+    "distances": lambda s, x, t, m: (
+        F.mse_loss(x[m], x.tanh()[m]) + F.smooth_l1_loss(x[m], s.table(t[m]), reduction="sum")
+    ),
+    "yes or no": lambda s, x, t, m: F.binary_cross_entropy_with_logits(x[..., 0][m], t[m].to(x.dtype) / 5),
+    "elements": lambda s, x, t, m: x.masked_select(m[..., None]).mean() + x[x > 0].sum(),
+    "rows of the batch": lambda s, x, t, m: x[m[:, 0]].square().mean(),
+    "scaled": scaled,
+    "joined": joined,
+    "infinite": infinite,
+    "accuracy": accuracy,
+    "of each class": of_each_class,
+    "own loss": own_loss,
+    "ignored": ignored,
+}
+
+
+def _example(body: Body) -> tuple[nn.Module, tuple[Tensor, Tensor, Tensor]]:
+    torch.manual_seed(0)
+    mask = torch.arange(ROWS * WORDS).view(ROWS, WORDS) % 5 < 2
+    mask[0, 1], mask[-1, -2:] = True, True
+    assert mask.sum() == 12 and len(set(mask.sum(1).tolist())) > 1
+    classes = torch.arange(ROWS * WORDS).view(ROWS, WORDS) * 7 % 11 % CLASSES
+    return Around(body).double(), (torch.randn(ROWS, WORDS, 8, dtype=torch.float64), classes, mask)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_what_is_computed_of_picked_rows(name: str) -> None:
+    model, args = _example(BODIES[name])
+    plan = autoshard.plan(model, args, mesh="a=2", hardware="cpu-gloo", constraints=["baseline ddp"])
+    for each in (plan, *islice(random_plans(capture(model, args), Mesh.parse("a=2,b=2"), 0, model, args, {}), 2)):
+        check_as_before(model, args, each, rtol=1e-8, atol=1e-10)
+    check_as_before(model, (args[0], args[1], args[2].flip(0, 1)), plan, rtol=1e-8, atol=1e-10)
+
+
+def written_twice(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    first = x[m]
+    m &= t > 1
+    return F.mse_loss(first, x[m])
+
+
+REFUSED: dict[str, Body] = {
+    "rows of another mask": lambda s, x, t, m: (x[m] * x[~m][:1]).mean(),
+    "a mask that is written into": written_twice,
+    "the largest": lambda s, x, t, m: x[m].max(),
+    "in order": lambda s, x, t, m: x[m].sort(0)[0].mean(),
+    "products of rows": lambda s, x, t, m: (x[m] @ x[m].t()).mean(),
+    "the first": lambda s, x, t, m: x[m][0].mean(),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_reads_picked_rows_in_another_way_is_refused(name: str) -> None:
+    with pytest.raises(CaptureError, match=r"depends on numbers|unknown while planning|writes into"):
+        capture(*_example(REFUSED[name]))
