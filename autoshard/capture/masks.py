@@ -53,16 +53,31 @@ def mask_of(index: Any) -> fx.Node | None:
         return _node(given[0])
     if not given or not all(isinstance(each, fx.Node) and each.args for each in given):
         return None
-    places = given[0].args[0]
+    mask, dims = placed_by(given[0]), [dim for _, dim in map(_place, given)]
+    is_all = (
+        mask is not None and dims == list(range(len(shape_of(mask)))) and len({at for at, _ in map(_place, given)}) == 1
+    )
+    return mask if is_all else None
+
+
+def placed_by(node: Any) -> fx.Node | None:
+    """The mask whose places a node gives in one of its dims: of ``torch.where(mask)``, of ``mask.nonzero()``."""
+    places, _ = _place(node)
+    return None if places is None else _node(places.args[0])
+
+
+def _place(node: Any) -> tuple[fx.Node | None, int]:
+    """The call that gives the places of a mask, and of which dim of the mask a node gives them."""
+    places = node.args[0] if isinstance(node, fx.Node) and node.args else None
     if not isinstance(places, fx.Node) or not places.args or not _is_mask(places.args[0]):
-        return None
-    mask, name = _node(places.args[0]), name_of(places)
-    dims = len(shape_of(mask))
+        return None, 0
+    name = name_of(places)
     if (name == "where" and len(places.args) == 1) or (name == "nonzero" and places.kwargs.get("as_tuple")):
-        wanted = [(operator.getitem, (places, dim)) for dim in range(dims)]
-        return mask if [(each.target, each.args) for each in given] == wanted else None
-    is_column = len(shape_of(given[0])) == 1 and name_of(given[0]) in ("squeeze", "flatten")
-    return mask if dims == len(given) == 1 and name == "nonzero" and not places.kwargs and is_column else None
+        dim = node.args[1] if node.target is operator.getitem else None
+        return (places, dim) if isinstance(dim, int) else (None, 0)
+    is_column = len(shape_of(node)) == 1 and name_of(node) in ("squeeze", "flatten")
+    is_one = is_column and name == "nonzero" and not places.kwargs and len(shape_of(places.args[0])) == 1
+    return (places if is_one else None), 0
 
 
 def _is_mask(index: object) -> bool:

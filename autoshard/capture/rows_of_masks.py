@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, fx
 
 from .examples import example, note, shape_of, tensor_of
-from .masks import mask_of, name_of, same, written_into
+from .masks import mask_of, name_of, placed_by, same, written_into
+from .static_shapes import is_unknown
 
 _POINTWISE = frozenset(
     "add sub mul neg abs pow square exp expm1 tanh sigmoid relu gelu silu elu leaky_relu softplus sin cos erf sign "
@@ -95,13 +96,15 @@ class _Rewriting:
                 self._replaced.add(node)
         read: set[fx.Node] = set()
         for node in reversed(before):
-            if not node.users and (node in self._rows or node in self._replaced or node in read):
+            if not node.users and (node in self._replaced or node in read or is_unknown(example(node))):
                 read.update(given for given in node.all_input_nodes if given.op not in ("placeholder", "get_attr"))
                 self._graph.erase_node(node)
 
     def _made(self, node: fx.Node) -> _Rows | fx.Node | None:
         """What stands for a node: rows, or a node that gives what it does; None where nothing does."""
         name, read = name_of(node), [self._rows[given] for given in node.all_input_nodes if given in self._rows]
+        if not read and name in ("sym_size", "size") and node.args[1:] == (0,) and (mask := placed_by(node.args[0])):
+            return self._counted(mask)
         if not read:
             return self._of_counts(node) if self._counts.intersection(node.all_input_nodes) else self._picked(node)
         rows = read[0]
@@ -132,8 +135,7 @@ class _Rewriting:
 
     def _picked(self, node: fx.Node) -> _Rows | None:
         """Rows that a node picks by a mask, if how many is unknown."""
-        is_known = all(isinstance(length, int) for length in shape_of(node))
-        if is_known or name_of(node) not in ("getitem", "masked_select") or len(node.args) != 2:
+        if not is_unknown(example(node)) or name_of(node) not in ("getitem", "masked_select") or len(node.args) != 2:
             return None
         x, index = node.args
         mask: Any = mask_of(index)

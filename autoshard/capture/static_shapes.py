@@ -59,7 +59,7 @@ def refuse_shapes_by_numbers(model: nn.Module, module: GraphModule) -> None:
     for graph in (inner.graph for inner in module.modules() if isinstance(inner, GraphModule)):
         for node in graph.nodes:
             value = example(node)
-            if _is_unknown(value):
+            if is_unknown(value):
                 where = lines_in(node.meta.get("stack_trace") or "")
                 why = _of_number() if _is_number(value) else _of_shape(_operation(node))
                 raise ByNumbersError(f"{type(model).__name__} cannot be captured as one graph{at(where)}: {why}")
@@ -88,9 +88,10 @@ def _of_shape(operation: str) -> str:
     return f"the shape of what {operation} gives depends on numbers in a tensor, {_UNKNOWN}. {remedy}"
 
 
-def _is_unknown(value: Any) -> bool:
+def is_unknown(value: Any) -> bool:
+    """Whether what a node gives is of a shape, or a number, that only a step would know."""
     if isinstance(value, (tuple, list)):
-        return any(map(_is_unknown, value))
+        return any(map(is_unknown, value))
     if isinstance(value, torch.Tensor):
         return not all(isinstance(length, int) for length in value.shape)
     return _is_number(value)
