@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 _KEY = "example_value"
+_PLACE = ("stack_trace", "nn_module_stack", "source_fn_stack")
 
 
 def example(node: object) -> Any:
@@ -31,3 +32,8 @@ def note(node: fx.Node, value: Any) -> fx.Node:
     """Says what a new node gives; the node itself."""
     node.meta[_KEY] = value
     return node
+
+
+def place_of(node: fx.Node) -> dict[str, Any]:
+    """What is noted of where a node stands in the model."""
+    return {key: node.meta[key] for key in _PLACE if key in node.meta}

@@ -8,6 +8,7 @@ written into the graph, as later stages know shapes alone.
 from __future__ import annotations
 
 import operator
+from collections import deque
 from typing import Any
 
 import torch
@@ -54,34 +55,36 @@ def write_down_what_is_known(graph: fx.Graph) -> None:
 
 
 class _Known:
-    """What nodes of a graph give that are made of numbers in it alone."""
+    """What nodes of a graph give that are made of numbers in it alone, on the CPU."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        self._found: dict[fx.Node, Any] = {}
+        self._known: dict[fx.Node, Any] = {}
+        self._waiting = deque[fx.Node]()
+        could_be = set[fx.Node]()
+        for node in graph.nodes:
+            if _is_small(node) and (_makes_the_same(node) if node.op == "call_function" else node.op == "get_attr"):
+                if could_be.issuperset(node.all_input_nodes):
+                    could_be.add(node)
+                    self._waiting.append(node)
+        self._could_be = could_be
 
     def of(self, node: fx.Node) -> Any:
-        """What a node gives in every step, a tensor on the CPU; None where that is not known."""
-        if node not in self._found:
-            self._found[node] = self._run(node)
-        return self._found[node]
+        """What a node gives in every step; None where that is not known."""
+        while node in self._could_be and node not in self._known and self._waiting:
+            self._run(self._waiting.popleft())
+        return self._known.get(node)
 
-    def _run(self, node: fx.Node) -> Any:
-        op: Any = node.target
+    def _run(self, node: fx.Node) -> None:
         if node.op == "get_attr":
-            value = getattr(self._graph.owning_module, op)
-            return value if isinstance(value, Tensor) else None
-        if node.op != "call_function" or not (node.all_input_nodes or op in MADE_OF_NOTHING):
-            return None
-        if op is not operator.getitem and (op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags):
-            return None
-        if any(self.of(given) is None for given in node.all_input_nodes):
-            return None
-        args, kwargs = fx.map_arg((node.args, node.kwargs), self.of)
-        if "device" in kwargs:
-            kwargs = {**kwargs, "device": torch.device("cpu")}
-        made = op(*args, **kwargs)
-        return made if not isinstance(made, Tensor) or made.numel() <= LARGEST else None
+            value = getattr(self._graph.owning_module, str(node.target))
+            self._known[node] = value if isinstance(value, Tensor) else None
+        elif all(self._known.get(given) is not None for given in node.all_input_nodes):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.get)
+            if "device" in kwargs:
+                kwargs = {**kwargs, "device": torch.device("cpu")}
+            op: Any = node.target
+            self._known[node] = op(*args, **kwargs)
 
     def places(self, index: fx.Node | None) -> list[fx.Node | None]:
         """The numbers, a tensor for each dim, that pick what an index picks."""
@@ -94,10 +97,24 @@ class _Known:
     def written(self, node: fx.Node, numbers: Tensor) -> fx.Node:
         """A node that holds numbers, in front of another one."""
         module: Any = self._graph.owning_module
-        name = f"_known_{len(self._found)}"
+        name = f"_known_{len(self._known)}"
         module.register_buffer(name, numbers.detach().clone())
         with self._graph.inserting_before(node):
             made = self._graph.get_attr(name)
         made.meta |= {**node.meta, "val": getattr(module, name)}
-        self._found[made] = numbers
+        self._known[made] = numbers
         return made
+
+
+def _is_small(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return not isinstance(value, Tensor) or value.numel() <= LARGEST
+
+
+def _makes_the_same(node: fx.Node) -> bool:
+    """Whether a call makes the same of the same, and reads numbers or none."""
+    op: Any = node.target
+    if op is operator.getitem or not isinstance(op, torch._ops.OpOverload):
+        return op is operator.getitem
+    is_random = op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags
+    return not is_random and (bool(node.all_input_nodes) or op in MADE_OF_NOTHING)

@@ -11,6 +11,8 @@ from torch import fx
 from .examples import shape_of, tensor_of
 
 _WRITING = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior"})
+MOST_CALLS = 8
+"""So many calls make a mask at most that is found to be the same as another one."""
 _OF_PYTHON = frozenset({"and_", "or_", "not_", "is_"})
 
 
@@ -30,18 +32,26 @@ def written_into(graph: fx.Graph) -> frozenset[Any]:
     return frozenset(node.args[0] for node in graph.nodes if node.args and writes(node))
 
 
-def same(a: fx.Node, b: fx.Node, written: frozenset[Any]) -> bool:
-    """Whether two nodes give the same: one node, or calls alike of what nothing writes into."""
+def same(a: fx.Node, b: fx.Node, written: frozenset[Any], calls: int = MOST_CALLS) -> bool:
+    """Whether two nodes give the same: one node, or so many calls alike, at most, of what nothing writes into."""
     if a is b:
         return True
-    if a.op not in ("call_function", "call_method") or (a.op, a.target) != (b.op, b.target) or {a, b} & written:
+    if (
+        not calls
+        or a.op not in ("call_function", "call_method")
+        or (a.op, a.target) != (b.op, b.target)
+        or {a, b} & written
+    ):
         return False
     pairs = [*zip(a.args, b.args), *((a.kwargs[key], b.kwargs.get(key)) for key in a.kwargs)]
     if len(a.args) != len(b.args) or a.kwargs.keys() != b.kwargs.keys():
         return False
     if written.intersection(a.all_input_nodes):
         return False
-    return all(same(x, y, written) if isinstance(x, fx.Node) and isinstance(y, fx.Node) else x == y for x, y in pairs)
+    return all(
+        same(x, y, written, calls - 1) if isinstance(x, fx.Node) and isinstance(y, fx.Node) else x == y
+        for x, y in pairs
+    )
 
 
 def mask_of(index: Any) -> fx.Node | None:

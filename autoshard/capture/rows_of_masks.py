@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .examples import example, note, shape_of, tensor_of
+from .examples import example, note, place_of, shape_of, tensor_of
 from .masks import mask_of, name_of, placed_by, same, written_into
 from .static_shapes import is_unknown
 
@@ -80,6 +80,7 @@ class _Rewriting:
         self._rows: dict[Any, _Rows] = {}
         self._counts = set[Any]()
         self._replaced = set[fx.Node]()
+        self._place: dict[str, Any] = {}
 
     def run(self) -> None:
         """Rewrites what can be, and erases what nothing reads any more."""
@@ -87,6 +88,7 @@ class _Rewriting:
         for node in before:
             if node.op not in ("call_function", "call_method"):
                 continue
+            self._place = place_of(node)
             with self._graph.inserting_before(node):
                 made = self._made(node)
             if isinstance(made, _Rows):
@@ -300,6 +302,7 @@ class _Rewriting:
         args, kwargs = fx.map_arg((made.args, made.kwargs), example)
         function: Any = getattr(type(args[0]), made.target) if isinstance(made.target, str) else made.target
         fakes: list[Any] = [value for value in map(tensor_of, made.all_input_nodes) if value is not None]
+        made.meta |= self._place
         with fakes[0].fake_mode:
             return note(made, function(*args, **kwargs))
 
