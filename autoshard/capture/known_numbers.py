@@ -88,9 +88,8 @@ class _Known:
 
     def places(self, index: fx.Node | None) -> list[fx.Node | None]:
         """The numbers, a tensor for each dim, that pick what an index picks."""
-        is_mask = index is not None and index.meta["val"].dtype is torch.bool
-        mask = self.of(index) if index is not None and is_mask else None
-        if index is None or mask is None:
+        mask = None if index is None else self.of(index)
+        if index is None or not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
             return [index]
         return [self.written(index, numbers) for numbers in mask.nonzero().unbind(1)]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -13,6 +15,10 @@ from .examples import shape_of, tensor_of
 _WRITING = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior"})
 MOST_CALLS = 8
 """So many calls make a mask at most that is found to be the same as another one."""
+_VIEWS = frozenset(
+    "view reshape flatten unflatten squeeze unsqueeze transpose t permute getitem expand expand_as contiguous detach "
+    "select narrow chunk split unbind view_as reshape_as movedim swapaxes swapdims to type_as bool".split()
+)
 _OF_PYTHON = frozenset({"and_", "or_", "not_", "is_"})
 
 
@@ -22,32 +28,34 @@ def name_of(node: fx.Node) -> str:
     return str(name).partition(".")[0]
 
 
-def written_into(graph: fx.Graph) -> frozenset[Any]:
-    """The nodes whose tensors others write into."""
+def written_into(graph: fx.Graph) -> Counter[Any]:
+    """How often the memory of nodes is written into, by the node that made it."""
 
     def writes(node: fx.Node) -> bool:
         name = name_of(node)
         return name in _WRITING or (name.endswith("_") and not name.endswith("__") and name not in _OF_PYTHON)
 
-    return frozenset(node.args[0] for node in graph.nodes if node.args and writes(node))
+    return Counter(memory_of(node.args[0]) for node in graph.nodes if node.args and writes(node))
 
 
-def same(a: fx.Node, b: fx.Node, written: frozenset[Any], calls: int = MOST_CALLS) -> bool:
+def memory_of(node: Any) -> Any:
+    """The node that made the memory in which the tensor of a node lies, as far as views go back."""
+    while isinstance(node, fx.Node) and name_of(node) in _VIEWS and node.args:
+        node = node.args[0]
+    return node
+
+
+def same(a: fx.Node, b: fx.Node, written: Collection[Any], calls: int = MOST_CALLS) -> bool:
     """Whether two nodes give the same: one node, or so many calls alike, at most, of what nothing writes into."""
     if a is b:
         return True
-    if (
-        not calls
-        or a.op not in ("call_function", "call_method")
-        or (a.op, a.target) != (b.op, b.target)
-        or {a, b} & written
-    ):
+    if not calls or a.op not in ("call_function", "call_method") or (a.op, a.target) != (b.op, b.target):
         return False
-    pairs = [*zip(a.args, b.args), *((a.kwargs[key], b.kwargs.get(key)) for key in a.kwargs)]
     if len(a.args) != len(b.args) or a.kwargs.keys() != b.kwargs.keys():
         return False
-    if written.intersection(a.all_input_nodes):
+    if any(memory_of(node) in written for node in (a, b, *a.all_input_nodes)):
         return False
+    pairs = [*zip(a.args, b.args), *((a.kwargs[key], b.kwargs[key]) for key in a.kwargs)]
     return all(
         same(x, y, written, calls - 1) if isinstance(x, fx.Node) and isinstance(y, fx.Node) else x == y
         for x, y in pairs

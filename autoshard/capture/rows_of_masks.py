@@ -6,7 +6,9 @@ of each row by itself is computed of all rows, and where they become one (a sum,
 A row that is left out holds zeros from the beginning, and ones where an operator is infinite at zero, so that nothing
 infinite meets its gradient, which is zero.
 
-Operators that read picked rows in another way stay as they are, and :mod:`.static_shapes` refuses the forward.
+A number that Python takes out of a tensor (``mask.sum().item()``, ``len(x[mask])``) is that tensor, where it is only
+computed with. What reads picked rows, or such numbers, in another way stays as it is, and :mod:`.static_shapes` refuses
+the forward.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor, fx
 
 from .examples import example, note, place_of, shape_of, tensor_of
-from .masks import mask_of, name_of, placed_by, same, written_into
+from .masks import mask_of, memory_of, name_of, placed_by, same, written_into
 from .static_shapes import is_unknown
 
 _POINTWISE = frozenset(
@@ -46,8 +48,10 @@ _BY_CLASS = frozenset({"cross_entropy", "nll_loss"})
 """Losses of the class of each row: of scores, classes, weight, size_average, ignore_index, reduce and reduction."""
 _IGNORED = -100
 """The class that they ignore where none is said. Source: torch.nn.functional.cross_entropy."""
-_OF_COUNTS = {operator.add, operator.sub, operator.mul, operator.truediv}
-_LARGEST = {torch.sym_max, max}
+_OF_NUMBERS = frozenset("add sub mul truediv neg sym_max sym_min sym_float".split())
+"""What Python computes of numbers, by name."""
+_HALF = (torch.float16, torch.bfloat16)
+_OF_BOUNDS = {"sym_max": torch.maximum, "sym_min": torch.minimum}
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class _Rewriting:
         self._graph = graph
         self._written = written_into(graph)
         self._rows: dict[Any, _Rows] = {}
-        self._counts = set[Any]()
+        self._numbers: dict[Any, fx.Node] = {}
         self._replaced = set[fx.Node]()
         self._place: dict[str, Any] = {}
 
@@ -98,17 +102,16 @@ class _Rewriting:
                 self._replaced.add(node)
         read: set[fx.Node] = set()
         for node in reversed(before):
-            if not node.users and (node in self._replaced or node in read or is_unknown(example(node))):
+            is_left = node in self._replaced or node in read or is_unknown(example(node))
+            if not node.users and is_left and node.op not in ("placeholder", "output"):
                 read.update(given for given in node.all_input_nodes if given.op not in ("placeholder", "get_attr"))
                 self._graph.erase_node(node)
 
     def _made(self, node: fx.Node) -> _Rows | fx.Node | None:
         """What stands for a node: rows, or a node that gives what it does; None where nothing does."""
         name, read = name_of(node), [self._rows[given] for given in node.all_input_nodes if given in self._rows]
-        if not read and name in ("sym_size", "size") and node.args[1:] == (0,) and (mask := placed_by(node.args[0])):
-            return self._counted(mask)
         if not read:
-            return self._of_counts(node) if self._counts.intersection(node.all_input_nodes) else self._picked(node)
+            return self._of_numbers(node, name) or self._picked(node)
         rows = read[0]
         if not all(same(each.mask, rows.mask, self._written) for each in read):
             return None
@@ -117,7 +120,8 @@ class _Rewriting:
         if node.target is operator.getitem:
             return self._part(node, rows)
         if name in ("sym_size", "size") and node.args[1:] == (0,):
-            return self._counted(rows.mask)
+            self._numbers[node] = self._call(torch.sum, rows.mask)
+            return None
         if name in _BY_CLASS:
             return self._loss_by_class(node, rows.mask)
         if name in _LOSSES:
@@ -141,7 +145,7 @@ class _Rewriting:
             return None
         x, index = node.args
         mask: Any = mask_of(index)
-        if mask is None or tensor_of(x) is None:
+        if mask is None or tensor_of(x) is None or memory_of(mask) in self._written:
             return None
         if name_of(node) == "masked_select":
             if shape_of(x) != torch.broadcast_shapes(shape_of(x), shape_of(mask)):
@@ -167,7 +171,7 @@ class _Rewriting:
         mask = next(self._rows[given].mask for given in node.all_input_nodes if given in self._rows)
 
         def whole(given: fx.Node) -> fx.Node:
-            return change(self._rows[given]).whole if given in self._rows else given
+            return change(self._rows[given]).whole if given in self._rows else self._number(given, node)
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), whole)
         return _Rows(self._again(node, args, kwargs), mask)
@@ -176,9 +180,13 @@ class _Rewriting:
         dims = len(read[0].rest)
         if any(len(each.rest) != dims for each in read) or node.kwargs.get("inplace"):
             return None
-        others = [given for given in node.all_input_nodes if given not in self._rows]
+        others = [given for given in node.all_input_nodes if given not in self._rows and given not in self._numbers]
         if not all(_is_for_each(given, dims) for given in others):
-            return self._with_others(read[0], others) if name == "add" and len(node.args) == 2 else None
+            return (
+                self._with_others(read[0], others)
+                if name == "add" and len(node.args) == 2 and not node.kwargs
+                else None
+            )
         return self._of_each(node, (lambda rows: self._left_out(rows, 1)) if name in _AT_ONE else lambda rows: rows)
 
     def _with_others(self, rows: _Rows, others: Sequence[fx.Node]) -> _Rows | None:
@@ -194,7 +202,10 @@ class _Rewriting:
         """Operators along the last dim of each row, or that put one behind or take one away there."""
         at, dims, is_new = _ALONG_DIM[name], len(read[0].rest), name == "unsqueeze"
         dim = node.args[at] if len(node.args) > at else node.kwargs.get("dim")
+        dim = dim[0] if isinstance(dim, (list, tuple)) and len(dim) == 1 else dim
         if node.args[0] not in self._rows or dim not in (-1, dims + is_new) or not (dims or is_new):
+            return None
+        if not all(given in self._rows for given in node.all_input_nodes):
             return None
         if len(read) > 1 and (name != "gather" or len(read[1].rest) != dims):
             return None
@@ -216,31 +227,65 @@ class _Rewriting:
     def _reduced(self, rows: _Rows, name: str, is_of_all: bool = True) -> fx.Node:
         """The sum or the mean of rows: of each feature, or of all of them."""
         dims = tuple(range(rows.lead + (len(rows.rest) if is_of_all else 0)))
-        total = self._call(torch.sum, self._left_out(rows, 0).whole, dims)
+        whole = self._left_out(rows, 0).whole
         if name == "sum":
-            return total
-        each = math.prod(rows.rest) if is_of_all else 1
-        return self._call(torch.div, total, self._call(torch.mul, self._call(torch.sum, rows.mask), each))
+            return self._call(torch.sum, whole, dims)
+        value, each = tensor_of(whole), math.prod(rows.rest) if is_of_all else 1
+        assert value is not None
+        total = self._call(torch.sum, whole, dims, dtype=torch.float32 if value.dtype in _HALF else value.dtype)
+        count = self._call(torch.mul, self._call(torch.sum, rows.mask), each)
+        return self._call("to", self._call(torch.div, total, count), value.dtype)
 
-    def _counted(self, mask: fx.Node) -> fx.Node:
-        """How many rows a mask picks, in the place of a number of Python's."""
-        count = self._call(torch.sum, mask)
-        self._counts.add(count)
-        return count
+    def _of_numbers(self, node: fx.Node, name: str) -> fx.Node | None:
+        """What is computed of numbers that Python takes out of tensors, or of how many rows there are: of tensors of no
+        dims, float64 where Python has a float. Of numbers alone it is noted, as nothing else may read it so.
+        """
+        value = example(node)
+        if name == "item" and isinstance(value, torch.SymInt | torch.SymFloat) and tensor_of(_first(node)) is not None:
+            taken = self._call("reshape", self._call("clone", self._call("detach", node.args[0])), ())
+            self._numbers[node] = self._call("double", taken) if isinstance(value, torch.SymFloat) else taken
+        elif name in ("sym_size", "size") and node.args[1:] == (0,) and (mask := placed_by(node.args[0])):
+            self._numbers[node] = self._call(torch.sum, mask)
+        elif not self._numbers.keys().isdisjoint(node.all_input_nodes):
+            if isinstance(value, torch.SymInt | torch.SymFloat) and name in _OF_NUMBERS:
+                self._numbers[node] = self._arithmetic(node, name, isinstance(value, torch.SymFloat))
+            elif isinstance(value, Tensor) and name in _POINTWISE and not is_unknown(value):
+                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda given: self._number(given, node))
+                if value.dtype not in _HALF:
+                    return self._again(node, args, kwargs)
+                args, kwargs = fx.map_arg((args, kwargs), self._precise)
+                return self._call("to", self._again(node, args, kwargs), value.dtype)
+        return None
 
-    def _of_counts(self, node: fx.Node) -> fx.Node | None:
-        """What Python computes of how many rows there are; None where that is something else."""
-        if isinstance(example(node), Tensor) or len(node.args) != 2 or node.target not in _OF_COUNTS | _LARGEST:
-            return None
-        count, number = sorted(node.args, key=lambda each: not isinstance(each, fx.Node))
-        if node.target not in _LARGEST:
-            made = self._call(node.target, *node.args)
-        elif isinstance(number, (int, float)):
-            made = self._call(torch.clamp_min, count, number)
-        else:
-            return None
-        self._counts.add(made)
-        return made
+    def _precise(self, given: fx.Node) -> fx.Node:
+        """A tensor in float32 where it is of half precision, which holds no number of Python's."""
+        value = tensor_of(given)
+        return self._call("float", given) if value is not None and value.dtype in _HALF else given
+
+    def _arithmetic(self, node: fx.Node, name: str, is_float: bool) -> fx.Node:
+        args = fx.map_arg(node.args, lambda given: self._numbers.get(given, given))
+        if is_float:
+            args = tuple(self._call("double", each) if isinstance(each, fx.Node) else each for each in args)
+        if name == "sym_float":
+            return _node(args[0])
+        if name in _OF_BOUNDS:
+            args = tuple(each if isinstance(each, fx.Node) else self._full(each, args) for each in args)
+        return self._call(_OF_BOUNDS.get(name, node.target), *args)
+
+    def _full(self, number: Any, args: Sequence[Any]) -> fx.Node:
+        """A number of Python's, as the tensor that stands beside it."""
+        beside = next(each for each in args if isinstance(each, fx.Node))
+        return self._call(torch.full_like, beside, number)
+
+    def _number(self, given: fx.Node, node: fx.Node) -> fx.Node:
+        """What a node reads, where that is a number of Python's as a tensor that makes of the others what it would."""
+        if given not in self._numbers:
+            return given
+        number, value, made = self._numbers[given], tensor_of(self._numbers[given]), tensor_of(node)
+        assert value is not None
+        if made is None or not (made.is_floating_point() and value.is_floating_point()):
+            return number
+        return self._call("to", number, torch.float32 if made.dtype in _HALF else made.dtype)
 
     def _loss(self, node: fx.Node, rows: _Rows) -> _Rows | fx.Node | None:
         kind: Any = node.kwargs.get("reduction", "mean")
@@ -280,10 +325,12 @@ class _Rewriting:
     def _put_back(self, node: fx.Node) -> fx.Node | None:
         """What is computed of rows, written into their places."""
         x, index, value = node.args
-        mask = mask_of(index)
-        if value not in self._rows or mask is None or not same(mask, self._rows[value].mask, self._written - {x}):
+        mask, once = mask_of(index), {memory_of(x)} if self._written[memory_of(x)] == 1 else set()
+        if value not in self._rows or mask is None:
             return None
         rows = self._rows[value]
+        if not same(mask, rows.mask, self._written.keys() - once):
+            return None
         if shape_of(rows.whole) != shape_of(x):
             return None
         new = self._call(torch.where, self._beside(rows), self._call("type_as", rows.whole, x), x)
@@ -325,6 +372,10 @@ def _drops(node: fx.Node) -> bool:
     """Whether a dropout leaves anything out."""
     given = dict(zip(("input", "p", "training", "inplace"), node.args)) | node.kwargs
     return bool(given.get("p", 0.5)) and bool(given.get("training", True))
+
+
+def _first(node: fx.Node) -> Any:
+    return node.args[0] if node.args else None
 
 
 def _node(value: object) -> fx.Node:

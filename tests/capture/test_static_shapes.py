@@ -120,7 +120,7 @@ def test_a_shape_that_depends_on_numbers_is_refused(body: Any) -> None:
 
 
 def factor(x: Tensor, n: Tensor) -> Tensor:
-    return x * x.sum().item()  # culprit
+    return x * 2 ** x.sum().item()  # culprit
 
 
 def length(x: Tensor, n: Tensor) -> Tensor:

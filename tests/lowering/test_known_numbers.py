@@ -98,7 +98,7 @@ def test_a_forward_may_go_by_numbers_that_stand_in_it(function: Callable[[Tensor
     tags = {tag for node in graph.nodes if node.op for tag in node.op.tags}
     assert torch.Tag.data_dependent_output not in tags
     plan = autoshard.plan(model, args, mesh="a=2", hardware="cpu-gloo", constraints=["baseline ddp"])
-    for each in (plan, *islice(random_plans(graph, Mesh.parse("a=2,b=2"), 0, model, args, {}), 2)):
+    for each in (plan, *islice(random_plans(graph, Mesh.parse("a=2,b=2"), 0, model, args, {}), 1)):
         check_as_before(model, args, each, rtol=1e-8, atol=1e-10)
 
 
