@@ -123,15 +123,7 @@ def trace(
 
 
 def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guarded: bool) -> Trace:
-    with (
-        faker.fake_module(model),
-        marking(),
-        _same_modes(),
-        _unvalidated(),
-        _said_once(),
-        _constants_known(),
-        ExitStack() as stack,
-    ):
+    with _traceable(model, faker), ExitStack() as stack:
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         forward = forward_of(model, fake_args, fake_kwargs)
         fake_args, fake_kwargs = tree_map(_known_to_aot, (fake_args, fake_kwargs))
@@ -185,15 +177,7 @@ def run_on_fakes(
     """
     # a module of the model's may keep tensors of a call that was made before, in a cache of a function
     faker = _Faker(FakeTensorMode(allow_non_fake_inputs=True), dtype)
-    with (
-        faker.fake_module(model),
-        marking(),
-        _same_modes(),
-        _unvalidated(),
-        _said_once(),
-        _constants_known(),
-        _silent(),
-    ):
+    with _traceable(model, faker), _silent():
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0]), FakeResults(faker.mode)):
             return model(*fake_args, **fake_kwargs)
@@ -375,6 +359,13 @@ def _known_to_aot(leaf: Any) -> Any:
     number) are constants of the graph already.
     """
     return leaf if isinstance(leaf, torch.Tensor | int | float | str | None) else None
+
+
+@contextmanager
+def _traceable(model: nn.Module, faker: _Faker) -> Iterator[None]:
+    """Has a model run on tensors without memory, and look at no numbers that it need not look at."""
+    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once(), _constants_known():
+        yield
 
 
 @contextmanager
