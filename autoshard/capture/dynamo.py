@@ -49,7 +49,7 @@ from torch.utils._pytree import SUPPORTED_NODES, TreeSpec, tree_structure
 from ..errors import CaptureError
 from .arguments import same_constant
 from .autocast import check_autocast_within
-from .examples import example
+from .examples import example, name_of
 from .guards import MODEL_SOURCE, Guards, guards_of, readable
 from .lines import at, is_models_file, line_in, line_of, lines_in
 
@@ -444,13 +444,9 @@ def _as_if_finite(condition: Any) -> bool | None:
     given = [*reduction.args, *reduction.kwargs]
     if len(given) != 1 or not isinstance(given[0], FxNode):
         return None
-    told = _FINITE.get((_function(reduction), _function(given[0])))
+    told = _FINITE.get((name_of(reduction), name_of(given[0])))
     numbers = next((node.meta.get("example_value") for node in given[0].all_input_nodes), None)
     return None if numbers is None or numbers.dtype == torch.float16 else told
-
-
-def _function(node: FxNode) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 @contextmanager

@@ -37,3 +37,9 @@ def note(node: fx.Node, value: Any) -> fx.Node:
 def place_of(node: fx.Node) -> dict[str, Any]:
     """What is noted of where a node stands in the model."""
     return {key: node.meta[key] for key in _PLACE if key in node.meta}
+
+
+def name_of(node: fx.Node) -> str:
+    """What a node calls, whether as a function, as a method, or by an operator of Python's."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return str(name).partition(".")[0]

@@ -10,22 +10,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from .examples import shape_of, tensor_of
+from .examples import name_of, shape_of, tensor_of
 
 _WRITING = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior"})
-MOST_CALLS = 8
+_MOST_CALLS = 8
 """So many calls make a mask at most that is found to be the same as another one."""
 _VIEWS = frozenset(
     "view reshape flatten unflatten squeeze unsqueeze transpose t permute getitem expand expand_as contiguous detach "
     "select narrow chunk split unbind view_as reshape_as movedim swapaxes swapdims to type_as bool".split()
 )
 _OF_PYTHON = frozenset({"and_", "or_", "not_", "is_"})
-
-
-def name_of(node: fx.Node) -> str:
-    """What a node calls, whether as a function, as a method, or by an operator of Python's."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return str(name).partition(".")[0]
 
 
 def written_into(graph: fx.Graph) -> Counter[Any]:
@@ -45,7 +39,7 @@ def memory_of(node: Any) -> Any:
     return node
 
 
-def same(a: fx.Node, b: fx.Node, written: Collection[Any], calls: int = MOST_CALLS) -> bool:
+def same(a: fx.Node, b: fx.Node, written: Collection[Any], calls: int = _MOST_CALLS) -> bool:
     """Whether two nodes give the same: one node, or so many calls alike, at most, of what nothing writes into."""
     if a is b:
         return True
@@ -67,8 +61,8 @@ def mask_of(index: Any) -> fx.Node | None:
     given = list(index) if isinstance(index, tuple) else [index]
     while given and (given[-1] is Ellipsis or given[-1] == slice(None)):
         given.pop()
-    if len(given) == 1 and _is_mask(given[0]):
-        return _node(given[0])
+    if len(given) == 1 and isinstance(given[0], fx.Node) and _is_mask(given[0]):
+        return given[0]
     if not given or not all(isinstance(each, fx.Node) and each.args for each in given):
         return None
     mask, dims = placed_by(given[0]), [dim for _, dim in map(_place, given)]
@@ -80,8 +74,8 @@ def mask_of(index: Any) -> fx.Node | None:
 
 def placed_by(node: Any) -> fx.Node | None:
     """The mask whose places a node gives in one of its dims: of ``torch.where(mask)``, of ``mask.nonzero()``."""
-    places, _ = _place(node)
-    return None if places is None else _node(places.args[0])
+    mask = places.args[0] if (places := _place(node)[0]) is not None else None
+    return mask if isinstance(mask, fx.Node) else None
 
 
 def _place(node: Any) -> tuple[fx.Node | None, int]:
@@ -101,8 +95,3 @@ def _place(node: Any) -> tuple[fx.Node | None, int]:
 def _is_mask(index: object) -> bool:
     value = tensor_of(index)
     return value is not None and value.dtype is torch.bool and value.dim() > 0
-
-
-def _node(value: object) -> fx.Node:
-    assert isinstance(value, fx.Node)
-    return value

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .examples import example, note, place_of, shape_of, tensor_of
-from .masks import mask_of, memory_of, name_of, placed_by, same, written_into
+from .examples import example, name_of, note, place_of, shape_of, tensor_of
+from .masks import mask_of, memory_of, placed_by, same, written_into
 from .static_shapes import is_unknown
 
 _POINTWISE = frozenset(
@@ -74,7 +74,8 @@ class _Rows:
 
 def compute_of_all_rows(graph: fx.Graph) -> None:
     """Rewrites a traced forward, as far as it reads rows that masks pick in such ways."""
-    _Rewriting(graph).run()
+    if any(is_unknown(example(node)) for node in graph.nodes):
+        _Rewriting(graph).run()
 
 
 class _Rewriting:
@@ -143,8 +144,8 @@ class _Rewriting:
         """Rows that a node picks by a mask, if how many is unknown."""
         if not is_unknown(example(node)) or name_of(node) not in ("getitem", "masked_select") or len(node.args) != 2:
             return None
-        x, index = node.args
-        mask: Any = mask_of(index)
+        x: Any = node.args[0]
+        mask = mask_of(node.args[1])
         if mask is None or tensor_of(x) is None or memory_of(mask) in self._written:
             return None
         if name_of(node) == "masked_select":
@@ -153,7 +154,7 @@ class _Rewriting:
             mask = self._call("expand", mask, tuple(shape_of(x)))
         if shape_of(x)[: len(shape_of(mask))] != shape_of(mask):
             return None
-        return self._left_out(_Rows(_node(x), mask), 0)
+        return self._left_out(_Rows(x, mask), 0)
 
     def _left_out(self, rows: _Rows, by: int) -> _Rows:
         """Rows with a number in those that are left out."""
@@ -245,7 +246,8 @@ class _Rewriting:
             taken = self._call("reshape", self._call("clone", self._call("detach", node.args[0])), ())
             self._numbers[node] = self._call("double", taken) if isinstance(value, torch.SymFloat) else taken
         elif name in ("sym_size", "size") and node.args[1:] == (0,) and (mask := placed_by(node.args[0])):
-            self._numbers[node] = self._call(torch.sum, mask)
+            if memory_of(mask) not in self._written:
+                self._numbers[node] = self._call(torch.sum, mask)
         elif not self._numbers.keys().isdisjoint(node.all_input_nodes):
             if isinstance(value, torch.SymInt | torch.SymFloat) and name in _OF_NUMBERS:
                 self._numbers[node] = self._arithmetic(node, name, isinstance(value, torch.SymFloat))
@@ -263,11 +265,12 @@ class _Rewriting:
         return self._call("float", given) if value is not None and value.dtype in _HALF else given
 
     def _arithmetic(self, node: fx.Node, name: str, is_float: bool) -> fx.Node:
-        args = fx.map_arg(node.args, lambda given: self._numbers.get(given, given))
+        args: Any = fx.map_arg(node.args, lambda given: self._numbers.get(given, given))
         if is_float:
             args = tuple(self._call("double", each) if isinstance(each, fx.Node) else each for each in args)
         if name == "sym_float":
-            return _node(args[0])
+            number: fx.Node = args[0]
+            return number
         if name in _OF_BOUNDS:
             args = tuple(each if isinstance(each, fx.Node) else self._full(each, args) for each in args)
         return self._call(_OF_BOUNDS.get(name, node.target), *args)
@@ -376,8 +379,3 @@ def _drops(node: fx.Node) -> bool:
 
 def _first(node: fx.Node) -> Any:
     return node.args[0] if node.args else None
-
-
-def _node(value: object) -> fx.Node:
-    assert isinstance(value, fx.Node)
-    return value

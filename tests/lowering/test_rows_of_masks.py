@@ -164,11 +164,19 @@ def written_between(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
     return x.mean()
 
 
+def counted_late(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    m = m.clone()
+    places = torch.where(m)
+    m[0] = False
+    return x.sum() / len(places[0])
+
+
 REFUSED: dict[str, Body] = {
     "rows of another mask": lambda s, x, t, m: (x[m] * x[~m][:1]).mean(),
     "a mask that is written into": written_twice,
     "a mask whose view is written into": written_as_it_is,
     "a mask of what is written into": written_between,
+    "how many a mask picked before it was written into": counted_late,
     "the largest": lambda s, x, t, m: x[m].max(),
     "in order": lambda s, x, t, m: x[m].sort(0)[0].mean(),
     "products of rows": lambda s, x, t, m: (x[m] @ x[m].t()).mean(),
