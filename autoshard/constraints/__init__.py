@@ -6,6 +6,7 @@ graph, and what it is made of do and are imported by name.
 
 from .file import Constraints, Given, gather_constraints
 from .values import (
+    CUT_OF_INPUTS,
     Alike,
     AxisScheme,
     CollectiveRule,
@@ -26,6 +27,7 @@ from .values import (
 )
 
 __all__ = [
+    "CUT_OF_INPUTS",
     "Alike",
     "AxisScheme",
     "CollectiveRule",

@@ -38,6 +38,11 @@ Under ``tp`` and ``sp``, projections whose columns the ranks cannot share are le
 than ranks (keys and values of grouped queries), and fused ones of unequal parts, in which no parameter can be cut. Each
 rank computes its columns, or all of them and takes its heads, whose gradients may be gathered.
 
+Under a scheme that cuts the batch, or the sequence, what mixes it in another way (a contrastive loss, features of
+neighbours, targets that the model shifts) is gathered for: what such an operator reads may be gathered, and what it
+makes cut again. Which operators these are the planner finds (:mod:`autoshard.planning.mixing`), and the constraint
+names them: ``family dp=ddp gathering /mm``. People gather the features of all ranks by hand.
+
 Under ``tp`` and ``sp``, what stands outside the layers (embedding, head, loss) is left to the solver: whatever a person
 could do there by hand, the scheme does no worse. Scalars (a loss, a count of targets) may always be all-reduced.
 """
@@ -46,6 +51,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import cached_property
 
 from cost_models.collective_kinds import REDISTRIBUTION_KINDS
@@ -55,9 +61,10 @@ from ..errors import ConstraintError
 from ..layout import Layout, Placement, R, S, has_empty_shard, is_even
 from ..mesh import Mesh
 from ..micro_batches import is_held, is_summed
+from ..recomputation import first_name
 from ..redistribution import Banned
 from .limits import CutMost, Limits, OnAxis
-from .values import AxisScheme, Scheme
+from .values import CUT_OF_INPUTS, AxisScheme, Scheme
 
 _ANY_DIM = Placement("S")
 _DATA: frozenset[Scheme] = frozenset({"ddp", "fsdp", "ep"})
@@ -121,10 +128,11 @@ class _SchemeLimits:
         sharding = {"fsdp", "cp"} if "fsdp" in given else set()
         self._sharding = tuple(sorted(f.axis for f in axis_schemes if f.scheme in sharding))
         self._shards = self._axis in self._sharding
-        self._cuts_rows = self._scheme in _DATA or self._scheme == "cp"
+        self._cuts_rows = self._scheme in CUT_OF_INPUTS
         self._data = tuple(sorted(f.axis for f in axis_schemes if f.scheme in _DATA))
         self._sequence = tuple(sorted(f.axis for f in axis_schemes if f.scheme == "cp"))
         self._tensor = any(f.scheme in ("tp", "sp") for f in axis_schemes)
+        self._gathering = axis_scheme.gathering
 
     def add(self) -> None:
         """Adds all limits of the scheme."""
@@ -152,6 +160,11 @@ class _SchemeLimits:
         why, for example that ``ep`` needs parameters of experts and the model has none.
         """
         axis, ranks = self._mesh.axes[self._axis], self._mesh.shape[self._axis]
+        if self._gathering and not self._cuts_rows:
+            raise ConstraintError(
+                f"{self._text!r} gathers for operators that mix what a scheme cuts of every input, as "
+                f"{', '.join(CUT_OF_INPUTS)} do; {self._scheme} cuts layers"
+            )
         if self._scheme in _DATA and not self._roles.batched:
             raise ConstraintError(f"{self._text!r} cuts the batch, but the model has no input with dims")
         if self._scheme in _DATA and not self._shares(self._graph.batch, self._data):
@@ -291,16 +304,26 @@ class _SchemeLimits:
             banned |= {
                 ("all_gather", self._axis, dim) for dim in range(len(shape)) if (len(shape), dim) != (3, sequence)
             }
-        if self._scheme == "cp" and self._roles.of(ref) == "activations":
+        if self._scheme == "cp" and self._roles.of(ref) == "activations" and ref not in self._met_by_mixers:
             if len(self._graph.meta(ref).shape) != _WITH_HEADS and not self._roles.is_scalar(ref):
                 banned |= {(kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS if kind not in _SUMS}
         if self._shards and self._roles.of(ref) == "gradients" and not self._may_be_sliced(ref):
             banned.add(("slice", self._axis, -1))  # what is all-reduced stays whole
         return frozenset(banned)
 
+    @cached_property
+    def _met_by_mixers(self) -> frozenset[Ref]:
+        """What operators read and make that are gathered for."""
+        found: set[Ref] = set()
+        for i, node in self._graph.of_kind("operator"):
+            if any(fnmatchcase(first_name(node.name) or node.name, pattern) for pattern in self._gathering):
+                found.update(node.inputs)
+                found.update(Ref(i, k) for k in range(len(node.outputs)))
+        return frozenset(ref for ref in found if self._roles.of(ref) != "parameters")
+
     def _allowed(self, ref: Ref) -> frozenset[str]:
         role = self._roles.of(ref)
-        if self._roles.is_scalar(ref):
+        if self._roles.is_scalar(ref) or ref in self._met_by_mixers:
             return frozenset(REDISTRIBUTION_KINDS)
         if self._scheme in _DATA and self._roles.is_statistics(ref):
             return _SUMS
@@ -325,10 +348,10 @@ class _SchemeLimits:
 
     def _may_be_sliced(self, ref: Ref) -> bool:
         """Whether a gradient is whole on every rank without having been all-reduced for it: it is made of sums that may
-        be (statistics, gradients of functions), or of parameters alone, as a penalty's is.
+        be (statistics, gradients of functions), of parameters alone, as a penalty's is, or behind what was gathered.
         """
         nodes = self._roles.led_back | self._roles.functions
-        return self._roles.is_statistics(ref) or ref.node in nodes
+        return bool(self._gathering) or self._roles.is_statistics(ref) or ref.node in nodes
 
     def _parameter_of(self, ref: Ref) -> int | None:
         """The parameter that a tensor is a view of, or becomes the gradient of; None of any other."""

@@ -12,6 +12,8 @@ text                                            meaning
 ``forbid NAME tp:S(0) tp:P``                    on one axis, none of the placements named
 ``forbid KINDS over tp of TENSORS [NAME]``      these collectives do not run over the axis for these tensors
 ``family tp=SCHEME``                            the axis is used as one of the known schemes uses it
+``family dp=SCHEME gathering NAME ...``         the same, but what these operators read is gathered, and what they make
+                                                is cut again: operators that mix rows, under a scheme that cuts them
 ``recompute NAME``                              these operators of the forward are computed again in the backward
 ``checkpoint MODULE``                           as ``torch.utils.checkpoint`` around these modules: their operators are,
                                                 but for those whose results are read outside
@@ -34,7 +36,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal, TypeVar
 
@@ -51,11 +53,15 @@ TENSOR_CLASSES: tuple[TensorClass, ...] = ("parameters", "gradients", "activatio
 
 Scheme = Literal["ddp", "fsdp", "tp", "sp", "cp", "ep"]
 SCHEMES: tuple[Scheme, ...] = ("ddp", "fsdp", "tp", "sp", "cp", "ep")
+CUT_OF_INPUTS: dict[Scheme, str] = {"ddp": "the batch", "fsdp": "the batch", "ep": "the batch", "cp": "the sequence"}
+"""What schemes cut of every input; the others cut layers."""
 Granularity = Literal["selective", "full"]
 GRANULARITIES: tuple[Granularity, ...] = ("selective", "full")
 SCHEME_ALIASES: dict[str, Scheme] = {"dp-only": "ddp"}
 
 _VERBS = ("family", "only", "forbid", "alike", "recompute", "checkpoint", "recomputation", "keep")
+
+_GATHERING = "gathering"
 
 _T = TypeVar("_T", bound=str)
 
@@ -130,11 +136,22 @@ class CollectiveRule:
 
 @dataclass(frozen=True)
 class AxisScheme:
-    """An axis is used as a known scheme uses it: see :mod:`autoshard.constraints.schemes`."""
+    """An axis is used as a known scheme uses it: see :mod:`autoshard.constraints.schemes`. What operators read that a
+    pattern of ``gathering`` matches, and what they make, may be moved in any way.
+    """
 
     axis: int
     scheme: Scheme
     text: str
+    gathering: tuple[str, ...] = ()
+
+    def gathering_also(self, patterns: Iterable[str]) -> AxisScheme:
+        """The same scheme, gathering for more operators."""
+        known = tuple(dict.fromkeys((*self.gathering, *patterns)))
+        if known == self.gathering:
+            return self
+        plain = self.text.partition(_GATHERING)[0].rstrip()
+        return replace(self, gathering=known, text=f"{plain} {_GATHERING} {' '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -173,6 +190,8 @@ def parse_constraint(text: str, mesh: Mesh) -> Constraint:
     match words:
         case ["family", entry]:
             return _axis_scheme(entry, mesh, text)
+        case ["family", entry, "gathering", *patterns] if patterns:
+            return replace(_axis_scheme(entry, mesh, text), gathering=tuple(patterns))
         case ["only", pattern, *entries] if entries:
             return _placement_rule(pattern, entries, True, mesh, text)
         case ["forbid", kinds, "over", axis, "of", tensors, *pattern] if len(pattern) <= 1:
@@ -307,7 +326,9 @@ def check_constraints_match(constraints: Iterable[Constraint], names: Iterable[s
 def patterns_of(constraint: Constraint) -> tuple[str, ...]:
     """The patterns for names that a constraint has."""
     match constraint:
-        case AxisScheme() | Recompute() | Recomputation():
+        case AxisScheme():
+            return constraint.gathering
+        case Recompute() | Recomputation():
             return ()
         case Alike():
             return constraint.patterns

@@ -23,7 +23,7 @@ from torch import nn
 import cost_models
 from solver import Solution
 
-from ..constraints import gather_constraints
+from ..constraints import AxisScheme, gather_constraints
 from ..constraints.baselines import Baseline, baselines
 from ..errors import BudgetError, ConstraintError, InfeasibleError
 from ..mesh import Mesh
@@ -241,7 +241,7 @@ class _Race:
     def _noted(self, baseline: Baseline, found: _Entry) -> Contender:
         if self._best is None or found.cost_ns < self._best[0].cost_ns:
             self._best = found, baseline
-        return Contender(baseline.name, baseline.title, found.plan)
+        return Contender(baseline.name, f"{baseline.title}{_also_gathering(found.formulation)}", found.plan)
 
     def _hopeless(self, waiting: _Waiting) -> str:
         """Why a baseline is not searched."""
@@ -285,6 +285,15 @@ class _Race:
 
     def _formulate(self, planner: Planner, texts: tuple[str, ...]) -> Formulation:
         return planner.formulate(gather_constraints((*self._constraints, *texts), planner.mesh))
+
+
+def _also_gathering(formulation: Formulation) -> str:
+    """For which operators the schemes of a program gather, in words; empty where there are none."""
+    names = dict.fromkeys(
+        name for each in formulation.constraints if isinstance(each, AxisScheme) for name in each.gathering
+    )
+    first, *others = names or ("",)
+    return f", gathering for {first}{f' and {len(others)} more' if others else ''}" if first else ""
 
 
 def _is_worse(plan: ShardingPlan | None, than: ShardingPlan) -> bool:

@@ -15,8 +15,8 @@ from cost_models import Profile, load_profile
 from solver import Assignment, Solution, Status, solve
 
 from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, micro_batched, recomputed
-from ..constraints import AxisScheme, Constraint, Constraints
-from ..errors import BudgetError, ConstraintError, InfeasibleError
+from ..constraints import CUT_OF_INPUTS, AxisScheme, Constraint, Constraints
+from ..errors import BudgetError, ConstraintError, InfeasibleError, StrategyWarning
 from ..lowering import Results
 from ..mesh import HybridMesh, Mesh
 from ..plans import ShardingPlan
@@ -32,6 +32,7 @@ from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
 from .ladder import Hints, Search, on_any_schedule
 from .limit import MemoryLimit
+from .mixing import mixers, said_of_mixers
 
 BLAME_S = 20.0
 """Seconds for finding out which constraints contradict each other."""
@@ -64,7 +65,8 @@ class Planner:
     ``model`` is the name that plans give it, ``call`` how it is called (:mod:`autoshard.capture.calls`); where it
     ``chooses_again``, a budget that binds lets the program decide what is computed again. ``report`` is told of better
     costs and bounds while it solves, from any thread. The ``rulebook`` fills with the rules that its programs want,
-    ``results`` with what operators make where plans are lowered. The other options are those of :func:`autoshard.plan`.
+    ``results`` with what operators make where plans are lowered, ``mixing`` with the operators that mix what a scheme
+    cuts over so many ranks. The other options are those of :func:`autoshard.plan`.
     """
 
     graph: CapturedGraph
@@ -83,6 +85,7 @@ class Planner:
     report: Callable[[str], None] = lambda said: None
     rulebook: Rulebook = field(default_factory=Rulebook.of_process)
     results: Results = field(default_factory=Results)
+    mixing: dict[object, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def of_model(
@@ -146,9 +149,13 @@ class Planner:
             ConstraintError: a constraint names nothing, or cannot hold.
             InfeasibleError: the constraints leave no plan, or none was found in the time given.
             BudgetError: they do, but none that fits.
+            StrategyWarning: a scheme cuts rows that an operator mixes, for which they are gathered.
         """
         report("enumerating and pricing strategies")
         formulation = self.formulate(constraints)
+        for given, gathering in zip(constraints.values, formulation.constraints, strict=True):
+            if isinstance(given, AxisScheme) and isinstance(gathering, AxisScheme) and given != gathering:
+                warnings.warn(said_of_mixers(self.graph, given, gathering), StrategyWarning, stacklevel=4)
         report("solving")
         with constraints.located():
             found = on_any_schedule(self, formulation, Planner._planned, asks_experts=True)
@@ -249,6 +256,7 @@ class Planner:
 
     def program(self, constraints: Sequence[Constraint], chooses_again: bool = False) -> Formulation:
         """The program under constraints that hold together; one that ``chooses_again`` decides what is computed again.
+        Its schemes gather for the operators that mix what they cut of every input.
 
         Raises:
             ConstraintError: one names nothing, or cannot hold, alone or beside another.
@@ -258,7 +266,7 @@ class Planner:
             self.mesh,
             self.profile,
             objective=self.objective,
-            constraints=constraints,
+            constraints=self._gathering(constraints),
             tie_layers=self.tie_layers,
             chooses_again=chooses_again,
             policy=self.limit.policy,
@@ -266,6 +274,19 @@ class Planner:
             gathers_ahead=self.gathers_ahead,
             rulebook=self.rulebook,
         )
+
+    def _gathering(self, constraints: Sequence[Constraint]) -> list[Constraint]:
+        """Constraints, whose schemes gather for the operators that mix what they cut of every input."""
+        found: dict[AxisScheme, AxisScheme] = {}
+        schemes = [each for each in constraints if isinstance(each, AxisScheme)]
+        for scheme in sorted(schemes, key=lambda each: each.scheme == "cp"):  # of what rows a rank has
+            cut_rows = [each for each in found.values() if CUT_OF_INPUTS.get(each.scheme) == "the batch"]
+            others = cut_rows if scheme.scheme == "cp" else []
+            key = tuple((self.mesh.shape[each.axis], each.scheme, each.gathering) for each in (scheme, *others))
+            if key not in self.mixing:
+                self.mixing[key] = mixers(self.graph, scheme, others, self.mesh, self.rulebook)
+            found[scheme] = scheme.gathering_also(self.mixing[key])
+        return [found[each] if isinstance(each, AxisScheme) else each for each in constraints]
 
     def solve(
         self,

@@ -9,48 +9,10 @@ from torch import Tensor, nn
 
 import autoshard
 from autoshard.constraints import AxisScheme
-from autoshard.errors import ConstraintError, InfeasibleError
-from autoshard.mesh import Mesh
+from autoshard.errors import InfeasibleError
 from autoshard.planning.blocking import why_not
 from autoshard.planning.planner import Planner
 from cost_models import load_profile
-
-
-class Contrastive(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Linear(6, 4)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.features(x) @ self.features(y).t(), torch.arange(len(x)))
-
-
-class Taken(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.features(x).take((x > 0).long()).square().mean()
-
-
-@pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
-@pytest.mark.parametrize("mesh", ["dp=2", "dp=2,tp=2,cp=1", "dp=1,tp=2,cp=2"])
-@pytest.mark.parametrize(
-    ("model", "args", "message"),
-    [
-        (Contrastive(), (torch.ones(4, 6), torch.ones(4, 6)), r"/mm \(.*test_blocking.py:25.* mixes its rows"),
-        (Taken(), (torch.ones(4, 6),), r"/take .* has no rule by which it is cut"),
-    ],
-    ids=["contrastive", "no rule"],
-)
-def test_the_operator_that_mixes_the_batch_is_named_without_a_program_of_fewer_constraints(
-    model: nn.Module, args: tuple[Tensor, ...], message: str, mesh: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(Planner, "contradiction")
-    axis = next(axis for axis, size in zip(Mesh.parse(mesh).axes, Mesh.parse(mesh).shape) if size > 1)
-    with pytest.raises(InfeasibleError, match=rf"'family {axis}=ddp' cuts the batch, but {message}"):
-        autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=["baseline ddp"])
 
 
 def test_rows_that_ranks_cannot_share_evenly_are_called_that() -> None:
@@ -60,13 +22,6 @@ def test_rows_that_ranks_cannot_share_evenly_are_called_that() -> None:
         InfeasibleError, match=r"has no rule for blocks of 5 rows over 3 ranks, of which one is shorter"
     ):
         autoshard.plan(model, (torch.ones(5, 7, 6),), mesh="dp=3", hardware="cpu-gloo", constraints=["baseline ddp"])
-
-
-def test_as_many_steps_as_rows_are_called_that() -> None:
-    for steps, said in ((4, r"mixes its rows.* plan for another number of steps"), (5, "cannot share 3 rows")):
-        with pytest.raises((InfeasibleError, ConstraintError), match=said):
-            args = (torch.ones(steps, 4 if steps == 4 else 3, 6),)
-            autoshard.plan(nn.GRU(6, 5), args, mesh="dp=4", hardware="cpu-gloo", constraints=["baseline ddp"])
 
 
 @pytest.mark.parametrize("scheme", ["ddp", "fsdp", "tp", "sp", "cp", "ep"])
