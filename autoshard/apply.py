@@ -61,7 +61,7 @@ from .lowering import (
 from .ops import registered
 from .plans import ShardingPlan
 from .plans.text.contradictions import Contradiction, check_record
-from .strategies import Enumerator, Rulebook, Strategy
+from .strategies import Enumerator, Rulebook, Strategy, asked_by
 
 STAGES = ("comparing plans", "capturing the model", "sharding the parameters")
 """What all ranks do in :func:`parallelize`, one after the other, as errors say it."""
@@ -276,11 +276,11 @@ def check_strategies(plan: ShardingPlan, graph: CapturedGraph) -> None:
     Raises:
         VerificationError: it is not.
     """
-    enumerator = Enumerator(graph, plan.mesh, Rulebook.of_process())
     chosen = {entry.name: Strategy(entry.inputs, entry.outputs) for entry in plan.operators}
     held = (*plan.parameters, *plan.buffers, *plan.inputs)
     chosen |= {entry.name: Strategy((), (entry.layout,)) for entry in held}
     chosen |= {f"grad.{e.name.removeprefix('output.')}": Strategy((), (e.layout,)) for e in plan.outputs}
+    enumerator = Enumerator(graph, plan.mesh, Rulebook.of_process(), asked_by(graph, chosen))
     known: dict[int, frozenset[Strategy]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StrategyWarning)  # said when the plan was made

@@ -18,7 +18,8 @@ Text: ``dp:S(0) tp:R``, one entry per axis. Where two axes cut one dim, the axis
 
 Cuts follow ``torch.chunk`` (and so DTensor): ``n`` ranks cut a dim of ``L`` into blocks of ``ceil(L / n)``, the last
 ones shorter or empty. Nested cuts apply the same rule to the block. Parts are only ever cut evenly, so that shards have
-the sizes that they have without parts, and a dim is cut in the same parts by all axes that cut it.
+the sizes that they have without parts. All axes that cut a dim in parts cut it in the same ones; outer axes may cut it
+as one before, and then the parts are those of their block (``dp:S(0) cp:S(0/4)``).
 """
 
 from __future__ import annotations
@@ -126,7 +127,12 @@ class Layout:
 
     def parts_of(self, dim: int) -> tuple[int, ...]:
         """The parts of ``dim`` that are cut each; empty where it is cut as one, or whole."""
-        return next((p.parts for p in self.placements if p.kind == "S" and p.dim == dim), ())
+        return next((p.parts for p in reversed(self.placements) if p.kind == "S" and p.dim == dim), ())
+
+    def outer_axes_of(self, dim: int) -> tuple[int, ...]:
+        """Of the axes that cut ``dim`` those that cut it as one, before others cut the parts of their blocks."""
+        is_in_parts = bool(self.parts_of(dim))
+        return tuple(axis for axis in self.axes_of(dim) if is_in_parts and not self[axis].parts)
 
 
 def replicated(mesh: Mesh) -> Layout:
@@ -194,9 +200,10 @@ def parse_layout(text: str, mesh: Mesh) -> Layout:
             a, b = placements[first], placements[second]
             if a.kind != "S" or b.kind != "S" or a.dim != b.dim:
                 continue
-            if a.parts != b.parts:
+            if a.parts != b.parts and a.parts:
                 raise LayoutError(
-                    f"the layout {text!r} cuts dim {a.dim} as {a} and as {b}; axes that cut one dim cut the same parts"
+                    f"the layout {text!r} cuts dim {a.dim} as {a} and as {b}; axes that cut one dim cut the same "
+                    "parts, but for outer ones that cut it as one"
                 )
             if first > second:
                 raise LayoutError(
@@ -245,9 +252,13 @@ def local_ranges(size: int, layout: Layout, dim: int, mesh: Mesh, coordinate: tu
     """``[start, stop)`` of each part of a dim of length ``size`` that the rank at ``coordinate`` holds, in the order in
     which it holds them.
     """
-    axes, found = layout.axes_of(dim), []
-    for start, stop in pieces(size, layout.parts_of(dim)):
-        for axis in axes:
+    outer, found, first, last = layout.outer_axes_of(dim), [], 0, size
+    for axis in outer:
+        lo, hi = block(last - first, mesh.shape[axis], coordinate[axis])
+        first, last = first + lo, first + hi
+    for begin, end in pieces(last - first, layout.parts_of(dim)):
+        start, stop = first + begin, first + end
+        for axis in layout.axes_of(dim)[len(outer) :]:
             lo, hi = block(stop - start, mesh.shape[axis], coordinate[axis])
             start, stop = start + lo, start + hi
         found.append((start, stop))
@@ -322,14 +333,18 @@ def has_empty_shard(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
 
 
 def cuts_parts_evenly(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> bool:
-    """Whether the dims that are cut in parts have these, each cut into equal blocks, by all axes that cut the dim."""
+    """Whether the dims that are cut in parts have these, each cut into equal blocks, by all axes that cut the dim but
+    outer ones, which cut it into equal blocks as one.
+    """
     for dim in {placement.dim for placement in layout if placement.parts}:
-        axes, parts = layout.axes_of(dim), layout.parts_of(dim)
+        parts, outer = layout.parts_of(dim), layout.outer_axes_of(dim)
+        axes = layout.axes_of(dim)[len(outer) :]
         if any(layout[axis].parts != parts for axis in axes):
             return False
-        unit, rest = divmod(shape[dim], sum(parts))
+        length, uneven = divmod(shape[dim], prod(mesh.shape[axis] for axis in outer))
+        unit, rest = divmod(length, sum(parts))
         ranks = prod(mesh.shape[axis] for axis in axes)
-        if rest or any(unit * part % ranks for part in parts):
+        if uneven or rest or any(unit * part % ranks for part in parts):
             return False
     return True
 

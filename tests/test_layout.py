@@ -5,6 +5,7 @@ import re
 from itertools import pairwise, product
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,11 +19,13 @@ from autoshard.layout import (
     S,
     block,
     check_fits,
+    cuts_parts_evenly,
     format_layout,
     has_empty_shard,
     is_even,
     largest_local_shape,
     local_range,
+    local_ranges,
     local_shape,
     parse_layout,
     replicated,
@@ -92,6 +95,36 @@ def test_axes_left_out_are_replicated() -> None:
 def test_a_text_that_is_no_layout_says_why(text: str, said: str) -> None:
     with pytest.raises(LayoutError, match=re.escape(said)):
         parse_layout(text, MESH)
+
+
+@pytest.mark.parametrize("text", ["a:S(0/3) b:S(0/3)", "a:S(0) b:S(0/3)", "a:S(0) b:S(0) c:S(0/2)", "a:R b:S(0/6)"])
+def test_ranks_hold_a_block_of_every_part_of_what_outer_axes_leave_them(text: str) -> None:
+    mesh = Mesh.parse("a=2,b=2,c=2")
+    layout = parse_layout(text, mesh)
+    numbers = torch.arange(48)
+    assert cuts_parts_evenly((48,), layout, mesh)
+    held: dict[tuple[int, ...], list[int]] = {}
+    for at in mesh.coordinates():
+        mine = numbers
+        for axis in layout.outer_axes_of(0):
+            mine = mine.chunk(2)[at[axis]]
+        blocks = list(mine.chunk(len(layout.parts_of(0)))) if layout.parts_of(0) else [mine]
+        for axis in layout.axes_of(0)[len(layout.outer_axes_of(0)) :]:
+            blocks = [block.chunk(2)[at[axis]] for block in blocks]
+        held[at] = torch.cat(blocks).tolist()
+        ranges = local_ranges(48, layout, 0, mesh, at)
+        assert [k for start, stop in ranges for k in range(start, stop)] == held[at]
+        assert local_shape((48,), layout, mesh, at) == (len(held[at]),)
+    assert sorted({k for each in held.values() for k in each}) == list(range(48))
+
+
+@pytest.mark.parametrize("text", ["a:S(0/3) b:S(0)", "a:S(0/3) b:S(0/2)", "a:S(0/2) b:S(0) c:S(0/2)"])
+def test_outer_axes_alone_may_cut_as_one_what_others_cut_in_parts(text: str) -> None:
+    mesh = Mesh.parse("a=2,b=2,c=2")
+    with pytest.raises(LayoutError, match="cut the same parts, but for outer ones that cut it as one"):
+        parse_layout(text, mesh)
+    layout = Layout(tuple(parse_layout(f"a:{each.partition(':')[2]}", mesh)[0] for each in text.split()) + (R,))
+    assert not cuts_parts_evenly((48,), Layout(layout.placements[:3]), mesh)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 6])

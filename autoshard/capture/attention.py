@@ -4,8 +4,8 @@ A model is captured on fake CPU tensors, where ``F.scaled_dot_product_attention`
 backward. Capture writes both as ``autoshard::attention`` and ``autoshard::attention_backward``, so that a plan says the
 same on every device; lowering calls them, and each picks a kernel of torch for the device it runs on.
 
-Where a rank has a block of the queries of causal attention, ``autoshard::attention_of_block`` and its backward run: the
-keys in front of the block are seen by all its queries, those beside it causally, and those behind it by none.
+Where a rank has blocks of the queries of causal attention, ``autoshard::attention_of_blocks`` and its backward run: the
+keys in front of a block are seen by all its queries, those beside it causally, and those behind it by none.
 
 Shapes: B batch, H heads, T query length, S key length, D head size. Results of shape (B, H, T, D) lie in memory as
 (B, T, H, D), which is how torch's kernels write them: what models make of them, (B, T, H * D), is a view then.
@@ -102,6 +102,68 @@ attention = define("attention", _attention, _attention_shapes)
 attention_backward = define("attention_backward", _attention_backward, _attention_backward_shapes)
 
 
+def _attention_of_blocks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, firsts: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of equal blocks of queries, one behind the other; row 0 of each is the query of the whole that
+    ``firsts`` says, and sees as many keys and one more.
+    """
+    if len(firsts) == 1:
+        return _attention_of_block(q, k, v, scale, firsts[0])
+    found = [_attention_of_block(each, k, v, scale, first) for each, first in zip(_blocks(q, firsts), firsts)]
+    out, lse = zip(*found)
+    return _positions_first(torch.cat(out, 2)), torch.cat(lse, 2)
+
+
+def _attention_of_blocks_shapes(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, firsts: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _attention_shapes(q, k, v, None, True, scale)
+
+
+def _attention_of_blocks_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    scale: float | None,
+    firsts: list[int],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of :func:`_attention_of_blocks`: of k and v what the queries of all blocks add to them."""
+    if len(firsts) == 1:
+        return _attention_of_block_backward(grad, q, k, v, out, lse, scale, firsts[0])
+    blocks = zip(*(_blocks(each, firsts) for each in (grad, q, out, lse)))
+    dq: list[torch.Tensor] = []
+    dk, dv = _empty(k, k.shape).zero_(), _empty(v, v.shape).zero_()
+    for first, (block_grad, block_q, block_out, block_lse) in zip(firsts, blocks):
+        given = block_grad, block_q, k, v, block_out, block_lse.contiguous()
+        block_dq, block_dk, block_dv = _attention_of_block_backward(*given, scale, first)
+        dq.append(block_dq)
+        dk += block_dk
+        dv += block_dv
+    return _positions_first(torch.cat(dq, 2)), dk, dv
+
+
+def _attention_of_blocks_backward_shapes(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    scale: float | None,
+    firsts: list[int],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _attention_backward_shapes(grad, q, k, v, out, lse, None, True, scale)
+
+
+def _blocks(queries: torch.Tensor, firsts: list[int]) -> tuple[torch.Tensor, ...]:
+    """What has a row for each query in dim 2, block by block."""
+    return queries.chunk(len(firsts), 2)
+
+
 def _attention_of_block(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, first: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,12 +182,6 @@ def _attention_of_block(
     share = torch.sigmoid(beside_lse - lse)[..., None]
     merged = torch.lerp(whole.to(share.dtype), causal.to(share.dtype), share).to(q.dtype)
     return _positions_first(merged), torch.logaddexp(lse, beside_lse)
-
-
-def _attention_of_block_shapes(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, first: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _attention_shapes(q, k, v, None, True, scale)
 
 
 def _attention_of_block_backward(
@@ -159,25 +215,12 @@ def _attention_of_block_backward(
     return dq, dk, dv
 
 
-def _attention_of_block_backward_shapes(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    scale: float | None,
-    first: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _attention_backward_shapes(grad, q, k, v, out, lse, None, True, scale)
-
-
 def _keys_of_block(q: torch.Tensor, k: torch.Tensor, first: int) -> tuple[int, int]:
     """How many keys stand in front of a block of queries, and how many up to its end."""
     return min(first, k.shape[2]), min(first + q.shape[2], k.shape[2])
 
 
-attention_of_block = define("attention_of_block", _attention_of_block, _attention_of_block_shapes)
-attention_of_block_backward = define(
-    "attention_of_block_backward", _attention_of_block_backward, _attention_of_block_backward_shapes
+attention_of_blocks = define("attention_of_blocks", _attention_of_blocks, _attention_of_blocks_shapes)
+attention_of_blocks_backward = define(
+    "attention_of_blocks_backward", _attention_of_blocks_backward, _attention_of_blocks_backward_shapes
 )

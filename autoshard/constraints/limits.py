@@ -78,6 +78,24 @@ class Taking:
 
 
 @dataclass(frozen=True)
+class TakingCut:
+    """An operator that takes no tensor at these positions that is whole on an axis."""
+
+    axis: int
+    positions: tuple[int, ...]
+    text: str
+    kind = "constraint"
+
+    def keep(self, layouts: Sequence[Layout]) -> frozenset[Layout]:
+        """See :class:`Limit`."""
+        return frozenset(layouts)
+
+    def allows(self, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> bool:
+        """Whether a strategy is of this kind."""
+        return all(inputs[k][self.axis].kind != "R" for k in self.positions)
+
+
+@dataclass(frozen=True)
 class OnAxis:
     """On one axis one of these placements, or none of them."""
 
@@ -140,6 +158,7 @@ class Limits:
         self._rules: list[CollectiveRule] = []
         self._banned: dict[Ref, Banned] = {}
         self._remade: set[Ref] = set()
+        self._asked: dict[tuple[Ref, Placement], None] = {}
 
     def of(self, index: int) -> tuple[Limit, ...]:
         """The limits of the layout with this number, in the order of :func:`~autoshard.constraints.names.names_of`."""
@@ -174,6 +193,15 @@ class Limits:
     def remake(self, ref: Ref) -> None:
         """Has the backward make its own copies of a tensor."""
         self._remade.add(ref)
+
+    @property
+    def asked(self) -> tuple[tuple[Ref, Placement], ...]:
+        """Cuts of dims in parts that are to be choices, beside those that the graph asks for."""
+        return tuple(self._asked)
+
+    def ask(self, ref: Ref, placement: Placement) -> None:
+        """Has a cut of a dim in parts be a choice, there and wherever rules lead from there."""
+        self._asked[ref, placement] = None
 
     def ban(self, banned: Callable[[Ref], Banned]) -> None:
         """Adds collectives that are banned, by tensor."""

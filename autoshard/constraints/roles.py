@@ -13,7 +13,7 @@ from functools import cached_property
 
 from ..capture import CapturedGraph, Node, Ref, TensorMeta
 from ..layout import Placement
-from ..ops import has, is_contraction, is_free, known, parts_asked_for
+from ..ops import are_rows_of, has, is_causal_attention, is_contraction, is_free, known, parts_asked_for
 from .layers import layers
 from .values import TensorClass
 
@@ -256,6 +256,21 @@ class Roles:
     def attentions(self) -> frozenset[int]:
         """Attention operators, forward and backward; dims 0 and 1 of their tensors are batch and heads."""
         return frozenset(i for i, node in enumerate(self._graph.nodes) if has(node, "attention"))
+
+    @cached_property
+    def rows_and_places(self) -> tuple[int, ...]:
+        """Operators of the forward that take the batch and the sequence as one dim, as a product wants them."""
+        views = (i for i, node in self._graph.of_kind("operator") if node.phase == "forward" and has(node, "reshape"))
+        shapes = ((i, self._graph.meta(self._graph.nodes[i].inputs[0]).shape) for i in views)
+        batch = (self._graph.batch, self.sequence)
+        return tuple(
+            i for i, shape in shapes if shape[:2] == batch and are_rows_of(self._graph.meta(Ref(i)).shape, shape)
+        )
+
+    @cached_property
+    def causal(self) -> frozenset[int]:
+        """Those of them of which each query sees the keys up to it."""
+        return frozenset(i for i in self.attentions if is_causal_attention(self._graph.nodes[i]))
 
     @cached_property
     def streams(self) -> frozenset[int]:

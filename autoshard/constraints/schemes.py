@@ -26,10 +26,12 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
 ``cp`` (context parallelism)
     Inputs are cut along the sequence (dim 1, or dim 0), parameters and their gradients are those of ``ddp``, or, beside
     an axis of ``fsdp``, cut over both axes. Every rank attends with its block of the queries; keys and values are
-    gathered, their gradients reduce-scattered, and no other activation communicates but sums, as under ``ddp``. Blocks
-    are contiguous: where attention is causal the last rank does most.
+    gathered, their gradients reduce-scattered, and no other activation communicates but sums, as under ``ddp``. Where
+    attention is causal the last queries see most keys: there a rank may have a block of each of up to ``MOST_BLOCKS``
+    parts of the sequence, so that ranks do more nearly as much, if that is faster.
     W. Liang et al., "TorchTitan", arXiv:2410.06511, section 2.1.4; A. Dubey et al., "The Llama 3 Herd of Models",
-    arXiv:2407.21783, section 3.3.2 (which balances the blocks).
+    arXiv:2407.21783, section 3.3.2 (which balances two blocks); W. Brandon et al., "Striped Attention",
+    arXiv:2311.09431 (parts of one position).
 ``ep`` (expert parallelism)
     As ``ddp``, but the weights of experts are cut along the experts, and tokens go to their experts and back by
     all-to-all. D. Lepikhin et al., "GShard", arXiv:2006.16668, section 3.2.
@@ -58,16 +60,19 @@ from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 
 from ..capture import CapturedGraph, Ref
 from ..errors import ConstraintError
-from ..layout import Layout, Placement, R, S, has_empty_shard, is_even
+from ..layout import MOST_PARTS, Layout, Placement, R, S, has_empty_shard, is_even
 from ..mesh import Mesh
 from ..micro_batches import is_held, is_summed
 from ..recomputation import first_name
 from ..redistribution import Banned
-from .limits import CutMost, Limits, OnAxis
+from .limits import CutMost, Limits, OnAxis, TakingCut
 from .values import CUT_OF_INPUTS, AxisScheme, Scheme
 
 _ANY_DIM = Placement("S")
 _DATA: frozenset[Scheme] = frozenset({"ddp", "fsdp", "ep"})
+MOST_BLOCKS = 4
+"""Blocks of queries that a rank of context parallelism has at most: of so many the slowest rank does 5/4 of the mean.
+"""
 _WITH_HEADS = 4
 """Dims of queries, keys and values once heads are split off."""
 
@@ -138,7 +143,7 @@ class _SchemeLimits:
         """Adds all limits of the scheme."""
         self._check()
         for i, _ in self._graph.of_kind("input"):
-            self._only(i, self._cut_of_input(i))
+            self._only(i, *self._cuts_of_input(i))
         if self._scheme == "cp":
             self._cut_queries()
         if self._shards:
@@ -148,12 +153,43 @@ class _SchemeLimits:
                 self._only(i, S(0) if self._scheme == "ep" and i in self._roles.experts else R)
         else:
             self._cut_layers()
+        self._leave_gathered_to_mixers()
         self._to.ban(self._banned)
 
-    def _cut_of_input(self, index: int) -> Placement:
+    def _leave_gathered_to_mixers(self) -> None:
+        """In the forward only those that mix read what is gathered for them; the backward has their derivatives."""
+        for i, node in self._graph.of_kind("operator") if self._gathering else ():
+            read = [k for k, ref in enumerate(node.inputs) if ref in self._gathered and self._is_cut(ref)]
+            if read and node.phase == "forward" and i not in self._mixers:
+                self._to.limit(i, TakingCut(self._axis, tuple(read), self._text))
+
+    def _is_cut(self, ref: Ref) -> bool:
+        """Whether a tensor has what the scheme cuts of every input: rows, or places of the sequence."""
+        shape = self._graph.meta(ref).shape
+        if self._scheme == "cp":
+            return self._roles.sequence in shape[:2]
+        return self._graph.batch in shape[: self._graph.batch_dim + 1]
+
+    def _cuts_of_input(self, index: int) -> tuple[Placement, ...]:
         if self._scheme == "cp" and index in self._roles.sequences:
-            return S(self._roles.sequences[index])
-        return S(self._roles.batched[index]) if self._scheme in _DATA and index in self._roles.batched else R
+            dim = self._roles.sequences[index]
+            return S(dim), S(dim, self._parts_of_sequence)
+        return (S(self._roles.batched[index]) if self._scheme in _DATA and index in self._roles.batched else R,)
+
+    @property
+    def _rows(self) -> int:
+        """Of the batch, on a rank."""
+        return -(-self._graph.batch // math.prod(self._mesh.shape[i] for i in self._data))
+
+    @cached_property
+    def _parts_of_sequence(self) -> tuple[int, ...]:
+        """The parts of which a rank has a block each, where attention is causal: as many as can be of MOST_BLOCKS."""
+        ranks, length = self._mesh.shape[self._axis], self._roles.sequence
+        if self._roles.causal:
+            most = min(MOST_BLOCKS, MOST_PARTS // self._rows)
+            fit = [parts for parts in range(2, most + 1) if length % (parts * ranks) == 0]
+            return (1,) * max(fit, default=0)
+        return ()
 
     def _check(self) -> None:
         """Checks, before anything is solved, that the scheme makes sense for the model; else raises an error that says
@@ -206,12 +242,12 @@ class _SchemeLimits:
                 f"{self._text!r} cuts the sequence, but the {ranks} ranks of {axis} cannot share "
                 f"{self._roles.sequence} positions"
             )
-        rows = -(-self._graph.batch // math.prod(self._mesh.shape[i] for i in self._data))
-        if rows > 1:
+        uneven = self._graph.batch % math.prod(self._mesh.shape[i] for i in self._data)
+        if uneven or self._rows > MOST_PARTS:
             raise ConstraintError(
-                f"{self._text!r} cuts the sequence, of which a rank must have one row, but a rank would have {rows}: "
-                "products take rows and positions as one dim, of which no block is some positions of several rows; "
-                "give the other axes more ranks, or the step more micro-batches"
+                f"{self._text!r} cuts the sequence of each row that a rank has, which must be as many on each, and "
+                f"{MOST_PARTS} at most; of {self._graph.batch} rows some would have {self._rows}: give the other axes "
+                "more ranks, or the step more micro-batches"
             )
 
     def _check_heads(self, axis: str, ranks: int) -> None:
@@ -268,8 +304,15 @@ class _SchemeLimits:
         self._to.limit(index, OnAxis(self._axis, placements, allowed, self._text))
 
     def _cut_queries(self) -> None:
+        parts = self._parts_of_sequence
         for i in self._roles.attentions:
-            self._only(i, S(2))
+            self._only(i, S(2), S(2, parts))
+            node = self._graph.nodes[i]
+            if parts and node.phase == "forward" and i in self._roles.causal:
+                self._to.ask(node.inputs[0], S(2, parts))
+        for count in sorted({self._rows, self._rows * max(len(parts), 1)} - {1}):
+            for i in self._roles.rows_and_places:  # of (B T, ...) the sequences of all rows that a rank has
+                self._to.ask(Ref(i), S(0, (1,) * count))
 
     def _cut_parameters(self) -> None:
         if self._axis != self._sharding[0]:
@@ -312,14 +355,22 @@ class _SchemeLimits:
         return frozenset(banned)
 
     @cached_property
+    def _mixers(self) -> frozenset[int]:
+        """Operators that are gathered for."""
+        names = ((i, first_name(node.name) or node.name) for i, node in self._graph.of_kind("operator"))
+        return frozenset(i for i, name in names if any(fnmatchcase(name, pattern) for pattern in self._gathering))
+
+    @cached_property
+    def _gathered(self) -> frozenset[Ref]:
+        """What they read that others made, but for parameters."""
+        read = {ref for i in self._mixers for ref in self._graph.nodes[i].inputs if ref.node not in self._mixers}
+        return frozenset(ref for ref in read if self._roles.of(ref) != "parameters")
+
+    @cached_property
     def _met_by_mixers(self) -> frozenset[Ref]:
-        """What operators read and make that are gathered for."""
-        found: set[Ref] = set()
-        for i, node in self._graph.of_kind("operator"):
-            if any(fnmatchcase(first_name(node.name) or node.name, pattern) for pattern in self._gathering):
-                found.update(node.inputs)
-                found.update(Ref(i, k) for k in range(len(node.outputs)))
-        return frozenset(ref for ref in found if self._roles.of(ref) != "parameters")
+        """What they read and make."""
+        made = {Ref(i, k) for i in self._mixers for k in range(len(self._graph.nodes[i].outputs))}
+        return self._gathered | {ref for ref in made if self._roles.of(ref) != "parameters"}
 
     def _allowed(self, ref: Ref) -> frozenset[str]:
         role = self._roles.of(ref)

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset, DistributedSampler
 
 from ..errors import InputError
-from ..layout import Layout, R, S, local_range
+from ..layout import Layout, R, S, local_ranges
 from ..plans import ShardingPlan, TensorEntry
 from .adapter import device_of
 from .match import check_mesh
@@ -131,14 +131,15 @@ class _Part:
             raise InputError(f"{entry.name} is a {type(tensor).__name__}; only plain tensors are cut")
         batch, begins = self._dim_of(entry.shape), self._begins(entry, tensor)
         for dim, size in enumerate(entry.shape):
-            start, stop = local_range(size, entry.layout, dim, self._mesh, self._coordinate)
+            ranges = local_ranges(size, entry.layout, dim, self._mesh, self._coordinate)
             begin = begins if dim == batch else 0
-            if start < begin or stop - begin > tensor.shape[dim]:
+            if ranges[0][0] < begin or ranges[-1][1] - begin > tensor.shape[dim]:
                 raise InputError(
                     f"{entry.name} is the part of a batch that this rank read, {list(tensor.shape)} of "
                     f"{list(entry.shape)}, and the rank needs more of it; give the full one"
                 )
-            tensor = tensor.narrow(dim, start - begin, stop - start)
+            blocks = [tensor.narrow(dim, start - begin, stop - start) for start, stop in ranges]
+            tensor = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim)
         return tensor.to(self._device, copy=True, memory_format=torch.contiguous_format)
 
     def _begins(self, entry: TensorEntry, tensor: torch.Tensor) -> int:

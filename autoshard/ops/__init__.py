@@ -37,9 +37,11 @@ from .operator import (
 )
 from .overwriting import overwrites
 from .parts_of_dims import batches_joined, parts_asked_for, small_in_parts
+from .products import is_causal_attention
 from .register import is_registered, register_operator, registered
 from .rule import Rule, replicate_rule
 from .shrink import Form, carries_lengths, small, widened
+from .views import are_rows_of
 
 __all__ = [
     "DIRECT",
@@ -49,6 +51,7 @@ __all__ = [
     "Rule",
     "carries_lengths",
     "has",
+    "is_causal_attention",
     "is_contraction",
     "is_free",
     "is_left_out",
@@ -57,6 +60,7 @@ __all__ = [
     "is_registered",
     "is_statistic",
     "known",
+    "are_rows_of",
     "batches_joined",
     "parts_asked_for",
     "overwrites",

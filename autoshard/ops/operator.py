@@ -126,6 +126,7 @@ Keeps = Callable[[Node, int, int, int], bool]
 InParts = Callable[[Node, Metas, int, Placement], list[Rule]]
 Fits = Callable[[Node, Metas, tuple[Layout, ...], tuple[Layout | None, ...], Mesh], bool]
 Flops = Callable[[Node, list[Shape], list[Shape]], float]
+Blocks = Callable[[Node, list[Shape], tuple[Layout, ...]], tuple[float, int]]
 Meant = Callable[[Node, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
 Passes = Callable[[Node, Metas, tuple[Layout, ...]], float]
 AsOne = Callable[[Node, tuple[Layout, ...]], bool]
@@ -143,6 +144,7 @@ class Operator:
         in_parts: rules that take a dim that is cut in parts apart, or make one: takes the node, its tensors, the place
             among these and its results of one that is cut in parts, and how. Beside them, what holds of a cut dim
             holds of one cut in parts, as far as the check finds that it does.
+        in_parts_beside_others: the same of rules that are right beside those of other axes alone.
         fits: whether a product of its rules is right on a mesh of several axes; left out, blocks of dims of different
             lengths must be even.
         suits: what else must be so on a mesh of several axes, where ``fits`` is left out.
@@ -162,6 +164,9 @@ class Operator:
             wanted of its tensors: it reads no part then, and the parts do not run.
         flops: floating-point operations on shards of given shapes: takes the node, and the shapes of arguments and
             results. Left out, one for each element of the largest result (of a reduction, or of its argument).
+        blocks: of what runs block by block where a dim is cut in parts: what the slowest rank does of the flops of
+            shards of such shapes, and the kernels beyond the first; takes the node, the shapes of arguments, and the
+            layouts that it wants of them. Left out, all of them, and none.
         traits: what it is, where somebody asks.
     """
 
@@ -169,6 +174,7 @@ class Operator:
     more_rules: Rules | None = None
     rules_beside_others: Rules | None = None
     in_parts: InParts | None = None
+    in_parts_beside_others: InParts | None = None
     fits: Fits | None = None
     suits: Fits | None = None
     local: Local | None = None
@@ -181,6 +187,7 @@ class Operator:
     parts: tuple[int, ...] = ()
     as_one: AsOne | None = None
     flops: Flops | None = None
+    blocks: Blocks | None = None
     traits: tuple[Trait, ...] = ()
 
 

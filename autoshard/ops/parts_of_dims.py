@@ -306,6 +306,8 @@ def small_in_parts(node: Node, inputs: Metas, rule: Rule, ranks: int) -> Form | 
     """
     name = _name(node)
     placement = next(p for p in (*rule.inputs, *rule.outputs) if p and p.parts)
+    if has(node, "attention"):
+        return _small_attention_in_parts(node, inputs, len(placement.parts) * ranks)
     dim, lengths = placement.dim, [part * ranks for part in placement.parts]
     whole = [sum(lengths) if d == dim else 2 for d in range(len(inputs[0].shape))]
 
@@ -332,6 +334,13 @@ def small_in_parts(node: Node, inputs: Metas, rule: Rule, ranks: int) -> Form | 
         args = (node.args[0], tuple(whole), dim, start, stop, 1)
         return replace(node, args=args), (meta(inputs[0], lengths[which]),)
     return None
+
+
+def _small_attention_in_parts(node: Node, inputs: Metas, length: int) -> Form:
+    """Of so many queries, and as many keys; heads as they are to each other."""
+    few = min(meta.shape[1] for meta in inputs)
+    shapes = ((2, 2 * (meta.shape[1] // few), length, *([4] * len(meta.shape[3:]))) for meta in inputs)
+    return node, tuple(TensorMeta(shape, wide(meta.dtype)) for shape, meta in zip(shapes, inputs))
 
 
 def _with_none(lengths: list[int], of: tuple[int, ...]) -> list[int]:

@@ -1,7 +1,8 @@
 """Matrix products, and attention, which is two of them.
 
 Attention is cut over batch, heads and queries. A block of queries wants all keys and values, and gives addends of their
-gradients (context parallelism).
+gradients (context parallelism). Where it is causal, the last queries see most keys: cut in parts, a rank has some of
+each part, so that ranks do more nearly as much.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 
 from ..capture import Node, Ref
-from ..layout import P_SUM, Placement, R, S, local_range
-from .operator import LocalCall, Metas, Operator, Shape, enter
+from ..layout import P_SUM, Layout, Placement, R, S, local_ranges
+from .operator import LocalCall, Metas, Operator, Shape, enter, has
 from .rule import Rule
 
 aten = torch.ops.aten
@@ -138,17 +139,48 @@ def _is_causal(node: Node) -> bool:
     return bool(node.args[-2])
 
 
+def is_causal_attention(node: Node) -> bool:
+    """Whether a node is attention, or its backward, of which each query sees the keys up to it, and no bias."""
+    return has(node, "attention") and _is_causal(node) and not isinstance(node.args[-3], Ref)
+
+
+def _queries_cut_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
+    """Of causal attention the parts of the queries, of each of which a rank has a block."""
+    q = 0 if len(node.outputs) == 2 else 1
+    is_of_queries = placement.dim == 2 and position not in (q + 1, q + 2)
+    if not is_causal_attention(node) or not is_of_queries or set(placement.parts) != {1}:
+        return []
+    whole = _queries_cut(node, None)
+    cut = [placement if p == S(2) else p for p in (*whole.inputs, *(p for p in whole.outputs if p))]
+    return [Rule(tuple(cut[: len(inputs)]), tuple(cut[len(inputs) :]))]
+
+
 def _attention_of_shard(call: LocalCall) -> Any:
-    """Causal attention of a block of queries sees the keys up to each of them."""
+    """Causal attention of blocks of queries sees the keys up to each of them."""
     is_forward = len(call.node.outputs) == 2
     q = 0 if is_forward else 1
     length = call.metas[q].shape[2]
-    start, stop = local_range(length, call.inputs[q], 2, call.mesh, call.coordinate)
-    if not _is_causal(call.node) or stop - start == length:
+    ranges = local_ranges(length, call.inputs[q], 2, call.mesh, call.coordinate)
+    if not _is_causal(call.node) or sum(stop - start for start, stop in ranges) == length:
         return call.run(call.node.op, *call.args)
-    op = torch.ops.autoshard.attention_of_block if is_forward else torch.ops.autoshard.attention_of_block_backward
+    op = torch.ops.autoshard.attention_of_blocks if is_forward else torch.ops.autoshard.attention_of_blocks_backward
     *tensors, _, _, scale = call.args
-    return call.run(op.default, *tensors, scale, start)
+    return call.run(op.default, *tensors, scale, [start for start, _ in ranges])
+
+
+def _blocks_of_attention(node: Node, inputs: list[Shape], layouts: tuple[Layout, ...]) -> tuple[float, int]:
+    """Of causal queries cut in parts what the slowest rank, the last, does of what it would with one block; and two
+    kernels for each further block.
+    """
+    q = 0 if len(node.outputs) == 2 else 1
+    parts, whole = len(layouts[q].parts_of(2)), node.outputs[0]
+    assert whole is not None
+    if parts < 2 or not is_causal_attention(node):
+        return 1.0, 0
+    length, width = whole.shape[2], inputs[q][2]
+    block, part = width / parts, length / parts
+    seen = sum(block * (k * part + part - block / 2) for k in range(parts))
+    return seen / (width * (length - width / 2)), 2 * (parts - 1)
 
 
 def _bias_placement(shape: tuple[int, ...], dim: int) -> Placement:
@@ -209,10 +241,12 @@ enter(
 enter("outer", Operator(rules=_outer_rules, kernel="matmul", flops=_outer_flops), namespace="autoshard")
 _ATTENTION = Operator(
     rules=_attention_rules,
+    in_parts=_queries_cut_in_parts,
     local=_attention_of_shard,
     small=_small_attention,
     kernel="attention",
     flops=_attention_flops,
+    blocks=_blocks_of_attention,
     traits=("attention",),
 )
 enter("attention", _ATTENTION, namespace="autoshard")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..capture import Node, Ref, TensorMeta
-from ..layout import P_SUM, Layout, R, S, is_even, local_ranges, local_shape
+from ..layout import MOST_PARTS, P_SUM, Layout, Placement, R, S, is_even, local_ranges, local_shape
 from ..mesh import Mesh
 from .lengths import small_lengths, wide
 from .local import on_contiguous, with_local_size
@@ -59,11 +59,31 @@ def _rows_cut_further(node: Node, inputs: Metas) -> list[Rule]:
     meta = node.outputs[0]
     assert meta is not None
     before, after = inputs[0].shape, meta.shape
-    rules = [Rule((S(1),), (S(0),))] if _are_rows_of(after, before) else []
-    return [*rules, Rule((S(0),), (S(1),))] if _are_rows_of(before, after) else rules
+    rules = [Rule((S(1),), (S(0),))] if are_rows_of(after, before) else []
+    return [*rules, Rule((S(0),), (S(1),))] if are_rows_of(before, after) else rules
 
 
-def _are_rows_of(flat: Shape, shape: Shape) -> bool:
+def _rows_cut_further_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
+    """The same where other axes leave a rank several rows, of each of which it has a block, or one of each part."""
+    meta = node.outputs[0]
+    assert meta is not None
+    shapes, found, parts = (inputs[0].shape, meta.shape), [], len(placement.parts)
+    for flat, apart in ((0, 1), (1, 0)):
+        if set(placement.parts) != {1} or not are_rows_of(shapes[flat], shapes[apart]):
+            continue
+        rows = [k for k in range(1, shapes[apart][0] + 1) if shapes[apart][0] % k == 0]
+        if position == apart and placement.dim == 1:
+            pairs = [(placement, S(0, (1,) * (k * parts))) for k in rows if k * parts <= MOST_PARTS]
+        elif position == flat and placement.dim == 0:
+            pairs = [(S(1, (1,) * (parts // k)), placement) for k in rows if parts % k == 0]
+        else:
+            continue
+        found += [Rule((a,), (b,)) if apart == 0 else Rule((b,), (a,)) for a, b in pairs]
+    return found
+
+
+def are_rows_of(flat: Shape, shape: Shape) -> bool:
+    """Whether a shape (B * T, ...) takes the first two dims of (B, T, ...) together, of which none is 1."""
     return len(shape) > 1 and min(shape[:2]) > 1 and flat[:1] == (shape[0] * shape[1],)
 
 
@@ -108,12 +128,18 @@ def _elements(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tu
 
 
 def _ranges(shape: tuple[int, ...], layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> Iterator[_Taken]:
-    """Of each dim what a rank has; one that is cut in equal parts is two, the first of which is taken whole."""
+    """Of each dim what a rank has; one that is cut in equal parts is two, the first of which is taken whole, and one
+    more in front where outer axes cut it as one before.
+    """
     for dim, size in enumerate(shape):
         ranges, parts = tuple(local_ranges(size, layout, dim, mesh, coordinate)), layout.parts_of(dim)
         if parts and set(parts) == {1}:
+            outer = math.prod(mesh.shape[axis] for axis in layout.outer_axes_of(dim))
+            which, start = divmod(ranges[0][0], size // outer)
+            if outer > 1:
+                yield outer, ((which, which + 1),)
             yield len(parts), ((0, len(parts)),)
-            yield size // len(parts), ranges[:1]
+            yield size // outer // len(parts), ((start, start + ranges[0][1] - ranges[0][0]),)
         else:
             yield size, ranges
 
@@ -280,6 +306,7 @@ def _small_range(start: int | None, end: int | None, whole: int, size: int) -> t
 _RESHAPE = Operator(
     rules=_reshape_rules,
     rules_beside_others=_rows_cut_further,
+    in_parts_beside_others=_rows_cut_further_in_parts,
     in_parts=reshape_in_parts,
     fits=_is_aligned,
     local=with_local_size(1, aten.reshape.default),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..capture import CapturedGraph
-from ..constraints.limits import Limit, Limits, Taking
+from ..constraints.limits import Limit, Limits, Taking, TakingCut
 from ..constraints.names import names_of, results_of
 from ..errors import ConstraintError
 from ..layout import Layout, format_layout, format_strategy
@@ -27,10 +27,10 @@ def candidates(
     Raises:
         ConstraintError: a limit leaves none; the message says what there is, and which other limit stands in the way.
     """
-    enumerator = Enumerator(graph, mesh, rulebook or Rulebook.of_process())
+    enumerator = Enumerator(graph, mesh, rulebook or Rulebook.of_process(), limits.asked)
     found = [enumerator.strategies(node) for node in graph.nodes]
     mutated = {ref for _, ref in graph.mutations}
-    found += [enumerator.held(graph.meta(ref), cut=ref not in mutated) for _, ref in results_of(graph)]
+    found += [enumerator.leaving(ref, cut=ref not in mutated) for _, ref in results_of(graph)]
     limited = _Limited(mesh, limits)
     return tuple(limited.of(i, name, offered) for i, (name, offered) in enumerate(zip(names_of(graph), found)))
 
@@ -73,8 +73,10 @@ class _Limited:
 
 def _kept(limit: Limit, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
     layouts = limit.keep(_layouts(strategies))
-    kept = (s for s in strategies if s.outputs[0] in layouts or (isinstance(limit, Taking) and s.outputs[0] is None))
-    return tuple(s for s in kept if not isinstance(limit, Taking) or limit.allows(s.inputs, s.outputs))
+    if isinstance(limit, Taking | TakingCut):
+        kept = (s for s in strategies if s.outputs[0] is None or s.outputs[0] in layouts)
+        return tuple(s for s in kept if limit.allows(s.inputs, s.outputs))
+    return tuple(s for s in strategies if s.outputs[0] in layouts)
 
 
 def _layouts(strategies: tuple[Strategy, ...]) -> tuple[Layout, ...]:

@@ -260,10 +260,11 @@ class _Race:
         if self._best is None:
             return Contender(OPTIMUM, "least predicted time", self._fitted(self._planner, ()))
         best, baseline = self._best
-        plan, reason = self._tried(self._planner, ()), ""
+        free = self._planner.having(asked=best.formulation.asked)
+        plan, reason = self._tried(free, ()), ""
         if baseline.again and _is_worse(plan, best.plan):
             # What the baseline computes again was no choice of the optimum's program, or was not found in it.
-            plan = self._tried(self._told, baseline.again)
+            plan = self._tried(self._told.having(asked=best.formulation.asked), baseline.again)
             reason = f"plans that compute again what {baseline.name} does ({' and '.join(baseline.again)})"
         if plan is None or _is_worse(plan, best.plan):
             pins = gather_constraints((*self._constraints, *baseline.again), self._planner.mesh).texts

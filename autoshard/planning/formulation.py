@@ -42,7 +42,7 @@ from ..mesh import Mesh
 from ..micro_batches import operator_runs
 from ..ops import is_free, known
 from ..recomputation import again_name
-from ..strategies import Rulebook, Strategy
+from ..strategies import Asked, Rulebook, Strategy
 from .candidates import candidates
 from .layer_ties import in_groups, marks_of, tied_classes
 from .pricing import NO_OPTIMIZER, Prices
@@ -60,7 +60,8 @@ class Formulation:
     others hold the ``results``: tensors that leave the graph and have no tangent, by name. ``networks`` are those of
     ``free``, the problem without memory, of which ``problem`` may have more to say: what is held, and the limit.
 
-    ``groups`` names the groups of layers where identical layers are not all decided alike (:meth:`in_groups`).
+    ``asked`` are cuts in parts that the constraints ask for, beside those of the graph. ``groups`` names the groups of
+    layers where identical layers are not all decided alike (:meth:`in_groups`).
 
     ``seconds`` has for every second operator of a program that decides what is computed again the first one, whose
     choices are its strategies and then the same with the second operator.
@@ -79,6 +80,7 @@ class Formulation:
     free: Problem
     problem: Problem
     seconds: Mapping[int, int]
+    asked: Asked = ()
     groups: tuple[str, ...] = ()
 
     def in_groups(self, share: float) -> Formulation:
@@ -140,6 +142,7 @@ def formulate(
     bucket_bytes: int = 0,
     gathers_ahead: bool = True,
     rulebook: Rulebook | None = None,
+    asked: Asked = (),
 ) -> Formulation:
     """Builds the integer program of a graph on a mesh of a machine.
 
@@ -157,6 +160,7 @@ def formulate(
         policy: of the optimizer whose step is priced; by default of none.
         bucket_bytes, gathers_ahead: how much travels together, and whether ahead (:mod:`autoshard.plans.schedule`).
         rulebook: the rules of operators that are known already; left out, those that were checked in this process.
+        asked: cuts in parts that are to be choices, beside those that the graph and the constraints ask for.
 
     Raises:
         ConstraintError: a constraint names nothing, or leaves its tensor or operator no layout that it can have.
@@ -169,6 +173,8 @@ def formulate(
     contention = profile.contention if objective == "overlapped-step-time" else 1.0
     prices = Prices(graph, mesh, profile, policy, bucket_bytes, contention, gathers_ahead)
     limits = compile_constraints(constraints, graph, mesh)
+    for ref, placement in asked:
+        limits.ask(ref, placement)
     return assemble(
         graph,
         mesh,
@@ -233,6 +239,7 @@ def assemble(
         free=problem,
         problem=problem,
         seconds=seconds,
+        asked=limits.asked,
     )
 
 

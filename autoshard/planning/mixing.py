@@ -113,11 +113,13 @@ def without_strategies(graph: CapturedGraph, offered: Offered, axis: int = 0) ->
     them is looked at as if all that they read and make could be sent over an axis.
     """
     possible: dict[Ref, frozenset[Layout]] = {}
-    limits = offered.limits
+    limits, in_parts = offered.limits, _wanted_in_parts(graph, offered)
 
     def opened(ref: Ref) -> frozenset[Layout]:
         is_parameter = limits.roles.of(ref) == "parameters"
-        return possible[ref] if is_parameter else _sent(possible[ref], graph.meta(ref).shape, without(ref))
+        return (
+            possible[ref] if is_parameter else _sent(possible[ref], graph.meta(ref).shape, in_parts[ref], without(ref))
+        )
 
     def without(ref: Ref) -> Banned:
         return frozenset(move for move in limits.banned(ref) if move[1] != axis)
@@ -134,7 +136,7 @@ def without_strategies(graph: CapturedGraph, offered: Offered, axis: int = 0) ->
             ref = Ref(i, k)
             if meta is not None:
                 made = frozenset(layout for strategy in fitting if (layout := strategy.outputs[k]) is not None)
-                possible[ref] = _sent(made, meta.shape, without(ref) if mixes else limits.banned(ref))
+                possible[ref] = _sent(made, meta.shape, in_parts[ref], without(ref) if mixes else limits.banned(ref))
 
 
 def _fitting(strategies: Iterable[Strategy], read: Sequence[frozenset[Layout]]) -> list[Strategy]:
@@ -143,13 +145,25 @@ def _fitting(strategies: Iterable[Strategy], read: Sequence[frozenset[Layout]]) 
     ]
 
 
+def _wanted_in_parts(graph: CapturedGraph, offered: Offered) -> dict[Ref, frozenset[Placement]]:
+    """The cuts in parts in which tensors are wanted by who reads them; none where no scheme asks for any."""
+    found: dict[Ref, set[Placement]] = defaultdict(set)
+    for node, strategies in zip(graph.nodes, offered.strategies) if offered.limits.asked else ():
+        for strategy in strategies:
+            for ref, layout in zip(node.inputs, strategy.inputs):
+                found[ref].update(placement for placement in layout if placement.parts)
+    return defaultdict(frozenset, {ref: frozenset(placements) for ref, placements in found.items()})
+
+
 @lru_cache(MOST_KEPT)
-def _sent(made: frozenset[Layout], shape: tuple[int, ...], banned: Banned) -> frozenset[Layout]:
+def _sent(
+    made: frozenset[Layout], shape: tuple[int, ...], in_parts: frozenset[Placement], banned: Banned
+) -> frozenset[Layout]:
     """What collectives and slices that are not banned make of a tensor in these layouts, one after the other: a
     parameter that is cut along dim 0 is gathered, and cut along dim 1.
     """
     found, waiting = set(made), list(made)
-    wanted = [Placement("R"), *(Placement("S", dim) for dim in range(len(shape)))]
+    wanted = [Placement("R"), *(Placement("S", dim) for dim in range(len(shape))), *in_parts]
     while waiting:
         before = waiting.pop()
         for axis, placement in product(range(len(before)), wanted):

@@ -24,7 +24,7 @@ from ..plans.schedule import BUCKET_BYTES
 from ..plans.simulation import overlapped_s
 from ..plans.units import format_gap
 from ..precision import AS_IT_IS, Precision
-from ..strategies import Rulebook
+from ..strategies import Asked, Rulebook
 from .blocking import ANY_PLAN, why_not
 from .budget import SolverOptions, plan_within_budget, said_by
 from .decided import decided
@@ -66,7 +66,8 @@ class Planner:
     ``chooses_again``, a budget that binds lets the program decide what is computed again. ``report`` is told of better
     costs and bounds while it solves, from any thread. The ``rulebook`` fills with the rules that its programs want,
     ``results`` with what operators make where plans are lowered, ``mixing`` with the operators that mix what a scheme
-    cuts over so many ranks. The other options are those of :func:`autoshard.plan`.
+    cuts over so many ranks. ``asked`` are cuts in parts that are to be choices, beside those that the graph asks for.
+    The other options are those of :func:`autoshard.plan`.
     """
 
     graph: CapturedGraph
@@ -85,6 +86,7 @@ class Planner:
     report: Callable[[str], None] = lambda said: None
     rulebook: Rulebook = field(default_factory=Rulebook.of_process)
     results: Results = field(default_factory=Results)
+    asked: Asked = ()
     mixing: dict[object, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -273,6 +275,7 @@ class Planner:
             bucket_bytes=self.bucket_bytes,
             gathers_ahead=self.gathers_ahead,
             rulebook=self.rulebook,
+            asked=self.asked,
         )
 
     def _gathering(self, constraints: Sequence[Constraint]) -> list[Constraint]:

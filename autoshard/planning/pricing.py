@@ -358,10 +358,12 @@ class Prices:
         if has(node, "rows"):
             read[0] = min(read[0], written[0])
         flops, kind = _flops(node, inputs, outputs)
-        passes = known(node.op).passes
+        passes, blocks = known(node.op).passes, known(node.op).blocks
+        share, further = blocks(node, inputs, strategy.inputs) if blocks else (1.0, 0)
         moved = (sum(read) + sum(written)) * (passes(node, metas, strategy.inputs) if passes else 1.0)
         dtype = str(pairs[0][0].dtype if pairs else torch.float32).removeprefix("torch.")
-        return float(self._profile.op_s(dtype, flops / among, moved / among, kind))
+        launches_s = further * float(self._profile.op_s(dtype, 1.0, 0.0, kind)) if further else 0.0
+        return launches_s + float(self._profile.op_s(dtype, share * flops / among, moved / among, kind))
 
 
 def _size_bytes(meta: TensorMeta) -> int:

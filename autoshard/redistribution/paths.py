@@ -173,7 +173,8 @@ def _moves(layouts: tuple[Layout, ...], mesh: Mesh, falling: frozenset[tuple[int
         after = index[digits[before] @ weights + (new - old) * weights[list(axes)].sum()]
         before, after = before[after >= 0], after[after >= 0]
         later = [axis for axis in range(axes[0], mesh.ndim) if axis not in axes]
-        cuts = [k for k in (old, new) if placements[k].kind == "S"]
+        dims = {placements[k].dim for k in (old, new) if placements[k].kind == "S"}
+        cuts = [k for k, placement in enumerate(placements) if placement.dim in dims]
         is_inner = ~np.isin(digits[before][:, later], cuts).any(axis=1)  # else another cut of the dim is in the way
         before, after = before[is_inner], after[is_inner]
         step = step_on(layouts[before[0]], layouts[after[0]], axes) if len(before) else None

@@ -121,8 +121,9 @@ def step_on(before: Layout, after: Layout, axes: tuple[int, ...]) -> Step | None
     if len(old) != 1 or len(new) != 1 or old == new:
         return None
     (old_one,), (new_one,) = old, new
-    further_in = {before[axis] for axis in range(axes[0], len(before)) if axis not in axes}
-    if any(placement.kind == "S" and placement in further_in for placement in (old_one, new_one)):
+    inner = (before[axis] for axis in range(axes[0], len(before)) if axis not in axes)
+    further_in = {placement.dim for placement in inner if placement.kind == "S"}
+    if any(placement.kind == "S" and placement.dim in further_in for placement in (old_one, new_one)):
         return None
     match old_one.kind, new_one.kind:
         case "S", "R":

@@ -181,7 +181,8 @@ class _Question:
         held = node >= len(graph.nodes) or graph.nodes[node].kind != "operator"
         twice = any(len(layout.axes_of(dim)) > 1 for dim in range(len(shape)))
         if not held:
-            strategies = Enumerator(graph, mesh, self._planner.rulebook).strategies(graph.nodes[node])
+            enumerator = Enumerator(graph, mesh, self._planner.rulebook, self._now.formulation.asked)
+            strategies = enumerator.strategies(graph.nodes[node])
             offered = dict.fromkeys(s.outputs[0] for s in strategies if s.outputs[0] is not None)
             if layout not in offered:
                 listed = "; ".join(format_layout(other, mesh) for other in list(offered)[:MOST_SHOWN])

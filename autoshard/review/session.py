@@ -23,6 +23,7 @@ from ..layout import Layout
 from ..mesh import HybridMesh, Mesh
 from ..planning import Formulation, MemoryLimit, Planner, TensorNetwork, profile_of, timeline_of
 from ..plans import ShardingPlan
+from ..strategies import Strategy, asked_by
 from .decisions import Decisions, choices_of, decision_text, decisions_of
 from .fewest_changes import cheapest_nearest
 
@@ -87,7 +88,10 @@ def planner_of(
             with in_mode(model, not model.training):
                 other = made()
             planner = other if other.graph.fingerprint == plan.fingerprint else planner
-    return replace(planner, graph=recomputed(planner.graph, plan.recomputed))
+    graph = recomputed(planner.graph, plan.recomputed)
+    chosen = {entry.name: Strategy(entry.inputs, entry.outputs) for entry in plan.operators}
+    chosen |= {entry.name: Strategy((), (entry.layout,)) for entry in plan.inputs}
+    return planner.having(graph=graph, asked=asked_by(graph, chosen))
 
 
 def reporter(conditions: Conditions) -> Progress:

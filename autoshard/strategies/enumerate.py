@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from itertools import product
@@ -19,7 +19,7 @@ from ..micro_batches import is_held, is_summed
 from ..ops import Rule, has, is_registered, known, replicate_rule
 from .dtensor import dtensor_function, dtensor_rules
 from .guesses import guessed_rules
-from .in_parts import cuts_in_parts, rules_in_parts
+from .in_parts import cuts_in_parts, rules_in_parts, rules_in_parts_beside_others
 from .rule_check import Check
 
 _NEVER_SENT = frozenset({torch.int16, torch.uint16})
@@ -115,10 +115,18 @@ class Enumerator:
 
     Args:
         rulebook: the rules that are known from other graphs, which gets those of this one.
+        asked: cuts in parts beside those that the graph asks for; then inputs and results may be cut so, too.
     """
 
-    def __init__(self, graph: CapturedGraph, mesh: Mesh, rulebook: Rulebook | None = None) -> None:
+    def __init__(
+        self,
+        graph: CapturedGraph,
+        mesh: Mesh,
+        rulebook: Rulebook | None = None,
+        asked: Sequence[tuple[Ref, Placement]] = (),
+    ) -> None:
         self._graph = graph
+        self._also_asked = tuple(asked)
         self._mesh = mesh
         self._rulebook = rulebook or Rulebook()
         self._operators: dict[object, tuple[Strategy, ...]] = {}
@@ -150,7 +158,13 @@ class Enumerator:
         assert meta is not None
         if node.kind == "buffer":
             return self.held(meta, cut=False)
-        return self.held(meta, in_parts=tuple(sorted(in_parts[0])) if node.kind == "parameter" else ())
+        may_be = node.kind == "parameter" or self._also_asked
+        return self.held(meta, in_parts=tuple(sorted(in_parts[0])) if may_be else ())
+
+    def leaving(self, ref: Ref, cut: bool) -> tuple[Strategy, ...]:
+        """The layouts of a result that leaves the graph."""
+        in_parts = self._asked.get(ref, frozenset()) if self._also_asked else frozenset()
+        return self.held(self._graph.meta(ref), cut, tuple(sorted(in_parts)))
 
     def _cuts_in_parts(self, node: Node) -> tuple[frozenset[Placement], ...]:
         """The cuts in parts that the graph asks for of each tensor that a node takes, and then of its results."""
@@ -163,7 +177,7 @@ class Enumerator:
 
     @cached_property
     def _asked(self) -> dict[Ref, frozenset[Placement]]:
-        return cuts_in_parts(self._graph, self._mesh, self._rulebook)
+        return cuts_in_parts(self._graph, self._mesh, self._rulebook, self._also_asked)
 
     def provenance(self, node: Node) -> Provenance:
         """Where the rules of an operator come from.
@@ -241,8 +255,10 @@ class Enumerator:
         in_parts: tuple[frozenset[Placement], ...],
     ) -> tuple[Strategy, ...]:
         whole = replicate_rule(len(metas), node.outputs)
-        beside = _beside_others(node, metas)
         asked = [(k, placement) for k, placements in enumerate(in_parts) for placement in sorted(placements)]
+        ways = {placement for _, placement in self._also_asked}
+        further = (rule for cut in asked for rule in rules_in_parts_beside_others(node, metas, *cut, ways))
+        beside = [*_beside_others(node, metas), *dict.fromkeys(further)]
         parts = {
             size: dict.fromkeys(rule for cut in asked for rule in self._rulebook.in_parts(node, metas, size, *cut))
             for size in found

@@ -10,6 +10,7 @@ offered it.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from ..capture import CapturedGraph, Node, Ref, TensorMeta, is_random
@@ -62,6 +63,27 @@ def rules_in_parts(
     return tuple(dict.fromkeys(found))
 
 
+def rules_in_parts_beside_others(
+    node: Node, metas: Metas, position: int, placement: Placement, asked: Collection[Placement]
+) -> list[Rule]:
+    """The rules of an operator with a dim cut in parts that are right beside those of other axes alone; whether a
+    product with them is, the operator proves.
+
+    Args:
+        asked: how dims are cut in parts that somebody asks for beside the graph: rules have as many parts, of the first
+            dim and of others, as one of these.
+    """
+    make = known(node.op).in_parts_beside_others
+    if make is None or not asked:
+        return []
+    counts = {(not p.dim, len(p.parts)) for p in asked}
+    return [
+        rule
+        for rule in make(node, metas, position, placement)
+        if all(p is None or not p.parts or (not p.dim, len(p.parts)) in counts for p in (*rule.inputs, *rule.outputs))
+    ]
+
+
 def _in_parts_alike(
     rule: Rule, tensors: tuple[TensorMeta | None, ...], position: int, placement: Placement
 ) -> Rule | None:
@@ -77,11 +99,16 @@ def _in_parts_alike(
     return Rule(tuple(p for p in cut[:count] if p), tuple(cut[count:]))
 
 
-def cuts_in_parts(graph: CapturedGraph, mesh: Mesh, rules: Rules) -> dict[Ref, frozenset[Placement]]:
-    """The cuts in parts that each tensor of a graph is offered on a mesh; empty where it takes no dim apart."""
+def cuts_in_parts(
+    graph: CapturedGraph, mesh: Mesh, rules: Rules, asked: Sequence[tuple[Ref, Placement]] = ()
+) -> dict[Ref, frozenset[Placement]]:
+    """The cuts in parts that each tensor of a graph is offered on a mesh; empty where it takes no dim apart, and no
+    others are ``asked`` for.
+    """
     sizes = sorted(set(mesh.shape) - {1})
     found: dict[Ref, set[Placement]] = defaultdict(set)
     waiting: list[tuple[Ref, Placement]] = []
+    ways = {placement for _, placement in asked}
 
     def add(ref: Ref, placement: Placement) -> None:
         axes = (Mesh(("axis",), (size,)) for size in sizes)
@@ -90,7 +117,7 @@ def cuts_in_parts(graph: CapturedGraph, mesh: Mesh, rules: Rules) -> dict[Ref, f
             found[ref].add(placement)
             waiting.append((ref, placement))
 
-    for ref, placement in (*(asked[:2] for asked in parts_asked_for(graph)), *batches_joined(graph)):
+    for ref, placement in (*(each[:2] for each in parts_asked_for(graph)), *batches_joined(graph), *asked):
         add(ref, placement)
     if not waiting:
         return {}
@@ -120,7 +147,8 @@ def cuts_in_parts(graph: CapturedGraph, mesh: Mesh, rules: Rules) -> dict[Ref, f
                     add(other, placement)
                 continue
             metas = tuple(map(graph.meta, node.inputs))
-            for rule in (r for size in sizes for r in rules.in_parts(node, metas, size, position, placement)):
+            along = [r for size in sizes for r in rules.in_parts(node, metas, size, position, placement)]
+            for rule in (*along, *rules_in_parts_beside_others(node, metas, position, placement, ways)):
                 for other, p in zip(refs, (*rule.inputs, *rule.outputs)):
                     if p is not None and p.parts:
                         add(other, p)

@@ -195,6 +195,8 @@ def test_what_mixes_a_sequence_is_gathered_for(mesh: str, baseline: str) -> None
     plan = _plan(model, args, mesh, f"baseline {baseline}")
     assert any(placement.kind == "S" and placement.dim == 1 for placement in plan.inputs[0].layout)
     assert any("gathering" in pin and "/constant_pad_nd" in pin for pin in plan.pins)
+    embedded = next(entry.outputs[0] for entry in plan.operators if entry.name == "embed/embedding")
+    assert embedded is not None and embedded.axes_of(1)  # words are whole for the targets alone
     check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.layout import Layout, R, S, has_empty_shard, local_range
+from autoshard.layout import Layout, R, S, has_empty_shard, is_possible, local_range
 from autoshard.mesh import Mesh
 from autoshard.ops.views import aligned
 from autoshard.strategies import Enumerator
@@ -50,6 +52,36 @@ def test_aligned_shards_are_those_that_hold_the_same_elements_in_the_same_order(
     if has_empty_shard(before, a, mesh) or has_empty_shard(after, b, mesh):
         return
     assert aligned(before, a, after, b, mesh) == (_elements(before, a, mesh) == _elements(after, b, mesh))
+
+
+@st.composite
+def reshapes_in_parts(draw: st.DrawFn):
+    """Shapes of 48 elements, with dims cut in equal parts, some by one axis beside others that cut them as one."""
+    mesh = draw(st.sampled_from([Mesh.parse(text) for text in ("a=2", "a=2,b=2", "a=3,b=2", "a=2,b=2,c=2")]))
+    sides = []
+    for _ in range(2):
+        shape = draw(st.sampled_from([(48,), (2, 24), (4, 12), (2, 2, 12), (6, 8), (3, 16), (24, 2)]))
+        placements = [R, *(S(dim, parts) for dim in range(len(shape)) for parts in ((), (1, 1), (1, 1, 1)))]
+        layouts = [Layout(each) for each in product(placements, repeat=mesh.ndim)]
+        sides.append((shape, draw(st.sampled_from([each for each in layouts if is_possible(shape, each, mesh)]))))
+    return (*sides, mesh)
+
+
+@settings(max_examples=1000)
+@given(reshapes_in_parts())
+def test_aligned_shards_in_parts_hold_the_same_elements_in_the_same_order(case) -> None:
+    """What is alike in another way than parts say it may be missed; nothing is called alike that is not."""
+    (before, a), (after, b), mesh = case
+    if aligned(before, a, after, b, mesh):
+        assert _elements(before, a, mesh) == _elements(after, b, mesh)
+
+
+def test_parts_of_a_row_are_parts_of_rows_taken_together() -> None:
+    mesh = Mesh.parse("dp=2,cp=3")
+    apart, together = Layout((S(0), S(1, (1,) * 4))), Layout((S(0), S(0, (1,) * 4)))
+    assert aligned((2, 24, 5), apart, (48, 5), together, mesh) and aligned((48, 5), together, (2, 24, 5), apart, mesh)
+    assert _elements((2, 24, 5), apart, mesh) == _elements((48, 5), together, mesh)
+    assert not aligned((4, 24, 5), apart, (96, 5), together, mesh)  # two rows on a rank
 
 
 @pytest.mark.parametrize(("batch", "length"), [(2, 6), (2, 5), (4, 6), (1, 6)])
