@@ -104,6 +104,30 @@ def llava() -> Example:
     return transformers.LlavaForConditionalGeneration(config), given
 
 
+class Loss(torch.nn.Module):
+    """The loss that a model gives beside features and scores."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **given: Any) -> torch.Tensor:
+        """One number."""
+        loss: torch.Tensor = self.model(**given, return_loss=True).loss
+        return loss
+
+
+def clip() -> Example:
+    """Pictures and texts that are told apart by each other: a contrastive loss over the batch."""
+    sizes = {key: value for key, value in SIZES.items() if "prob" not in key}
+    words = transformers.CLIPTextConfig(**sizes, vocab_size=96, max_position_embeddings=LENGTH, eos_token_id=2)
+    pictures = transformers.CLIPVisionConfig(**sizes, image_size=16, patch_size=8)
+    config = transformers.CLIPConfig(
+        text_config=words.to_dict(), vision_config=pictures.to_dict(), projection_dim=16, attn_implementation="sdpa"
+    )
+    return Loss(transformers.CLIPModel(config)), {"input_ids": _tokens(), "pixel_values": torch.randn(BATCH, 3, 16, 16)}
+
+
 class Mean(torch.nn.Module):
     """The mean square of the features of an encoder, as a loss."""
 
@@ -126,4 +150,6 @@ def sam() -> Example:
     return Mean(transformers.SamVisionModel(config)), {"pixel_values": torch.randn(BATCH, 3, 32, 32)}
 
 
-ENCODERS = tuple(Member(make.__name__, make) for make in (bert, t5, whisper, wav2vec2, vit, swin, dinov2, llava, sam))
+_MAKERS = (bert, t5, whisper, wav2vec2, vit, swin, dinov2, llava, clip, sam)
+
+ENCODERS = tuple(Member(make.__name__, make) for make in _MAKERS)
