@@ -75,11 +75,13 @@ def test_parts_that_ranks_cannot_share_alike_are_no_layout(text: str, shape: tup
         check_fits(parse_layout(text, mesh), shape, mesh)
 
 
-def test_axes_that_cut_one_dim_cut_the_same_parts() -> None:
+def test_axes_that_cut_one_dim_cut_the_same_parts_but_for_outer_ones_that_cut_it_as_one() -> None:
     mesh = Mesh.parse("a=2,b=2")
     nested = parse_layout("a:S(0/3) b:S(0/3)", mesh)
     assert is_possible((36,), nested, mesh) and not is_possible((30,), nested, mesh)
-    assert not is_possible((36,), Layout((S(0), S(0, (1, 1, 1)))), mesh)
+    outer = parse_layout("a:S(0) b:S(0/3)", mesh)
+    assert is_possible((36,), outer, mesh) and not is_possible((18,), outer, mesh)
+    assert not is_possible((36,), Layout((S(0, (1, 1, 1)), S(0))), mesh)
 
 
 @pytest.mark.parametrize("name", ["fused", "fused 4:1:1"])
