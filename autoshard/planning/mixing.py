@@ -114,22 +114,31 @@ def without_strategies(graph: CapturedGraph, offered: Offered, axis: int = 0) ->
     """
     possible: dict[Ref, frozenset[Layout]] = {}
     limits, in_parts = offered.limits, _wanted_in_parts(graph, offered)
+    known: dict[object, list[Strategy]] = {}
+
+    def fitting_on(index: int, read: tuple[frozenset[Layout], ...]) -> list[Strategy]:
+        """The strategies that take what can reach an operator; equal operators have one tuple of strategies."""
+        strategies = offered.strategies[index]
+        key = id(strategies), read
+        if key not in known:
+            pairs = ((each, zip(each.inputs, read)) for each in strategies)
+            known[key] = [each for each, taken in pairs if all(layout in layouts for layout, layouts in taken)]
+        return known[key]
 
     def opened(ref: Ref) -> frozenset[Layout]:
-        is_parameter = limits.roles.of(ref) == "parameters"
-        return (
-            possible[ref] if is_parameter else _sent(possible[ref], graph.meta(ref).shape, in_parts[ref], without(ref))
-        )
+        if limits.roles.of(ref) == "parameters":
+            return possible[ref]
+        return _sent(possible[ref], graph.meta(ref).shape, in_parts[ref], without(ref))
 
     def without(ref: Ref) -> Banned:
         return frozenset(move for move in limits.banned(ref) if move[1] != axis)
 
     for i, node in enumerate(graph.nodes):
-        fitting = _fitting(offered.strategies[i], [possible[ref] for ref in node.inputs])
+        fitting = fitting_on(i, tuple([possible[ref] for ref in node.inputs]))
         mixes = not fitting
         if mixes:
             yield i
-            fitting = _fitting(offered.strategies[i], [opened(ref) for ref in node.inputs])
+            fitting = fitting_on(i, tuple([opened(ref) for ref in node.inputs]))
         if not fitting:
             return  # nor on anything else: the schemes themselves say how it is to run
         for k, meta in enumerate(node.outputs):
@@ -139,20 +148,19 @@ def without_strategies(graph: CapturedGraph, offered: Offered, axis: int = 0) ->
                 possible[ref] = _sent(made, meta.shape, in_parts[ref], without(ref) if mixes else limits.banned(ref))
 
 
-def _fitting(strategies: Iterable[Strategy], read: Sequence[frozenset[Layout]]) -> list[Strategy]:
-    return [
-        strategy for strategy in strategies if all(layout in layouts for layouts, layout in zip(read, strategy.inputs))
-    ]
-
-
 def _wanted_in_parts(graph: CapturedGraph, offered: Offered) -> dict[Ref, frozenset[Placement]]:
     """The cuts in parts in which tensors are wanted by who reads them; none where no scheme asks for any."""
-    found: dict[Ref, set[Placement]] = defaultdict(set)
+    found: dict[Ref, frozenset[Placement]] = defaultdict(frozenset)
+    taken: dict[int, list[frozenset[Placement]]] = {}
     for node, strategies in zip(graph.nodes, offered.strategies) if offered.limits.asked else ():
-        for strategy in strategies:
-            for ref, layout in zip(node.inputs, strategy.inputs):
-                found[ref].update(placement for placement in layout if placement.parts)
-    return defaultdict(frozenset, {ref: frozenset(placements) for ref, placements in found.items()})
+        if id(strategies) not in taken:  # equal operators have the same tuple
+            layouts = zip(*(strategy.inputs for strategy in strategies))
+            taken[id(strategies)] = [
+                frozenset(p for layout in set(each) for p in layout if p.parts) for each in layouts
+            ]
+        for ref, placements in zip(node.inputs, taken[id(strategies)]):
+            found[ref] |= placements
+    return found
 
 
 @lru_cache(MOST_KEPT)

@@ -21,6 +21,7 @@ from .dtensor import dtensor_function, dtensor_rules
 from .guesses import guessed_rules
 from .in_parts import cuts_in_parts, rules_in_parts, rules_in_parts_beside_others
 from .rule_check import Check
+from .signatures import signature
 
 _NEVER_SENT = frozenset({torch.int16, torch.uint16})
 """No collective of gloo or NCCL takes these ("Invalid scalar type" in torch 2.13): every rank has them whole."""
@@ -295,11 +296,6 @@ class Enumerator:
         return all(is_even(shape, layout, self._mesh) for layout, shape in along)
 
 
-def signature(node: Node, metas: tuple[TensorMeta, ...]) -> object:
-    """A key: operators with equal ones have the same strategies at the same cost."""
-    return (node.op, repr(_anonymous(node.args)), repr(_anonymous(node.kwargs)), metas, node.outputs)
-
-
 @dataclass(frozen=True)
 class _Found:
     """The rules of an operator along one axis beside replication.
@@ -371,12 +367,6 @@ def _lack(found: int, check: Check) -> str:
     if not check.can_try:
         return "its sharding rules cannot be checked, as it does not run on random tensors of a size that can be tried"
     return f"none of its {found} sharding rules gives its numbers when it is checked"
-
-
-def _anonymous(value: object) -> object:
-    if isinstance(value, Ref):
-        return "tensor"
-    return tuple([_anonymous(item) for item in value]) if isinstance(value, tuple) else value
 
 
 def _could_be_cut(node: Node) -> bool:

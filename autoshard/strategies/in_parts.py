@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Protocol
 
 from ..capture import CapturedGraph, Node, Ref, TensorMeta, is_random
@@ -20,6 +21,7 @@ from ..micro_batches import is_held, is_summed
 from ..ops import Rule, batches_joined, known, parts_asked_for
 from ..recomputation import again_name, first_name
 from .rule_check import Check
+from .signatures import signature
 
 Metas = tuple[TensorMeta, ...]
 
@@ -106,16 +108,34 @@ def cuts_in_parts(
     others are ``asked`` for.
     """
     sizes = sorted(set(mesh.shape) - {1})
+    axes = [Mesh(("axis",), (size,)) for size in sizes]
     found: dict[Ref, set[Placement]] = defaultdict(set)
     waiting: list[tuple[Ref, Placement]] = []
     ways = {placement for _, placement in asked}
+    keys: dict[int, object] = {}
+    led_to: dict[object, list[tuple[int, Placement]]] = {}
+
+    @cache
+    def is_even(shape: tuple[int, ...], placement: Placement) -> bool:
+        return any(cuts_parts_evenly(shape, Layout((placement,)), axis) for axis in axes)
 
     def add(ref: Ref, placement: Placement) -> None:
-        axes = (Mesh(("axis",), (size,)) for size in sizes)
-        even = any(cuts_parts_evenly(graph.meta(ref).shape, Layout((placement,)), axis) for axis in axes)
-        if even and placement not in found[ref]:
+        if placement not in found[ref] and is_even(graph.meta(ref).shape, placement):
             found[ref].add(placement)
             waiting.append((ref, placement))
+
+    def leads_to(index: int, position: int, placement: Placement) -> list[tuple[int, Placement]]:
+        """The cuts in parts at other positions; equal operators have the same."""
+        node, metas = graph.nodes[index], tuple(map(graph.meta, graph.nodes[index].inputs))
+        if index not in keys:
+            keys[index] = signature(node, metas)
+        key = keys[index], position, placement
+        if key not in led_to:
+            along = [r for size in sizes for r in rules.in_parts(node, metas, size, position, placement)]
+            along += rules_in_parts_beside_others(node, metas, position, placement, ways)
+            every = ((k, p) for rule in along for k, p in enumerate((*rule.inputs, *rule.outputs)) if p and p.parts)
+            led_to[key] = list(dict.fromkeys(every))
+        return led_to[key]
 
     for ref, placement in (*(each[:2] for each in parts_asked_for(graph)), *batches_joined(graph), *asked):
         add(ref, placement)
@@ -146,10 +166,6 @@ def cuts_in_parts(
                 for other in refs:
                     add(other, placement)
                 continue
-            metas = tuple(map(graph.meta, node.inputs))
-            along = [r for size in sizes for r in rules.in_parts(node, metas, size, position, placement)]
-            for rule in (*along, *rules_in_parts_beside_others(node, metas, position, placement, ways)):
-                for other, p in zip(refs, (*rule.inputs, *rule.outputs)):
-                    if p is not None and p.parts:
-                        add(other, p)
+            for k, led in leads_to(i, position, placement):
+                add(refs[k], led)
     return {ref: frozenset(placements) for ref, placements in found.items()}
