@@ -70,9 +70,11 @@ def _queries(plan: ShardingPlan) -> Layout:
 @pytest.mark.parametrize(
     ("mesh", "baseline", "rows", "shifts"),
     [
-        *[("a=2", "cp", 1, False), ("a=4", "cp", 1, True), ("a=2,b=2", "fsdp+cp", 2, True)],
-        *[("a=2,b=2", "ddp+cp", 2, False), ("a=2", "cp", 2, False), ("a=2,b=2", "fsdp+cp", 4, True)],
-        *[("a=2,b=2", "ddp+cp", 6, False)],
+        *[("a=2", "cp", 1, False), ("a=2", "cp", 2, False), ("a=2,b=2", "fsdp+cp", 4, True)],
+        pytest.param("a=4", "cp", 1, True, marks=pytest.mark.thorough),
+        pytest.param("a=2,b=2", "fsdp+cp", 2, True, marks=pytest.mark.thorough),
+        pytest.param("a=2,b=2", "ddp+cp", 2, False, marks=pytest.mark.thorough),
+        pytest.param("a=2,b=2", "ddp+cp", 6, False, marks=pytest.mark.thorough),
     ],
 )
 def test_long_sequences_are_cut_in_parts_and_computed_as_by_one_process(

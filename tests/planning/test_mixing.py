@@ -171,7 +171,10 @@ def _plan(model: nn.Module, args: tuple[Tensor, ...], mesh: str, *constraints: s
 
 
 @pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
-@pytest.mark.parametrize(("mesh", "baseline"), [("a=4", "ddp"), ("a=4", "fsdp"), ("a=2,b=2", "hsdp")])
+@pytest.mark.parametrize(
+    ("mesh", "baseline"),
+    [pytest.param("a=4", "ddp", marks=pytest.mark.thorough), ("a=2", "fsdp"), ("a=2,b=2", "hsdp")],
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_what_mixes_rows_is_gathered_for(name: str, mesh: str, baseline: str) -> None:
     model, args = _example(name)
