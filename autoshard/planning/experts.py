@@ -6,6 +6,7 @@ The demo Llama on 2x2 under 40% of what it needs freely: 267 ms (``fsdp+sp/full`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, Self, TypeVar
@@ -104,6 +105,8 @@ def experts(planners: Sequence[Planning], constraints: Sequence[Constraint], bel
     budget = planners[0].limit.allowed_bytes
     told = [planner.having(chooses_again=False) for planner in planners]
     for baseline in reversed(baselines(told[0].mesh)):  # those that hold least first
+        if _cuts_several_rows(baseline, told[0]):
+            continue  # many choices, and of a batch that can be cut nobody cuts the sequence
         plain = _planned(told[0], baseline, constraints)
         if plain is None or plain.cost_ns >= below_ns:
             continue
@@ -126,6 +129,15 @@ def experts(planners: Sequence[Planning], constraints: Sequence[Constraint], bel
                     yield less
                 break
             left = _from_where_it_fits(found, left, budget)
+
+
+def _cuts_several_rows(baseline: Baseline, planner: Planning) -> bool:
+    """Whether a baseline cuts the sequence where each rank has several rows."""
+    ranks = zip(baseline.schemes, planner.mesh.shape)
+    return "cp" in baseline.schemes and planner.graph.batch > math.prod(n for scheme, n in ranks if scheme in _DATA)
+
+
+_DATA = ("ddp", "fsdp", "ep")
 
 
 def _from_where_it_fits(found: Found, planners: list[_P], budget: int) -> list[_P]:
