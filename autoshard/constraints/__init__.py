@@ -7,6 +7,7 @@ graph, and what it is made of do and are imported by name.
 from .file import Constraints, Given, gather_constraints
 from .values import (
     CUT_OF_INPUTS,
+    CUT_THE_BATCH,
     Alike,
     AxisScheme,
     CollectiveRule,
@@ -28,6 +29,7 @@ from .values import (
 
 __all__ = [
     "CUT_OF_INPUTS",
+    "CUT_THE_BATCH",
     "Alike",
     "AxisScheme",
     "CollectiveRule",

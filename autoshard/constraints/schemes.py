@@ -66,10 +66,9 @@ from ..micro_batches import is_held, is_summed
 from ..recomputation import first_name
 from ..redistribution import Banned
 from .limits import CutMost, Limits, OnAxis, TakingCut
-from .values import CUT_OF_INPUTS, AxisScheme, Scheme
+from .values import CUT_OF_INPUTS, CUT_THE_BATCH, AxisScheme, Scheme
 
 _ANY_DIM = Placement("S")
-_DATA: frozenset[Scheme] = frozenset({"ddp", "fsdp", "ep"})
 MOST_BLOCKS = 4
 """Blocks of queries that a rank of context parallelism has at most: of so many the slowest rank does 5/4 of the mean.
 """
@@ -134,7 +133,7 @@ class _SchemeLimits:
         self._sharding = tuple(sorted(f.axis for f in axis_schemes if f.scheme in sharding))
         self._shards = self._axis in self._sharding
         self._cuts_rows = self._scheme in CUT_OF_INPUTS
-        self._data = tuple(sorted(f.axis for f in axis_schemes if f.scheme in _DATA))
+        self._data = tuple(sorted(f.axis for f in axis_schemes if f.scheme in CUT_THE_BATCH))
         self._sequence = tuple(sorted(f.axis for f in axis_schemes if f.scheme == "cp"))
         self._tensor = any(f.scheme in ("tp", "sp") for f in axis_schemes)
         self._gathering = axis_scheme.gathering
@@ -174,7 +173,7 @@ class _SchemeLimits:
         if self._scheme == "cp" and index in self._roles.sequences:
             dim = self._roles.sequences[index]
             return S(dim), S(dim, self._parts_of_sequence)
-        return (S(self._roles.batched[index]) if self._scheme in _DATA and index in self._roles.batched else R,)
+        return (S(self._roles.batched[index]) if self._scheme in CUT_THE_BATCH and index in self._roles.batched else R,)
 
     @property
     def _rows(self) -> int:
@@ -201,9 +200,9 @@ class _SchemeLimits:
                 f"{self._text!r} gathers for operators that mix what a scheme cuts of every input, as "
                 f"{', '.join(CUT_OF_INPUTS)} do; {self._scheme} cuts layers"
             )
-        if self._scheme in _DATA and not self._roles.batched:
+        if self._scheme in CUT_THE_BATCH and not self._roles.batched:
             raise ConstraintError(f"{self._text!r} cuts the batch, but the model has no input with dims")
-        if self._scheme in _DATA and not self._shares(self._graph.batch, self._data):
+        if self._scheme in CUT_THE_BATCH and not self._shares(self._graph.batch, self._data):
             names = " and ".join(self._mesh.axes[i] for i in self._data)
             count = math.prod(self._mesh.shape[i] for i in self._data)
             raise ConstraintError(
@@ -376,7 +375,7 @@ class _SchemeLimits:
         role = self._roles.of(ref)
         if self._roles.is_scalar(ref) or ref in self._met_by_mixers:
             return frozenset(REDISTRIBUTION_KINDS)
-        if self._scheme in _DATA and self._roles.is_statistics(ref):
+        if self._scheme in CUT_THE_BATCH and self._roles.is_statistics(ref):
             return _SUMS
         if self._cuts_rows and ref.node in self._roles.led_back:
             return _SUMS | (_OF_FUNCTIONS | _GRADIENTS["fsdp"] if self._shards else frozenset())

@@ -55,6 +55,7 @@ Scheme = Literal["ddp", "fsdp", "tp", "sp", "cp", "ep"]
 SCHEMES: tuple[Scheme, ...] = ("ddp", "fsdp", "tp", "sp", "cp", "ep")
 CUT_OF_INPUTS: dict[Scheme, str] = {"ddp": "the batch", "fsdp": "the batch", "ep": "the batch", "cp": "the sequence"}
 """What schemes cut of every input; the others cut layers."""
+CUT_THE_BATCH = frozenset(scheme for scheme, cut in CUT_OF_INPUTS.items() if cut == "the batch")
 Granularity = Literal["selective", "full"]
 GRANULARITIES: tuple[Granularity, ...] = ("selective", "full")
 SCHEME_ALIASES: dict[str, Scheme] = {"dp-only": "ddp"}

@@ -14,7 +14,7 @@ from cost_models import Profile
 from solver import Status, solve
 
 from ..capture import CapturedGraph
-from ..constraints import CUT_OF_INPUTS, AxisScheme
+from ..constraints import CUT_OF_INPUTS, CUT_THE_BATCH, AxisScheme
 from ..mesh import Mesh
 from ..strategies import Rulebook
 from .formulation import assemble
@@ -50,7 +50,7 @@ def why_not(
             return (
                 f"{begun} {where} has no rule by which it is cut; for one of your own, register_operator gives it one"
             )
-        if cut == "the batch" and graph.batch % axis.size:
+        if scheme.scheme in CUT_THE_BATCH and graph.batch % axis.size:
             return (
                 f"{begun} {where} has no rule for blocks of {graph.batch} rows over {axis.size} ranks, of which "
                 "one is shorter: give the batch a multiple of their number, or plan without the baseline"

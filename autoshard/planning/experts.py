@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, TypeVar
 from solver import Solution
 
 from ..capture import CapturedGraph
-from ..constraints import Constraint, gather_constraints
+from ..constraints import CUT_THE_BATCH, Constraint, gather_constraints
 from ..constraints.baselines import Baseline, baselines
 from ..errors import ConstraintError
 from ..lowering import Results
@@ -134,10 +134,9 @@ def experts(planners: Sequence[Planning], constraints: Sequence[Constraint], bel
 def _cuts_several_rows(baseline: Baseline, planner: Planning) -> bool:
     """Whether a baseline cuts the sequence where each rank has several rows."""
     ranks = zip(baseline.schemes, planner.mesh.shape)
-    return "cp" in baseline.schemes and planner.graph.batch > math.prod(n for scheme, n in ranks if scheme in _DATA)
-
-
-_DATA = ("ddp", "fsdp", "ep")
+    return "cp" in baseline.schemes and planner.graph.batch > math.prod(
+        n for scheme, n in ranks if scheme in CUT_THE_BATCH
+    )
 
 
 def _from_where_it_fits(found: Found, planners: list[_P], budget: int) -> list[_P]:

@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import product
 
 from ..capture import CapturedGraph, Node, Ref
-from ..constraints import CUT_OF_INPUTS, AxisScheme
+from ..constraints import CUT_OF_INPUTS, CUT_THE_BATCH, AxisScheme
 from ..constraints.compile import compile_constraints
 from ..constraints.limits import Limits
 from ..errors import ConstraintError, StrategyWarning
@@ -93,7 +93,7 @@ def said_of_mixers(graph: CapturedGraph, given: AxisScheme, gathering: AxisSchem
     also = f" and {len(others)} more" if others else ""
     cut, rows, hint = CUT_OF_INPUTS[given.scheme], graph.batch, ""
     people = "people give targets that are shifted already"
-    if cut == "the batch":
+    if given.scheme in CUT_THE_BATCH:
         people = "people gather the features of all ranks for a contrastive loss"
         if not graph.batch_dim and graph.first_shape[1:2] == (rows,):
             hint = f". Where the batch is dim 1, which is as long ({rows}), plan for another number of steps"

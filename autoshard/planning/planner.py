@@ -15,7 +15,7 @@ from cost_models import Profile, load_profile
 from solver import Assignment, Solution, Status, solve
 
 from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, micro_batched, recomputed
-from ..constraints import CUT_OF_INPUTS, AxisScheme, Constraint, Constraints
+from ..constraints import CUT_THE_BATCH, AxisScheme, Constraint, Constraints
 from ..errors import BudgetError, ConstraintError, InfeasibleError, StrategyWarning
 from ..lowering import Results
 from ..mesh import HybridMesh, Mesh
@@ -283,7 +283,7 @@ class Planner:
         found: dict[AxisScheme, AxisScheme] = {}
         schemes = [each for each in constraints if isinstance(each, AxisScheme)]
         for scheme in sorted(schemes, key=lambda each: each.scheme == "cp"):  # of what rows a rank has
-            cut_rows = [each for each in found.values() if CUT_OF_INPUTS.get(each.scheme) == "the batch"]
+            cut_rows = [each for each in found.values() if each.scheme in CUT_THE_BATCH]
             others = cut_rows if scheme.scheme == "cp" else []
             key = tuple((self.mesh.shape[each.axis], each.scheme, each.gathering) for each in (scheme, *others))
             if key not in self.mixing:

@@ -128,6 +128,7 @@ class Enumerator:
     ) -> None:
         self._graph = graph
         self._also_asked = tuple(asked)
+        self._ways = frozenset(placement for _, placement in self._also_asked)
         self._mesh = mesh
         self._rulebook = rulebook or Rulebook()
         self._operators: dict[object, tuple[Strategy, ...]] = {}
@@ -152,8 +153,11 @@ class Enumerator:
             if key not in self._rules:
                 self._rules[key] = self._rules_of(node, metas)
             if (key, in_parts) not in self._operators:
-                make = partial(self._enumerate, node, metas, self._rules[key], in_parts)
-                self._operators[key, in_parts] = self._rulebook.strategies((key, in_parts), self._mesh, make)
+                make, found = (
+                    partial(self._enumerate, node, metas, self._rules[key], in_parts),
+                    (key, in_parts, self._ways),
+                )
+                self._operators[key, in_parts] = self._rulebook.strategies(found, self._mesh, make)
             return self._operators[key, in_parts]
         meta = node.outputs[0]
         assert meta is not None
@@ -257,8 +261,7 @@ class Enumerator:
     ) -> tuple[Strategy, ...]:
         whole = replicate_rule(len(metas), node.outputs)
         asked = [(k, placement) for k, placements in enumerate(in_parts) for placement in sorted(placements)]
-        ways = {placement for _, placement in self._also_asked}
-        further = (rule for cut in asked for rule in rules_in_parts_beside_others(node, metas, *cut, ways))
+        further = (rule for cut in asked for rule in rules_in_parts_beside_others(node, metas, *cut, self._ways))
         beside = [*_beside_others(node, metas), *dict.fromkeys(further)]
         parts = {
             size: dict.fromkeys(rule for cut in asked for rule in self._rulebook.in_parts(node, metas, size, *cut))
