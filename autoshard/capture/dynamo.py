@@ -50,7 +50,7 @@ from ..errors import CaptureError
 from .arguments import same_constant
 from .autocast import check_autocast_within
 from .examples import example, name_of
-from .guards import MODEL_SOURCE, Guards, guards_of, readable
+from .guards import MODEL_SOURCE, Guards, guards_of, readable, written_as_they_are
 from .lines import at, is_models_file, line_in, line_of, lines_in
 
 _BUFFERS = re.compile(re.escape(MODEL_SOURCE) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
@@ -338,7 +338,8 @@ def _answers_into(answers: list[tuple[nn.Module, Any]]) -> Iterator[None]:
 
     def of_guards(module: Any, called: Any, mode: Any, *others: Any) -> None:
         """Without what dims that change would need: none does, and a number out of a tensor fails torch 2.12 there."""
-        check(module, called, None, *others)
+        with written_as_they_are():
+            check(module, called, None, *others)
 
     with (
         patch.object(functional_export, "fullgraph_capture", and_record),

@@ -67,7 +67,7 @@ def test_it_is_the_best_of_all_sets_of_operators_on_one_rank() -> None:
     assert len(known) >= 2**6
     most, least = known[frozenset()][1], min(peak for _, peak in known.values())
     assert least < 0.9 * most
-    for budget in sorted({peak for _, peak in known.values()})[::5]:
+    for budget in sorted({peak for _, peak in known.values()})[::10]:
         found = plan(budget)
         assert found.memory is not None
         assert found.memory.peak.size_bytes <= budget
