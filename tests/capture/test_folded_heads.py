@@ -205,7 +205,13 @@ ALL = (*ATTENTION, "steps first", "one projection", "windows", "equations", "equ
 X = torch.randn(B, T, H * D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in AS_IT_WAS])
+ALIKE = ("masked", "sorted between", "apart between", "equations of heads behind")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.thorough if name in ALIKE else ()) for name in ALL if name not in AS_IT_WAS],
+)
 def test_heads_are_cut(name: str) -> None:
     """Beside the batch, and nothing but sums is sent for it."""
     model = _model(name)

@@ -79,7 +79,7 @@ def test_the_own_steps_of_all_ways_are_the_routes(seed: int, kept: bool) -> None
         assert sorted(taken) == sorted((LAYOUTS[ends[arc][0]], LAYOUTS[ends[arc][1]]) for arc in arcs)
 
 
-@pytest.mark.parametrize("keep_copies", [True, False])
+@pytest.mark.parametrize("keep_copies", [True, pytest.param(False, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(("name", "mesh"), [("llama", "dp=2,tp=2"), ("gpt2", "dp=2,tp=2"), ("moe", "dp=2,ep=2")])
 def test_pairs_of_layouts_never_cost_less(name: str, mesh: str, keep_copies: bool) -> None:
     """Nor more, where no way shares steps with another; a pair is rounded once, its steps each."""

@@ -53,7 +53,9 @@ def test_every_one_axis_strategy_gives_the_whole_result(name: str, axis: str) ->
 @pytest.mark.parametrize(
     "grid", ["a=2,b=3", *(pytest.param(g, marks=pytest.mark.thorough) for g in ("a=2,b=2", "a=3,b=2"))]
 )
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.thorough if n in {*ALIKE, "llama", "vit"} else ()) for n in EXAMPLES]
+)
 def test_sampled_two_axis_strategies_give_the_whole_result(name: str, grid: str) -> None:
     mesh, wrong = MESHES[grid], []
     rng = random.Random(grid)
