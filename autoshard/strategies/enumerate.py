@@ -153,11 +153,9 @@ class Enumerator:
             if key not in self._rules:
                 self._rules[key] = self._rules_of(node, metas)
             if (key, in_parts) not in self._operators:
-                make, found = (
-                    partial(self._enumerate, node, metas, self._rules[key], in_parts),
-                    (key, in_parts, self._ways),
-                )
-                self._operators[key, in_parts] = self._rulebook.strategies(found, self._mesh, make)
+                make = partial(self._enumerate, node, metas, self._rules[key], in_parts)
+                known_as = key, in_parts, self._ways
+                self._operators[key, in_parts] = self._rulebook.strategies(known_as, self._mesh, make)
             return self._operators[key, in_parts]
         meta = node.outputs[0]
         assert meta is not None

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ..thorough import some_thorough
 from .batch import program_of
 from .campaign import report, run_campaign
 from .mutants import MUTANTS
@@ -22,7 +23,7 @@ LONGER = ("padding", "lost tangents")
 """Planted bugs that are looked for in `make test-all`."""
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.thorough) for part in range(1, PARTS))])
+@pytest.mark.parametrize("part", some_thorough(range(PARTS), range(1, PARTS)))
 def test_programs_give_what_one_process_gives_or_are_refused(part: int, tmp_path: Path) -> None:
     each = PROGRAMS // PARTS
     outcomes = run_campaign(range(part * each, (part + 1) * each), tmp_path, shrink_s=20)
@@ -32,10 +33,7 @@ def test_programs_give_what_one_process_gives_or_are_refused(part: int, tmp_path
     assert equal >= each * 2 / 3, report(outcomes)
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [pytest.param(mutant, marks=pytest.mark.thorough if mutant in LONGER else ()) for mutant in MUTANTS],
-)
+@pytest.mark.parametrize("mutant", some_thorough(MUTANTS, LONGER))
 def test_a_planted_bug_is_found(mutant: str, tmp_path: Path) -> None:
     matching = (s for s in count(2000) if re.search(MUTANTS[mutant].where, program_of(s).source))
     outcomes = run_campaign(list(islice(matching, FOR_A_MUTANT)), tmp_path, mutant=mutant, shrink_s=0)

@@ -18,6 +18,7 @@ from autoshard.capture import capture
 from autoshard.mesh import Mesh
 
 from ..fuzz.random_plans import random_plan
+from ..thorough import some_thorough
 from .as_before import check_as_before
 
 ROWS, STEPS, WIDTH, WORDS = 4, 6, 8, 12
@@ -81,7 +82,7 @@ def test_the_batch_is_cut_and_nothing_is_sent_for_it(name: str, mesh: str, basel
     check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", some_thorough(range(3), (1, 2)))
 @pytest.mark.parametrize("name", ["words", "equations"])
 def test_whatever_is_cut(name: str, seed: int) -> None:
     model, args = _example(name)

@@ -15,6 +15,7 @@ from autoshard.errors import CaptureError
 from autoshard.mesh import Mesh
 
 from ..fuzz.random_plans import random_plan
+from ..thorough import some_thorough
 from .as_before import check_as_before
 
 ROWS, WORDS, CLASSES = 4, 6, 5
@@ -140,7 +141,7 @@ def test_what_is_computed_of_picked_rows(name: str) -> None:
     check_as_before(model, (args[0], args[1], args[2].flip(0, 1)), plan, rtol=1e-8, atol=1e-10)
 
 
-UNLIKE = (
+UNLIKE = {
     "cross-entropy",
     "joined",
     "places of a mask",
@@ -149,12 +150,10 @@ UNLIKE = (
     "accuracy",
     "of each class",
     "infinite",
-)
+}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in UNLIKE else pytest.mark.thorough) for name in BODIES]
-)
+@pytest.mark.parametrize("name", some_thorough(BODIES, BODIES.keys() - UNLIKE))
 def test_whatever_is_cut(name: str) -> None:
     _skip_where_masks_are_compared(name)
     model, args = _example(BODIES[name])

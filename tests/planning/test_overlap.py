@@ -20,6 +20,8 @@ from cost_models import Profile, load_profile
 from examples.llama import demo
 from solver import Node, Solution, solve
 
+from ..thorough import some_thorough
+
 OBJECTIVE: Objective = "overlapped-step-time"
 PROFILE = load_profile("cpu-gloo")
 CONTENTIONS = (0.0, 0.4, 1.0)
@@ -59,7 +61,7 @@ def counted(formulation: Formulation, solution: Solution) -> int:
 
 
 @pytest.mark.parametrize("contention", CONTENTIONS)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2, 3))])
+@pytest.mark.parametrize("seed", some_thorough(range(4), (1, 2, 3)))
 @pytest.mark.parametrize("machine", [PROFILE, HOST], ids=["device", "host"])
 def test_no_schedule_takes_less_than_the_program_counts(contention: float, seed: int, machine: Profile) -> None:
     formulation = program(contention, machine)

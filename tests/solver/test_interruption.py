@@ -33,6 +33,8 @@ from solver.backends.integer_program import Program
 from solver.backends.lazy import ProgramAnswer, run_lazily
 from solver.problem_file import write_problem
 
+from ..thorough import some_thorough
+
 AVAILABLE = [name for name, entry in BACKENDS.items() if entry.available]
 SEARCHING = [name for name in AVAILABLE if name != "exhaustive"]
 LIKE_OTHERS = {"auto", "pulp-highs", "scip"}
@@ -150,10 +152,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "backend",
-    [pytest.param(name, marks=pytest.mark.thorough if name in LIKE_OTHERS else ()) for name in SEARCHING],
-)
+@pytest.mark.parametrize("backend", some_thorough(SEARCHING, LIKE_OTHERS))
 @pytest.mark.parametrize(
     "problem",
     [

@@ -28,6 +28,7 @@ from solver.reductions import Chain, reduce
 from solver.reductions.equal import merge_equal_networks
 from solver.reductions.reduction import Reduced
 
+from ..thorough import some_thorough
 from .random_problems import random_lives
 from .test_networks import arc_sets
 
@@ -63,9 +64,7 @@ def sensible(problem: Problem, index: int, choices: tuple[int, ...], sets: list[
     return [routes for first in least for again in sets if leads(alone, routes := Routes(first, again))]
 
 
-@pytest.mark.parametrize(
-    "first", [pytest.param(k, marks=pytest.mark.thorough if k % 100 else ()) for k in range(0, 400, 50)]
-)
+@pytest.mark.parametrize("first", some_thorough(range(0, 400, 50), range(50, 400, 100)))
 def test_the_optimum_is_that_of_trying_everything(first: int) -> None:
     for seed in range(first, first + 50):
         problem = random_lives(seed)

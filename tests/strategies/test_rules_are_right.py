@@ -16,13 +16,14 @@ from autoshard.strategies import Enumerator, Strategy, rule_check
 
 from ..models import EXAMPLES
 from ..oracles import all_layouts, chunks, shards_of, strategy_error, whole_of
+from ..thorough import some_thorough
 from .subjects import Subject, subjects
 
 MESHES = {text: Mesh.parse(text) for text in ("a=2", "a=3", "a=4", "a=2,b=2", "a=2,b=3", "a=3,b=2")}
 SAMPLED = 5
 ALIKE = {"llama bf16", "fused 2:1:1", "fused 4:1:1"}
 """Models that are looked at in `make test-all`: their operators are much like those of another one."""
-MODELS = [pytest.param(name, marks=pytest.mark.thorough if name in ALIKE else ()) for name in EXAMPLES]
+MODELS = some_thorough(EXAMPLES, ALIKE)
 
 
 def _enumerate(name: str, text: str) -> dict[str, tuple[Strategy, ...]]:
@@ -53,9 +54,7 @@ def test_every_one_axis_strategy_gives_the_whole_result(name: str, axis: str) ->
 @pytest.mark.parametrize(
     "grid", ["a=2,b=3", *(pytest.param(g, marks=pytest.mark.thorough) for g in ("a=2,b=2", "a=3,b=2"))]
 )
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.thorough if n in {*ALIKE, "llama", "vit"} else ()) for n in EXAMPLES]
-)
+@pytest.mark.parametrize("name", some_thorough(EXAMPLES, {*ALIKE, "llama", "vit"}))
 def test_sampled_two_axis_strategies_give_the_whole_result(name: str, grid: str) -> None:
     mesh, wrong = MESHES[grid], []
     rng = random.Random(grid)
