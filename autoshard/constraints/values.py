@@ -208,8 +208,8 @@ def parse_constraint(text: str, mesh: Mesh) -> Constraint:
     if words and words[0] in _VERBS and "=" not in words[0]:
         raise ConstraintError(
             f"cannot read the constraint {text!r}; write 'only NAME tp:S(0)', 'forbid NAME tp:S(0)', "
-            "'forbid all_gather over tp of activations', 'alike NAME NAME', 'family dp=fsdp', 'recompute NAME', "
-            "'checkpoint MODULE', 'recomputation full' or 'keep NAME'"
+            "'forbid all_gather over tp of activations', 'alike NAME NAME', 'family dp=fsdp', "
+            "'family dp=ddp gathering NAME', 'recompute NAME', 'checkpoint MODULE', 'recomputation full' or 'keep NAME'"
         )
     if len(words) > 1 and "=" not in words[0] and not words[1].startswith(("=", "!=")):
         if meant := closest(words[0], _VERBS):
