@@ -12,6 +12,9 @@ PYTHON ?= python3.11 python3
 .PHONY: setup demo test test-all test-fast loops zoo lint bench screenshots clean
 .DELETE_ON_ERROR:
 
+# Where the environment says not to write bytecode, each of the many processes would compile the package anew: 3 s of 7
+unexport PYTHONDONTWRITEBYTECODE
+
 setup: $(STAMP)
 
 demo: $(STAMP)

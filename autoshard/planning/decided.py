@@ -7,15 +7,14 @@ the names of those that are, and the same choices and routes are looked up in th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
-from solver import Assignment, Routes, Solution, routed
+from solver import Routes, Solution
 
 from ..capture import CapturedGraph, Ref, recomputed
 from ..constraints.compile import compile_constraints
 from .formulation import Formulation, assemble
-from .tensor_networks import TensorNetwork
+from .tensor_networks import same_arcs
 
 
 def decided(formulation: Formulation, solution: Solution) -> tuple[Formulation, Solution]:
@@ -44,31 +43,6 @@ def decided(formulation: Formulation, solution: Solution) -> tuple[Formulation, 
     choices = tuple(reader.choices(places))
     routes = tuple(reader.routes(found, places, solution.routes))
     return replace(found, groups=formulation.groups), replace(solution, choices=choices, routes=routes)
-
-
-def as_choices(formulation: Formulation, other: Formulation, choices: Sequence[int]) -> tuple[int, ...]:
-    """Choices of a program in which it is decided what is computed again, as choices of one that decides it."""
-    nodes, again = formulation.graph.nodes, frozenset(other.graph.again)
-    chosen = {(node.phase, node.name): choice for node, choice in zip(other.graph.nodes, choices)}
-    found: list[int] = []
-    for i, node in enumerate(nodes):
-        choice = 0 if i in formulation.seconds else chosen[node.phase, node.name]
-        is_again = i in formulation.twice and node.name in again
-        found.append(choice + len(formulation.strategies[i]) * is_again)
-    return (*found, *choices[len(other.graph.nodes) :])
-
-
-def moved(formulation: Formulation, other: Formulation, answer: Assignment) -> Assignment | None:
-    """The answer of another program of the same choices at other prices, as one of this program; None where identical
-    layers are not all decided alike in it. Where it takes steps that are not offered here, the cheapest way is taken.
-    """
-    if other.groups:
-        return None
-    ways: dict[int, Routes] = {}
-    for k, (before, after, taken) in enumerate(zip(other.networks, formulation.networks, answer.routes, strict=True)):
-        with suppress(KeyError):
-            ways[k] = Routes(_moved(before, after, taken.forward), _moved(before, after, taken.backward))
-    return routed(formulation.problem, answer.choices, given=ways)
 
 
 class _Reader:
@@ -110,19 +84,10 @@ class _Reader:
             first = self._seconds.get(at, at)
             k = number[Ref(first, found.ref.output)]
             here = self._formulation.networks[k]
-            forward, backward = (_moved(here, found, arcs) for arcs in routes[k])
+            forward, backward = (same_arcs(here, found, arcs) for arcs in routes[k])
             if first != at:
                 yield Routes((), backward)
             elif first in self._twice and self._is_again(first):
                 yield Routes(forward, ())
             else:
                 yield Routes(forward, backward)
-
-
-def _moved(before: TensorNetwork, after: TensorNetwork, arcs: Sequence[int]) -> tuple[int, ...]:
-    """The arcs between the same layouts of another network of the tensor."""
-    if before.network.tails is after.network.tails:
-        return tuple(arcs)
-    place = {ends: arc for arc, ends in enumerate(after.ends())}
-    ends = list(before.ends())
-    return tuple(sorted(place[ends[arc]] for arc in arcs))

@@ -7,7 +7,7 @@ The demo Llama on 2x2 under 40% of what it needs freely: 267 ms (``fsdp+sp/full`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, Self, TypeVar
 
@@ -93,14 +93,16 @@ class Planning(Protocol):
 _P = TypeVar("_P", bound=Planning)
 
 
-def experts(planners: Sequence[Planning], constraints: Sequence[Constraint], below_ns: float) -> Iterator[Found]:
+def experts(
+    planners: Sequence[Planning], constraints: Sequence[Constraint], known_ns: Callable[[], float]
+) -> Iterator[Found]:
     """Plans of baselines that may be cheaper than what is known, those that do not fit included: each scheme as it is
     or, where that does not fit, computing layers again, on the first schedule on which that fits.
 
     Args:
         planners: of one model under one budget, each for a schedule, the fastest first.
         constraints: further ones, which the plans keep; they are the only ones that the plans name.
-        below_ns: the cost of the best plan that is known.
+        known_ns: the cost of the best plan that is known, those given out so far included.
     """
     budget = planners[0].limit.allowed_bytes
     told = [planner.having(chooses_again=False) for planner in planners]
@@ -108,11 +110,10 @@ def experts(planners: Sequence[Planning], constraints: Sequence[Constraint], bel
         if _cuts_several_rows(baseline, told[0]):
             continue  # many choices, and of a batch that can be cut nobody cuts the sequence
         plain = _planned(told[0], baseline, constraints)
-        if plain is None or plain.cost_ns >= below_ns:
+        if plain is None or plain.cost_ns >= known_ns():
             continue
         yield plain
         if budget is None or plain.peak_bytes <= budget:
-            below_ns = plain.cost_ns
             continue
         selective, full = baseline.recomputing() if planners[0].chooses_again else (baseline, baseline)
         left = told
@@ -123,7 +124,6 @@ def experts(planners: Sequence[Planning], constraints: Sequence[Constraint], bel
                 break
             yield found
             if found.peak_bytes <= budget:
-                below_ns = min(below_ns, found.cost_ns)
                 less = _planned(planner, selective, constraints)
                 if less is not None:
                     yield less

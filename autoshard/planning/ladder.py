@@ -3,7 +3,7 @@
 Collectives that travel together and ahead hold memory. So where a search finds nothing that fits on the planner's
 schedule, or nothing good, it goes on with schedules that hold less: smaller buckets that are not gathered ahead, at
 last each tensor alone. An answer that does not fit on one schedule is where the next search starts. Before the last
-search baselines are looked at (:mod:`autoshard.planning.experts`).
+search baselines are looked at (:mod:`autoshard.planning.experts`), and before the first one where it has far to go.
 
 The bound is that of the first schedule, whose prices are the lowest: what travels in smaller buckets takes no less.
 """
@@ -32,12 +32,13 @@ FOR_EXPERTS = 0.25
 @dataclass(frozen=True, eq=False)
 class Hints:
     """What is known before a search: whether it is the last one, and nothing fits so far; the answer of a search before
-    that is nearest to the budget; the plan that holds least.
+    that is nearest to the budget; the plan that holds least; and what finds a baseline that fits.
     """
 
     is_last: bool = True
     known: Found | None = None
     leanest: Found | None = None
+    ask: Callable[[], Found | None] = lambda: None
 
 
 _P = TypeVar("_P", bound=Planning)
@@ -68,18 +69,19 @@ class _Ladder(Generic[_P]):
         self._asks_experts = asks_experts
         self._started_s = time.monotonic()
         self._best: ShardingPlan | None = None
+        self._schedules = [planner, *_leaner(planner, _travelling_bytes(formulation))]
+        self._experts = experts(self._schedules, formulation.constraints, self._known_ns)
         self._bound_ns: int | None = None
         self._known: Found | None = None
         self._leanest: Found | None = None
         self._cannot = False
 
     def plan(self) -> ShardingPlan:
-        schedules = [self._planner, *_leaner(self._planner, _travelling_bytes(self._formulation))]
-        left = list(schedules)
+        left = list(self._schedules)
         while left:
             planner, *left = left
-            if not left and len(schedules) > 1 and self._asks_experts:
-                self._ask_experts(schedules)
+            if not left and len(self._schedules) > 1:
+                self._ask_experts()
                 if self._best is not None and self._left_s() == 0:
                     break
             try:
@@ -101,7 +103,7 @@ class _Ladder(Generic[_P]):
         return self._stated(self._best)
 
     def _searched(self, planner: _P, is_last: bool) -> ShardingPlan:
-        hints = Hints(is_last and self._best is None, self._known, self._leanest)
+        hints = Hints(is_last and self._best is None, self._known, self._leanest, self._first_expert)
         if planner is self._planner:
             return self._search(planner, self._formulation, hints)
         left_s = self._left_s()
@@ -109,21 +111,39 @@ class _Ladder(Generic[_P]):
             planner = planner.having(time_limit_s=max(LAST_S, left_s))
         return self._search(planner, planner.program(self._formulation.constraints), hints)
 
-    def _ask_experts(self, schedules: list[_P]) -> None:
+    def _first_expert(self) -> Found | None:
+        """The first baseline that fits, if one does and they are asked."""
+        if self._asks_experts:
+            for found in self._experts:
+                if self._noted(found):
+                    return found
+        return None
+
+    def _ask_experts(self) -> None:
         """Looks at baselines where no plan is known, or none near the bound, unless there can be none."""
-        limit, budget = self._planner.limit, self._planner.limit.allowed_bytes
-        if self._cannot or (self._best is not None and self._stated(self._best).solver.gap <= DOUBTFUL):
+        is_good = self._best is not None and self._stated(self._best).solver.gap <= DOUBTFUL
+        if not self._asks_experts or self._cannot or is_good:
             return
         until_s = None
         if self._planner.time_limit_s is not None:
             until_s = time.monotonic() + (self._left_s() or 0.0) + FOR_EXPERTS * self._planner.time_limit_s
-        below_ns = float("inf") if self._best is None else self._best.solver.cost_ns
-        for found in experts(schedules, self._formulation.constraints, below_ns):
-            self._leanest = min(self._leanest or found, found, key=lambda each: each.peak_bytes)
-            if budget is None or found.peak_bytes <= budget:
-                self._note(replace(found.plan, memory=limit.outcome(found.timeline)))
+        for found in self._experts:
+            self._noted(found)
             if self._best is not None and until_s is not None and time.monotonic() > until_s:
                 break
+
+    def _noted(self, found: Found) -> bool:
+        """Notes a baseline's plan; whether it fits."""
+        limit, budget = self._planner.limit, self._planner.limit.allowed_bytes
+        self._leanest = min(self._leanest or found, found, key=lambda each: each.peak_bytes)
+        if budget is not None and found.peak_bytes > budget:
+            return False
+        self._note(replace(found.plan, memory=limit.outcome(found.timeline)))
+        return True
+
+    def _known_ns(self) -> float:
+        """The cost of the best plan that is known."""
+        return math.inf if self._best is None else self._best.solver.cost_ns
 
     def _note(self, found: ShardingPlan) -> None:
         self._best = min(self._best or found, found, key=lambda plan: plan.solver.cost_ns)

@@ -169,6 +169,7 @@ class Planner:
             self.time_limit_s,
             known=hints.known,
             leanest=hints.leanest,
+            ask=hints.ask,
             explains=hints.is_last,
             is_thorough=hints.is_last,
             report=self.report,

@@ -208,6 +208,19 @@ def layout_of(strategy: Strategy, position: int | None, output: int = 0) -> Layo
     return layout
 
 
+def same_arcs(before: TensorNetwork, after: TensorNetwork, arcs: Sequence[int]) -> tuple[int, ...]:
+    """The arcs between the same layouts in another network of the tensor.
+
+    Raises:
+        KeyError: there is none between them.
+    """
+    if before.network.tails is after.network.tails:
+        return tuple(arcs)
+    place = {ends: arc for arc, ends in enumerate(after.ends())}
+    ends = list(before.ends())
+    return tuple(sorted(place[ends[arc]] for arc in arcs))
+
+
 class Way(NamedTuple):
     """How a tensor gets to one layout in one phase: ``path`` from the layout it is made in, of which the first
     ``shared`` steps are not taken for it alone: another way of the phase took them before, or (``kept``) the forward
