@@ -18,8 +18,9 @@ from autoshard.errors import BudgetError
 from autoshard.mesh import Mesh
 from autoshard.ops import is_free
 from autoshard.planning import Formulation, formulate, interpret, timeline_of
-from autoshard.planning.decided import as_choices, decided
+from autoshard.planning.decided import decided
 from autoshard.planning.lives import _Course, with_lives
+from autoshard.planning.moved import as_choices
 from autoshard.plans import ShardingPlan
 from autoshard.recomputation import again_name, first_name
 from cost_models import optimizer_policy
@@ -176,7 +177,9 @@ def test_it_prices_and_counts_as_the_program_in_which_the_same_is_decided(case: 
     plain = formulate(recomputed(graph, names), mesh, profile, tie_layers=False)
     solution = solve(plain.problem, relative_gap=1e9)
     assert solution.choices is not None
-    assignment = routed(wide.free, as_choices(wide, plain, solution.choices))
+    choices = as_choices(wide, plain, solution.choices)
+    assert choices is not None
+    assignment = routed(wide.free, choices)
     assert assignment is not None
     judged = evaluate(wide.free, *assignment)
     assert judged.feasible
