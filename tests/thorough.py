@@ -9,5 +9,8 @@ import pytest
 
 
 def some_thorough(cases: Iterable[Any], thorough: Collection[Any]) -> list[Any]:
-    """The cases, each as an argument of ``parametrize``; those in ``thorough`` are thorough ones."""
-    return [pytest.param(case, marks=pytest.mark.thorough if case in thorough else ()) for case in cases]
+    """The cases for ``parametrize``, where a tuple is several arguments; those in ``thorough`` are thorough ones."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.thorough] * (case in thorough))
+        for case in cases
+    ]

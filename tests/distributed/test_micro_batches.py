@@ -81,7 +81,7 @@ def _peak(case: str, text: str) -> int:
         pytest.param("llama of 1", "dp=4", "zero1", marks=pytest.mark.thorough),
         pytest.param("llama of 1", "dp=2,tp=2", "zero1", marks=pytest.mark.thorough),
         pytest.param("gpt2", "dp=4", "h", marks=pytest.mark.thorough),
-        ("gpt2", "dp=2,tp=2", "ddp and tp"),
+        pytest.param("gpt2", "dp=2,tp=2", "ddp and tp", marks=pytest.mark.thorough),
         ("llama odd", "dp=3", "zero1"),
     ],
 )

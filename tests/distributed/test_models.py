@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 import autoshard
 from autoshard.lowering.placements import placements_of
 
+from ..thorough import some_thorough
 from . import cases
 from .harness import run_ranks
 from .parity import Differences, both, check_parity, device_mesh_of, full, relative
@@ -70,7 +71,10 @@ def _loss_outside(plan_text: str) -> tuple[float, list[str]]:
     return worst, [str(entry.layout) for entry in plan.outputs]
 
 
-@pytest.mark.parametrize("rows", ["dp:S(0) tp:S(1)", "dp:S(1) tp:S(0)", "dp:R tp:S(1)", "dp:R tp:R"])
+ROWS = ["dp:S(0) tp:S(1)", "dp:S(1) tp:S(0)", "dp:R tp:S(1)", "dp:R tp:R"]
+
+
+@pytest.mark.parametrize("rows", some_thorough(ROWS, ["dp:S(1) tp:S(0)"]))
 def test_loss_outside_of_the_model(rows: str):
     model, batch, _ = _logits()
     pins = [f"output.0={rows}", f"output.1={rows}"]
@@ -120,7 +124,7 @@ def _batch_norm(plan_text: str) -> float:
 
 
 @pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")  # not every torch has a right convolution rule
-@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("seed", some_thorough([None, 0, 1], [1]))
 def test_batch_norm_statistics_are_those_of_the_whole_batch(seed: int | None):
     pins = ["image=dp:S(0) tp:R"]
     model, args = cases.make("conv")

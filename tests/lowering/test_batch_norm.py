@@ -15,6 +15,7 @@ from autoshard.capture import Ref, capture
 from autoshard.lowering import Rank, lower
 from autoshard.plans import ShardingPlan
 
+from ..thorough import some_thorough
 from .as_before import check_as_before
 
 ours = torch.ops.autoshard
@@ -83,7 +84,9 @@ def _plan(model: nn.Module, args: tuple[Tensor, ...], mesh: str, *constraints: s
     return autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=constraints, cache=False)
 
 
-@pytest.mark.parametrize(("mesh", "baseline"), [("dp=4", "ddp"), ("dp=2", "fsdp"), ("a=2,b=2", "hsdp")])
+@pytest.mark.parametrize(
+    ("mesh", "baseline"), some_thorough([("dp=4", "ddp"), ("dp=2", "fsdp"), ("a=2,b=2", "hsdp")], [("dp=2", "fsdp")])
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_batch_is_cut_and_only_numbers_for_channels_travel(name: str, mesh: str, baseline: str) -> None:
     model, args = _example(name)

@@ -132,7 +132,14 @@ def _example(body: Body) -> tuple[nn.Module, tuple[Tensor, Tensor, Tensor]]:
     return Around(body).double(), (torch.randn(ROWS, WORDS, 8, dtype=torch.float64), classes, mask)
 
 
-@pytest.mark.parametrize("name", BODIES)
+ALIKE = {
+    *("mean", "sum of squares", "sum over how many", "cross-entropy of some words", "losses of words"),
+    *("places of rows", "yes or no", "over a number", "scaled", "infinite", "own loss"),
+}
+"""Bodies that are looked at in `make test-all`: of each, another one is much like it."""
+
+
+@pytest.mark.parametrize("name", some_thorough(BODIES, ALIKE))
 def test_what_is_computed_of_picked_rows(name: str) -> None:
     _skip_where_masks_are_compared(name)
     model, args = _example(BODIES[name])

@@ -23,6 +23,7 @@ from autoshard.plans.views.axis_use import axis_lines, samples
 from ..fuzz.judge import capturing_once
 from ..fuzz.random_plans import random_plan
 from ..fuzz.ranks import run_ranks
+from ..thorough import some_thorough
 from .as_before import check_as_before
 
 STEPS, ROWS, WIDTH, WORDS = 3, 4, 8, 12
@@ -163,7 +164,7 @@ def _plan(model: nn.Module, args: tuple[Tensor, ...], mesh: str, *constraints: s
 
 @pytest.mark.parametrize(
     ("mesh", "baseline"),
-    [("a=2", "ddp"), pytest.param("a=2", "fsdp", marks=pytest.mark.thorough), ("a=2,b=2", "hsdp")],
+    some_thorough([("a=2", "ddp"), ("a=2", "fsdp"), ("a=2,b=2", "hsdp")], [("a=2", "ddp"), ("a=2", "fsdp")]),
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_are_cut(name: str, mesh: str, baseline: str) -> None:
@@ -178,7 +179,7 @@ def test_rows_are_cut(name: str, mesh: str, baseline: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["words", "attended"])
-@pytest.mark.parametrize("baseline", ["ddp+tp", "ddp+sp", "fsdp+cp"])
+@pytest.mark.parametrize("baseline", some_thorough(["ddp+tp", "ddp+sp", "fsdp+cp"], ["ddp+tp"]))
 def test_layers_and_steps_are_cut_beside_them(name: str, baseline: str) -> None:
     model, args = _example(name)
     args = tuple(arg[:, :2] if arg.shape[1] == ROWS else arg[:2] for arg in args)  # of cp a rank has one row

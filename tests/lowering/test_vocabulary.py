@@ -101,7 +101,12 @@ PLACED = {"_log_softmax": "S(1)", "row_max": "P(max)", "row_sum": "P(sum)", "row
 
 @pytest.mark.parametrize(
     ("vocabulary", "mesh"),
-    [pytest.param(16, "tp=4", marks=pytest.mark.thorough), (17, "tp=3"), (16, "a=2,b=2"), (18, "dp=2,tp=2")],
+    [
+        pytest.param(16, "tp=4", marks=pytest.mark.thorough),
+        (17, "tp=3"),
+        pytest.param(16, "a=2,b=2", marks=pytest.mark.thorough),
+        (18, "dp=2,tp=2"),
+    ],
 )
 @pytest.mark.parametrize("name", LOSSES)
 def test_logits_stay_cut_and_only_numbers_for_rows_travel(name: str, vocabulary: int, mesh: str) -> None:

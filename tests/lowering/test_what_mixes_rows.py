@@ -20,6 +20,7 @@ from autoshard.mesh import Mesh
 from autoshard.plans import ShardingPlan
 
 from ..fuzz.random_plans import random_plan, random_plans
+from ..thorough import some_thorough
 from .as_before import check_as_before
 
 
@@ -384,9 +385,16 @@ def test_the_batch_is_cut(name: str, baseline: str) -> None:
     check_as_before(model, args, _plan(model, args, "a=2", f"baseline {baseline}"), rtol=1e-7, atol=1e-10)
 
 
+UNLIKE = {
+    *("blocks", "channels last", "every expert", "grouped", "margins", "pictures", "policy", "see each other"),
+    "turned",
+}
+"""Models whose random plans are looked at in `make test`: the others are much like one of them."""
+
+
 @pytest.mark.filterwarnings(*WHOLE)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some_thorough(MODELS, set(MODELS) - UNLIKE))
 def test_whatever_is_cut(name: str, seed: int) -> None:
     model, args = _example(name)
     plan = random_plan(capture(model, args), Mesh.parse("a=2,b=2"), seed, model, args, {})
@@ -428,9 +436,12 @@ SPREADS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     ((), {"axis": 0, "keepdims": True}),
     ((), {"dim": 0, "correction": 4}),
 ]
+SPREADS = some_thorough(
+    [torch.var, torch.std, torch.var_mean, torch.std_mean, Tensor.var, Tensor.std], thorough=[torch.std, Tensor.var]
+)
 
 
-@pytest.mark.parametrize("function", [torch.var, torch.std, torch.var_mean, torch.std_mean, Tensor.var, Tensor.std])
+@pytest.mark.parametrize("function", SPREADS)
 def test_spreads_are_torchs_with_their_gradients(function: Callable[..., Any]) -> None:
     class Spread(nn.Module):
         def __init__(self) -> None:
@@ -524,7 +535,12 @@ def test_means_of_a_batch_that_is_cut_unevenly(dims: tuple[int, ...] | None) -> 
 @pytest.mark.filterwarnings(*WHOLE)
 @pytest.mark.parametrize(
     "function",
-    [torch.det, torch.logdet, lambda a: torch.slogdet(a)[1], lambda a: a.det(), lambda a: torch.linalg.det(a)],
+    [
+        torch.logdet,
+        lambda a: torch.slogdet(a)[1],
+        lambda a: a.det(),
+        *some_thorough([torch.det, lambda a: torch.linalg.det(a)], [torch.det]),
+    ],
 )
 def test_determinants_of_matrices_that_lie_otherwise_in_memory(function: Callable[[Tensor], Tensor]) -> None:
     class Volume(nn.Module):

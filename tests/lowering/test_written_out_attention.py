@@ -12,6 +12,7 @@ from autoshard.capture import capture
 from autoshard.capture.matrix_products import product
 from autoshard.plans import ShardingPlan
 
+from ..thorough import some_thorough
 from .as_before import check_as_before
 
 ours = torch.ops.autoshard
@@ -75,7 +76,10 @@ def _products(plan: ShardingPlan) -> set[str]:
 
 
 @pytest.mark.parametrize("layer", [Attention, WithoutKernel])
-@pytest.mark.parametrize(("mesh", "scheme"), [("tp=4", "tp"), ("dp=2,tp=2", "ddp+tp"), ("dp=2,tp=2", "fsdp+tp")])
+@pytest.mark.parametrize(
+    ("mesh", "scheme"),
+    some_thorough([("tp=4", "tp"), ("dp=2,tp=2", "ddp+tp"), ("dp=2,tp=2", "fsdp+tp")], [("dp=2,tp=2", "ddp+tp")]),
+)
 def test_heads_are_cut_and_one_all_reduce_follows_each_attention(
     mesh: str, scheme: str, layer: type[Attention]
 ) -> None:

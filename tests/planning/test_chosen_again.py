@@ -27,9 +27,10 @@ from cost_models import optimizer_policy
 from solver import Assignment, evaluate, routed, solve
 
 from ..distributed import cases
-from ..lowering.test_what_mixes_rows import MODELS, WHOLE
+from ..lowering.test_what_mixes_rows import MODELS, UNLIKE, WHOLE
 from ..models import Block, blocks
 from ..plans_of import profile_of
+from ..thorough import some_thorough
 from .test_lives import POLICY, at_steps
 
 
@@ -110,7 +111,7 @@ def test_nothing_is_computed_again_where_it_need_not_be() -> None:
 
 
 @pytest.mark.filterwarnings(*WHOLE)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some_thorough(MODELS, set(MODELS) - UNLIKE))
 def test_operators_have_the_same_strategies_whatever_is_computed_again(name: str) -> None:
     """Cuts in parts too, which come to the backward by way of what is computed again."""
     make, shape = MODELS[name]

@@ -24,6 +24,8 @@ SAMPLED = 5
 ALIKE = {"llama bf16", "fused 2:1:1", "fused 4:1:1"}
 """Models that are looked at in `make test-all`: their operators are much like those of another one."""
 MODELS = some_thorough(EXAMPLES, ALIKE)
+MORE = {*ALIKE, "llama", "fused", "gpt2", "moe", "mlp"}
+"""Those that are looked at there where a law needs no numbers."""
 
 
 def _enumerate(name: str, text: str) -> dict[str, tuple[Strategy, ...]]:
@@ -40,7 +42,7 @@ def _complaint(subject: Subject, strategy: Strategy, error: str) -> str:
     return f"{subject.node.name} {[m.shape for m in subject.metas]} {strategy}: {error}"
 
 
-@pytest.mark.parametrize("axis", ["a=2", "a=3", pytest.param("a=4", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("axis", some_thorough(["a=2", "a=3", "a=4"], ["a=2", "a=4"]))
 @pytest.mark.parametrize("name", MODELS)
 def test_every_one_axis_strategy_gives_the_whole_result(name: str, axis: str) -> None:
     mesh, wrong = MESHES[axis], []
@@ -54,7 +56,7 @@ def test_every_one_axis_strategy_gives_the_whole_result(name: str, axis: str) ->
 @pytest.mark.parametrize(
     "grid", ["a=2,b=3", *(pytest.param(g, marks=pytest.mark.thorough) for g in ("a=2,b=2", "a=3,b=2"))]
 )
-@pytest.mark.parametrize("name", some_thorough(EXAMPLES, {*ALIKE, "llama", "vit"}))
+@pytest.mark.parametrize("name", some_thorough(EXAMPLES, {*ALIKE, "llama", "vit", "fused"}))
 def test_sampled_two_axis_strategies_give_the_whole_result(name: str, grid: str) -> None:
     mesh, wrong = MESHES[grid], []
     rng = random.Random(grid)
@@ -71,7 +73,7 @@ def _by_axis(strategy: Strategy) -> list[tuple[Placement, ...]]:
     return list(zip(*(*strategy.inputs, *(layout for layout in strategy.outputs if layout))))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some_thorough(EXAMPLES, MORE))
 def test_no_strategy_leaves_a_rank_without_elements(name: str) -> None:
     for text, mesh in MESHES.items():
         for subject in subjects(name):
@@ -102,7 +104,7 @@ def test_matrix_products_attention_and_embeddings_are_cut_over_rows_columns_and_
             assert len(strategies_of(name, "a=2")[subject.node.name]) >= least[role], subject.node.name
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some_thorough(EXAMPLES, MORE))
 def test_every_rule_is_verified_on_shrunken_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are too large to check a rule on real sizes, so what holds there must also be seen to hold when small."""
     either = {text: strategies_of(name, text) for text in ("a=2", "a=3", "a=4")}
