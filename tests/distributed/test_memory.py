@@ -20,7 +20,7 @@ from .parity import check_parity, device_mesh_of
 
 CASE, AXES = "mlp", "dp=2,tp=2"
 PINS = ("x=dp:S(0)",)
-BUDGETS = 6
+BUDGETS = 4
 
 
 @cache
@@ -67,7 +67,7 @@ def _peaks(texts: list[str]) -> list[int]:
 def test_random_budgets_are_respected_on_every_rank():
     made = plans()
     budgets = [plan.memory.budget_bytes for plan in made if plan.memory]
-    assert len(set(budgets)) > 5
+    assert len(set(budgets)) == BUDGETS
     for peaks in run_ranks(4, _peaks, [autoshard.dump_plan(plan) for plan in made], timeout_s=180.0):
         assert all(peak <= budget for peak, budget in zip(peaks, budgets, strict=True)), (peaks, budgets)
         predicted = [plan.memory.peak.size_bytes for plan in made if plan.memory]

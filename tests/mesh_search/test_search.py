@@ -88,7 +88,7 @@ def test_experts_are_planned_by_default_where_the_memory_does_not_bind() -> None
 
     free = found(None, None)
     assert free.against is not None and free.memory is not None
-    tight = f"{free.memory.reserved_bytes * 9 // 10}B"
+    tight = f"{free.memory.reserved_bytes * 99 // 100}B"
     bound = found(tight, None)
     assert bound.solver.cost_ns > free.solver.cost_ns and bound.against is None
     assert found(tight, True).against is not None
