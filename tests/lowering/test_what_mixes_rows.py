@@ -436,12 +436,12 @@ SPREADS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     ((), {"axis": 0, "keepdims": True}),
     ((), {"dim": 0, "correction": 4}),
 ]
-SPREADS = some_thorough(
+OF_SPREADS = some_thorough(
     [torch.var, torch.std, torch.var_mean, torch.std_mean, Tensor.var, Tensor.std], thorough=[torch.std, Tensor.var]
 )
 
 
-@pytest.mark.parametrize("function", SPREADS)
+@pytest.mark.parametrize("function", OF_SPREADS)
 def test_spreads_are_torchs_with_their_gradients(function: Callable[..., Any]) -> None:
     class Spread(nn.Module):
         def __init__(self) -> None:
