@@ -25,8 +25,8 @@ class BlockGuards:
     def broken(self) -> tuple[str, str] | None:
         """The first condition that no longer holds, and the line that relies on it; None if all hold."""
         for stack in self._stacks:
-            if len(stack.container._modules) != stack.size:
-                return f"len({_path(stack)}) == {stack.size}", ""
+            if len(stack.container._modules) != stack.count:
+                return f"len({_path(stack)}) == {stack.count}", ""
         for number in range(max(stack.windows for stack in self._stacks)):
             with shortened(self._stacks, number):
                 broken = self.guards.broken()

@@ -1,4 +1,9 @@
-"""Stacks of a model: submodules in a row (``layers.0``, ``layers.1``, ...) of which each is built as the others are."""
+"""Stacks of a model: submodules in a row (``layers.0``, ``layers.1``, ...), most of which come again and again.
+
+What comes again is a block: one submodule that is built as the others are or, where kinds of them take turns (five
+layers that attend to a window, and one that attends to all), one of each turn. Others may stand before the first block
+(dense layers before those that route) and behind the last one.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,7 +20,7 @@ from torch import nn
 from .arguments import same_constant
 
 FEWEST = 8
-"""Blocks from which on a short capture, and the two runs that check it, take less time than a whole one."""
+"""Submodules from which on a short capture, and the two runs that check it, take less time than a whole one."""
 
 SHORT = 5
 """The blocks of a short model: a first one, two in the middle, and two last ones."""
@@ -22,18 +28,38 @@ SHORT = 5
 MIDDLE = 1, 2
 """Those in the middle of a short model."""
 
+LONGEST = 8
+"""The most submodules that a block has, and the most kinds of them."""
+
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
+
+
+class Turns(NamedTuple):
+    """Where things in a row come again: ``size`` blocks of ``each``, the first of them at ``first``."""
+
+    first: int
+    each: int
+    size: int
+
+    @property
+    def spared(self) -> int:
+        """How many things a short row does without."""
+        return (self.size - SHORT) * self.each
 
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """``size`` submodules of ``container``, whose FQN is ``path``. ``differing`` are the names of attributes that are
-    not the same in all of them, such as the index of a layer.
+    """``size`` blocks of ``each`` submodules of ``container``, whose FQN is ``path``; the first block begins with
+    submodule ``first``, and there are ``count`` submodules in all. ``differing`` are the names of attributes that are
+    not the same in all blocks, such as the index of a layer.
     """
 
     path: str
     container: nn.Module
+    first: int
+    each: int
     size: int
+    count: int
     differing: frozenset[str]
 
     @property
@@ -42,15 +68,19 @@ class Stack:
         return (self.size - SHORT + len(MIDDLE) + 1) // len(MIDDLE)
 
     def window(self, number: int) -> tuple[int, ...]:
-        """Blocks that stand where those of a short model do: the first one, two in the middle, and the last two. The
-        windows have all blocks in turn.
+        """The submodules of a short model: those that belong to no block, and the first block, two in the middle, and
+        the last two. The windows have all blocks in turn.
         """
         middle = min(1 + len(MIDDLE) * number, self.size - 4)
-        return 0, middle, middle + 1, self.size - 2, self.size - 1
+        end = self.first + self.size * self.each
+        blocks = (0, middle, middle + 1, self.size - 2, self.size - 1)
+        starts = (self.first + block * self.each for block in blocks)
+        inside = (start + k for start in starts for k in range(self.each))
+        return (*range(self.first), *inside, *range(end, self.count))
 
 
 def stacks_of(model: nn.Module, fewest: int) -> Iterator[Stack]:
-    """The outermost stacks of at least so many blocks, whose tensors nobody else has."""
+    """The outermost stacks of at least so many submodules, whose blocks' tensors nobody else has."""
     holders = _holders(model)
     inside: str | None = None
     for path, module in model.named_modules():
@@ -60,11 +90,11 @@ def stacks_of(model: nn.Module, fewest: int) -> Iterator[Stack]:
             continue
         if list(module._modules) != [str(k) for k in range(len(module._modules))]:
             continue
-        blocks = [block for block in module._modules.values() if block is not None]
-        differing = _differing(blocks, holders) if len(blocks) == len(module._modules) else None
-        if differing is not None:
+        built = [None if each is None else _built(each, holders) for each in module._modules.values()]
+        turns = _turns(_kinds(built, by_attributes=True)) or _turns(_kinds(built, by_attributes=False))
+        if turns is not None:
             inside = f"{path}." if path else ""
-            yield Stack(path, module, len(blocks), differing)
+            yield Stack(path, module, *turns, len(built), _differing(built, turns))
 
 
 @contextmanager
@@ -73,9 +103,9 @@ def shortened(stacks: Sequence[Stack], number: int = 0) -> Iterator[None]:
     tables = [stack.container._modules for stack in stacks]
     kept = [dict(table) for table in tables]
     try:
-        for stack, table, blocks in zip(stacks, tables, kept):
+        for stack, table, modules in zip(stacks, tables, kept):
             table.clear()
-            table.update({str(k): blocks[str(index)] for k, index in enumerate(stack.window(number))})
+            table.update({str(k): modules[str(index)] for k, index in enumerate(stack.window(number))})
         yield
     finally:
         for table, modules in zip(tables, kept):
@@ -92,21 +122,100 @@ def _holders(model: nn.Module) -> Counter[int]:
     return held
 
 
-def _differing(blocks: Sequence[nn.Module], holders: Counter[int]) -> frozenset[str] | None:
-    """The attributes in which blocks differ; None where they are built differently, or share something."""
-    first = _built(blocks[0], holders)
+class _Built(NamedTuple):
+    """How a submodule is built: its modules, tensors and hooks; and the other attributes of each module."""
+
+    parts: list[Any]
+    attributes: list[dict[str, Any]]
+
+
+def _kinds(built: Sequence[_Built | None], by_attributes: bool) -> list[int]:
+    """A number for each submodule that those have in common that are built alike, and whose attributes are the same as
+    far as these tell a few kinds apart.
+    """
+    found: list[list[int]] = []  # the members of each kind
+    for k, each in enumerate(built):
+        alike = next((kind for kind in found if each is not None and _parts(built[kind[0]]) == each.parts), None)
+        if alike is None:
+            found.append([k])
+        else:
+            alike.append(k)
+    kinds: dict[tuple[int, ...], int] = {}
+    number = [0] * len(built)
+    for members in found:
+        marks = [[members[0]] for _ in members]
+        if by_attributes and len(members) > 1:
+            for values in _values([built[k] for k in members]):
+                classes = _classes(values)
+                if 2 * len(set(classes)) <= len(members) and len(set(classes)) <= LONGEST:
+                    for mark, which in zip(marks, classes):
+                        mark.append(which)
+        for k, mark in zip(members, marks):
+            number[k] = kinds.setdefault(tuple(mark), len(kinds))
+    return number
+
+
+def _parts(built: _Built | None) -> list[Any] | None:
+    return built and built.parts
+
+
+def _values(alike: Sequence[_Built | None]) -> Iterator[list[Any]]:
+    """What each attribute is in submodules that are built alike."""
+    for tables in zip(*(each.attributes for each in alike if each is not None)):
+        for key in sorted(set().union(*tables)):
+            yield [table.get(key, _ABSENT) for table in tables]
+
+
+_ABSENT = object()
+
+
+def _classes(values: Sequence[Any]) -> list[int]:
+    """For each value the number of those that it is the same as; where there are more than LONGEST, it goes no further
+    into which.
+    """
+    leaders: list[Any] = []
+    found = []
+    for value in values:
+        which = next((k for k, leader in enumerate(leaders) if _same(leader, value)), len(leaders))
+        if which == len(leaders):
+            leaders.append(value)
+        if len(leaders) > LONGEST:
+            return list(range(len(values)))
+        found.append(which)
+    return found
+
+
+def _turns(kinds: Sequence[int]) -> Turns | None:
+    """Where kinds in a row come again and again, so that the most are spared; None where that is too few."""
+    best: Turns | None = None
+    for each in range(1, LONGEST + 1):
+        place = 0
+        for again, run in groupby(a == b for a, b in zip(kinds, kinds[each:])):
+            length = len(list(run))
+            found = Turns(place, each, (length + each) // each)
+            if again and found.size > SHORT and (best is None or found.spared > best.spared):
+                best = found
+            place += length
+    # as many as of the fewest alike ones
+    return best if best is not None and best.spared * FEWEST >= (FEWEST - SHORT) * len(kinds) else None
+
+
+def _differing(built: Sequence[_Built | None], turns: Turns) -> frozenset[str]:
+    """The attributes in which blocks differ."""
     differing: set[str] = set()
-    for block in blocks:
-        built = _built(block, holders)
-        if built is None or first is None or built[0] != first[0]:
-            return None
-        for mine, its in zip(first[1], built[1], strict=True):
-            differing |= {key for key in mine.keys() | its.keys() if not _same(mine.get(key, its), its.get(key, mine))}
+    for k in range(turns.each):
+        first, *others = built[turns.first + k : turns.first + turns.each * turns.size : turns.each]
+        for other in others:
+            assert first is not None and other is not None
+            for mine, its in zip(first.attributes, other.attributes, strict=True):
+                differing |= {
+                    key for key in mine.keys() | its.keys() if not _same(mine.get(key, its), its.get(key, mine))
+                }
     return frozenset(differing)
 
 
-def _built(block: nn.Module, holders: Counter[int]) -> tuple[list[Any], list[dict[str, Any]]] | None:
-    """The modules, tensors and hooks of a block, and the other attributes of each module; None for shared ones."""
+def _built(block: nn.Module, holders: Counter[int]) -> _Built | None:
+    """How a submodule is built; None where it shares something."""
     parts: list[Any] = []
     attributes = []
     for path, module in block.named_modules(remove_duplicate=False):
@@ -118,7 +227,7 @@ def _built(block: nn.Module, holders: Counter[int]) -> tuple[list[Any], list[dic
             parts.append([(name, _described(tensor)) for name, tensor in tensors.items()])
         parts.append(sorted(module._non_persistent_buffers_set))
         attributes.append({key: value for key, value in module.__dict__.items() if key not in _OF_EVERY_MODULE})
-    return parts, attributes
+    return _Built(parts, attributes)
 
 
 def _hook_tables(module: nn.Module) -> Iterable[Any]:

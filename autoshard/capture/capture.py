@@ -226,7 +226,9 @@ class _Builder:
         forward = self._forward_nodes()
         needed = ancestors(self._traced.graph.output_node().all_input_nodes)
         placeholders = iter(self._traced.placeholders)
-        for fx in self._traced.graph.nodes:
+        # copies of what is written into, for the backward alone, are traced in the midst of the forward
+        in_order = sorted(self._traced.graph.nodes, key=lambda fx: fx.op != "placeholder" and fx not in forward)
+        for fx in in_order:
             if fx.op == "placeholder":
                 self._add_placeholder(fx, *next(placeholders))
             elif fx.op == "get_attr" and fx in needed:

@@ -55,8 +55,8 @@ def captured_flat(
             return None
         short = short_run.nodes
         for stack in stacks:
-            graph = repeated(graph, stack.path, stack.size)
-            short = Repeated(short, stack.path, stack.size).nodes
+            graph = repeated(graph, stack)
+            short = Repeated(short, stack).nodes
     except (CaptureError, NotPeriodicError):  # a capture of the whole model says what is wrong, or does without it
         return None
     if list(map(seen, short)) != list(map(seen, deep_run.nodes)):

@@ -92,6 +92,18 @@ class Marked(Block):
         return result
 
 
+class Shifted(Marked):
+    """Has one more parameter."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.shift = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return super().forward(x + self.shift)
+
+
 class Reading(Block):
     """Reads another tensor too."""
 
@@ -221,6 +233,22 @@ def attribute(name: str, value: Any) -> Callable[[Deep], None]:
     return lambda model: setattr(model.blocks[6], name, value)
 
 
+OTHERS = [True, True, *[False] * 10, True]
+"""Which blocks are of another kind."""
+
+
+def among_others(index: int) -> Block:
+    """One of ten alike blocks, or one that stands before or behind them."""
+    return Shifted(index) if OTHERS[index] else Marked(index)
+
+
+def in_turn(index: int) -> Block:
+    """A block of one of two kinds, which an attribute tells apart."""
+    block = Normed(index)
+    block.scale = 0.5 if index % 2 else 0.25
+    return block
+
+
 def specials(*indices: int) -> Callable[[Deep], None]:
     """The model does something else after some blocks."""
     return lambda model: setattr(model, "special", indices)
@@ -246,6 +274,9 @@ FLAT: dict[str, Callable[[], nn.Module]] = {
     "the model is the stack": lambda: nn.Sequential(*(Block() for _ in range(DEPTH))),
     "no gradient before the first block": lambda: deep(lambda model: model.first.requires_grad_(False), Rooted),
     "all blocks frozen": lambda: deep(lambda model: model.blocks.requires_grad_(False)),
+    "others before and behind": lambda: Deep(among_others, len(OTHERS)),
+    "of two kinds in turn": lambda: Deep(in_turn, 18),
+    "of two kinds in turn, and others": lambda: Deep(lambda k: in_turn(k) if k > 0 else Shifted(k), 22),
 }
 WHOLE: dict[str, Callable[[], nn.Module]] = {
     "two blocks frozen": lambda: deep(frozen),
@@ -266,7 +297,7 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
 ALIKE = {
     *("two stacks", "the model is the stack", "all blocks frozen", "two blocks frozen", "one block drops otherwise"),
     *("one block is in evaluation", "the last block is special", "blocks of two kinds in turn"),
-    *("a block in between is special", "one block has a hook", "parts computed again"),
+    *("a block in between is special", "one block has a hook", "parts computed again", "of two kinds in turn"),
 }
 """Models that are looked at in `make test-all`: of each, another one is much like it."""
 
@@ -311,6 +342,16 @@ def test_a_change_of_any_block_is_seen(index: int, guarded: CapturedGraph, chang
     assert broken(guarded) is None
 
 
+@pytest.mark.parametrize("index", [0, 1, 2, 7, 11, 12])
+def test_a_change_of_any_block_among_others_is_seen(index: int, among: tuple[Deep, CapturedGraph]) -> None:
+    model, graph = among
+    assert broken(graph) is None
+    model.blocks[index].scale = 0.25
+    found = broken(graph)
+    model.blocks[index].scale = 0.5
+    assert found == f"model.blocks.{index}.scale == 0.5"
+
+
 def test_a_copy_of_the_guards_looks_at_the_copy_of_the_model(guarded: CapturedGraph, changing: Deep) -> None:
     memo: dict[int, Any] = {}
     copied = deepcopy(guarded.guards, memo)
@@ -325,6 +366,13 @@ def test_a_copy_of_the_guards_looks_at_the_copy_of_the_model(guarded: CapturedGr
 def changing() -> Deep:
     """A model whose attributes tests change and set back."""
     return deep()
+
+
+@pytest.fixture(scope="module")
+def among() -> tuple[Deep, CapturedGraph]:
+    """A model whose blocks stand among others, with its graph."""
+    model = Deep(among_others, len(OTHERS))
+    return model, capture(model, (torch.randn(8, WIDTH),), guarded=True)
 
 
 @pytest.fixture(scope="module")
@@ -348,6 +396,19 @@ def test_stacks_within_stacks_are_part_of_them() -> None:
     outer = nn.ModuleDict({"a": rows(lambda: nn.Linear(2, 2)), "b": inner})
     assert [stack.path for stack in stacks_of(inner, FEWEST)] == [""]
     assert [stack.path for stack in stacks_of(outer, FEWEST)] == ["a", "b"]
+
+
+def test_blocks_are_found_where_kinds_take_turns() -> None:
+    def found(kinds: str) -> list[tuple[int, int, int]]:
+        rows = nn.ModuleList(nn.Linear(2, 2 + "abcdefgh".index(kind)) for kind in kinds)
+        return [(stack.first, stack.each, stack.size) for stack in stacks_of(rows, FEWEST)]
+
+    assert found("a" * 8) == [(0, 1, 8)]
+    assert found("aaa" + "b" * 58) == [(3, 1, 58)]
+    assert found("aaaaab" * 10 + "aa") == [(0, 6, 10)]
+    assert found("c" + "aab" * 12) == [(1, 3, 12)]
+    assert found("ab" * 8 + "b") == []  # of which a short model would have eleven
+    assert found("aaaabbbb" + "abbabbaab") == []
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -432,7 +432,7 @@ def test_a_hook_of_a_parameter_that_a_backward_leaves_out_is_named(mesh: DeviceM
 
 
 def test_a_plan_from_its_file_is_for_the_model_that_writes_in_place(mesh: DeviceMesh) -> None:
-    """The backward keeps a copy of what ``clamp_`` changes: an operator of the backward among those of the forward."""
+    """Autograd keeps a copy of what ``clamp_`` changes, in the midst of the forward; here the backward makes it."""
 
     class Clamped(nn.Module):
         def __init__(self) -> None:
@@ -446,8 +446,9 @@ def test_a_plan_from_its_file_is_for_the_model_that_writes_in_place(mesh: Device
 
     model = Clamped()
     plan = autoshard.plan(model, (example(),), mesh="dp=1", hardware="cpu-gloo")
-    phases = [node.phase for _, node in capture(model, (example(),)).of_kind("operator")]
-    assert phases != sorted(phases, reverse=True)
+    operators = [node for _, node in capture(model, (example(),)).of_kind("operator")]
+    phases = [node.phase for node in operators]
+    assert phases == sorted(phases, reverse=True) and "/bwd.clone" in {node.name for node in operators}
     parallel = autoshard.parallelize(copy.deepcopy(model), parse_plan(dump_plan(plan)), mesh, (example(),))
     for module in (parallel, model):
         module(example()).backward()
