@@ -116,10 +116,10 @@ def _ways(formulation: Formulation, other: Formulation, answer: Assignment) -> I
     again = frozenset(other.graph.again) if formulation.seconds and not other.seconds else frozenset[str]()
     for k, here in enumerate(formulation.networks):
         node = formulation.graph.nodes[here.ref.node]
-        makers = [place[node.phase, node.name]]
+        makers = [place.get((node.phase, node.name))]
         if node.phase == "forward" and node.name in again:  # whose second operator has a network of its own there
-            makers.append(place["backward", again_name(node.name)])
-        at = [number.get(Ref(maker, here.ref.output)) for maker in makers]
+            makers.append(place.get(("backward", again_name(node.name))))
+        at = [None if maker is None else number.get(Ref(maker, here.ref.output)) for maker in makers]
         with suppress(KeyError):
             phases = [
                 () if n is None else same_arcs(other.networks[n], here, answer.routes[n][phase])
