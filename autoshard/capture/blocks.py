@@ -91,7 +91,8 @@ def stacks_of(model: nn.Module, fewest: int) -> Iterator[Stack]:
         if list(module._modules) != [str(k) for k in range(len(module._modules))]:
             continue
         built = [None if each is None else _built(each, holders) for each in module._modules.values()]
-        turns = _turns(_kinds(built, by_attributes=True)) or _turns(_kinds(built, by_attributes=False))
+        alike = _alike(built)
+        turns = _turns(_kinds(built, alike)) or _turns(alike)
         if turns is not None:
             inside = f"{path}." if path else ""
             yield Stack(path, module, *turns, len(built), _differing(built, turns))
@@ -129,34 +130,34 @@ class _Built(NamedTuple):
     attributes: list[dict[str, Any]]
 
 
-def _kinds(built: Sequence[_Built | None], by_attributes: bool) -> list[int]:
+def _alike(built: Sequence[_Built | None]) -> list[int]:
+    """For each submodule the first one that is built as it is."""
+    leaders: list[int] = []
+    found = []
+    for k, each in enumerate(built):
+        leader = next((i for i in leaders if (there := built[i]) and each and there.parts == each.parts), k)
+        if leader == k:
+            leaders.append(k)
+        found.append(leader)
+    return found
+
+
+def _kinds(built: Sequence[_Built | None], alike: Sequence[int]) -> list[int]:
     """A number for each submodule that those have in common that are built alike, and whose attributes are the same as
     far as these tell a few kinds apart.
     """
-    found: list[list[int]] = []  # the members of each kind
-    for k, each in enumerate(built):
-        alike = next((kind for kind in found if each is not None and _parts(built[kind[0]]) == each.parts), None)
-        if alike is None:
-            found.append([k])
-        else:
-            alike.append(k)
-    kinds: dict[tuple[int, ...], int] = {}
-    number = [0] * len(built)
-    for members in found:
-        marks = [[members[0]] for _ in members]
-        if by_attributes and len(members) > 1:
-            for values in _values([built[k] for k in members]):
-                classes = _classes(values)
-                if 2 * len(set(classes)) <= len(members) and len(set(classes)) <= LONGEST:
-                    for mark, which in zip(marks, classes):
-                        mark.append(which)
-        for k, mark in zip(members, marks):
-            number[k] = kinds.setdefault(tuple(mark), len(kinds))
-    return number
-
-
-def _parts(built: _Built | None) -> list[Any] | None:
-    return built and built.parts
+    marks = [[leader] for leader in alike]
+    for leader, count in Counter(alike).items():
+        if count == 1:
+            continue
+        members = [k for k, other in enumerate(alike) if other == leader]
+        for values in _values([built[k] for k in members]):
+            classes = _classes(values)
+            if 2 * len(set(classes)) <= count and len(set(classes)) <= LONGEST:
+                for k, which in zip(members, classes):
+                    marks[k].append(which)
+    number: dict[tuple[int, ...], int] = {}
+    return [number.setdefault(tuple(mark), len(number)) for mark in marks]
 
 
 def _values(alike: Sequence[_Built | None]) -> Iterator[list[Any]]:

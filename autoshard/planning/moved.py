@@ -98,9 +98,14 @@ def as_choices(formulation: Formulation, other: Formulation, choices: Sequence[i
 def _places(formulation: Formulation, other: Formulation) -> list[int | None]:
     """For every solver node here the one there; None for a second operator that is no decision here."""
     nodes = formulation.graph.nodes
-    place = {(node.phase, node.name): k for k, node in enumerate(other.graph.nodes)}
+    place = _by_name(other)
     named = [None if i in formulation.seconds else place[node.phase, node.name] for i, node in enumerate(nodes)]
     return [*named, *range(len(other.graph.nodes), len(other.strategies))]
+
+
+def _by_name(formulation: Formulation) -> dict[tuple[str, str], int]:
+    """The solver node of every node of the graph, by phase and name."""
+    return {(node.phase, node.name): k for k, node in enumerate(formulation.graph.nodes)}
 
 
 def _numbers(here: tuple[Strategy, ...], there: tuple[Strategy, ...]) -> list[int | None]:
@@ -111,7 +116,7 @@ def _numbers(here: tuple[Strategy, ...], there: tuple[Strategy, ...]) -> list[in
 
 def _ways(formulation: Formulation, other: Formulation, answer: Assignment) -> Iterator[tuple[int, Routes]]:
     """The routes of the other program's answer, as far as all their steps are offered here."""
-    place = {(node.phase, node.name): k for k, node in enumerate(other.graph.nodes)}
+    place = _by_name(other)
     number = {found.ref: k for k, found in enumerate(other.networks)}
     again = frozenset(other.graph.again) if formulation.seconds and not other.seconds else frozenset[str]()
     for k, here in enumerate(formulation.networks):
