@@ -63,7 +63,7 @@ def _train_all(case: str, texts: list[str]) -> list[float]:
     ("case", "axes", "names"),
     [
         ("llama of 1", "dp=4", ("ddp", "fsdp")),
-        ("llama of 1", "tp=4", ("tp", "sp")),
+        pytest.param("llama of 1", "tp=4", ("tp", "sp"), marks=pytest.mark.thorough),
         ("llama of 1", "dp=2,tp=2", ("ddp+tp", "fsdp+sp")),
         pytest.param("llama of 1", "dp=2,tp=2", ("ddp+sp",), marks=pytest.mark.thorough),
         pytest.param("llama of 1", "dp=2,tp=2", ("ddp+sp/selective", "fsdp+tp/full"), marks=pytest.mark.thorough),
@@ -81,7 +81,7 @@ def _train_all(case: str, texts: list[str]) -> list[float]:
         ("fused 4:1:1", "dp=2,tp=2", ("fsdp+tp/full", "ddp+sp")),
         pytest.param("fused 4:1:1", "dp=2,tp=2", ("fsdp+tp",), marks=pytest.mark.thorough),
         pytest.param("crossed", "dp=2,tp=2", ("fsdp+tp", "ddp+tp/selective"), marks=pytest.mark.thorough),
-        ("vit", "dp=2,tp=2", ("fsdp+sp",)),
+        pytest.param("vit", "dp=2,tp=2", ("fsdp+sp",), marks=pytest.mark.thorough),
         pytest.param("vit", "dp=2,tp=2", ("hsdp",), marks=pytest.mark.thorough),
         pytest.param("vit", "dp=2,tp=2", ("fsdp",), marks=pytest.mark.thorough),
         pytest.param("routed", "ep=4", ("tp", "ep"), marks=pytest.mark.thorough),

@@ -72,7 +72,8 @@ def _example(name: str) -> tuple[nn.Module, tuple[Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "baseline"), some_thorough([("a=4", "ddp"), ("a=2", "fsdp"), ("a=2,b=2", "fsdp+tp")], [("a=2", "fsdp")])
+    ("mesh", "baseline"),
+    some_thorough([("a=4", "ddp"), ("a=2", "fsdp"), ("a=2,b=2", "fsdp+tp")], [("a=4", "ddp"), ("a=2", "fsdp")]),
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_the_batch_is_cut_and_nothing_is_sent_for_it(name: str, mesh: str, baseline: str) -> None:

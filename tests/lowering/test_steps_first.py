@@ -186,8 +186,12 @@ def test_layers_and_steps_are_cut_beside_them(name: str, baseline: str) -> None:
     check_as_before(model, args, _plan(model, args, "a=2,b=2", f"baseline {baseline}"), rtol=1e-8, atol=1e-10)
 
 
+ALIKE = {"translated", "attended", "multiplied"}
+"""Models whose random plans are looked at in `make test-all`: of each, another one is much like it."""
+
+
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some_thorough(MODELS, ALIKE))
 def test_whatever_is_cut(name: str, seed: int) -> None:
     model, args = _example(name)
     plan = random_plan(capture(model, args), Mesh.parse("a=2,b=2"), seed, model, args, {})
