@@ -244,15 +244,17 @@ def assemble(
 
 
 def _worth_it(graph: CapturedGraph, names: Collection[str]) -> frozenset[str]:
-    """Those of the operators that are worth computing again: of views only those of what may be, too. Others share the
-    memory of what is there anyway.
+    """Those of the operators that are worth computing again: of views only those of what may be, too, and those of
+    parameters, which are gathered anew so. Others share the memory of what is there anyway.
     """
-    found: set[int] = set()
+    makers = {i for i, _ in graph.of_kind("parameter")}
+    found: list[str] = []
     for i, node in graph.of_kind("operator"):
-        shares = is_free(node) and bool(node.inputs) and node.inputs[0].node not in found
+        shares = is_free(node) and bool(node.inputs) and node.inputs[0].node not in makers
         if node.name in names and node.phase == "forward" and not shares:
-            found.add(i)
-    return frozenset(graph.nodes[i].name for i in found)
+            makers.add(i)
+            found.append(node.name)
+    return frozenset(found)
 
 
 def _views_as_made(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from solver import Assignment, Routes, evaluate, routed
 
@@ -29,48 +28,8 @@ def moved(formulation: Formulation, other: Formulation, answer: Assignment) -> A
     choices = None if other.groups else as_choices(formulation, other, answer.choices)
     if choices is None:
         return None
-    ways = dict(_ways(formulation, other, answer))
-    views = _views(formulation, other)
-    if views:
-        choices = _where_they_lie(formulation, views, choices)
-        ways |= _made_anew(formulation, views, choices)
-    found = routed(formulation.problem, choices, given=ways)
+    found = routed(formulation.problem, choices, given=dict(_ways(formulation, other, answer)))
     return found if found is not None and evaluate(formulation.free, *found).feasible else None
-
-
-def _views(formulation: Formulation, other: Formulation) -> list[int]:
-    """Operators that the other program computes again and that this one cannot, as they share the memory of what is
-    there anyway: ``weight.t()``.
-    """
-    again = frozenset() if other.seconds else frozenset(other.graph.again)
-    nodes = formulation.graph.nodes
-    return [
-        i
-        for i, node in enumerate(nodes)
-        if node.name in again and node.phase == "forward" and i not in formulation.twice and len(node.inputs) == 1
-    ]
-
-
-def _where_they_lie(formulation: Formulation, views: Sequence[int], choices: Sequence[int]) -> tuple[int, ...]:
-    """The choices with views of tensors as these are made, so that it is the view that is gathered, in each phase, as
-    the tensor is where the view is made again.
-    """
-    found = list(choices)
-    for i in views:
-        made = formulation.graph.nodes[i].inputs[0]
-        maker = formulation.strategies[made.node]
-        layout = maker[found[made.node] % len(maker)].outputs[made.output]
-        alike = (k for k, strategy in enumerate(formulation.strategies[i]) if strategy.inputs == (layout,))
-        found[i] = next(alike, found[i])
-    return tuple(found)
-
-
-def _made_anew(formulation: Formulation, views: Sequence[int], choices: Sequence[int]) -> dict[int, Routes]:
-    """The cheapest routes of the views, of whose copies none is kept over the turn."""
-    at = [k for k, found in enumerate(formulation.networks) if found.ref.node in views]
-    networks = tuple(replace(formulation.networks[k].network, kept=False) for k in at)
-    found = routed(replace(formulation.free, networks=networks), choices)
-    return {} if found is None else dict(zip(at, found.routes))
 
 
 def as_choices(formulation: Formulation, other: Formulation, choices: Sequence[int]) -> tuple[int, ...] | None:
