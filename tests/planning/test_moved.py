@@ -54,7 +54,7 @@ def test_what_people_do_is_an_answer_of_the_program_that_decides_everything(case
     plan = interpret(*decided(wide, here), profile, "", "")
     before = interpret(theirs, replace(solution, bound=0), profile, "", "")
     assert operators(plan) == operators(before)
-    if "/full" not in name:  # which makes views of layers' inputs again
+    if "/full" not in name:  # where a second operator may have another strategy than the first
         assert plan.solver.cost_ns == before.solver.cost_ns
     counted = evaluate(with_lives(wide, POLICY).problem, *answer).peak_usage
     assert counted <= timeline_of(graph, before, POLICY).peak.size_bytes
