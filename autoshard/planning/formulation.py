@@ -45,7 +45,7 @@ from ..recomputation import again_name
 from ..strategies import Asked, Rulebook, Strategy
 from .candidates import candidates
 from .layer_ties import in_groups, marks_of, tied_classes
-from .pricing import NO_OPTIMIZER, Prices
+from .pricing import NO_OPTIMIZER, Prices, is_looked_at_again
 from .tensor_networks import HELD, Demand, TensorNetwork, layout_of, networks_of
 
 Objective = Literal["step-time", "overlapped-step-time", "communication-time"]
@@ -392,9 +392,9 @@ def _node_costs(
     nothing = np.zeros(1, np.int64)
     for second, first in seconds.items():
         is_wanted = graph.nodes[first].name in wanted
-        key = id(found[first]), costs.is_offered(first, second), is_wanted
+        key = id(found[first]), costs.is_offered(first, second), is_wanted, is_looked_at_again(graph.nodes[second])
         if key not in known:
-            again = np.where(costs.is_offered(first, second), 2 * found[first], INFEASIBLE)
+            again = np.where(costs.is_offered(first, second), found[first] + costs.of(first, second), INFEASIBLE)
             once = np.full_like(again, INFEASIBLE) if is_wanted else found[first]
             known[key] = np.concatenate([once, again])
         found[first], found[second] = known[key], nothing
@@ -430,13 +430,15 @@ class _Costs:
             return (True,) * len(self._strategies[first])
         return tuple(strategy in self._strategies[second] for strategy in self._strategies[first])
 
-    def of(self, i: int) -> np.ndarray:
-        """Those of the strategies of a node."""
-        strategies, steps, runs = self._strategies[i], self._steps(i), self._runs(i)
+    def of(self, i: int, second: int | None = None) -> np.ndarray:
+        """Those of the strategies of a node; or of the operator that computes it again, under the same."""
+        node = i if second is None else second
+        strategies, steps, runs = self._strategies[i], self._steps(node), self._runs(node)
+        is_again = node < len(self._graph.nodes) and is_looked_at_again(self._graph.nodes[node])
         # tensors of all dtypes share strategies
-        key = id(strategies), self._graph.meta(Ref(i)) if steps else None, runs
+        key = id(strategies), self._graph.meta(Ref(node)) if steps else None, runs, is_again
         if key not in self._known:
-            self._known[key] = runs * np.rint(self._seconds(i, steps) * 1e9).astype(np.int64)
+            self._known[key] = runs * np.rint(self._seconds(node, strategies, steps) * 1e9).astype(np.int64)
         return self._known[key]
 
     def _runs(self, i: int) -> int:
@@ -445,8 +447,7 @@ class _Costs:
         is_operator = node is not None and node.kind == "operator"
         return operator_runs(node.name, self._graph.micro_batches) if node is not None and is_operator else 1
 
-    def _seconds(self, i: int, steps: bool) -> np.ndarray:
-        strategies = self._strategies[i]
+    def _seconds(self, i: int, strategies: tuple[Strategy, ...], steps: bool) -> np.ndarray:
         if steps:
             return self._prices.optimizer_s(self._graph.meta(Ref(i)), (layout_of(each, None) for each in strategies))
         if self._computes and i < len(self._graph.nodes):

@@ -27,6 +27,7 @@ from ..plans import (
 from ..strategies import Strategy
 from .deferral import deferred
 from .formulation import Formulation
+from .pricing import is_looked_at_again
 from .tensor_networks import HELD, Demand, TensorNetwork, layout_of, ways
 
 
@@ -198,7 +199,8 @@ def computations(formulation: Formulation, choices: Sequence[int]) -> Iterator[t
     for i, node in formulation.graph.of_kind("operator"):
         strategies, choice = formulation.strategies[i], choices[i]
         is_tensor = is_summed(node.name) or is_held(node.name)
-        key = id(strategies), choice, (is_summed(node.name), node.outputs) if is_tensor else None
+        kind = (is_summed(node.name), node.outputs) if is_tensor else is_looked_at_again(node)
+        key = id(strategies), choice, kind
         if key not in known:
             known[key] = float(formulation.prices.compute_s(node, (strategies[choice],))[0])
         yield node, known[key]

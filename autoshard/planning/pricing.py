@@ -56,10 +56,20 @@ Shape = tuple[int, ...]
 NO_OPTIMIZER = optimizer_policy("none")
 
 
+LOOK_AGAIN_S = 1e-8
+"""At least, for a view that is made again (a host takes more). A weight that is gathered anew in the backward may be
+gathered before its view is made again, or behind the view that is there: of two equal ways one must be dearer. Without
+this the search of Llama-3-8B on 2x4x8 under 20 GiB took 549 CPU seconds, with 1 ns 61 and with 10 ns 49.
+"""
 COLLECTIVE_OPERATORS = 3
 """Of the host, for a step that communicates: what is sent is made contiguous, it is sent, and waited for. In a bucket
 two views take the place of the last two.
 """
+
+
+def is_looked_at_again(node: Node) -> bool:
+    """Whether an operator is a view that is made again."""
+    return first_name(node.name) is not None and is_free(node)
 
 
 class Together(NamedTuple):
@@ -121,7 +131,8 @@ class Prices:
         if node.kind != "operator":
             return np.zeros(len(strategies))
         if is_free(node):
-            return np.full(len(strategies), self._profile.compute.issue_s)
+            again_s = LOOK_AGAIN_S if is_looked_at_again(node) else 0.0
+            return np.full(len(strategies), max(self._profile.compute.issue_s, again_s))
         metas = tuple(self._graph.meta(ref) for ref in node.inputs)
         return np.array([self._operator_s(node, metas, strategy) for strategy in strategies])
 
