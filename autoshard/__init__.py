@@ -17,7 +17,7 @@ from .errors import AutoshardError
 if TYPE_CHECKING:
     from .api import auto_parallelize, plan
     from .apply import parallelize
-    from .capture import constrain
+    from .capture import constrain, representative
     from .layout import Layout, format_layout, parse_layout
     from .lowering import (
         as_one_process,
@@ -62,6 +62,7 @@ _LAZY = {
     "read_plan": "autoshard.plans",
     "plan_of": "autoshard.lowering",
     "register_operator": "autoshard.ops",
+    "representative": "autoshard.capture",
     "sampler": "autoshard.lowering",
     "shard_inputs": "autoshard.lowering",
     "shard_targets": "autoshard.lowering",
@@ -93,6 +94,7 @@ __all__ = [
     "plan_of",
     "read_plan",
     "register_operator",
+    "representative",
     "sampler",
     "shard_inputs",
     "shard_targets",

@@ -10,6 +10,7 @@ from .micro_batched import micro_batched
 from .model_key import described, model_key
 from .modes import in_mode
 from .recompute import can_be_again, inner, marked, recomputable, recomputed, within_layers
+from .representative import any_representative, representative
 
 __all__ = [
     "CONSTRAIN",
@@ -38,8 +39,10 @@ __all__ = [
     "marked",
     "micro_batched",
     "model_key",
+    "any_representative",
     "rebuild_call",
     "recomputable",
+    "representative",
     "recomputed",
     "refs_in",
     "within_layers",

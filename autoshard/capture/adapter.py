@@ -29,19 +29,32 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import transformer
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..errors import CaptureError
 from .annotation import marking
 from .constant import LARGEST
-from .dynamo import look_functions_up
+from .dynamo import look_functions_up, note_decided
 from .forward import forward_of
 from .graph import Mark, SameTensor
 from .guards import Guards
-from .known_numbers import MADE_OF_NOTHING, decided_by_numbers, write_down_what_is_known
+from .known_numbers import (
+    MADE_OF_NOTHING,
+    decided_by_numbers,
+    refuse_what_numbers_size,
+    write_down_what_is_known,
+)
 from .observed import MODEL
 from .picked import of_rows
+from .representative import (
+    MOST,
+    any_representative,
+    is_of_arguments,
+    is_representative,
+    numbers_of,
+    of_arguments,
+)
 from .sorted_rows import in_their_own_order
 from .unvalidated import check_tensor_all_with, gaussian_nll_loss, is_said_to_be_causal
 
@@ -123,7 +136,8 @@ def trace(
 
 
 def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guarded: bool) -> Trace:
-    with _traceable(model, faker), ExitStack() as stack:
+    knows_most = isinstance(faker.mode, _KnowingMode) and any_representative(args, kwargs)
+    with _traceable(model, faker, MOST if knows_most else LARGEST), ExitStack() as stack:
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         forward = forward_of(model, fake_args, fake_kwargs)
         fake_args, fake_kwargs = tree_map(_known_to_aot, (fake_args, fake_kwargs))
@@ -136,7 +150,9 @@ def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict
             stack, forward.module, fake_args, fake_kwargs or None, decompositions=decompositions
         )
     graph = joint.graph_module.graph
-    write_down_what_is_known(graph)
+    write_down_what_is_known(graph, dict(_told(graph, tree_leaves((args, kwargs)))) if knows_most else {})
+    if knows_most:
+        refuse_what_numbers_size(graph)
     in_their_own_order(graph)
     placeholders = tuple(_placeholder(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder")
     kinds: dict[int, tuple[str, Any]] = {k: ("output", k) for k in range(forward.results)}
@@ -156,6 +172,14 @@ def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict
         has_custom_backward=forward.has_custom_backward,
         batch_dim=forward.batch_dim,
     )
+
+
+def _told(graph: torch.fx.Graph, leaves: Sequence[Any]) -> Iterator[tuple[torch.fx.Node, torch.Tensor]]:
+    """The inputs of a graph that are representative arguments, with their numbers."""
+    for node in graph.find_nodes(op="placeholder"):
+        kind, position = _placeholder(node.meta["desc"])
+        if kind == "input" and is_representative(leaves[position]):
+            yield node, numbers_of(leaves[position], node.meta["val"].dtype)
 
 
 See = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any], Any], None]
@@ -292,16 +316,57 @@ class FakeResults:
 
 
 class _KnowingMode(FakeTensorMode):
-    """Knows the numbers of tensors that are made of no other, as by ``arange``, too, and what is computed of them."""
+    """Knows the numbers of tensors that are made of no other, as by ``arange``, too, and what is computed of them; and
+    of the arguments that have some. Dynamo's graph says where Python took one of them.
+    """
+
+    _has_arguments = False
+
+    def know(self, made: Any, numbers: torch.Tensor) -> None:
+        """Notes the numbers of an argument."""
+        made.constant, self._has_arguments = numbers, True
+        self.fake_tensor_converter.add_constant_storage_mapping(made)
+        of_arguments(made)
+
+    def from_tensor(self, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        made: Any = super().from_tensor(tensor, *args, **options)
+        if is_of_arguments(tensor) and tensor.constant is not None:  # type: ignore[attr-defined]
+            self.know(made, tensor.constant)  # type: ignore[attr-defined]
+        return made
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.masked_select.default and is_of_arguments(args[1]) and args[0].shape == args[1].shape:
+            func, args = aten.index.Tensor, (args[0], [args[1]])  # of which the size is known
         made: Any = super().dispatch(func, types, args, kwargs)
+        if self._has_arguments and (given := list(filter(is_of_arguments, tree_leaves((args, kwargs))))):
+            _note_what_decides(func, args, given, made)
+            for each in tree_leaves(made):
+                if type(each) is FakeTensor and each.constant is not None:
+                    of_arguments(each)
         is_new = func in MADE_OF_NOTHING and type(made) is FakeTensor
         if is_new and all(type(length) is int for length in made.shape) and made.numel() <= LARGEST:
             with no_dispatch():
                 made.constant = func(*args, **{**(kwargs or {}), "device": torch.device("cpu")})
             self.fake_tensor_converter.add_constant_storage_mapping(made)
         return made
+
+
+def _note_what_decides(func: Any, args: tuple[Any, ...], given: Sequence[Any], made: Any) -> None:
+    """Notes which numbers of representative arguments an operator turns into a Python number, or a shape."""
+    if func is aten._local_scalar_dense.default and type(made) in (bool, int, float):
+        note_decided(args[0], "number", [made])
+        return
+    if func is aten.nonzero.default:
+        masks = [args[0]]
+    elif func is aten.index.Tensor:
+        masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
+    else:
+        for each in given if torch.Tag.dynamic_output_shape in func.tags else ():
+            note_decided(each, "numbers", each.constant.double().flatten().tolist())
+        return
+    for mask in filter(is_of_arguments, masks):
+        with no_dispatch():
+            note_decided(mask, "count", [int(mask.constant.count_nonzero())])
 
 
 def _is_ordinary(tensor: FakeTensor, mode: FakeTensorMode) -> bool:
@@ -362,9 +427,11 @@ def _known_to_aot(leaf: Any) -> Any:
 
 
 @contextmanager
-def _traceable(model: nn.Module, faker: _Faker) -> Iterator[None]:
-    """Has a model run on tensors without memory, and look at no numbers that it need not look at."""
-    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once(), _constants_known():
+def _traceable(model: nn.Module, faker: _Faker, most: int = LARGEST) -> Iterator[None]:
+    """Has a model run on tensors without memory, and look at no numbers that it need not look at; of known ones at as
+    ``most``.
+    """
+    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once(), _constants_known(most):
         yield
 
 
@@ -404,11 +471,11 @@ def _unvalidated() -> Iterator[None]:
 
 
 @contextmanager
-def _constants_known() -> Iterator[None]:
-    """Has torch know what is computed of tensors whose numbers stand in the forward, of as many elements as those that
-    become part of a graph: by itself it does of one element alone.
+def _constants_known(most: int) -> Iterator[None]:
+    """Has torch know what is computed of tensors whose numbers are known, of up to so many elements: by itself it does
+    of one element alone.
     """
-    with patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", LARGEST):
+    with patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", most):
         yield
 
 
@@ -495,8 +562,15 @@ class _Faker:
         self._memo: dict[int, torch.Tensor] = {}
 
     def argument(self, value: Any) -> Any:
-        """A fake for a tensor; any other leaf as it is."""
-        return self._fake(value, self._cast(value)) if isinstance(value, torch.Tensor) else value
+        """A fake for a tensor, which has the numbers of a representative one if the mode knows numbers; any other leaf
+        as it is.
+        """
+        if not isinstance(value, torch.Tensor):
+            return value
+        made: Any = self._fake(value, self._cast(value))
+        if isinstance(self.mode, _KnowingMode) and is_representative(value):
+            self.mode.know(made, numbers_of(value, made.dtype))
+        return made
 
     def _fake(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return _fake(self.mode, value.size(), value.stride(), dtype, torch.device("cpu"))

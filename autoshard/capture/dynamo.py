@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from types import CodeType
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -27,7 +27,7 @@ from torch._dynamo import functional_export, trace_rules
 from torch._dynamo.convert_frame import get_traced_fn
 from torch._dynamo.exc import ObservedException, TorchRuntimeError, Unsupported
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase, tls
 from torch._dynamo.variables import (
     ConstantVariable,
     ConstDictVariable,
@@ -49,9 +49,11 @@ from torch.utils._pytree import SUPPORTED_NODES, TreeSpec, tree_structure
 from ..errors import CaptureError
 from .arguments import same_constant
 from .autocast import check_autocast_within
-from .examples import example, name_of
+from .constant import LARGEST
+from .examples import example, name_of, place_of
 from .guards import MODEL_SOURCE, Guards, guards_of, readable, written_as_they_are
 from .lines import at, is_models_file, line_in, line_of, lines_in
+from .representative import is_of_arguments
 
 _BUFFERS = re.compile(re.escape(MODEL_SOURCE) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
 _WORD = re.compile(r"\w+")
@@ -67,6 +69,7 @@ _ON_NUMBERS = re.compile(
     r"data[- ]dependent (expression|branching|operator|output)|Tensor\.tolist\(\) with|Pending unbacked symbols",
     re.IGNORECASE,
 )
+_AS_INDEX = "valid indices (got SymInt)"  # of ``x[:, k]`` by a number out of a tensor
 # What Python asks of the numbers of a tensor, and what it is told where all of them are finite.
 _FINITE = {("all", "isfinite"): True, ("any", "isinf"): False, ("any", "isnan"): False}
 _JUMPS = frozenset(code for name, code in dis.opmap.items() if re.search(r"JUMP\w*_IF_(TRUE|FALSE)", name))
@@ -220,7 +223,8 @@ def depends_on_numbers(error: Exception) -> bool:
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         return True
     is_models_own = isinstance(error.__cause__, ObservedException)
-    return not is_models_own and _ON_NUMBERS.search(str(error).partition("\n")[0]) is not None
+    text = str(error)
+    return not is_models_own and (_ON_NUMBERS.search(text.partition("\n")[0]) is not None or _AS_INDEX in text)
 
 
 def is_explained(error: Exception) -> bool:
@@ -431,10 +435,70 @@ def _jump_if_known(jump: Any, translator: Any, instruction: Any) -> None:
 
 
 def _numbers_of(condition: Any) -> bool | None:
-    """What a condition is that a tensor of one number gives which stands in the forward; None of any other."""
+    """What a condition is that a tensor of one number gives which is known; None of any other."""
     value = example(condition.proxy.node) if isinstance(condition, TensorVariable) else None
     numbers = getattr(value, "constant", None)
-    return bool(numbers) if numbers is not None and numbers.numel() == 1 else None
+    if numbers is None or numbers.numel() != 1:
+        return None
+    if is_of_arguments(value):
+        _note_decided(condition.proxy.node, "number", (float(numbers),))
+    return bool(numbers)
+
+
+Decided = Literal["number", "count", "numbers"]
+"""What of a tensor decided: its one number, how many of its elements are not zero, or all of its numbers."""
+
+
+def decides(tensor: torch.Tensor, how: Decided, expected: tuple[float, ...]) -> None:
+    """Stands in a graph of dynamo's where numbers of a representative argument decide shapes, or which way Python goes:
+    those that are expected of a tensor that comes of it.
+    """
+
+
+def note_decided(tensor: torch.Tensor, how: Decided, expected: Sequence[float]) -> None:
+    """Has the graph that dynamo is making, if it is, say what decides. Where torch has looked at a tensor that is in no
+    graph, all numbers of those decide that it was made of.
+
+    Raises:
+        CaptureError: these are too many.
+    """
+    translator = getattr(tls, "current_tx", None)
+    if translator is None:
+        return
+    nodes = reversed(translator.output.current_tracer.graph.nodes)
+    last = next(nodes)
+    if name_of(last) == "item" and (whole := _listed(last.args[0])) is not None:
+        _note_decided(whole, "numbers", tuple(example(whole).constant.double().flatten().tolist()))
+        return
+    maker = next((node for node in (last, *last.all_input_nodes, *nodes) if example(node) is tensor), None)
+    if maker is not None:
+        _note_decided(maker, how, tuple(map(float, expected)))
+        return
+    for node in last.all_input_nodes:
+        value: Any = example(node)
+        if not is_of_arguments(value):
+            continue
+        if value.constant is None or value.numel() > LARGEST:
+            raise CaptureError(
+                f"{name_of(last)} goes by more numbers of a representative argument than a step can check"
+            )
+        _note_decided(node, "numbers", tuple(value.constant.double().flatten().tolist()))
+
+
+def _listed(element: Any) -> FxNode | None:
+    """The tensor whose numbers are written down as a list; None where one is taken alone. Dynamo says nothing of the
+    elements of a list.
+    """
+    if not isinstance(element, FxNode) or example(element) is not None:
+        return None
+    while example(element) is None:
+        element = element.args[0]
+    return element  # type: ignore[no-any-return]
+
+
+def _note_decided(node: FxNode, how: Decided, expected: tuple[float, ...]) -> None:
+    noted = node.graph.call_function(decides, (node, how, expected))
+    noted.meta |= place_of(node) | {"stack_trace": "".join(traceback.format_list(TracingContext.extract_stack()))}
 
 
 def _as_if_finite(condition: Any) -> bool | None:

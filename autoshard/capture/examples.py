@@ -34,6 +34,18 @@ def note(node: fx.Node, value: Any) -> fx.Node:
     return node
 
 
+def note_made(node: fx.Node, mode: Any) -> fx.Node:
+    """Says what a new call gives, of what its arguments give; the node itself.
+
+    Args:
+        mode: that of the tensors without memory.
+    """
+    args, kwargs = fx.map_arg((node.args, node.kwargs), example)
+    function: Any = getattr(type(args[0]), node.target) if isinstance(node.target, str) else node.target
+    with mode:
+        return note(node, function(*args, **kwargs))
+
+
 def place_of(node: fx.Node) -> dict[str, Any]:
     """What is noted of where a node stands in the model."""
     return {key: node.meta[key] for key in _PLACE if key in node.meta}

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.utils._pytree import TreeSpec
 
+from .as_in_example import hold_to_example, pick_as_in_example
 from .dynamo import Dynamo, autograd_function_apply, forward_graph, return_only
 from .effects import (
     Leaves,
@@ -58,6 +59,7 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if found.assigned:
         module, found, out_spec = forward_graph(Observed(model, tuple(found.assigned)), args, kwargs)
     leave_checks_out(module.graph)
+    pick_as_in_example(module)
     compute_of_all_rows(module.graph)
     refuse_shapes_by_numbers(model, module)
     known = _tensors_of(model, module)
@@ -67,12 +69,13 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     refuse_other_modes(leaves)
     replaced = dict(replaced_buffers(module, leaves, tuple(found.assigned)))
     result_spec = out_spec.children()[0]
-    return_only(module, leaves.result, [leaves.after[k] for k in replaced])
+    result = hold_to_example(module, leaves.result)
+    return_only(module, result, [leaves.after[k] for k in replaced])
     seen = {node: value for node in module.graph.nodes if (value := tensor_of(node)) is not None}
     same = separate_results(module, known, seen)
     custom = any(node.target is autograd_function_apply for node in module.graph.nodes)
     dim = take_apart(module)
-    return Forward(module, len(leaves.result), result_spec, tuple(replaced.values()), same, found, custom, dim)
+    return Forward(module, len(result), result_spec, tuple(replaced.values()), same, found, custom, dim)
 
 
 def _tensors_of(model: nn.Module, module: GraphModule) -> dict[FxNode, SameTensor]:

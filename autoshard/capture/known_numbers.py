@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor, fx
 
 from .constant import LARGEST
 from .dynamo import depends_on_numbers
-from .static_shapes import ByNumbersError
+from .lines import at, line_of
+from .static_shapes import ByNumbersError, of_shape
 
 aten = torch.ops.aten
 
 _BY_NUMBERS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+_PICKING = (aten.nonzero.default, aten.masked_select.default)
 _INDEXING = (aten.index.Tensor, aten.index_put.default)
 MADE_OF_NOTHING = frozenset(
     getattr(packet, name)
@@ -36,17 +39,22 @@ def decided_by_numbers(error: Exception) -> bool:
     return isinstance(error, ByNumbersError) or depends_on_numbers(error)
 
 
-def write_down_what_is_known(graph: fx.Graph) -> None:
+def write_down_what_is_known(graph: fx.Graph, told: Mapping[fx.Node, Tensor]) -> None:
     """Has a traced graph hold the numbers that operators give whose shape other numbers decide, where these are known,
     and the places at which a known mask is true instead of the mask.
+
+    Args:
+        told: the numbers of inputs that are representative. What they decide here every step checks.
     """
-    known = _Known(graph)
+    known, as_told = _Known(graph, {}), _Known(graph, told)
     for node in list(graph.nodes):
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
         if any(tag in _BY_NUMBERS for tag in node.target.tags):
             for result in [user for user in node.users if user.target is operator.getitem] or [node]:
                 numbers = known.of(result)
+                if numbers is None and node.target not in _PICKING:
+                    numbers = as_told.of(result)
                 if isinstance(numbers, Tensor):
                     result.replace_all_uses_with(known.written(result, numbers))
         if node.target in _INDEXING:
@@ -54,14 +62,44 @@ def write_down_what_is_known(graph: fx.Graph) -> None:
             node.args = (x, [place for index in indices for place in known.places(index)], *rest)
 
 
+def refuse_what_numbers_size(graph: fx.Graph) -> None:
+    """Refuses a traced graph in which numbers that a step would have decide how large a tensor is, although the example
+    says how large it is there: no operator holds a step to that.
+
+    Raises:
+        ByNumbersError: there is one, with its line.
+    """
+    for node in graph.nodes:
+        op = node.target
+        if not isinstance(op, torch._ops.OpOverload) or not node.users:
+            continue
+        is_sized = torch.Tag.dynamic_output_shape in op.tags and op not in _INDEXING
+        if is_sized or _is_sized_by_mask(node):
+            raise ByNumbersError(f"the forward cannot be captured{at(line_of(node))}: {of_shape(str(op))}")
+
+
+def _is_sized_by_mask(node: fx.Node) -> bool:
+    """Whether a mask says how many elements an operator picks, or is given."""
+    if node.target not in _INDEXING:
+        return False
+    masks = [each.meta["val"] for each in node.args[1] if isinstance(each, fx.Node)]  # type: ignore[union-attr]
+    if not any(mask.dtype in (torch.bool, torch.uint8) for mask in masks):
+        return False
+    if node.target is aten.index.Tensor:
+        return True
+    x, given = (node.args[k].meta["val"] for k in (0, 2))  # type: ignore[union-attr]
+    behind = given.dim() - (x.dim() - sum(mask.dim() if mask.dtype is torch.bool else 1 for mask in masks))
+    return bool(behind > 0 and given.shape[0] != 1)
+
+
 class _Known:
     """What nodes of a graph give that are made of numbers in it alone, on the CPU."""
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, given: Mapping[fx.Node, Tensor]) -> None:
         self._graph = graph
-        self._known: dict[fx.Node, Any] = {}
+        self._known: dict[fx.Node, Any] = {**given}
         self._waiting = deque[fx.Node]()
-        could_be = set[fx.Node]()
+        could_be = set(given)
         for node in graph.nodes:
             if _is_small(node) and (_makes_the_same(node) if node.op == "call_function" else node.op == "get_attr"):
                 if could_be.issuperset(node.all_input_nodes):

@@ -34,6 +34,7 @@ from .blocks import FEWEST, stacks_of
 from .fake_run import FakeRun, fake_run, seen
 from .precise import dtype_of
 from .repeat import NotPeriodicError
+from .representative import any_representative
 
 _MOST_VALUES = 300_000
 """How many values are looked at; a model with more attributes has no key."""
@@ -62,7 +63,8 @@ class KnownModel:
 def known_model(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], param_dtype: str | None = None
 ) -> KnownModel | None:
-    """Describes all that a capture of a model depends on; None where there is something that cannot be told.
+    """Describes all that a capture of a model depends on; None where there is something that cannot be told, or where
+    it depends on numbers of arguments.
 
     The forward is run once on a copy of the model that shares its tensors, of which only shapes are read.
 
@@ -70,7 +72,7 @@ def known_model(
         model, args, kwargs: as for :func:`autoshard.capture.capture`.
         param_dtype: what floating parameters and arguments are cast to, ``bfloat16``.
     """
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module) or any_representative(args, kwargs):
         return None
     digest = hashlib.sha256()
 

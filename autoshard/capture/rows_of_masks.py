@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .examples import example, name_of, note, place_of, shape_of, tensor_of
+from .examples import example, name_of, note_made, place_of, shape_of, tensor_of
 from .masks import mask_of, memory_of, placed_by, same, written_into
 from .static_shapes import is_unknown
 
@@ -349,12 +349,9 @@ class _Rewriting:
         return self._noted(self._graph.create_node(op, function, args, kwargs))
 
     def _noted(self, made: fx.Node) -> fx.Node:
-        args, kwargs = fx.map_arg((made.args, made.kwargs), example)
-        function: Any = getattr(type(args[0]), made.target) if isinstance(made.target, str) else made.target
         fakes: list[Any] = [value for value in map(tensor_of, made.all_input_nodes) if value is not None]
         made.meta |= self._place
-        with fakes[0].fake_mode:
-            return note(made, function(*args, **kwargs))
+        return note_made(made, fakes[0].fake_mode)
 
 
 def _is_for_each(given: fx.Node, dims: int) -> bool:

@@ -19,6 +19,10 @@ from .examples import example
 from .lines import at, lines_in
 
 _UNKNOWN = "which are unknown while planning"
+_SAME = (
+    "; where they come of arguments, and decide the same in every step, say so: autoshard.representative(tensor) of "
+    "those in the example"
+)
 _PADDED = "pad to a fixed length and mask what is beyond the end"
 _PASSED = "pass it to the forward as a Python number"
 _SHAPE = (
@@ -61,31 +65,32 @@ def refuse_shapes_by_numbers(model: nn.Module, module: GraphModule) -> None:
             value = example(node)
             if is_unknown(value):
                 where = lines_in(node.meta.get("stack_trace") or "")
-                why = _of_number() if _is_number(value) else _of_shape(_operation(node))
+                why = _of_number() if _is_number(value) else of_shape(_operation(node))
                 raise ByNumbersError(f"{type(model).__name__} cannot be captured as one graph{at(where)}: {why}")
 
 
 def why_by_numbers(text: str) -> str:
     """What is wrong where torch refuses a forward, with such a text, because numbers in a tensor would decide."""
     first = text.partition("\n")[0]
-    if any(word in first for word in ("specialized integer", "_local_scalar_dense", "tolist")):
+    if "got SymInt" in text or any(word in first for word in ("specialized integer", "_local_scalar_dense", "tolist")):
         return _of_number()
     if "output shape" in first or first.startswith("aten."):
         named = _NAMED.search(first)
-        return _of_shape(named[1] if named else "an operator")
-    return f"which way Python goes here, or a shape, depends on numbers in a tensor, {_UNKNOWN}. {_WAY}"
+        return of_shape(named[1] if named else "an operator")
+    return f"which way Python goes here, or a shape, depends on numbers in a tensor, {_UNKNOWN}. {_WAY}{_SAME}"
 
 
 def _of_number() -> str:
     return (
         "here Python takes a number out of a tensor (.item(), int(t), t.tolist(), range(t), an index), and what "
-        f"follows depends on it; it is unknown while planning. {_NUMBER}"
+        f"follows depends on it; it is unknown while planning. {_NUMBER}{_SAME}"
     )
 
 
-def _of_shape(operation: str) -> str:
+def of_shape(operation: str) -> str:
+    """What is wrong where numbers in a tensor say how large the result of an operation is."""
     remedy = next((instead for name, instead in _INSTEAD.items() if name in operation), _SHAPE)
-    return f"the shape of what {operation} gives depends on numbers in a tensor, {_UNKNOWN}. {remedy}"
+    return f"the shape of what {operation} gives depends on numbers in a tensor, {_UNKNOWN}. {remedy}{_SAME}"
 
 
 def is_unknown(value: Any) -> bool:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..capture import Node, TensorMeta
 from ..layout import P_SUM, Placement, R, S, local_range
 from .local import on_contiguous
-from .operator import LocalCall, Metas, Operator, enter
+from .operator import LocalCall, Metas, Operator, as_it_is, enter
 from .parts_of_dims import cat_in_parts
 from .rule import Rule
 
@@ -62,6 +64,19 @@ def _padded(node: Node, inputs: Metas) -> list[Rule]:
     return [Rule((p,), (p,)) for p in (P_SUM, *(S(d) for d in range(len(inputs[0].shape) - len(node.args[1]) // 2)))]
 
 
+def _held_to_numbers(node: Node, inputs: Metas) -> list[Rule]:
+    """A tensor in any way, beside numbers that every rank has."""
+    return [Rule((p, R), (p,)) for p in (P_SUM, *(S(d) for d in range(len(inputs[0].shape))))]
+
+
+def _held_here(call: LocalCall) -> Any:
+    return call.run(call.node.op, *call.args, call.node.source)
+
+
+def _no_others(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return values[0], torch.zeros_like(values[1])
+
+
 enter(
     "_prelu_kernel _prelu_kernel_backward log_sigmoid_forward log_sigmoid_backward softplus_backward floor_divide",
     Operator(rules=_element_rules),
@@ -79,6 +94,11 @@ enter("constant_pad_nd", Operator(more_rules=_padded, kernel="copy", traits=("li
 enter("roll", Operator(local=on_contiguous(1), kernel="copy", traits=("linear",)))
 enter("clone", Operator(more_rules=_addends_of_complex, kernel="copy", traits=("copied", "linear")))
 enter("_conj", Operator(more_rules=_addends_of_complex))
+enter(
+    "as_in_example",
+    Operator(rules=_held_to_numbers, local=_held_here, small=as_it_is, meant=_no_others, kernel="copy"),
+    namespace="autoshard",
+)
 enter("mul div neg", Operator(traits=("scaling",)))
 enter("topk sort", Operator(kernel="indexing", traits=("choice",)))
 enter(

@@ -102,6 +102,65 @@ def _as_many_in_each_row(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[
     return x, picks.view(mask.shape), *source
 
 
+def _picked_of_rows(node: Node, inputs: Metas) -> list[Rule]:
+    """Rows with their mask, where of each as much is picked; and what stands behind the places of the mask."""
+    x, mask = (len(meta.shape) for meta in inputs)
+    rows = [Rule((S(0), S(0)), (S(0),))] if node.args[3] else []
+    return [*rows, Rule((P_SUM, R), (P_SUM,)), *(Rule((S(d), R), (S(d - mask + 2),)) for d in range(mask, x))]
+
+
+def _put_back_of_rows(node: Node, inputs: Metas) -> list[Rule]:
+    """The same of the gradient."""
+    gradient, mask = (len(meta.shape) for meta in inputs)
+    rows = [Rule((S(0), S(0)), (S(0),))] if node.args[2] else []
+    return [*rows, Rule((P_SUM, R), (P_SUM,)), *(Rule((S(d), R), (S(d + mask - 2),)) for d in range(2, gradient))]
+
+
+def _picked_here(call: LocalCall) -> Any:
+    """As many of each of the rank's rows, or of all; with the line of the model, for the error."""
+    return call.run(call.node.op, *call.args, call.node.source)
+
+
+def _small_pick(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
+    """Of half of the places of each row, of all where it is of all, of none where it is of none."""
+    is_backward = len(node.args) == 3
+    of_rows = node.args[2 if is_backward else 3]
+    each = inputs[0].shape[1] if is_backward else node.args[2]
+    whole, few = (math.prod(mask[1:] if of_rows else mask) for mask in (inputs[1].shape, shapes[1]))
+    small = few if each == whole else max(1, few // 2) if each else 0
+    if is_backward:
+        shapes[0][:2] = [shapes[1][0] if of_rows else 1, small]
+        return node.args
+    return (*node.args[:2], small, of_rows)
+
+
+def _masks_as_said(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """A mask that picks as many of each row as the operator says, or of all."""
+    x, mask = values
+    of_rows, each = (node.args[3], node.args[2]) if len(node.args) == 4 else (node.args[2], x.shape[1])
+    rows = mask.shape[0] if of_rows else 1
+    generator = torch.Generator().manual_seed(0)
+    order = torch.rand(rows, mask.numel() // max(rows, 1), generator=generator).argsort(1).argsort(1)
+    return x, (order < each).view(mask.shape)
+
+
+enter(
+    "pick",
+    Operator(
+        rules=_picked_of_rows,
+        local=_picked_here,
+        small=_small_pick,
+        meant=_masks_as_said,
+        kernel="indexing",
+        traits=("rows",),
+    ),
+    namespace="autoshard",
+)
+enter(
+    "pick_backward",
+    Operator(rules=_put_back_of_rows, small=_small_pick, meant=_masks_as_said, kernel="indexing"),
+    namespace="autoshard",
+)
 enter(
     "masked_scatter",
     Operator(rules=_writing, local=_written, small=_small, meant=_as_many_in_each_row, kernel="indexing"),
