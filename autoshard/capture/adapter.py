@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -364,9 +365,15 @@ def _known_to_aot(leaf: Any) -> Any:
 
 @contextmanager
 def _traceable(model: nn.Module, faker: _Faker) -> Iterator[None]:
-    """Has a model run on tensors without memory, and look at no numbers that it need not look at."""
-    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once(), _constants_known():
-        yield
+    """Has a model run on tensors without memory, and look at no numbers that it need not look at. What it draws in
+    Python is drawn again afterwards.
+    """
+    drawn = random.getstate()
+    try:
+        with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once(), _constants_known():
+            yield
+    finally:
+        random.setstate(drawn)
 
 
 @contextmanager
