@@ -72,7 +72,8 @@ def contained_tensors_held(model: nn.Module) -> Iterator[set[str]]:
     places = list(contained_in(model))
     known = {id(tensor) for _, tensor in _tensors(model)}
     sharing: dict[int, set[int]] = defaultdict(set)
-    for tensor in (*(tensor for _, tensor in places), *(tensor for _, tensor in _tensors(model))):
+    plain = (value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Tensor))
+    for tensor in (*(tensor for _, tensor in places), *(tensor for _, tensor in _tensors(model)), *plain):
         if is_plain(tensor) and not is_lazy(tensor):
             sharing[storage_of(tensor)].add(id(tensor))
     made: dict[str, Contained] = {}

@@ -43,6 +43,8 @@ class Containing(nn.Module):
         self.of_kept = [self.kept]
         self.views = list(torch.ones(2, SIZE))
         self.trained = [ones().requires_grad_()]
+        self.attribute = ones().requires_grad_()
+        self.of_attribute = [self.attribute.detach()]
         self.frozen = [nn.Parameter(ones(), requires_grad=False)]
 
     def forward(self, x: Any) -> Any:
@@ -105,7 +107,7 @@ def contents(model: Any) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("name", ["views", "trained", "frozen"])
+@pytest.mark.parametrize("name", ["views", "trained", "of_attribute", "frozen"])
 def test_views_and_what_is_trained_stay_as_they_are(name: str) -> None:
     model = Containing(lambda m, x: x * getattr(m, name)[0])
     with pytest.raises(CaptureError, match="register_buffer"):
