@@ -5,6 +5,7 @@ from .annotation import CONSTRAIN, annotated, constrain
 from .arguments import Call, CallSignature, differences, input_names
 from .calls import as_arguments, call_text, rebuild_call
 from .capture import capture, captured_once
+from .contained import Contained, contained_in, exchange
 from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, map_refs, refs_in
 from .micro_batched import micro_batched
 from .model_key import described, model_key
@@ -17,6 +18,7 @@ __all__ = [
     "Call",
     "CallSignature",
     "CapturedGraph",
+    "Contained",
     "Node",
     "Ref",
     "SameTensor",
@@ -28,8 +30,10 @@ __all__ = [
     "capture",
     "captured_once",
     "constrain",
+    "contained_in",
     "described",
     "differences",
+    "exchange",
     "global_hooks",
     "in_mode",
     "inner",

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -35,6 +36,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..errors import CaptureError
 from .annotation import marking
 from .constant import LARGEST
+from .contained import exchange
 from .dynamo import look_functions_up, note_decided
 from .forward import forward_of
 from .graph import Mark, SameTensor
@@ -428,11 +430,15 @@ def _known_to_aot(leaf: Any) -> Any:
 
 @contextmanager
 def _traceable(model: nn.Module, faker: _Faker, most: int = LARGEST) -> Iterator[None]:
-    """Has a model run on tensors without memory, and look at no numbers that it need not look at; of known ones at as
-    ``most``.
+    """Has a model run on tensors without memory, and look at no numbers that it need not look at, and at known ones of up
+    to ``most`` elements. What it draws in Python is drawn again afterwards.
     """
-    with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once(), _constants_known(most):
-        yield
+    drawn = random.getstate()
+    try:
+        with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once(), _constants_known(most):
+            yield
+    finally:
+        random.setstate(drawn)
 
 
 @contextmanager
@@ -578,9 +584,7 @@ class _Faker:
     def _cast(self, value: torch.Tensor) -> torch.dtype:
         return self._dtype if self._dtype is not None and value.is_floating_point() else value.dtype
 
-    def _held(self, value: torch.Tensor | None) -> torch.Tensor | None:
-        if value is None:
-            return None
+    def _held(self, value: torch.Tensor) -> torch.Tensor:
         if id(value) not in self._memo:
             is_parameter = isinstance(value, nn.Parameter)
             fake = self._fake(value, self._cast(value) if is_parameter else value.dtype)
@@ -591,14 +595,15 @@ class _Faker:
 
     @contextmanager
     def fake_module(self, model: nn.Module) -> Iterator[None]:
-        """Replaces the parameters and buffers of a model by fake ones, and puts the real ones back."""
+        """Replaces parameters and buffers of a model by fake ones, in containers too, and puts the real ones back."""
         tables: list[dict[str, Any]] = [table for m in model.modules() for table in (m._parameters, m._buffers)]
         kept = [dict(table) for table in tables]
+        buffers = list(model.buffers())
         try:
             for table in tables:
-                for key, tensor in list(table.items()):
-                    table[key] = self._held(tensor)
+                table.update({key: self._held(tensor) for key, tensor in table.items() if tensor is not None})
             with ExitStack() as stack:
+                stack.callback(exchange, model, exchange(model, [(real, self._held(real)) for real in buffers]))
                 for module in model.modules():
                     if isinstance(module, nn.RNNBase):
                         stack.enter_context(_flat_weights(module))

@@ -8,9 +8,10 @@ layers that attend to a window, and one that attends to all), one of each turn. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from .arguments import same_constant
+from .contained import told
 
 FEWEST = 8
 """Submodules from which on a short capture, and the two runs that check it, take less time than a whole one."""
@@ -227,8 +229,15 @@ def _built(block: nn.Module, holders: Counter[int]) -> _Built | None:
         for tensors in (module._parameters, module._buffers):
             parts.append([(name, _described(tensor)) for name, tensor in tensors.items()])
         parts.append(sorted(module._non_persistent_buffers_set))
-        attributes.append({key: value for key, value in module.__dict__.items() if key not in _OF_EVERY_MODULE})
+        names = {id(tensor): name for name, tensor in module._buffers.items()}
+        own = {key: value for key, value in module.__dict__.items() if key not in _OF_EVERY_MODULE}
+        attributes.append({key: told(value, partial(_named, names)) for key, value in own.items()})
     return _Built(parts, attributes)
+
+
+def _named(names: Mapping[int, str], tensor: torch.Tensor) -> Any:
+    """A tensor in a container as the name that its module has for it, if there is one."""
+    return names.get(id(tensor), tensor)
 
 
 def _hook_tables(module: nn.Module) -> Iterable[Any]:

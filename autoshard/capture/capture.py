@@ -36,7 +36,7 @@ from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 from .kept_graph import read_graph, written_graph
 from .lines import at, line_of, lines_in
 from .model_key import known_model
-from .models import check_example, check_model, hold_plain_tensors
+from .models import check_example, check_model, contained_tensors_held, hold_plain_tensors
 from .precise import dtype_of, precise
 from .static_shapes import why_by_numbers
 from .writes import refuse_writes
@@ -100,7 +100,8 @@ def capture(
     graphs: KeptGraphs | None = None,
 ) -> CapturedGraph:
     """Captures one step of a model: forward, and backward where something is trained. Tensors that modules have as
-    plain attributes become buffers of the model; nothing else of it is changed.
+    plain attributes become buffers of the model, and so do those in containers that it reads; nothing else of it is
+    changed.
 
     Args:
         model: any module whose forward is one graph; its tensors may be on any device, meta included.
@@ -156,6 +157,20 @@ def _captured(
     check_model(model)
     hold_plain_tensors(model)
     let_libraries_see_tensors()
+    with contained_tensors_held(model) as read:
+        graph = _checked(model, args, kwargs, guarded, precision, graphs)
+        read.update(node.name for _, node in graph.of_kind("buffer"))
+    return graph
+
+
+def _checked(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    guarded: bool,
+    precision: Precision,
+    graphs: KeptGraphs | None,
+) -> CapturedGraph:
     signature = CallSignature(model)
     try:
         call = signature.bind(args, kwargs)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import dis
 import logging
+import random
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
 from functools import partial
@@ -27,17 +28,21 @@ from torch._dynamo import functional_export, trace_rules
 from torch._dynamo.convert_frame import get_traced_fn
 from torch._dynamo.exc import ObservedException, TorchRuntimeError, Unsupported
 from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.source import RandomValueSource
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase, tls
 from torch._dynamo.variables import (
     ConstantVariable,
     ConstDictVariable,
     GetAttrVariable,
     SetVariable,
+    SkipFunctionVariable,
     TensorVariable,
     builtin,
+    user_defined,
 )
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch._dynamo.variables.ctx_manager import CatchWarningsCtxManagerVariable
+from torch._dynamo.variables.lazy import LazyCache, LazyVariableTracker
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
 from torch._functorch.autograd_function import autograd_function_apply as autograd_function_apply
 from torch._guards import TracingContext
@@ -53,6 +58,7 @@ from .constant import LARGEST
 from .examples import example, name_of, place_of
 from .guards import MODEL_SOURCE, Guards, guards_of, readable, written_as_they_are
 from .lines import at, is_models_file, line_in, line_of, lines_in
+from .python_draws import compared, is_from_zero_to_one
 from .representative import is_of_arguments
 
 _BUFFERS = re.compile(re.escape(MODEL_SOURCE) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
@@ -137,6 +143,7 @@ def forward_graph(
         _leaves_within(),
         _named_classes(),
         _conditions_known(),
+        _draws_left_out(),
         _unrecorded(),
         _settings(),
     ):
@@ -406,7 +413,7 @@ def _conditions_known() -> Iterator[None]:
     where it asks that, as models do that limit them where they are not (DETR). Not in half precision, where sums do
     become infinite.
     """
-    kept = [(table, list(table)) for table in _jump_tables(InstructionTranslatorBase)]
+    kept = [(table, list(table)) for table in _dispatch_tables(InstructionTranslatorBase)]
     try:
         for table, jumps in kept:
             for code in _JUMPS:
@@ -417,11 +424,11 @@ def _conditions_known() -> Iterator[None]:
             table[:] = jumps
 
 
-def _jump_tables(kind: Any) -> Iterator[list[Any]]:
+def _dispatch_tables(kind: Any) -> Iterator[list[Any]]:
     for each in kind.__subclasses__():
         if "dispatch_table" in vars(each):
             yield each.dispatch_table
-        yield from _jump_tables(each)
+        yield from _dispatch_tables(each)
 
 
 def _jump_if_known(jump: Any, translator: Any, instruction: Any) -> None:
@@ -512,6 +519,77 @@ def _as_if_finite(condition: Any) -> bool | None:
     told = _FINITE.get((name_of(reduction), name_of(given[0])))
     numbers = next((node.meta.get("example_value") for node in given[0].all_input_nodes), None)
     return None if numbers is None or numbers.dtype == torch.float16 else told
+
+
+class _ToDraw(LazyCache):
+    """A number from zero to one that is not drawn as long as nobody but a comparison asks for it."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        super().__init__(object(), RandomValueSource(0))
+        self._draw = draw
+        self._drawn_at = "".join(traceback.format_list(TracingContext.extract_stack()))
+
+    def realize(self) -> None:
+        """Has dynamo draw it, which it refuses in a graph that stands for every call."""
+        try:
+            self.vt = self._draw()
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self._drawn_at}") from None
+
+
+@contextmanager
+def _draws_left_out() -> Iterator[None]:
+    """Has Python draw nothing where it draws a number from zero to one and only compares it with what decides the
+    comparison, whatever is drawn: the drop of a layer with a probability of nothing.
+    """
+    draw: Any = getattr(user_defined, "call_random_fn", None)
+    call_skipped = SkipFunctionVariable.call_function
+
+    def if_asked_for(tx: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if kwargs or not is_from_zero_to_one(fn, tuple(map(_constant, args))):
+            return draw(tx, fn, args, kwargs)
+        return LazyVariableTracker(_ToDraw(partial(draw, tx, fn, args, kwargs)))
+
+    def skipped(self: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Torch 2.13 skips ``random.random``, as what is not written in Python."""
+        if self.value == random.random and not args:
+            return if_asked_for(tx, random.random, args, kwargs)
+        return call_skipped(self, tx, list(args), kwargs)
+
+    if draw is None:
+        yield
+        return
+    kept = [(table, list(table)) for table in _dispatch_tables(InstructionTranslatorBase)]
+    code = dis.opmap["COMPARE_OP"]
+    try:
+        for table, before in kept:
+            table[code] = partial(_compare_if_known, before[code])
+        with (
+            patch.object(user_defined, "call_random_fn", if_asked_for),
+            patch.object(SkipFunctionVariable, "call_function", skipped),
+        ):
+            yield
+    finally:
+        for table, before in kept:
+            table[code] = before[code]
+
+
+def _compare_if_known(compare: Any, translator: Any, instruction: Any) -> None:
+    left, right = translator.stack[-2:]
+    known = None
+    if _is_to_draw(left) or _is_to_draw(right):
+        other = left if _is_to_draw(right) else right
+        number = None if _is_to_draw(other) else _constant(other)
+        known = compared(instruction.argval, number, is_turned=other is left)
+    if known is None:
+        compare(translator, instruction)
+    else:
+        translator.popn(2)
+        translator.push(ConstantVariable.create(known))
+
+
+def _is_to_draw(variable: Any) -> bool:
+    return type(variable) is LazyVariableTracker and isinstance(variable._cache, _ToDraw)
 
 
 @contextmanager

@@ -68,7 +68,8 @@ def refuse_stray_tensors(module: GraphModule, known: Collection[FxNode]) -> None
     """Refuses tensors that a forward finds elsewhere than in its parameters, buffers and arguments.
 
     Raises:
-        CaptureError: it reads one from a plain attribute, a list, a global variable or a closure.
+        CaptureError: it reads one from a global variable, a closure or an object, or one that could not be made a
+            buffer (:mod:`~autoshard.capture.models`).
     """
     for node in module.graph.nodes:
         if node.op == "get_attr" and node not in known and _value(node) is not None:

@@ -77,10 +77,12 @@ def _not_made(reason: NotPeriodicError) -> str:
 
 class _Namespaces:
     """The attributes of all modules, and of plain objects in these (a configuration), as they are now; of dicts among
-    them (hooks, say) the items.
+    them (hooks, say), and of lists, the items.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        lists = (value for module in model.modules() for value in vars(module).values() if type(value) is list)
+        self._lists = [(value, list(value)) for value in lists]
         self._dicts = {id(namespace): (namespace, dict(namespace)) for namespace in _namespaces(model)}
 
     def same_as(self, other: _Namespaces) -> bool:
@@ -96,6 +98,8 @@ class _Namespaces:
         for namespace, items in self._dicts.values():
             namespace.clear()
             namespace.update(items)
+        for listed, values in self._lists:
+            listed[:] = values
 
 
 def _namespaces(model: nn.Module) -> Iterator[dict[Any, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import combinations
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from ..errors import CaptureError
 from .adapter import global_hooks, gradient_hooks, is_plain, module_backward_hooks, overlap, storage_of
 from .arguments import Call
+from .contained import Contained, contained_in
 
 
 def check_model(model: nn.Module) -> None:
@@ -57,6 +59,39 @@ def hold_plain_tensors(model: nn.Module) -> None:
         if holder is not None and not others and not tensor.requires_grad:
             delattr(holder, name)
             holder.register_buffer(name, tensor, persistent=False)
+
+
+@contextmanager
+def contained_tensors_held(model: nn.Module) -> Iterator[set[str]]:
+    """Inside, tensors in lists, tuples and dicts that modules have as attributes are buffers, which checkpoints leave
+    out, and stand where they stood, too. Those whose FQNs are added to what this gives stay buffers.
+
+    As of plain attributes, those that want a gradient, are of an unusual kind, or share memory with another are none. A
+    buffer of an earlier capture becomes what the container has now.
+    """
+    places = list(contained_in(model))
+    known = {id(tensor) for _, tensor in _tensors(model)}
+    sharing: dict[int, set[int]] = defaultdict(set)
+    plain = (value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Tensor))
+    for tensor in (*(tensor for _, tensor in places), *(tensor for _, tensor in _tensors(model)), *plain):
+        if is_plain(tensor) and not is_lazy(tensor):
+            sharing[storage_of(tensor)].add(id(tensor))
+    made: dict[str, Contained] = {}
+    for place, tensor in places:
+        is_alone = is_plain(tensor) and not is_lazy(tensor) and len(sharing[storage_of(tensor)]) == 1
+        if is_alone and not isinstance(tensor, nn.Parameter) and not tensor.requires_grad and id(tensor) not in known:
+            known.add(id(tensor))
+            if place.name in place.module._buffers:
+                place.module._buffers[place.name] = tensor
+            else:
+                place.module.register_buffer(place.name, tensor, persistent=False)
+                made[f"{place.path}.{place.name}".removeprefix(".")] = place
+    read: set[str] = set()
+    try:
+        yield read
+    finally:
+        for name in made.keys() - read:
+            delattr(made[name].module, made[name].name)
 
 
 def check_example(call: Call) -> None:

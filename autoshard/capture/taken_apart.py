@@ -20,6 +20,7 @@ from .put_together import put_together
 from .recurrent import STEP_BY_STEP
 from .row_numbers import as_range, by_position, is_mapped, map_dims, part, positions, write_by_position
 from .spread import take_length_apart, take_spread_apart
+from .strided_windows import take_windows
 
 POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
 """Pools, and the number of dims that they go over."""
@@ -34,8 +35,8 @@ def take_apart(module: fx.GraphModule) -> int:
     """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, but for
     those on packed sequences, bags, attention of several heads, without a kernel or to one head, products of matrices
     with several dims in front, or with a batch that is not in front, spreads and lengths over the batch, batches in a
-    list that are joined again, determinants, picking from each row, writing into each, picking by numbers in a row, and
-    means that are written as pools.
+    list that are joined again, windows by strides, determinants, picking from each row, writing into each, picking by
+    numbers in a row, and means that are written as pools.
 
     Returns:
         The dim of the batch in what the model is called with.
@@ -48,7 +49,7 @@ def take_apart(module: fx.GraphModule) -> int:
             node.op, node.target = "call_function", product
         elif take_equation_apart(node) or keep_batch_inside(node, batch):
             continue
-        elif take_spread_apart(node) or take_length_apart(node) or put_together(node):
+        elif take_spread_apart(node) or take_length_apart(node) or put_together(node) or take_windows(node):
             continue
         elif node.target in DETERMINANTS:
             _take_in_order(module.graph, node)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..capture import exchange
 from ..errors import AutoshardError, InputError, PlanMismatchError
 from ..plans import ShardingPlan
 from .adapter import CALL_HOOKS, break_graph, call_through, rank_in_job
@@ -65,7 +66,9 @@ class ParallelModule(nn.Module):
         """Makes tensors on the meta device real. Others keep their values, unlike with torch's own ``to_empty``, where
         buffers that the constructor computed are lost.
         """
+        before = dict(self.named_buffers())
         self._apply(partial(emptied, device=device), recurse=recurse)
+        exchange(self, [(buffer, self.get_buffer(name)) for name, buffer in before.items()])
         return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import CapturedGraph, global_hooks
+from ..capture import CapturedGraph, Contained, contained_in, global_hooks
 from ..errors import PlanMismatchError
 
 _MODES = frozenset({"is_grad_enabled", "is_inference_mode_enabled", "is_inference", "requires_grad", "is_leaf"})
@@ -28,6 +28,7 @@ class ModelState:
         self._guards = graph.guards
         self._modules = tuple(_modules(model))
         self._idle = tuple((module, module.training) for module in model.modules() if _drops_nothing(module))
+        self._contained = tuple(_contained(model, frozenset(node.name for _, node in graph.of_kind("buffer"))))
         self._methods = tuple(_methods(model))
         self._grad_mode = torch.is_grad_enabled() if graph.names & _MODES else None
         self._trained = _trained(model) if "requires_grad" in graph.names else None
@@ -37,7 +38,7 @@ class ModelState:
         copy = object.__new__(ModelState)
         memo[id(self)] = copy
         copy.__dict__.update(self.__dict__)  # classes and their methods are those of the original
-        for name in ("_model", "_guards", "_modules", "_idle"):
+        for name in ("_model", "_guards", "_modules", "_contained", "_idle"):
             copy.__dict__[name] = deepcopy(self.__dict__[name], memo)
         return copy
 
@@ -50,6 +51,12 @@ class ModelState:
         for path, table, key, module in self._modules:
             if table.get(key) is not module:
                 raise PlanMismatchError(f"the module {path} is another one than when the model was captured; {_AGAIN}")
+        for place, table, key in self._contained:
+            if place.now() is not table.get(key):
+                raise PlanMismatchError(
+                    f"{place} is another tensor than when the model was captured; write into the one that was there "
+                    "(copy_), or plan and parallelize the model as it is now"
+                )
         for owner, name, method, code in self._methods:
             found = owner.__dict__.get(name)
             if found is not method or getattr(found, "__code__", None) is not code:
@@ -122,6 +129,18 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, nn.Mo
         for key, module in parent._modules.items():
             if module is not None:
                 yield f"{path}.{key}" if path else key, parent._modules, key, module
+
+
+def _contained(model: nn.Module, names: frozenset[str]) -> Iterator[tuple[Contained, dict[str, Any], str]]:
+    """Where buffers of these names stand in containers of modules: the place, and the table and key of the buffer."""
+    tables = {}
+    for path, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            if f"{path}.{key}".removeprefix(".") in names:
+                tables[id(buffer)] = module._buffers, key
+    for place, tensor in contained_in(model):
+        if id(tensor) in tables:
+            yield place, *tables[id(tensor)]
 
 
 def _methods(model: nn.Module) -> Iterator[tuple[type, str, Any, Any]]:

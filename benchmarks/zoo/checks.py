@@ -244,8 +244,10 @@ def _seen(model: nn.Module, given: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], rank: int, tolerance: float) -> None:
-    if expected.keys() != found.keys():
-        raise Differs(f"rank {rank} has {sorted(expected.keys() ^ found.keys())}, or has it not")
+    # tensors that modules have as attributes are buffers of a captured model alone
+    others = {name for name in expected.keys() ^ found.keys() if name in expected or name.startswith("gradient")}
+    if others:
+        raise Differs(f"rank {rank} has {sorted(others)}, or has it not")
     gradients = [value for name, value in expected.items() if name.startswith("gradient") and value.numel()]
     least = 1e-3 * max((float(value.abs().max()) for value in gradients), default=1.0)
     for name, theirs in expected.items():

@@ -47,7 +47,7 @@ class Stateful(nn.Module):
         self.plain = torch.arange(float(SIZE))
         self.view = self.ema[:]
         self.trained = torch.ones(SIZE, requires_grad=True)
-        self.listed = [torch.ones(SIZE)]
+        self.listed = list(torch.ones(2, SIZE))
         self.array = np.ones(SIZE, dtype=np.float32)
 
     def forward(self, x: Any) -> Any:
@@ -279,7 +279,7 @@ def from_trained(m: Any, x: Tensor) -> Tensor:
     return m.linear(x) * m.trained  # culprit
 
 
-def from_list(m: Any, x: Tensor) -> Tensor:
+def from_list_of_views(m: Any, x: Tensor) -> Tensor:
     return m.linear(x) * m.listed[0]  # culprit
 
 
@@ -297,7 +297,7 @@ def from_default(m: Any, x: Tensor, y: Tensor = TENSOR) -> Tensor:
 
 @pytest.mark.parametrize(
     "body",
-    [from_view, from_trained, from_list, from_global, from_array, from_default],
+    [from_view, from_trained, from_list_of_views, from_global, from_array, from_default],
     ids=lambda body: body.__name__,
 )
 def test_a_tensor_that_is_no_parameter_buffer_or_argument_is_refused(body: Callable[[Any, Any], Any]) -> None:

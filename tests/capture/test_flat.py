@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -81,6 +82,18 @@ class Normed(Block):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C) to (B, C)."""
         return super().forward(self.batch(x))
+
+
+class Tabled(Block):
+    """Has a table by name, of its own or of another block too."""
+
+    def __init__(self, index: int, table: Tensor | None = None) -> None:
+        super().__init__(index)
+        self.tables = {"a": torch.full((WIDTH,), float(index)) if table is None else table}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return super().forward(x * self.tables["a"])
 
 
 class Marked(Block):
@@ -267,6 +280,7 @@ def gpt2() -> GPT2:
 FLAT: dict[str, Callable[[], nn.Module]] = {
     "blocks": deep,
     "buffers that are written": lambda: deep(block=Normed),
+    "tables in dicts": lambda: deep(block=Tabled),
     "dropout": lambda: deep(lambda model: [setattr(block, "rate", 0.1) for block in model.blocks]),
     "parts computed again": lambda: deep(block=Marked),
     "two stacks": TwoStacks,
@@ -289,6 +303,7 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "an index is read": lambda: deep(block=Indexed),
     "blocks of two kinds in turn": lambda: deep(block=lambda k: Normed(k) if k % 2 else Block(k)),
     "a weight of two blocks": lambda: deep(tied),
+    "a table in the dicts of all blocks": lambda: deep(block=partial(Tabled, table=torch.ones(WIDTH))),
     "a backward of its own": TurnedAround,
     "what every block makes is a result": Collected,
     "the number of blocks is known by heart": LastByNumber,
