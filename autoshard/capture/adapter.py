@@ -430,8 +430,8 @@ def _known_to_aot(leaf: Any) -> Any:
 
 @contextmanager
 def _traceable(model: nn.Module, faker: _Faker, most: int = LARGEST) -> Iterator[None]:
-    """Has a model run on tensors without memory, and look at no numbers that it need not look at, and at known ones of up
-    to ``most`` elements. What it draws in Python is drawn again afterwards.
+    """Has a model run on tensors without memory, and look at no numbers that it need not look at; ``most`` elements are
+    computed with where numbers are known. What it draws in Python is drawn again afterwards.
     """
     drawn = random.getstate()
     try:

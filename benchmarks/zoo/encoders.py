@@ -104,6 +104,40 @@ def llava() -> Example:
     return transformers.LlavaForConditionalGeneration(config), given
 
 
+def smolvlm() -> Example:
+    """Pictures among words, of which those are left out that are nothing but padding: here none."""
+    picture = 95
+    sizes = {key: value for key, value in SIZES.items() if "prob" not in key}
+    words = {"model_type": "llama", **sizes, "vocab_size": 96, "num_key_value_heads": 2, "pad_token_id": 0}
+    pictures = {**sizes, "image_size": 16, "patch_size": 4}
+    config = transformers.SmolVLMConfig(
+        text_config=words, vision_config=pictures, image_token_id=picture, scale_factor=2, tie_word_embeddings=False
+    )
+    tokens = _tokens(picture)
+    tokens[:, 2:6] = picture
+    given = {"input_ids": tokens, "pixel_values": torch.randn(BATCH, 1, 3, 16, 16), "labels": tokens}
+    return transformers.SmolVLMForConditionalGeneration(config), given | {"use_cache": False}
+
+
+def videomae() -> Example:
+    """Films of which a mask takes as many pieces of each, and the others are told from these."""
+    small = {key: value // 2 for key, value in SIZES.items() if "prob" not in key}
+    decoder = {f"decoder_{key}": value for key, value in small.items()}
+    config = transformers.VideoMAEConfig(**SIZES, **decoder, image_size=16, patch_size=4, num_frames=4, tubelet_size=2)
+    mask = torch.stack([torch.randperm(32) < 24 for _ in range(BATCH)])
+    given = {"pixel_values": torch.randn(BATCH, 4, 3, 16, 16), "bool_masked_pos": mask}
+    return transformers.VideoMAEForPreTraining(config), given
+
+
+def longformer() -> Example:
+    """Words that look at those near them: windows that overlap."""
+    config = transformers.LongformerConfig(
+        **SIZES, vocab_size=96, attention_window=8, max_position_embeddings=LENGTH + 16, pad_token_id=1
+    )
+    tokens = _tokens()
+    return transformers.LongformerForMaskedLM(config), {"input_ids": tokens, "labels": tokens}
+
+
 class Loss(torch.nn.Module):
     """The loss that a model gives beside features and scores."""
 
@@ -150,6 +184,7 @@ def sam() -> Example:
     return Mean(transformers.SamVisionModel(config)), {"pixel_values": torch.randn(BATCH, 3, 32, 32)}
 
 
-_MAKERS = (bert, t5, whisper, wav2vec2, vit, swin, dinov2, llava, clip, sam)
+_MAKERS = (bert, t5, whisper, wav2vec2, vit, swin, dinov2, llava, clip, sam, smolvlm, videomae, longformer)
+_REPRESENTATIVE = {"smolvlm": ("pixel_values", "input_ids"), "videomae": ("bool_masked_pos",)}
 
-ENCODERS = tuple(Member(make.__name__, make) for make in _MAKERS)
+ENCODERS = tuple(Member(make.__name__, make, representative=_REPRESENTATIVE.get(make.__name__, ())) for make in _MAKERS)
