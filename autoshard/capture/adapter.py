@@ -10,9 +10,10 @@ import logging
 import random
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +21,7 @@ from unittest.mock import patch
 import torch
 import torch._functorch.config as functorch_config
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 from torch._decomp import get_decompositions
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._library import simple_registry
@@ -156,6 +157,7 @@ def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict
     if knows_most:
         refuse_what_numbers_size(graph)
     in_their_own_order(graph)
+    _let_parameters_go(graph, {name for name, _ in model.named_parameters(remove_duplicate=False)})
     placeholders = tuple(_placeholder(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder")
     kinds: dict[int, tuple[str, Any]] = {k: ("output", k) for k in range(forward.results)}
     kinds |= {forward.results + k: ("replacement", name) for k, name in enumerate(forward.replaced)}
@@ -623,6 +625,27 @@ def _flat_weights(module: nn.RNNBase) -> Iterator[None]:
         yield
     finally:
         module._flat_weights, module._flat_weight_refs = flat, refs
+
+
+def _let_parameters_go(graph: torch.fx.Graph, names: Collection[str]) -> None:
+    """Leaves out what torch adds to the gradient of a parameter that is written into: a gradient that its new value
+    would get from elsewhere. A parameter is written into where no gradient flows, and gets its own.
+    """
+    for node in graph.find_nodes(op="placeholder"):
+        kind, name = _placeholder(node.meta["desc"])
+        if kind != "state tangent" or name not in names:
+            continue
+        for user in list(node.users):
+            others = [given for given in user.all_input_nodes if given is not node]
+            if user.target is aten.add.Tensor and len(others) == 1 and not user.kwargs:
+                user.replace_all_uses_with(others[0])
+                graph.erase_node(user)
+            elif user.op == "output":
+                user.args = tree_map(partial(_unless, node), user.args)
+
+
+def _unless(node: fx.Node, value: Any) -> Any:
+    return None if value is node else value
 
 
 def _placeholder(desc: Any) -> tuple[str, Any]:

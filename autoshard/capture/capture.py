@@ -45,6 +45,7 @@ aten = torch.ops.aten
 
 # A value that only passes through: the node is the same tensor as its input.
 _IDENTITY = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default}
+_NEW_VALUES = ("mutation", "parameter mutation", "replacement")
 _STRIDED = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -257,7 +258,7 @@ class _Builder:
         roots = [
             value
             for value, (kind, _) in zip(results, self._traced.outputs)  # type: ignore[arg-type]
-            if kind in ("output", "mutation", "replacement") and isinstance(value, FxNode)
+            if kind in ("output", *_NEW_VALUES) and isinstance(value, FxNode)
         ]
         return ancestors(roots)
 
@@ -395,7 +396,7 @@ class _Builder:
                 constants.append(self._constant(detail, None if ref else value))
             elif kind == "gradient" and ref:
                 gradients.append((detail, ref))
-            elif kind in ("mutation", "replacement") and ref:
+            elif kind in _NEW_VALUES and ref:
                 mutations.append((detail, ref))
         if not any(outputs) and not mutations:
             raise CaptureError(f"{type(self._model).__name__} computes nothing: there is nothing to plan")

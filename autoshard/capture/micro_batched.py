@@ -30,7 +30,7 @@ def micro_batched(graph: CapturedGraph, micro_batches: int) -> CapturedGraph:
         graph: as captured, with the shapes of one micro-batch.
 
     Raises:
-        InputError: the number is below 1, or the graph has no gradients to add up.
+        InputError: the number is below 1, the graph has no gradients to add up, or it writes into parameters.
     """
     if micro_batches < 1:
         raise InputError(f"micro_batches is {micro_batches}: expected a number from 1 up")
@@ -39,6 +39,11 @@ def micro_batched(graph: CapturedGraph, micro_batches: int) -> CapturedGraph:
     assert graph.one_batch is None, "the graph is one of several micro-batches already"
     if not graph.gradients:
         raise InputError(f"a step of {micro_batches} micro-batches needs gradients, but the model has none")
+    if written := {name for name, _ in graph.mutations} & {node.name for _, node in graph.of_kind("parameter")}:
+        raise InputError(
+            f"the forward writes into the parameter {min(written)}, and a step of {micro_batches} micro-batches gathers"
+            " parameters once; plan one micro-batch, or write between steps"
+        )
     return _Writer(graph, micro_batches).graph()
 
 

@@ -13,12 +13,13 @@ from .lines import at, line_of
 
 
 def refuse_writes(trace: Trace, model: nn.Module, input_names: list[str]) -> None:
-    """Refuses writes to arguments and parameters, and to buffers where more comes of it than a new value.
+    """Refuses writes to arguments, and to buffers and parameters where more comes of it than a new value.
 
     Raises:
         CaptureError: the forward has one; the message names the tensor and the line.
     """
-    with_gradient = {detail for kind, detail in trace.placeholders if kind == "state tangent"}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    with_gradient = {name for kind, name in trace.placeholders if kind == "state tangent"} - parameters
     goes_back = any(kind == "gradient" for kind, _ in trace.outputs)
     written: dict[str, set[str]] = defaultdict(set)
     results = trace.graph.output_node().args[0]
@@ -32,10 +33,9 @@ def refuse_writes(trace: Trace, model: nn.Module, input_names: list[str]) -> Non
                 f"the forward calls an operator that does more than compute its result{where}, such as raising an "
                 "error that depends on data; use one that does not (torch.linalg.inv_ex instead of inv)"
             )
-        if kind == "parameter mutation":
-            raise CaptureError(f"the forward writes into the parameter {detail}{where}; change it between steps")
-        if kind == "mutation":
-            _check_write(detail, value, where, detail in with_gradient, goes_back)
+        if kind in ("mutation", "parameter mutation"):
+            what = "buffer" if kind == "mutation" else "parameter"
+            _check_write(f"{what} {detail}", value, where, detail in with_gradient, goes_back)
         if kind == "replacement":
             _refuse_tied(model, detail, where)
         if kind in ("mutation", "replacement"):
@@ -48,12 +48,12 @@ def refuse_writes(trace: Trace, model: nn.Module, input_names: list[str]) -> Non
 def _check_write(name: str, value: object, where: str, with_gradient: bool, goes_back: bool) -> None:
     if with_gradient:
         raise CaptureError(
-            f"the forward writes into the buffer {name} what carries a gradient into the next step{where}; detach it "
+            f"the forward writes into the {name} what carries a gradient into the next step{where}; detach it "
             "(.detach()), or write under torch.no_grad()"
         )
     if goes_back and isinstance(value, FxNode) and value.meta.get("recompute"):
         raise CaptureError(
-            f"the forward writes into the buffer {name}{where} within torch.utils.checkpoint, where one process does "
+            f"the forward writes into the {name}{where} within torch.utils.checkpoint, where one process does "
             "so again in the backward; leave that part out of the checkpoint"
         )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from ..capture import CapturedGraph, Node, Ref
 
 Results = tuple[tuple[str, Ref], ...]
-"""Tensors that leave a graph and have no tangent, by name: ``output.0``, or ``new NAME`` for what a buffer becomes."""
+"""Tensors that leave a graph and have no tangent, by name: ``output.0``, or ``new NAME`` for what a buffer becomes.
+What a parameter becomes lies as that does.
+"""
 
 
 def output_name(index: int) -> str:
@@ -24,7 +26,8 @@ def results_of(graph: CapturedGraph) -> Results:
     outputs = [
         (output_name(k), ref) for k, ref in enumerate(graph.outputs) if ref is not None and f"grad.{k}" not in tangents
     ]
-    return (*outputs, *((f"new {name}", ref) for name, ref in graph.mutations))
+    parameters = {node.name for _, node in graph.of_kind("parameter")}
+    return (*outputs, *((f"new {name}", ref) for name, ref in graph.mutations if name not in parameters))
 
 
 def names_of(graph: CapturedGraph) -> tuple[str, ...]:

@@ -333,7 +333,8 @@ def _seconds(graph: CapturedGraph) -> dict[int, int]:
 def _demands(graph: CapturedGraph, results: Results, limits: Limits, seconds: Mapping[int, int]) -> tuple[Demand, ...]:
     """Every tensor with those who want it, by phase, in graph order; what ``seconds`` make again is the tensor itself.
 
-    A parameter wants its gradient in its own layout, in the backward; a tangent stands for the output it belongs to.
+    A parameter wants its gradient in its own layout, in the backward, and in the forward what is written into it; a
+    tangent stands for the output it belongs to.
     """
     wanted: dict[tuple[Ref, str], list[tuple[int, int]]] = defaultdict(list)
     for i, node in enumerate(graph.nodes):
@@ -343,6 +344,9 @@ def _demands(graph: CapturedGraph, results: Results, limits: Limits, seconds: Ma
     for name, ref in graph.gradients:
         if ref.node != number[name]:
             wanted[ref, "backward"].append((number[name], HELD))
+    for name, ref in graph.mutations:
+        if graph.nodes[number[name]].kind == "parameter":
+            wanted[ref, "forward"].append((number[name], HELD))
     for k, output in enumerate(graph.outputs):
         if output is not None and f"grad.{k}" in number:
             wanted[output, "forward"].append((number[f"grad.{k}"], HELD))

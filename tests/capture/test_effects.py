@@ -232,12 +232,6 @@ def to_a_view_of_an_argument(m: Any, x: Tensor) -> Tensor:
     return m.linear(x)
 
 
-def to_parameter(m: Any, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        m.linear.weight.clamp_(-1, 1)  # culprit
-    return m.linear(x)
-
-
 def with_gradient(m: Any, x: Tensor) -> Tensor:
     m.ema.mul_(0.9).add_(m.linear(x).mean(0))  # culprit
     return m.linear(x)
@@ -254,7 +248,6 @@ def within_checkpoint(m: Any, x: Tensor) -> Tensor:
 WRITES = [
     (to_argument, "writes into its argument x", "x = x.clone()"),
     (to_a_view_of_an_argument, "writes into its argument x", "x = x.clone()"),
-    (to_parameter, "writes into the parameter linear.weight", "between steps"),
     (with_gradient, "writes into the buffer ema what carries a gradient", "detach"),
     (within_checkpoint, "writes into the buffer ema", "out of the checkpoint"),
 ]

@@ -64,5 +64,5 @@ def _seen(model: nn.Module, args: tuple[Tensor, ...]) -> dict[str, Tensor]:
     loss = model(*args)
     loss.backward()
     seen = {"loss": loss.detach()} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    seen |= {name: buffer.detach() for name, buffer in model.named_buffers()}
+    seen |= {f"{name} itself": value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
     return {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in seen.items()}

@@ -140,3 +140,25 @@ def test_what_a_step_keeps_is_its_own_and_goes_with_the_step(mesh: DeviceMesh) -
     reference(3 * x).mul(2).sum().backward()
     assert not list(differences(state_of(parallel), state_of(reference)))
     assert not compiled._KEPT
+
+
+class Clamped(Chain):
+    """A model that writes into its parameter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.w.clamp_(-0.3, 0.3)
+        return (x @ self.w).exp()
+
+
+def test_parameters_are_written_into(mesh: DeviceMesh) -> None:
+    model, x = Clamped(), torch.rand(4, 4)
+    reference = deepcopy(model)
+    parallel = autoshard.auto_parallelize(model, mesh, (x,))
+    calls = [torch.compile(parallel, backend="aot_eager", fullgraph=True), reference]
+    steps = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (parallel, reference)]
+    for _ in range(3):
+        for call, step in zip(calls, steps):
+            full(call(x)).sum().backward()
+            step.step()
+        assert not list(differences(state_of(parallel), state_of(reference)))

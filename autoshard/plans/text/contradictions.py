@@ -236,9 +236,11 @@ def _held(plan: ShardingPlan) -> dict[str, Layout]:
 
 
 def _wanted(plan: ShardingPlan) -> dict[tuple[Phase, str], tuple[Layout, ...]]:
-    """The layouts that each consumer can want of a tensor, by phase: a parameter those of its gradient."""
+    """The layouts that each consumer can want of a tensor, by phase: a parameter those of its gradient, and of what is
+    written into it.
+    """
     wanted: dict[tuple[Phase, str], tuple[Layout, ...]] = {
-        ("forward", entry.name): (entry.layout,) for entry in (*plan.outputs, *plan.buffers)
+        ("forward", entry.name): (entry.layout,) for entry in (*plan.outputs, *plan.buffers, *plan.parameters)
     }
     wanted |= {("backward", entry.name): (entry.layout,) for entry in plan.parameters}
     return wanted | {(entry.phase, entry.name): entry.inputs for entry in plan.operators}
