@@ -34,7 +34,7 @@ def pick_as_in_example(module: GraphModule) -> None:
     """
     graph = module.graph
     given = _made_of_arguments(graph)
-    for node in list(graph.nodes):
+    for node in list(graph.nodes) if given else ():
         if node.op not in ("call_function", "call_method") or not node.args:
             continue
         with graph.inserting_before(node):
@@ -62,9 +62,11 @@ def hold_to_example(module: GraphModule, results: Sequence[Any]) -> list[Any]:
             )
     for node in graph.find_nodes(op="call_function", target=decides):
         decided[_line(node)].append(node)
+    if not decided:
+        return held
     own = [k for k, leaf in enumerate(held) if isinstance(leaf, fx.Node) and leaf.op.startswith("call")]
     own = [k for k in own if tensor_of(held[k]) is not None]
-    if decided and not own:
+    if not own:
         raise ByNumbersError(
             f"numbers of a representative argument decide{next(iter(decided))}, but the forward returns no tensor that "
             "could wait until they are checked"
