@@ -26,7 +26,7 @@ from torch._decomp import get_decompositions
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._library import simple_registry
 from torch._library.effects import EffectType
-from torch._subclasses import fake_tensor
+from torch._subclasses import fake_impls, fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import transformer
 from torch.utils._mode_utils import no_dispatch
@@ -144,7 +144,7 @@ def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         forward = forward_of(model, fake_args, fake_kwargs)
         fake_args, fake_kwargs = tree_map(_known_to_aot, (fake_args, fake_kwargs))
-        ours = {aten.index_put.default: _put_where, **_FILLED, **_PICKED}
+        ours = {aten.index_put.default: _put_where, aten.bincount.default: _counts, **_FILLED, **_PICKED}
         decompositions: Any = {**get_decompositions(_DECOMPOSED), **ours}
         stack.enter_context(_errors_kept())
         # the backward is called outside of autocast
@@ -397,6 +397,30 @@ def _put_where(x: torch.Tensor, indices: list[Any], values: torch.Tensor, accumu
     return torch.where(mask, values.reshape(()), x)
 
 
+def _counts(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
+    """``torch.bincount`` of numbers below ``minlength``: as many counts. Of larger ones there would be more, and a step
+    raises an error.
+    """
+    if not minlength:
+        return NotImplemented
+    added = x.new_ones(x.shape, dtype=torch.int64) if weights is None else weights.to(_counted_in(weights))
+    return added.new_zeros(minlength).scatter_add(0, x.long(), added)
+
+
+def _counts_alone(mode: FakeTensorMode, func: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
+    """What that gives of tensors without memory; torch does not know how many counts there are."""
+    if not minlength:
+        return _COUNTED(mode, func, x, weights, minlength)
+    return x.new_empty(minlength, dtype=torch.int64 if weights is None else _counted_in(weights))
+
+
+def _counted_in(weights: torch.Tensor) -> torch.dtype:
+    return torch.float32 if weights.dtype == torch.float32 else torch.float64
+
+
+_COUNTED = fake_impls.op_implementations_dict[aten.bincount.default]
+
+
 def _zeros(x: torch.Tensor, size: Any, **options: Any) -> Any:
     """A tensor of zeros is of the dtype of another, and needs nothing else of it: any rank can make any block."""
     return _filled(x, size, 0, **options)
@@ -481,9 +505,12 @@ def _unvalidated() -> Iterator[None]:
 @contextmanager
 def _constants_known(most: int) -> Iterator[None]:
     """Has torch know what is computed of tensors whose numbers are known, of up to so many elements: by itself it does
-    of one element alone.
+    of one element alone; and how many numbers there are at least which it counts.
     """
-    with patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", most):
+    with (
+        patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", most),
+        patch.dict(fake_impls.op_implementations_dict, {aten.bincount.default: _counts_alone}),
+    ):
         yield
 
 

@@ -414,11 +414,13 @@ def _conditions_known() -> Iterator[None]:
     become infinite.
     """
     kept = [(table, list(table)) for table in _dispatch_tables(InstructionTranslatorBase)]
+    ways = _Ways()
     try:
         for table, jumps in kept:
             for code in _JUMPS:
-                table[code] = partial(_jump_if_known, jumps[code])
-        yield
+                table[code] = partial(_jump_if_known, jumps[code], ways)
+        with patch.object(InstructionTranslatorBase, "step", ways.stepping()):
+            yield
     finally:
         for table, jumps in kept:
             table[:] = jumps
@@ -431,14 +433,89 @@ def _dispatch_tables(kind: Any) -> Iterator[list[Any]]:
         yield from _dispatch_tables(each)
 
 
-def _jump_if_known(jump: Any, translator: Any, instruction: Any) -> None:
+def _jump_if_known(jump: Any, ways: _Ways, translator: Any, instruction: Any) -> None:
     condition = translator.stack[-1]
     known = _numbers_of(condition)
     if known is None:
         known = _as_if_finite(condition)
+    if known is None and (known := _as_if_some(condition)) is not None:
+        ways.begin(condition.as_proxy().node, known, translator, instruction)
     if known is not None:
         translator.stack[-1] = ConstantVariable.create(known)
     jump(translator, instruction)
+
+
+def begins(condition: Any, number: int) -> None:
+    """Stands in a graph of dynamo's where Python goes on as if some elements were not zero. What follows, up to
+    :func:`ends` of the same number, one process leaves out where none is.
+    """
+
+
+def ends(number: int, is_clean: bool) -> None:
+    """Stands where both ways meet; ``is_clean`` says that Python has no other values there than where they parted, but
+    for tensors.
+    """
+
+
+class _Ways:
+    """Ways that Python goes as if a condition held, until it is where the other way leads."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[Any, int, int, Any]] = []
+        self._count = 0
+
+    def begin(self, condition: FxNode, known: bool, translator: Any, instruction: Any) -> None:
+        """Notes that a way begins, in the graph."""
+        noted = condition.graph.call_function(begins, (condition, self._count))
+        noted.meta |= {"stack_trace": "".join(traceback.format_list(TracingContext.extract_stack()))}
+        target, behind = translator.indexof[instruction.target], translator.instruction_pointer
+        is_taken = known == ("IF_TRUE" in instruction.opname)
+        other = behind if is_taken else target
+        while (jump := translator.instructions[other]).opname.startswith("JUMP_") and "_IF_" not in jump.opname:
+            other = translator.indexof[jump.target]
+        self._open.append((translator, other, self._count, _python_values(translator)))
+        self._count += 1
+
+    def stepping(self) -> Any:
+        """A step of dynamo's that notes in the graph where ways end."""
+        step = InstructionTranslatorBase.step
+
+        def and_note(translator: Any) -> bool:
+            for way in [way for way in self._open if way[0] is translator and way[1] == translator.instruction_pointer]:
+                self._open.remove(way)
+                graph = translator.output.current_tracer.graph
+                graph.call_function(ends, (way[2], _python_values(translator) == way[3]))
+            return step(translator)
+
+        return and_note
+
+
+def _python_values(translator: Any) -> dict[str, Any]:
+    """What local variables stand for, but for tensors, and how much containers among them have."""
+    return {
+        name: (id(value), len(vars(value).get("items", ())))
+        for name, value in translator.symbolic_locals.items()
+        if not isinstance(value, TensorVariable)
+    }
+
+
+def _as_if_some(condition: Any) -> bool | None:
+    """What a condition is where some elements of a tensor are not zero, if it asks that; None of any other."""
+    if isinstance(condition, TensorVariable):
+        asked = condition.proxy.node
+        if name_of(asked) == "any" and len(asked.args) == 1 and not asked.kwargs:
+            return True
+        counted = asked.args[0] if name_of(asked) == "gt" and asked.args[1:] == (0,) else None
+        is_count = isinstance(counted, FxNode) and name_of(counted) == "sum" and len(counted.args) == 1
+        return True if is_count else None
+    number = getattr(condition, "sym_num", None)
+    if isinstance(number, torch.SymInt):
+        return True if number.node.expr.is_symbol else None
+    if not isinstance(number, torch.SymBool) or len(symbols := number.node.expr.free_symbols) != 1:
+        return None
+    (symbol,) = symbols
+    none, *some = [bool(number.node.expr.subs(symbol, count)) for count in (0, 1, 2, 3, 1000)]
+    return some[0] if set(some) == {not none} else None
 
 
 def _numbers_of(condition: Any) -> bool | None:

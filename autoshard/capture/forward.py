@@ -21,11 +21,12 @@ from .effects import (
     replaced_buffers,
 )
 from .examples import tensor_of
+from .expert_loops import take_loops_apart
 from .graph import SameTensor
 from .observed import MODEL, Observed
 from .results import separate_results
 from .rows_of_masks import compute_of_all_rows
-from .static_shapes import refuse_shapes_by_numbers
+from .static_shapes import refuse_shapes_by_numbers, refuse_ways_by_numbers
 from .taken_apart import take_apart
 from .unvalidated import leave_checks_out
 
@@ -60,6 +61,8 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         module, found, out_spec = forward_graph(Observed(model, tuple(found.assigned)), args, kwargs)
     leave_checks_out(module.graph)
     pick_as_in_example(module)
+    take_loops_apart(module)
+    refuse_ways_by_numbers(model, module)
     compute_of_all_rows(module.graph)
     refuse_shapes_by_numbers(model, module)
     known = _tensors_of(model, module)

@@ -9,11 +9,13 @@ Shapes: S rows, G groups, K and N features. ``group`` (S) has numbers from 0 to 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .library import define
+from .library import define, derive
 
 _BYTES = 16
 """What torch's kernel wants the rows of matrices to be a multiple of."""
@@ -61,6 +63,20 @@ def _grouped_outer_shape(x: Tensor, y: Tensor, group: Tensor, groups: int) -> Te
 
 grouped_product = define("grouped_product", _grouped_product, _grouped_product_shape)
 grouped_outer = define("grouped_outer", _grouped_outer, _grouped_outer_shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, group, weight, ctx.groups = inputs
+    ctx.save_for_backward(x, group, weight)
+
+
+def _back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    x, group, weight = ctx.saved_tensors
+    of_rows = grouped_product(gradient, group, weight.transpose(1, 2), ctx.groups)
+    return of_rows, None, grouped_outer(x, gradient, group, ctx.groups), None
+
+
+derive("grouped_product", _back, _keep)
 
 
 def _sorted(group: Tensor, groups: int) -> tuple[Tensor, Tensor]:

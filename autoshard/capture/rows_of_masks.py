@@ -26,7 +26,7 @@ from .examples import example, name_of, note_made, place_of, shape_of, tensor_of
 from .masks import mask_of, memory_of, placed_by, same, written_into
 from .static_shapes import is_unknown
 
-_POINTWISE = frozenset(
+POINTWISE = frozenset(
     "add sub mul neg abs pow square exp expm1 tanh sigmoid relu gelu silu elu leaky_relu softplus sin cos erf sign "
     "where masked_fill logsigmoid float half bfloat16 double long int bool to clamp clamp_min clamp_max maximum "
     "minimum detach contiguous eq ne lt le gt ge and_ or_ invert logical_and logical_or logical_not log log1p sqrt "
@@ -138,7 +138,7 @@ class _Rewriting:
             return self._of_each(node) if is_first and len(rows.rest) >= _features(node, name) else None
         if name in _ALONG_DIM:
             return self._along_dim(node, name, read)
-        return self._of_elements(node, name, read) if name in _POINTWISE else None
+        return self._of_elements(node, name, read) if name in POINTWISE else None
 
     def _picked(self, node: fx.Node) -> _Rows | None:
         """Rows that a node picks by a mask, if how many is unknown."""
@@ -251,7 +251,7 @@ class _Rewriting:
         elif not self._numbers.keys().isdisjoint(node.all_input_nodes):
             if isinstance(value, torch.SymInt | torch.SymFloat) and name in _OF_NUMBERS:
                 self._numbers[node] = self._arithmetic(node, name, isinstance(value, torch.SymFloat))
-            elif isinstance(value, Tensor) and name in _POINTWISE and not is_unknown(value):
+            elif isinstance(value, Tensor) and name in POINTWISE and not is_unknown(value):
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda given: self._number(given, node))
                 if value.dtype not in _HALF:
                     return self._again(node, args, kwargs)

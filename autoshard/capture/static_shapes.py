@@ -15,6 +15,7 @@ from torch.fx import Node as FxNode
 from torch.overrides import resolve_name
 
 from ..errors import CaptureError
+from .dynamo import begins
 from .examples import example
 from .lines import at, lines_in
 
@@ -69,6 +70,18 @@ def refuse_shapes_by_numbers(model: nn.Module, module: GraphModule) -> None:
                 raise ByNumbersError(f"{type(model).__name__} cannot be captured as one graph{at(where)}: {why}")
 
 
+def refuse_ways_by_numbers(model: nn.Module, module: GraphModule) -> None:
+    """Refuses a forward that goes on as if a mask picked something, where it may do something else if it does not.
+
+    Raises:
+        ByNumbersError: it does.
+    """
+    for graph in (inner.graph for inner in module.modules() if isinstance(inner, GraphModule)):
+        for node in graph.find_nodes(op="call_function", target=begins):
+            where = lines_in(node.meta.get("stack_trace") or "")
+            raise ByNumbersError(f"{type(model).__name__} cannot be captured as one graph{at(where)}: {_of_way()}")
+
+
 def why_by_numbers(text: str) -> str:
     """What is wrong where torch refuses a forward, with such a text, because numbers in a tensor would decide."""
     first = text.partition("\n")[0]
@@ -77,6 +90,10 @@ def why_by_numbers(text: str) -> str:
     if "output shape" in first or first.startswith("aten."):
         named = _NAMED.search(first)
         return of_shape(named[1] if named else "an operator")
+    return _of_way()
+
+
+def _of_way() -> str:
     return f"which way Python goes here, or a shape, depends on numbers in a tensor, {_UNKNOWN}. {_WAY}{_SAME}"
 
 

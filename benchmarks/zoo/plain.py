@@ -277,7 +277,55 @@ def perceptron() -> Example:
     return Perceptron(), {"x": torch.randn(11, 10), "label": torch.randint(0, 7, (11,))}
 
 
+class Mixture(nn.Module):
+    """Experts in a loop, each of which picks its tokens."""
+
+    def __init__(self, width: int, experts: int = 4, choices: int = 2) -> None:
+        super().__init__()
+        self.router, self.choices = nn.Linear(width, experts, bias=False), choices
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width)) for _ in range(experts)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, S, D)."""
+        tokens = x.flatten(0, 1)
+        weights, chosen = self.router(tokens).softmax(-1).topk(self.choices)
+        made = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            token, choice = torch.where(chosen == number)
+            if token.numel() == 0:
+                continue
+            made[token] += expert(tokens[token]) * weights[token, choice, None]
+        return made.view(x.shape)
+
+
+class Mixtures(nn.Module):
+    """A language model of two layers of attention and experts."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, width), nn.Linear(width, VOCABULARY)
+        self.attention = nn.ModuleList(nn.MultiheadAttention(width, 4, batch_first=True) for _ in range(2))
+        self.experts = nn.ModuleList(Mixture(width) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(4))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The loss of every next word; tokens are (N, S)."""
+        x = self.embed(tokens)
+        for attention, experts, before, between in zip(self.attention, self.experts, self.norms[:2], self.norms[2:]):
+            normed = before(x)
+            x = x + attention(normed, normed, normed, need_weights=False)[0]
+            x = x + experts(between(x))
+        return F.cross_entropy(self.head(x[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def experts() -> Example:
+    """Experts in a loop."""
+    return Mixtures(), {"tokens": _tokens()}
+
+
 PLAIN = (
-    *(Member(make.__name__, make) for make in (resnet50, transformer, steps_first, dlrm, graph, lstm, mamba2)),
+    *(Member(make.__name__, make) for make in (resnet50, transformer, steps_first, dlrm, graph, lstm, mamba2, experts)),
     Member("perceptron", perceptron, ("a=8", "a=2,b=4", "a=2,b=2,c=2", *UNEVEN)),
 )

@@ -1,0 +1,252 @@
+"""Experts in a loop, each of which picks its tokens, against one process, on simulated ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autoshard
+from autoshard.capture import capture
+from autoshard.errors import CaptureError
+from autoshard.mesh import Mesh
+
+from ..fuzz.random_plans import random_plan
+from ..thorough import some_thorough
+from .as_before import check_as_before
+
+ROWS, WORDS, SIZE, HIDDEN, EXPERTS, CHOICES = 8, 4, 6, 10, 4, 2
+Loop = Callable[["Mixture", Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Expert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.gate = nn.Linear(SIZE, HIDDEN), nn.Linear(SIZE, HIDDEN, bias=False)
+        self.down, self.scale = nn.Linear(HIDDEN, SIZE), nn.Parameter(torch.ones(SIZE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.up(x)) * self.gate(x)) * self.scale
+
+
+class Mixture(nn.Module):
+    """A router in front of a loop over experts, which takes tokens, scores (tokens, experts), weights and choices."""
+
+    def __init__(self, loop: Loop, flat: bool = True) -> None:
+        super().__init__()
+        self.router, self.loop, self.flat = nn.Linear(SIZE, EXPERTS, bias=False), loop, flat
+        self.experts = nn.ModuleList(Expert() for _ in range(EXPERTS))
+        self.stacked = nn.Parameter(torch.randn(EXPERTS, SIZE, SIZE))
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.view(-1, SIZE) if self.flat else x
+        scores = self.router(tokens).softmax(-1)
+        weights, chosen = scores.topk(CHOICES, dim=-1)
+        return (self.loop(self, tokens, scores, weights, chosen) + tokens).square().mean()
+
+
+def mixtral(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """As transformers had it."""
+    w, out = w / w.sum(-1, keepdim=True), torch.zeros_like(x)
+    mask = F.one_hot(c, num_classes=EXPERTS).permute(2, 1, 0)
+    for e, expert in enumerate(m.experts):
+        slot, token = torch.where(mask[e])
+        if token.shape[0] == 0:
+            continue
+        current = x[None, token].reshape(-1, SIZE)
+        out.index_add_(0, token, (expert(current) * w[token, slot, None]).to(x.dtype))
+    return out
+
+
+def deepseek(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """As DeepSeek's own code has it."""
+    out, counts = torch.zeros_like(x), torch.bincount(c.flatten(), minlength=EXPERTS).tolist()
+    for e in range(EXPERTS):
+        if counts[e] == 0:
+            continue
+        token, slot = torch.where(c == e)
+        out[token] += m.experts[e](x[token]) * w[token, slot, None]
+    return out
+
+
+def tutorial(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """As makeMoE has it, of (rows, words, features)."""
+    out, flat, scores = torch.zeros_like(x), x.view(-1, SIZE), s.view(-1, EXPERTS)
+    for e, expert in enumerate(m.experts):
+        mask = (c == e).any(dim=-1)
+        flat_mask = mask.view(-1)
+        if flat_mask.any():
+            made = expert(flat[flat_mask]) * scores[flat_mask, e].unsqueeze(1)
+            out[mask] += made.squeeze(1)
+    return out
+
+
+def summed_weights(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(m.experts):
+        mask = c == e
+        rows = mask.any(-1)
+        if rows.sum() > 0:
+            out[rows] += expert(x[rows]) * (w * mask).sum(-1)[rows].unsqueeze(-1)
+    return out
+
+
+def without_a_condition(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e in range(EXPERTS):
+        token, slot = torch.nonzero(c == e, as_tuple=True)
+        out.index_add_(0, token, torch.tanh(m.experts[e](x[token])) * w[token, slot].unsqueeze(-1) * 2 + x[token])
+    return out
+
+
+def of_one_choice(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    best, out = s.argmax(-1), torch.zeros_like(x)
+    for e, expert in enumerate(m.experts):
+        mask = best == e
+        if not mask.any():
+            continue
+        out[mask] = out[mask] + expert(x[mask]) * s[mask, e : e + 1]
+    return out
+
+
+def of_matrices(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e in range(EXPERTS):
+        token, slot = torch.where(c == e)
+        out.index_add_(0, token, (x[token] @ m.stacked[e]).relu() * w[token, slot, None])
+    return out
+
+
+def shared(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e in range(EXPERTS):
+        token, slot = torch.where(c == e)
+        out.index_add_(0, token, m.experts[0](x[token]) * w[token, slot, None])
+    return out
+
+
+LOOPS = {
+    each.__name__: each
+    for each in (mixtral, deepseek, tutorial, summed_weights, without_a_condition, of_one_choice, of_matrices, shared)
+}
+
+
+def example(loop: Loop) -> tuple[nn.Module, tuple[Tensor]]:
+    torch.manual_seed(0)
+    return Mixture(loop, loop is not tutorial).double(), (torch.randn(ROWS, WORDS, SIZE, dtype=torch.float64),)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_experts_compute_their_own_tokens_alone(name: str) -> None:
+    model, args = example(LOOPS[name])
+    plan = autoshard.plan(model, args, mesh="a=2", hardware="cpu-gloo", constraints=["baseline ddp"])
+    assert name == "shared" or any("grouped_product" in entry.name for entry in plan.operators)
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-11)
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-11, batch=(args[0].flip(0, 2),))
+
+
+@pytest.mark.parametrize("name", some_thorough(LOOPS, thorough=["shared", "summed_weights", "without_a_condition"]))
+def test_whatever_is_cut(name: str) -> None:
+    model, args = example(LOOPS[name])
+    for seed in range(2):
+        plan = random_plan(capture(model, args), Mesh.parse("a=2,b=2"), seed, model, args, {})
+        check_as_before(model, args, plan, rtol=1e-9, atol=1e-11)
+
+
+def counted(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """Python counts the experts that have tokens."""
+    out, busy = torch.zeros_like(x), 0
+    for e, expert in enumerate(m.experts):
+        mask = (c == e).any(-1)
+        if mask.any():
+            out[mask] += expert(x[mask])
+            busy += 1
+    return out / busy
+
+
+def listed(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out, sizes = torch.zeros_like(x), []
+    for e, expert in enumerate(m.experts):
+        mask = (c == e).any(-1)
+        if mask.any():
+            out[mask] += expert(x[mask])
+            sizes.append(1.0)
+    return out * len(sizes)
+
+
+def beside(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """What is done for an expert with tokens, and not to these."""
+    out, total = torch.zeros_like(x), x.mean()
+    for e, expert in enumerate(m.experts):
+        mask = (c == e).any(-1)
+        if mask.any():
+            out[mask] += expert(x[mask])
+            total = total * 2
+    return out + total
+
+
+def read_meanwhile(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """An expert that takes what those before it made."""
+    out = x.clone()
+    for e, expert in enumerate(m.experts):
+        token, slot = torch.where(c == e)
+        out.index_add_(0, token, expert(out[token]) * w[token, slot, None])
+    return out
+
+
+def some_experts(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """Those of the last expert are left out."""
+    out = torch.zeros_like(x)
+    for e in range(EXPERTS - 1):
+        token, slot = torch.where(c == e)
+        out.index_add_(0, token, m.experts[e](x[token]).cumsum(0) * w[token, slot, None])
+    return out
+
+
+def mixed_tokens(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(m.experts):
+        token, slot = torch.where(c == e)
+        made = expert(x[token])
+        out.index_add_(0, token, (made - made.mean(0)) * w[token, slot, None])
+    return out
+
+
+def unlike(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(m.experts):
+        token, slot = torch.where(c == e)
+        made = expert(x[token])
+        out.index_add_(0, token, (made.tanh() if e == 2 else made.relu()) * w[token, slot, None])
+    return out
+
+
+def perhaps_twice(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """Choices that need not be distinct: what is written twice counts once."""
+    c, out = torch.stack([c[:, 0], c.flip(0)[:, 0]], 1), torch.zeros_like(x)
+    for e, expert in enumerate(m.experts):
+        token, slot = torch.where(c == e)
+        out[token] += expert(x[token]) * w[token, slot, None]
+    return out
+
+
+def dropped(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(m.experts):
+        token, slot = torch.where(c == e)
+        out.index_add_(0, token, m.drop(expert(x[token])) * w[token, slot, None])
+    return out
+
+
+REFUSED = (counted, listed, beside, read_meanwhile, some_experts, mixed_tokens, unlike, perhaps_twice, dropped)
+
+
+@pytest.mark.parametrize("loop", REFUSED, ids=[each.__name__ for each in REFUSED])
+def test_loops_that_do_something_else_are_refused(loop: Loop) -> None:
+    model, args = example(loop)
+    with pytest.raises(CaptureError, match=r"depends on (numbers|it)"):
+        capture(model, args)
