@@ -490,13 +490,21 @@ class _Ways:
         return and_note
 
 
-def _python_values(translator: Any) -> dict[str, Any]:
-    """What local variables stand for, but for tensors, and how much containers among them have."""
-    return {
-        name: (id(value), len(vars(value).get("items", ())))
+def _python_values(translator: Any) -> dict[Any, Any]:
+    """What local variables stand for, but for tensors; what containers among them have; what else is written into."""
+    found: dict[Any, Any] = {
+        name: (id(value), _items(value))
         for name, value in translator.symbolic_locals.items()
         if not isinstance(value, TensorVariable)
     }
+    for variable, attributes in translator.output.side_effects.store_attr_mutations.items():
+        found[id(variable)] = {name: id(value) for name, value in attributes.items()}
+    return found
+
+
+def _items(value: Any) -> tuple[int, ...]:
+    items = vars(value).get("items", ())
+    return tuple(map(id, items.values() if isinstance(items, dict) else items))
 
 
 def _as_if_some(condition: Any) -> bool | None:

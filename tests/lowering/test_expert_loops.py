@@ -178,6 +178,31 @@ def listed(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
     return out * len(sizes)
 
 
+def enclosed(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out, busy = torch.zeros_like(x), 0
+
+    def note() -> None:
+        nonlocal busy
+        busy += 1
+
+    for e, expert in enumerate(m.experts):
+        mask = (c == e).any(-1)
+        if mask.any():
+            out[mask] += expert(x[mask])
+            note()
+    return out / busy
+
+
+def replaced(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out, busy = torch.zeros_like(x), [0.0] * EXPERTS
+    for e, expert in enumerate(m.experts):
+        mask = (c == e).any(-1)
+        if mask.any():
+            out[mask] += expert(x[mask])
+            busy[e] = 1.0
+    return out / sum(busy)
+
+
 def beside(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
     """What is done for an expert with tokens, and not to these."""
     out, total = torch.zeros_like(x), x.mean()
@@ -242,7 +267,19 @@ def dropped(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
     return out
 
 
-REFUSED = (counted, listed, beside, read_meanwhile, some_experts, mixed_tokens, unlike, perhaps_twice, dropped)
+REFUSED = (
+    counted,
+    listed,
+    enclosed,
+    replaced,
+    beside,
+    read_meanwhile,
+    some_experts,
+    mixed_tokens,
+    unlike,
+    perhaps_twice,
+    dropped,
+)
 
 
 @pytest.mark.parametrize("loop", REFUSED, ids=[each.__name__ for each in REFUSED])
