@@ -28,7 +28,7 @@ from torch.fx import GraphModule
 from .dynamo import begins, ends
 from .examples import example, name_of, note_made, place_of, shape_of, tensor_of
 from .grouped_products import grouped_product
-from .masks import memory_of, written_into
+from .masks import WRITING, memory_of, written_into
 from .rows_of_masks import POINTWISE
 from .static_shapes import is_unknown
 
@@ -55,6 +55,11 @@ class _Mask:
         """Whether it tells tokens apart, and no choices."""
         return "k" not in self.dims
 
+    @property
+    def order(self) -> str:
+        """What comes first in the order of its places: tokens, of which each is there once, or choices."""
+        return self.dims[0]
+
 
 @dataclass(frozen=True)
 class _Places:
@@ -65,18 +70,20 @@ class _Places:
 
 @dataclass(frozen=True)
 class _Column:
-    """The tokens ``t``, or the choices ``k``, of an expert's pairs."""
+    """The tokens ``t``, or the choices ``k``, of an expert's pairs, in the order of a mask's dims."""
 
     of: str
+    order: str
 
 
 @dataclass(frozen=True)
 class _Rows:
     """In the place of a tensor with a row for each of an expert's pairs one with a row for each pair, behind ``lead``
-    dims of one element.
+    dims of one element. In ``order`` tokens come first, or choices.
     """
 
     whole: fx.Node
+    order: str
     lead: int = 0
 
 
@@ -314,7 +321,7 @@ class _Loop:
         if node in turn or node in self._made or node.op == "get_attr" or node.target in (begins, ends):
             return True
         is_number = isinstance(example(node), torch.SymInt | torch.SymBool)
-        writes = node.target is operator.setitem or name_of(node).endswith("_")
+        writes = name_of(node) in WRITING or name_of(node).endswith("_")
         return not writes and (is_number or all(user in turn for user in node.users))
 
     def _matched(self, values: Sequence[Any], twins: Sequence[dict[fx.Node, fx.Node]]) -> Any:
@@ -354,10 +361,10 @@ class _Loop:
             return None  # how many pairs an expert has, of which only conditions may ask
         if isinstance(first, _Mask) and len(args) == 1 and not kwargs and name in ("any", "sum"):
             return _Some(name == "sum")
-        if name == "gt" and first == _Some(True) and args[1] == 0:
+        if name == "gt" and first == _Some(True) and args[1:] == (0,):
             return _Some()
         if name in ("where", "nonzero") and isinstance(first, _Mask) and len(args) == 1:
-            if name == "nonzero" and kwargs != {"as_tuple": True}:
+            if kwargs != ({"as_tuple": True} if name == "nonzero" else {}):
                 raise _OtherwiseError
             return _Places(first)
         if name == "getitem":
@@ -366,21 +373,29 @@ class _Loop:
             return self._of_mask(name, first, args[1:], kwargs)
         if name == "mul" and len(args) == 2 and isinstance(args[1], _Mask):
             return self._of_mask(name, args[1], (first,), kwargs)
-        if name == "sum" and isinstance(first, _Chosen) and _dim(args, kwargs) in (-1, 1) and not kwargs.get("keepdim"):
+        if (
+            name == "sum"
+            and isinstance(first, _Chosen)
+            and _dim(args, kwargs) in (-1, 1)
+            and not kwargs.keys() - {"dim"}
+        ):
             return _Chosen(first.of, True)
         if name == "setitem" and isinstance(args[2], _Added):
             return self._written(first, args[1], args[2])
-        if name in ("index_add_", "index_add") and len(args) == 4 and args[1] == 0 and args[2] == _Column("t"):
-            return self._add(first, args[3], name)
-        if name in ("add", "iadd") and isinstance(first, _Own) and isinstance(args[1], _Rows):
-            return _Added(first.out, first.index, args[1])
+        if name == "index_add_" and len(args) == 4 and args[1] == 0 and not kwargs:
+            return self._add(first, args[2:3], args[3])
+        if name in ("add", "iadd") and isinstance(first, _Own) and len(args) == 2 and not kwargs:
+            return _Added(first.out, first.index, args[1]) if isinstance(args[1], _Rows) else self._stop()
         return self._of_rows(node, name, args, kwargs)
+
+    def _stop(self) -> Any:
+        raise _OtherwiseError
 
     def _of_mask(self, name: str, mask: _Mask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What is made of a mask, but for its places."""
         last = len(mask.dims) - 1
         if name == "any" and mask.dims[-1] == "k" and _dim((mask, *args), kwargs) in (-1, last):
-            if kwargs.get("keepdim") or len(args) > 1:
+            if kwargs.keys() - {"dim"} or len(args) > 1:
                 raise _OtherwiseError
             return _Mask(mask.dims[:-1], mask.shape[:-1])
         if (
@@ -403,14 +418,15 @@ class _Loop:
             dims = x.mask.dims
             if dims not in ("t", "tk", "kt") or not -len(dims) <= index < len(dims):
                 raise _OtherwiseError
-            return _Column(dims[index])
+            return _Column(dims[index], x.mask.order)
         index = list(index) if isinstance(index, tuple) else [index]
+        order = self._order_of(index)
         if isinstance(x, _Chosen) and x.is_sum and self._is_tokens(index[:1]) and set(map(repr, index[1:])) <= {"None"}:
             self._sources.add(memory_of(x.of))
             whole = self._call("flatten", x.of, 0, 1)
             for _ in index[1:]:
                 whole = self._call("unsqueeze", whole, -1)
-            return _Rows(whole)
+            return _Rows(whole, order)
         if not isinstance(x, fx.Node):
             raise _OtherwiseError
         if self._is_tokens(index[:1]) and len(index) == 1 and self._is_written(x):
@@ -426,7 +442,14 @@ class _Loop:
         whole = self._rows_of(x, index)
         for _ in range(behind):
             whole = self._call("unsqueeze", whole, -1)
-        return _Rows(whole, lead)
+        return _Rows(whole, order, lead)
+
+    def _order_of(self, index: Sequence[Any]) -> str:
+        """The order of the pairs that an index picks."""
+        orders = {each.order for each in index if isinstance(each, (_Mask, _Column))}
+        if len(orders) != 1:
+            raise _OtherwiseError
+        return orders.pop()
 
     def _rows_of(self, x: fx.Node, index: list[Any]) -> fx.Node:
         """A row for each pair of what an expert's pairs pick of a tensor (T, ...) or (T, k, ...)."""
@@ -442,7 +465,7 @@ class _Loop:
         shape = tuple(shape_of(x))
         if shape[:1] != (tokens,):
             raise _OtherwiseError
-        if index == [_Column("t"), _Column("k")] and shape[1:2] == (choices,):
+        if [getattr(each, "of", None) for each in index] == ["t", "k"] and shape[1:2] == (choices,):
             return self._call("flatten", x, 0, 1)
         if self._is_tokens(index[:1]):
             if len(index) == 1:
@@ -465,7 +488,8 @@ class _Loop:
         return math.prod(shape) // choices, choices
 
     def _is_tokens(self, index: list[Any]) -> bool:
-        return index == [_Column("t")] or (len(index) == 1 and isinstance(index[0], _Mask) and index[0].is_of_tokens)
+        (first,) = index or [None]
+        return (isinstance(first, _Column) and first.of == "t") or (isinstance(first, _Mask) and first.is_of_tokens)
 
     def _is_written(self, x: fx.Node) -> bool:
         return any(node.target is operator.setitem and node.args[0] is x for turn in self._turns[:1] for node in turn)
@@ -475,11 +499,13 @@ class _Loop:
         index = list(index) if isinstance(index, tuple) else [index]
         if added.out is not out or index != [added.index]:
             raise _OtherwiseError
-        return self._add(out, added.rows, "setitem")
+        return self._add(out, index, added.rows)
 
-    def _add(self, out: Any, rows: Any, name: str) -> Any:
+    def _add(self, out: Any, index: Sequence[Any], rows: Any) -> Any:
         whole, given = tensor_of(out), tensor_of(rows.whole) if isinstance(rows, _Rows) else None
-        if whole is None or given is None or rows.lead or name == "index_add" or whole.dtype != given.dtype:
+        if whole is None or given is None or rows.lead or whole.dtype != given.dtype:
+            raise _OtherwiseError
+        if not self._is_tokens(list(index)) or self._order_of(index) != rows.order:
             raise _OtherwiseError
         tokens, choices = self._size
         shape = given.shape[1:]
@@ -496,23 +522,23 @@ class _Loop:
             raise _OtherwiseError
         lead = rows[0].lead
         if name in ("linear", "matmul") and isinstance(args[0], _Rows) and not lead:
-            return _Rows(self._product(name, *args, **kwargs))
+            return _Rows(self._product(name, *args, **kwargs), args[0].order)
         if name in _RESHAPES and rows[0].lead and isinstance(args[0], _Rows):
             wanted = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
             if tuple(wanted) == (-1, *shape_of(args[0].whole)[1:]):
-                return _Rows(args[0].whole)
+                return _Rows(args[0].whole, args[0].order)
             raise _OtherwiseError
         if name == "squeeze" and args[1:] == (0,) and lead == 1:
-            return _Rows(args[0].whole)
+            return _Rows(args[0].whole, args[0].order)
         if name == "squeeze" and not lead and args[1:] == (1,) and shape_of(args[0].whole)[1:2] not in ((), (1,)):
             return args[0]
         if name == "unsqueeze" and isinstance(args[0], _Rows) and args[1:] in ((-1,), (len(shape_of(args[0].whole)),)):
-            return _Rows(self._call("unsqueeze", args[0].whole, -1), lead)
+            return _Rows(self._call("unsqueeze", args[0].whole, -1), args[0].order, lead)
         if name in _SAME or (name in ("type_as", "dropout", "chunk", "unsqueeze", "squeeze") and not lead):
             raise _OtherwiseError
         if (
             name not in POINTWISE
-            or any(each.lead != lead for each in rows)
+            or any((each.lead, each.order) != (lead, rows[0].order) for each in rows)
             or any(each is True for each in (*args, *kwargs.values()))
         ):
             raise _OtherwiseError
@@ -524,7 +550,7 @@ class _Loop:
             [self._plain(each, max(dims)) for each in args],
             {k: self._plain(v, max(dims)) for k, v in kwargs.items()},
         )
-        return _Rows(made, lead)
+        return _Rows(made, rows[0].order, lead)
 
     def _plain(self, value: Any, dims: int) -> Any:
         """An argument of an operator of each element by itself, for all pairs."""

@@ -12,7 +12,8 @@ from torch import fx
 
 from .examples import name_of, shape_of, tensor_of
 
-_WRITING = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior"})
+WRITING = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior"})
+"""What writes into its first argument, by name, beside methods that end with an underscore."""
 _MOST_CALLS = 8
 """So many calls make a mask at most that is found to be the same as another one."""
 _VIEWS = frozenset(
@@ -27,7 +28,7 @@ def written_into(graph: fx.Graph) -> Counter[Any]:
 
     def writes(node: fx.Node) -> bool:
         name = name_of(node)
-        return name in _WRITING or (name.endswith("_") and not name.endswith("__") and name not in _OF_PYTHON)
+        return name in WRITING or (name.endswith("_") and not name.endswith("__") and name not in _OF_PYTHON)
 
     return Counter(memory_of(node.args[0]) for node in graph.nodes if node.args and writes(node))
 

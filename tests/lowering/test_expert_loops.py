@@ -259,6 +259,35 @@ def perhaps_twice(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Ten
     return out
 
 
+def scaled_sum(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """What is added counts twice."""
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(m.experts):
+        token, slot = torch.where(c == e)
+        out.index_add_(0, token, expert(x[token]) * w[token, slot, None], alpha=2)
+    return out
+
+
+def in_another_order(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """Weights of choices first, of tokens in their order."""
+    out, hot = torch.zeros_like(x), F.one_hot(c, num_classes=EXPERTS).permute(2, 1, 0)
+    for e, expert in enumerate(m.experts):
+        slot, token = torch.where(hot[e])
+        mask = (c == e).any(-1)
+        out[mask] += expert(x[mask]) * w[token, slot, None]
+    return out
+
+
+def written_beside(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out, total = torch.zeros_like(x), x.mean(0).clone()
+    for e, expert in enumerate(m.experts):
+        mask = (c == e).any(-1)
+        if mask.any():
+            out[mask] += expert(x[mask])
+            total += 1
+    return out + total
+
+
 def dropped(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
     out = torch.zeros_like(x)
     for e, expert in enumerate(m.experts):
@@ -268,6 +297,9 @@ def dropped(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
 
 
 REFUSED = (
+    scaled_sum,
+    in_another_order,
+    written_beside,
     counted,
     listed,
     enclosed,
