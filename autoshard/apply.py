@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import torch
@@ -111,6 +112,10 @@ def parallelize(
         JobError: the ranks have different plans, meshes, models, versions of torch or autoshard, or another rank failed
             here or did not come; says which, and in what.
     """
+    if isinstance(plan, str | PathLike):
+        raise InputError(
+            f"parallelize takes a plan, got the path {plan!s}; read it: autoshard.read_plan({str(plan)!r})"
+        )
     plans = [plan] if isinstance(plan, ShardingPlan) else list(plan)
     if not plans:
         raise InputError("parallelize was given an empty list of plans; give it one plan, or several")

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from autoshard import apply
 from autoshard.apply import check_once, check_plan
-from autoshard.errors import PlanMismatchError, VerificationError
+from autoshard.errors import InputError, PlanMismatchError, VerificationError
 from autoshard.layout import Layout, R, S
 from autoshard.plans import Redistribution, ShardingPlan, TensorEntry
 
@@ -177,3 +178,8 @@ def test_a_second_entry_for_a_tied_parameter_is_refused() -> None:
     plan = replace(found.plan, parameters=(*found.plan.parameters, replace(entry, name=alias)))
     with pytest.raises(PlanMismatchError, match=f"the plan has the parameter {alias}, which the model does not have"):
         check_plan(plan, found.graph)
+
+
+def test_a_path_is_no_plan() -> None:
+    with pytest.raises(InputError, match=r"got the path plan.yaml; read it: autoshard.read_plan\('plan.yaml'\)"):
+        apply.parallelize(nn.Linear(2, 2), "plan.yaml", None)  # type: ignore[arg-type]
