@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dis
 import logging
+import operator
 import random
 import re
 import traceback
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
 from functools import partial
+from itertools import takewhile
 from types import CodeType
 from typing import Any, Literal
 from unittest.mock import patch
@@ -453,7 +455,7 @@ def begins(condition: Any, number: int) -> None:
 
 def ends(number: int, is_clean: bool) -> None:
     """Stands where both ways meet; ``is_clean`` says that Python has no other values there than where they parted, but
-    for tensors.
+    for tensors that were made between.
     """
 
 
@@ -461,7 +463,7 @@ class _Ways:
     """Ways that Python goes as if a condition held, until it is where the other way leads."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[Any, int, int, Any]] = []
+        self._open: list[tuple[Any, int, FxNode, Any, Any]] = []
         self._count = 0
 
     def begin(self, condition: FxNode, known: bool, translator: Any, instruction: Any) -> None:
@@ -473,7 +475,7 @@ class _Ways:
         other = behind if is_taken else target
         while (jump := translator.instructions[other]).opname.startswith("JUMP_") and "_IF_" not in jump.opname:
             other = translator.indexof[jump.target]
-        self._open.append((translator, other, self._count, _python_values(translator)))
+        self._open.append((translator, other, noted, _python_values(translator), _tensors(translator)))
         self._count += 1
 
     def stepping(self) -> Any:
@@ -483,11 +485,20 @@ class _Ways:
         def and_note(translator: Any) -> bool:
             for way in [way for way in self._open if way[0] is translator and way[1] == translator.instruction_pointer]:
                 self._open.remove(way)
+                _, _, begun, values, tensors = way
                 graph = translator.output.current_tracer.graph
-                graph.call_function(ends, (way[2], _python_values(translator) == way[3]))
+                made = set(takewhile(partial(operator.is_not, begun), reversed(graph.nodes)))
+                others = {node for name, node in _tensors(translator).items() if tensors.get(name) is not node}
+                graph.call_function(ends, (begun.args[1], _python_values(translator) == values and others <= made))
             return step(translator)
 
         return and_note
+
+
+def _tensors(translator: Any) -> dict[str, FxNode]:
+    """The tensors that local variables stand for."""
+    locals_ = translator.symbolic_locals.items()
+    return {name: value.proxy.node for name, value in locals_ if isinstance(value, TensorVariable)}
 
 
 def _python_values(translator: Any) -> dict[Any, Any]:
@@ -566,10 +577,11 @@ def note_decided(tensor: torch.Tensor, how: Decided, expected: Sequence[float]) 
     if maker is not None:
         _note_decided(maker, how, tuple(map(float, expected)))
         return
-    for node in last.all_input_nodes:
+    marked = [node for node in last.all_input_nodes if is_of_arguments(example(node))]
+    if not marked:
+        raise CaptureError(f"{name_of(last)} goes by numbers of a representative argument that no step can check")
+    for node in marked:
         value: Any = example(node)
-        if not is_of_arguments(value):
-            continue
         if value.constant is None or value.numel() > LARGEST:
             raise CaptureError(
                 f"{name_of(last)} goes by more numbers of a representative argument than a step can check"

@@ -185,8 +185,8 @@ def _number_of_experts(chosen: fx.Node) -> int:
     node: Any = chosen
     while name_of(node) in _VIEWS_OF_CHOICES and node.args:
         node = node.args[0]
-    if name_of(node) == "argmax":
-        return _last_size(node)
+    if name_of(node) == "argmax":  # one choice of each token, so that several in a row are of as many tokens
+        return _last_size(node) if shape_of(chosen)[1:] in ((), (1,)) else 0
     if node.target is not operator.getitem or node.args[1] != 1 or name_of(node.args[0]) != "topk":
         return 0
     if len(shape_of(chosen)) > 1 and shape_of(chosen)[-1:] != shape_of(node)[-1:]:

@@ -207,6 +207,27 @@ def replaced(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
     return out / sum(busy)
 
 
+def renamed(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """A name stands for another tensor that was there."""
+    out, result = torch.zeros_like(x), x
+    for e, expert in enumerate(m.experts):
+        mask = (c == e).any(-1)
+        if mask.any():
+            out[mask] += expert(x[mask])
+            result = s
+    return out + result.mean()
+
+
+def of_rows(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """Choices of as many tokens, which need not be distinct, as if they were of one."""
+    best, first = s.argmax(-1).view(-1, WORDS), x[:ROWS]
+    out = torch.zeros_like(first)
+    for e, expert in enumerate(m.experts):
+        rows = (best == e).any(-1)
+        out[rows] += expert(first[rows])
+    return x * out.mean()
+
+
 def beside(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
     """What is done for an expert with tokens, and not to these."""
     out, total = torch.zeros_like(x), x.mean()
@@ -301,6 +322,8 @@ def dropped(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
 
 
 REFUSED = (
+    renamed,
+    of_rows,
     scaled_sum,
     in_another_order,
     written_beside,
