@@ -43,8 +43,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 import autoshard  # noqa: E402
-from autoshard.capture.attention import attention, attention_backward  # noqa: E402
-from autoshard.capture.cuda_attention import kernel_for  # noqa: E402
+from autoshard.capture.operators.attention import attention, attention_backward  # noqa: E402
+from autoshard.capture.operators.cuda_attention import kernel_for  # noqa: E402
 from autoshard.cli.model_factory import load_factory  # noqa: E402
 
 ROUNDS, WARM = 10, 3

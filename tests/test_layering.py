@@ -42,6 +42,9 @@ VOCABULARY = (
     | SHARED
 )
 PLANS = frozenset({"autoshard.plans", "autoshard.plans.text", "autoshard.plans.views"})
+CAPTURE = frozenset(
+    f"autoshard.capture.{room}" for room in ("by_numbers", "checks", "dynamo", "operators", "stacks", "taken_apart")
+)
 GRAPH = frozenset({"autoshard.capture", "autoshard.ops"})
 FILES = frozenset({"pydantic", "yaml"})  # what validates the files on disk
 
@@ -86,8 +89,29 @@ TABLE = {
         VOCABULARY | {"autoshard.plans", "autoshard.plans.text"},
         frozenset({"rich", "jinja2", "markupsafe"}),  # the last comes with jinja2
     ),
-    "autoshard.capture": Row(VOCABULARY, frozenset({"torch"})),
-    "autoshard.ops": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
+    "autoshard.capture": Row(VOCABULARY | CAPTURE, frozenset({"torch"})),
+    "autoshard.capture.operators": Row(VOCABULARY | {"autoshard.capture"}, frozenset({"torch"})),
+    "autoshard.capture.by_numbers": Row(
+        VOCABULARY | {"autoshard.capture", "autoshard.capture.dynamo", "autoshard.capture.operators"},
+        frozenset({"torch"}),
+    ),
+    "autoshard.capture.checks": Row(
+        VOCABULARY | {"autoshard.capture", "autoshard.capture.dynamo"}, frozenset({"torch"})
+    ),
+    "autoshard.capture.dynamo": Row(
+        VOCABULARY
+        | {"autoshard.capture", "autoshard.capture.by_numbers", "autoshard.capture.checks"}
+        | {"autoshard.capture.operators"},
+        frozenset({"torch"}),
+    ),
+    "autoshard.capture.stacks": Row(
+        VOCABULARY | {"autoshard.capture", "autoshard.capture.dynamo"}, frozenset({"torch"})
+    ),
+    "autoshard.capture.taken_apart": Row(
+        VOCABULARY | {"autoshard.capture", "autoshard.capture.by_numbers", "autoshard.capture.operators"},
+        frozenset({"torch"}),
+    ),
+    "autoshard.ops": Row(VOCABULARY | {"autoshard.capture", "autoshard.capture.operators"}, frozenset({"torch"})),
     "autoshard.redistribution": Row(VOCABULARY),
     "autoshard.redistribution.paths": Row(VOCABULARY | {"autoshard.redistribution"}, frozenset({"numpy"})),
     "autoshard.redistribution.execution": Row(VOCABULARY | {"autoshard.redistribution"}, frozenset({"torch"})),

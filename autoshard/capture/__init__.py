@@ -3,6 +3,7 @@
 from .adapter import global_hooks
 from .annotation import CONSTRAIN, annotated, constrain
 from .arguments import Call, CallSignature, differences, input_names
+from .by_numbers.representative import any_representative, representative
 from .calls import as_arguments, call_text, rebuild_call
 from .capture import capture, captured_once
 from .contained import Contained, contained_in, exchange
@@ -11,7 +12,6 @@ from .micro_batched import micro_batched
 from .model_key import described, model_key
 from .modes import in_mode
 from .recompute import can_be_again, inner, marked, recomputable, recomputed, within_layers
-from .representative import any_representative, representative
 
 __all__ = [
     "CONSTRAIN",

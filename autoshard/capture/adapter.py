@@ -1,4 +1,4 @@
-"""The private torch APIs that capture needs, but for dynamo's, which are in ``dynamo.py`` (torch 2.11 to 2.13).
+"""The private torch APIs that capture needs, but for dynamo's, which are in ``dynamo/`` (torch 2.11 to 2.13).
 
 ``trace`` turns a model on fake tensors into one joint forward and backward FX graph. Source of the recipe: torch's own
 ``aot_export_joint_with_descriptors`` (torch/_functorch/aot_autograd.py).
@@ -36,21 +36,13 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ..errors import CaptureError
 from .annotation import marking
-from .constant import LARGEST
-from .contained import exchange
-from .dynamo import look_functions_up, note_decided
-from .forward import forward_of
-from .graph import Mark, SameTensor
-from .guards import Guards
-from .known_numbers import (
+from .by_numbers.known_numbers import (
     MADE_OF_NOTHING,
     decided_by_numbers,
     refuse_what_numbers_size,
     write_down_what_is_known,
 )
-from .observed import MODEL
-from .picked import of_rows
-from .representative import (
+from .by_numbers.representative import (
     MOST,
     any_representative,
     is_of_arguments,
@@ -58,8 +50,17 @@ from .representative import (
     numbers_of,
     of_arguments,
 )
-from .sorted_rows import in_their_own_order
-from .unvalidated import check_tensor_all_with, gaussian_nll_loss, is_said_to_be_causal
+from .by_numbers.sorted_rows import in_their_own_order
+from .by_numbers.unvalidated import check_tensor_all_with, gaussian_nll_loss, is_said_to_be_causal
+from .contained import exchange
+from .dynamo.guards import Guards
+from .dynamo.observed import MODEL
+from .dynamo.tracing import look_functions_up
+from .dynamo.what_decides import note_decided
+from .forward import forward_of
+from .graph import Mark, SameTensor
+from .operators.constant import LARGEST
+from .operators.picked import of_rows
 
 aten = torch.ops.aten
 

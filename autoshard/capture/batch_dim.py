@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from .examples import shape_of
-from .recurrent import STEP_BY_STEP
+from .taken_apart.recurrent import STEP_BY_STEP
 
 _WITH_HEADS = 4
 _BATCHED: dict[Any, int] = {

@@ -19,27 +19,27 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 from ..precision import AS_IT_IS, Precision
-from . import batch_norm_parts, softmax_parts
 from .adapter import Trace, mark_of, trace
 from .ancestors import ancestors
 from .arguments import CallSignature
-from .attention import attention, attention_backward, logsumexp_dtype
-from .autocast import check_autocast_around
-from .constant import LARGEST, constant, constant_arguments
-from .dynamo import depends_on_numbers, is_explained, model_stack, own_error
-from .effects import ChangesModelError
+from .by_numbers.static_shapes import why_by_numbers
+from .checks.autocast import check_autocast_around
+from .checks.effects import ChangesModelError
+from .checks.models import check_example, check_model, contained_tensors_held, hold_plain_tensors
+from .checks.writes import refuse_writes
+from .dynamo.dynamo_errors import depends_on_numbers, is_explained, model_stack, own_error
 from .fake_run import FakeRun
 from .first_call import with_first_call_done
 from .first_seen import let_libraries_see_tensors
-from .flat import Captured, captured_flat
 from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 from .kept_graph import read_graph, written_graph
 from .lines import at, line_of, lines_in
 from .model_key import known_model
-from .models import check_example, check_model, contained_tensors_held, hold_plain_tensors
+from .operators import batch_norm_parts, softmax_parts
+from .operators.attention import attention, attention_backward, logsumexp_dtype
+from .operators.constant import LARGEST, constant, constant_arguments
 from .precise import dtype_of, precise
-from .static_shapes import why_by_numbers
-from .writes import refuse_writes
+from .stacks.flat import Captured, captured_flat
 
 aten = torch.ops.aten
 

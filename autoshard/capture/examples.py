@@ -34,16 +34,19 @@ def note(node: fx.Node, value: Any) -> fx.Node:
     return node
 
 
-def note_made(node: fx.Node, mode: Any) -> fx.Node:
-    """Says what a new call gives, of what its arguments give; the node itself.
-
-    Args:
-        mode: that of the tensors without memory.
+def new_call(like: fx.Node, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A new call of a function, or of a method by its name, with what it gives, where the graph inserts nodes; noted to
+    stand where another node does in the model.
     """
-    args, kwargs = fx.map_arg((node.args, node.kwargs), example)
-    function: Any = getattr(type(args[0]), node.target) if isinstance(node.target, str) else node.target
-    with mode:
-        return note(node, function(*args, **kwargs))
+    made = like.graph.create_node(
+        "call_method" if isinstance(function, str) else "call_function", function, args, kwargs
+    )
+    made.meta |= place_of(like)
+    given, named = fx.map_arg((args, kwargs), example)
+    called: Any = getattr(type(given[0]), function) if isinstance(function, str) else function
+    fake: Any = next(value for value in map(tensor_of, like.graph.nodes) if value is not None)
+    with fake.fake_mode:
+        return note(made, called(*given, **named))
 
 
 def place_of(node: fx.Node) -> dict[str, Any]:

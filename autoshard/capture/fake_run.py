@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from .adapter import run_on_fakes, storage_of
-from .blocks import Stack
-from .dynamo import depends_on_numbers
+from .dynamo.dynamo_errors import depends_on_numbers
 from .graph import Node, Ref, TensorMeta
-from .repeat import NotPeriodicError
+from .stacks.blocks import Stack
+from .stacks.repeat import NotPeriodicError
 
 aten = torch.ops.aten
 

@@ -14,9 +14,9 @@ from torch import nn
 
 from ..errors import CaptureError
 from .adapter import has_memory
-from .effects import ChangesModelError
+from .checks.effects import ChangesModelError
 from .fake_run import FakeRun, fake_run, seen
-from .repeat import NotPeriodicError
+from .stacks.repeat import NotPeriodicError
 
 T = TypeVar("T")
 

@@ -10,9 +10,12 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.utils._pytree import TreeSpec
 
-from .as_in_example import hold_to_example, pick_as_in_example
-from .dynamo import Dynamo, autograd_function_apply, forward_graph, return_only
-from .effects import (
+from .by_numbers.as_in_example import hold_to_example, pick_as_in_example
+from .by_numbers.expert_loops import take_loops_apart
+from .by_numbers.rows_of_masks import compute_of_all_rows
+from .by_numbers.static_shapes import refuse_shapes_by_numbers, refuse_ways_by_numbers
+from .by_numbers.unvalidated import leave_checks_out
+from .checks.effects import (
     Leaves,
     refuse_other_arguments,
     refuse_other_modes,
@@ -20,15 +23,12 @@ from .effects import (
     refuse_stray_tensors,
     replaced_buffers,
 )
+from .dynamo.observed import MODEL, Observed
+from .dynamo.tracing import Dynamo, autograd_function_apply, forward_graph, return_only
 from .examples import tensor_of
-from .expert_loops import take_loops_apart
 from .graph import SameTensor
-from .observed import MODEL, Observed
 from .results import separate_results
-from .rows_of_masks import compute_of_all_rows
-from .static_shapes import refuse_shapes_by_numbers, refuse_ways_by_numbers
-from .taken_apart import take_apart
-from .unvalidated import leave_checks_out
+from .taken_apart.take_apart import take_apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +56,9 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         CaptureError: the forward does something that no graph can hold.
     """
     module, found, out_spec = forward_graph(Observed(model), args, kwargs)
-    refuse_side_effects(found.side_effects)
-    if found.assigned:
-        module, found, out_spec = forward_graph(Observed(model, tuple(found.assigned)), args, kwargs)
+    refuse_side_effects(found.changed.side_effects)
+    if found.changed.assigned:
+        module, found, out_spec = forward_graph(Observed(model, tuple(found.changed.assigned)), args, kwargs)
     leave_checks_out(module.graph)
     pick_as_in_example(module)
     take_loops_apart(module)
@@ -70,7 +70,7 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     leaves = Leaves.of(module, out_spec)
     refuse_other_arguments(module, leaves, args, kwargs)
     refuse_other_modes(leaves)
-    replaced = dict(replaced_buffers(module, leaves, tuple(found.assigned)))
+    replaced = dict(replaced_buffers(module, leaves, tuple(found.changed.assigned)))
     result_spec = out_spec.children()[0]
     result = hold_to_example(module, leaves.result)
     return_only(module, result, [leaves.after[k] for k in replaced])

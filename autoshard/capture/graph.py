@@ -14,8 +14,8 @@ from torch.utils._pytree import TreeSpec
 
 from ..layout import batch_dim_of
 from ..precision import AS_IT_IS, Precision
-from .block_guards import BlockGuards
-from .guards import Guards
+from .dynamo.guards import Guards
+from .stacks.block_guards import BlockGuards
 
 Phase = Literal["forward", "backward"]
 NodeKind = Literal["parameter", "buffer", "input", "tangent", "operator"]

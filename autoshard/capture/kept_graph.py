@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils._pytree import TreeSpec
 
 from ..precision import Precision
-from .block_guards import BlockGuards
-from .blocks import FEWEST, Stack, shortened, stacks_of
+from .dynamo.guards import Guards, guards_again
 from .graph import CapturedGraph, Mark, Node, Ref, SameTensor, TensorMeta
-from .guards import Guards, guards_again
+from .stacks.block_guards import BlockGuards
+from .stacks.blocks import FEWEST, Stack, shortened, stacks_of
 
 _OF_TORCH = {"dtype": torch.dtype, "layout": torch.layout, "memory format": torch.memory_format}
 

@@ -10,14 +10,8 @@ import torch
 from torch.fx import Node as FxNode
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
-_HERE = os.path.dirname(__file__)
-# Frames that are no lines of the model.
-_NOT_THE_MODEL = (
-    os.path.dirname(torch.__file__),
-    os.path.join(_HERE, "annotation.py"),
-    os.path.join(_HERE, "observed.py"),
-    os.path.join(_HERE, "unvalidated.py"),
-)
+# Frames that are no lines of the model: torch's, and those of what capture puts in its place.
+_NOT_THE_MODEL = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 # Where libraries are installed, Python's own among them.
 _LIBRARIES = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 

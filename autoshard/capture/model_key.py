@@ -30,11 +30,11 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from .adapter import global_hooks
-from .blocks import FEWEST, stacks_of
+from .by_numbers.representative import any_representative
 from .fake_run import FakeRun, fake_run, seen
 from .precise import dtype_of
-from .repeat import NotPeriodicError
-from .representative import any_representative
+from .stacks.blocks import FEWEST, stacks_of
+from .stacks.repeat import NotPeriodicError
 
 _MOST_VALUES = 300_000
 """How many values are looked at; a model with more attributes has no key."""

@@ -1,4 +1,4 @@
-"""Batch norm and its backward in the parts that capture writes them as (:mod:`autoshard.capture.batch_norm_parts`).
+"""Batch norm and its backward in parts (:mod:`autoshard.capture.operators.batch_norm_parts`).
 
 Whole, or cut along the channels, it is torch's own kernel and has no parts. Cut along the batch or along images, a rank
 makes sums of what it has of each channel, all-reduces make them those of the channel, and the rank its rows of the

@@ -1,8 +1,8 @@
 """Products in groups of rows: the rows of a group meet a matrix of their own, as tokens meet their experts.
 
-Capture writes them with the rows in any order (:mod:`autoshard.capture.grouped_products`): ``x`` (S, K), ``group`` (S),
-``weight`` (G, K, N). They are cut along rows, columns, the sum, and the groups: a rank with some of the matrices
-multiplies the rows of their groups, and has zeros for the others, which add up.
+Capture writes them with the rows in any order (:mod:`autoshard.capture.operators.grouped_products`): ``x`` (S, K),
+``group`` (S), ``weight`` (G, K, N). They are cut along rows, columns, the sum, and the groups: a rank with some of the
+matrices multiplies the rows of their groups, and has zeros for the others, which add up.
 
 Where the order of the rows is seen elsewhere they stay as the model has them. transformers has an operator for what
 torch's own cannot run (other dtypes than bfloat16): ``input`` (M, K), ``weight`` (G, K, N), and ``offs`` (G), where the

@@ -1,5 +1,5 @@
 """Log-softmax, its backward and logsumexp in the parts that capture writes them as
-(:mod:`autoshard.capture.softmax_parts`).
+(:mod:`autoshard.capture.operators.softmax_parts`).
 
 Whole, or cut along another dim than it goes over, it is torch's own kernel and has no parts. Cut along that dim, a rank
 makes numbers of its block of each row, all-reduces make them those of the row, and the rank its block of the result, or

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..capture import Node
-from ..capture.filled_rows import filled_rows
+from ..capture.operators.filled_rows import filled_rows
 from ..layout import P_SUM, Placement, R, S
 from .local import with_local_size
 from .operator import LocalCall, Metas, Operator, Shape, enter

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from autoshard.capture import CapturedGraph, Node, capture, flat
+from autoshard.capture import CapturedGraph, Node, capture
 from autoshard.capture.adapter import FakeResults, storage_of
-from autoshard.capture.blocks import FEWEST, stacks_of
 from autoshard.capture.fake_run import fake_run
+from autoshard.capture.stacks import flat
+from autoshard.capture.stacks.blocks import FEWEST, stacks_of
 from autoshard.precision import AS_IT_IS, Precision
 from examples.gpt2 import GPT2, GPT2Config
 from examples.llama import Llama, LlamaConfig

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autoshard.capture import capture
-from autoshard.capture.guards import Guards, guards_again
+from autoshard.capture.dynamo.guards import Guards, guards_again
 
 from ..models import mlp
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from autoshard.capture import capture
-from autoshard.capture.picked import of_rows
-from autoshard.capture.unvalidated import gaussian_nll_loss
+from autoshard.capture.by_numbers.unvalidated import gaussian_nll_loss
+from autoshard.capture.operators.picked import of_rows
 from autoshard.layout import Layout, S
 from autoshard.mesh import Mesh
 from autoshard.strategies import Enumerator

@@ -17,12 +17,12 @@ from torch import nn
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
 from autoshard.capture import capture
-from autoshard.capture.attention_parts import attention_in_parts, attention_of_one_head
-from autoshard.capture.bags import can_be_added_up, embedding_bag
-from autoshard.capture.multihead import multihead_attention
-from autoshard.capture.recurrent import STEP_BY_STEP
-from autoshard.capture.row_numbers import by_position, part, write_by_position
-from autoshard.capture.taken_apart import mean_of_all, take_apart
+from autoshard.capture.taken_apart.attention_parts import attention_in_parts, attention_of_one_head
+from autoshard.capture.taken_apart.bags import can_be_added_up, embedding_bag
+from autoshard.capture.taken_apart.multihead import multihead_attention
+from autoshard.capture.taken_apart.recurrent import STEP_BY_STEP
+from autoshard.capture.taken_apart.row_numbers import by_position, part, write_by_position
+from autoshard.capture.taken_apart.take_apart import mean_of_all, take_apart
 
 KINDS = {
     torch.lstm: lambda **options: nn.LSTM(4, 6, **options),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from autoshard.capture import CapturedGraph, capture
-from autoshard.capture.python_draws import compared
+from autoshard.capture.dynamo.python_draws import compared
 from autoshard.errors import CaptureError
 
 RELATIONS = {

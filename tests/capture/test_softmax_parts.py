@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.capture import few_rows
-from autoshard.capture.softmax_parts import (
+from autoshard.capture.operators import few_rows
+from autoshard.capture.operators.softmax_parts import (
     log_softmax,
     log_softmax_backward,
     logsumexp,

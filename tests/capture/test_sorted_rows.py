@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from autoshard.capture import CapturedGraph, adapter, capture
-from autoshard.capture.grouped_products import grouped_outer, grouped_product
+from autoshard.capture.operators.grouped_products import grouped_outer, grouped_product
 
 from ..oracles import interpret
 from .dropless import EACH, EXPERTS, STAY, WAYS, Dropless, example, looped

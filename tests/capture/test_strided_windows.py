@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autoshard.capture import capture
-from autoshard.capture.strided_windows import Windows, cut, windows_of
+from autoshard.capture.taken_apart.strided_windows import Windows, cut, windows_of
 from autoshard.errors import CaptureError
 
 SHAPES = [(7,), (8,), (2, 8), (8, 3), (2, 9, 3), (1, 8, 3), (2, 1, 6, 4)]

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import autoshard
 from autoshard import apply
-from autoshard.capture.static_shapes import ByNumbersError
+from autoshard.capture.by_numbers.static_shapes import ByNumbersError
 from autoshard.errors import JobError, PlanMismatchError
 from autoshard.layout import format_layout
 from autoshard.lowering import identity

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import autoshard
 from autoshard.capture import capture
-from autoshard.capture.matrix_products import product
+from autoshard.capture.taken_apart.matrix_products import product
 from autoshard.plans import ShardingPlan
 
 from ..thorough import some_thorough

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.capture.attention import attention, attention_of_blocks, attention_of_blocks_backward
+from autoshard.capture.operators.attention import attention, attention_of_blocks, attention_of_blocks_backward
 from autoshard.layout import block
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from autoshard.capture.cuda_attention import aligned, written_out, written_out_backward
+from autoshard.capture.operators.cuda_attention import aligned, written_out, written_out_backward
 
 
 @pytest.mark.parametrize("groups", [4, 2, 1])

@@ -1,0 +1,636 @@
+"""Experts in a loop, each of which picks its tokens, as products in groups of rows.
+
+    for e, expert in enumerate(experts):
+        token, slot = torch.where(chosen == e)
+        out[token] += expert(x[token]) * weight[token, slot, None]
+
+How many tokens an expert has is seen when a step runs. But the loop does to every pair of a token and one of its
+choices what the expert of that choice does to a row, and adds up the pairs of a token. So it is written of all pairs at
+once: where experts have a matrix of their own, rows meet that of their group (:mod:`.grouped_products`); what else they
+do is the same for all. Experts must do the same, be all those among which is chosen, and be picked by choices that are
+distinct for a token, as of ``topk`` and ``argmax``.
+
+Shapes: T tokens, k choices of each, S = T k pairs, E experts.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx import GraphModule
+
+from ..dynamo.ways import begins, ends
+from ..examples import example, name_of, new_call, shape_of, tensor_of
+from ..operators.grouped_products import grouped_product
+from .masks import WRITING, memory_of, written_into
+from .rows_of_masks import POINTWISE
+from .static_shapes import is_unknown
+
+_VIEWS_OF_CHOICES = frozenset("view reshape flatten to long int contiguous detach squeeze".split())
+_RESHAPES = frozenset("view reshape".split())
+_SAME = frozenset("contiguous detach clone".split())
+
+
+class _OtherwiseError(Exception):
+    """A loop does something that is not known to be the same for all pairs."""
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """Which pairs are of an expert. Its dims, of this ``shape``, are of tokens or of choices: ``tk``, ``kt``, ``ttk``;
+    or ``t``, ``tt`` where any of a token's choices will do, or there is one.
+    """
+
+    dims: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """Whether it tells tokens apart, and no choices."""
+        return "k" not in self.dims
+
+    @property
+    def order(self) -> str:
+        """What comes first in the order of its places: tokens, of which each is there once, or choices."""
+        return self.dims[0]
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where a mask is true."""
+
+    mask: _Mask
+
+
+@dataclass(frozen=True)
+class _Column:
+    """The tokens ``t``, or the choices ``k``, of an expert's pairs, in the order of a mask's dims."""
+
+    of: str
+    order: str
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """In the place of a tensor with a row for each of an expert's pairs one with a row for each pair, behind ``lead``
+    dims of one element. In ``order`` tokens come first, or choices.
+    """
+
+    whole: fx.Node
+    order: str
+    lead: int = 0
+
+
+@dataclass(frozen=True)
+class _Some:
+    """Whether an expert has tokens, or how many it has."""
+
+    is_count: bool = False
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A tensor (T, k) with zeros for pairs of other experts; or its sum over the choices of a token."""
+
+    of: fx.Node
+    is_sum: bool
+
+
+@dataclass(frozen=True)
+class _Each:
+    """What is another tensor, or number, for each expert."""
+
+    values: tuple[Any, ...]
+
+
+def take_loops_apart(module: GraphModule) -> None:
+    """Rewrites a traced forward, as far as it has such loops."""
+    graph = module.graph
+    if not any(is_unknown(example(node)) for node in graph.nodes):
+        return
+    for chosen, roots in list(_loops(graph)):
+        made: list[fx.Node] = []
+        try:
+            _Loop(graph, chosen, roots, made).rewrite()
+        except _OtherwiseError:
+            for node in reversed(made):
+                graph.erase_node(node)
+
+
+def _loops(graph: fx.Graph) -> Iterator[tuple[fx.Node, list[list[tuple[fx.Node, _Mask]]]]]:
+    """Tensors of choices, each with the masks of every expert in turn."""
+    found: dict[fx.Node, dict[int, list[tuple[fx.Node, _Mask]]]] = {}
+    for node in graph.nodes:
+        for chosen, expert, mask in _masks(node):
+            found.setdefault(chosen, {}).setdefault(expert, []).append((node, mask))
+    for chosen, roots in found.items():
+        count = _number_of_experts(chosen)
+        if count > 1 and sorted(roots) == list(range(count)) and len({len(each) for each in roots.values()}) == 1:
+            yield chosen, [roots[expert] for expert in range(count)]
+
+
+def _masks(node: fx.Node) -> Iterator[tuple[fx.Node, int, _Mask]]:
+    """If a node says which pairs are of an expert: the choices, the expert, and how they lie."""
+    if name_of(node) == "eq" and len(node.args) == 2 and type(node.args[1]) is int:
+        chosen: Any = node.args[0]
+        shape = tuple(shape_of(chosen))
+        if shape:
+            yield chosen, node.args[1], _Mask(_dims(shape), shape)
+        return
+    if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+        return
+    index: tuple[Any, ...] = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    source: Any = node.args[0]
+    order = list(range(len(shape_of(source))))
+    if name_of(source) in ("permute", "transpose") and source.args:
+        order, source = _order(source), source.args[0]
+    if name_of(source) != "one_hot" or not source.args:
+        return
+    chosen = source.args[0]
+    dims = [f"{_dims(tuple(shape_of(chosen)))}e"[dim] for dim in order]
+    if index and index[0] is Ellipsis:
+        index = (*(slice(None),) * (len(dims) - len(index) + 1), *index[1:])
+    at = [dim for dim, each in enumerate(index) if type(each) is int]
+    rest = [each for each in index if type(each) is not int]
+    if len(at) == 1 and dims[at[0]] == "e" and all(each == slice(None) for each in rest):
+        yield chosen, index[at[0]], _Mask("".join(dim for dim in dims if dim != "e"), tuple(shape_of(node)))
+
+
+def _dims(shape: tuple[int, ...]) -> str:
+    """What the dims of choices are of: the last one of the choices of a token, if there are others."""
+    return "t" * (len(shape) - 1) + "k" if len(shape) > 1 else "t"
+
+
+def _order(node: fx.Node) -> list[int]:
+    """The dims of a tensor in the order in which a node has them."""
+    count = len(shape_of(node))
+    given: Any = node.args[1] if len(node.args) == 2 else node.args[1:]
+    dims: list[int] = list(given)
+    if name_of(node) == "permute":
+        return [dim % count for dim in dims]
+    order = list(range(count))
+    a, b = (dim % count for dim in dims)
+    order[a], order[b] = order[b], order[a]
+    return order
+
+
+def _number_of_experts(chosen: fx.Node) -> int:
+    """Among how many is chosen, where the choices of a token are distinct numbers from 0 on; 0 where nobody knows."""
+    node: Any = chosen
+    while name_of(node) in _VIEWS_OF_CHOICES and node.args:
+        node = node.args[0]
+    if name_of(node) == "argmax":  # one choice of each token, so that several in a row are of as many tokens
+        return _last_size(node) if shape_of(chosen)[1:] in ((), (1,)) else 0
+    if node.target is not operator.getitem or node.args[1] != 1 or name_of(node.args[0]) != "topk":
+        return 0
+    if len(shape_of(chosen)) > 1 and shape_of(chosen)[-1:] != shape_of(node)[-1:]:
+        return 0
+    return _last_size(node.args[0])
+
+
+def _last_size(node: fx.Node) -> int:
+    """The length of the last dim of what is chosen from, if it is chosen along it; 0 otherwise."""
+    scores: Any = node.args[0]
+    at = 2 if name_of(node) == "topk" else 1
+    dim = node.args[at] if len(node.args) > at else node.kwargs.get("dim", -1 if at == 2 else None)
+    dims = len(shape_of(scores))
+    return int(shape_of(scores)[-1]) if dim is not None and dims and dim in (-1, dims - 1) else 0
+
+
+class _Loop:
+    """The nodes of a loop, expert by expert."""
+
+    def __init__(
+        self, graph: fx.Graph, chosen: fx.Node, roots: Sequence[Sequence[tuple[fx.Node, _Mask]]], made: list[fx.Node]
+    ) -> None:
+        self._graph, self._chosen, self._made = graph, chosen, made
+        self._experts = len(roots)
+        self._turns = [self._of_one({node for node, _ in each}) for each in roots]
+        self._meant: dict[fx.Node, Any] = {}
+        self._masks = dict(roots[0])
+        self._sources: set[Any] = {memory_of(chosen)}
+        self._sums: dict[fx.Node, list[fx.Node]] = {}
+
+    def _of_one(self, roots: set[fx.Node]) -> list[fx.Node]:
+        """What depends on the masks of an expert, in order."""
+        found = set(roots)
+        for node in self._graph.nodes:
+            if not found.isdisjoint(node.all_input_nodes):
+                found.add(node)
+        return [node for node in self._graph.nodes if node in found and node.target is not begins]
+
+    def rewrite(self) -> None:
+        """Writes the loop anew.
+
+        Raises:
+            _OtherwiseError: it cannot be; nothing is changed, but for new nodes.
+        """
+        first, every = self._turns[0], {node for turn in self._turns for node in turn}
+        if any(len(turn) != len(first) for turn in self._turns) or len(every) != self._experts * len(first):
+            raise _OtherwiseError
+        if any(user not in every and user.target is not begins for node in every for user in node.users):
+            raise _OtherwiseError
+        twins = [dict(zip(first, turn)) for turn in self._turns]
+        last = max(every, key=_places(self._graph).__getitem__)
+        with self._graph.inserting_after(last):
+            anchor = self._graph.call_function(torch.sym_max, (0, 0))
+            self._made.append(anchor)
+        self._anchor, self._like = anchor, last
+        self._group = self._call("reshape", self._chosen, (-1,))
+        for node in first:
+            together = [node, *(twin[node] for twin in twins[1:])]
+            if any((each.op, each.target) != (node.op, node.target) for each in together):
+                raise _OtherwiseError
+            args = self._matched([each.args for each in together], twins)
+            kwargs = self._matched([each.kwargs for each in together], twins)
+            self._meant[node] = self._masks[node] if node in self._masks else self._meaning(node, args, kwargs)
+        ways = list(self._ways(twins))
+        self._check_memory(every)
+        if not self._sums:
+            raise _OtherwiseError
+        for out, rows in self._sums.items():
+            for added in rows:
+                self._call("add_", out, added)
+        self._graph.erase_node(anchor)
+        self._made.remove(anchor)
+        for node in ways:
+            self._graph.erase_node(node)
+        for node in reversed(list(self._graph.nodes)):
+            if node in every:
+                self._graph.erase_node(node)
+
+    def _ways(self, twins: Sequence[dict[fx.Node, fx.Node]]) -> Iterator[fx.Node]:
+        """Where Python went on as if an expert had tokens, and where that ends: between is what an expert does, which
+        is nothing where it has none.
+
+        Raises:
+            _OtherwiseError: there is something else.
+        """
+        closed = {node.args[0]: node for node in self._graph.find_nodes(op="call_function", target=ends)}
+        place = _places(self._graph)
+        for begun in self._graph.find_nodes(op="call_function", target=begins):
+            condition, number = begun.args
+            expert = self._expert_of(condition, twins)
+            if expert is None:
+                continue
+            end = closed.get(number)
+            if end is None or not end.args[1]:
+                raise _OtherwiseError
+            turn = set(self._turns[expert])
+            for node in self._graph.nodes:
+                if place[begun] < place[node] < place[end] and not self._is_nothing(node, turn):
+                    raise _OtherwiseError
+            yield from (begun, end)
+
+    def _expert_of(self, condition: Any, twins: Sequence[dict[fx.Node, fx.Node]]) -> int | None:
+        """The expert of which a condition asks whether it has tokens; None where it asks something else."""
+        for expert, turn in enumerate(self._turns):
+            if condition in turn:
+                node = next(node for node, twin in twins[expert].items() if twin is condition)
+                return expert if self._meant[node] in (_Some(), None) else None
+        number = example(condition)
+        symbols = number.node.expr.free_symbols if isinstance(number, torch.SymBool | torch.SymInt) else ()
+        for node in self._graph.nodes:
+            value = example(node)
+            if isinstance(value, torch.SymInt) and {value.node.expr} == set(symbols) and name_of(node) == "item":
+                return self._counted(node.args[0])
+        return None
+
+    def _counted(self, element: Any) -> int | None:
+        """The expert whose pairs ``torch.bincount(chosen.flatten(), minlength=E)`` counts in an element."""
+        if not isinstance(element, fx.Node) or element.target is not operator.getitem:
+            return None
+        counts, expert = element.args
+        if not isinstance(counts, fx.Node) or name_of(counts) != "bincount" or len(counts.args) != 1:
+            return None
+        flat: Any = counts.args[0]
+        while name_of(flat) in ("flatten", "view", "reshape", "long") and flat is not self._chosen:
+            flat = flat.args[0]
+        is_one = flat is self._chosen and type(expert) is int and 0 <= expert < self._experts
+        return expert if is_one else None  # type: ignore[return-value]
+
+    def _is_nothing(self, node: fx.Node, turn: set[fx.Node]) -> bool:
+        """Whether a node is what an expert does, or makes something for that alone."""
+        if node in turn or node in self._made or node.op == "get_attr" or node.target in (begins, ends):
+            return True
+        is_number = isinstance(example(node), torch.SymInt | torch.SymBool)
+        writes = name_of(node) in WRITING or name_of(node).endswith("_")
+        return not writes and (is_number or all(user in turn for user in node.users))
+
+    def _matched(self, values: Sequence[Any], twins: Sequence[dict[fx.Node, fx.Node]]) -> Any:
+        """What the arguments of all experts mean."""
+        one = values[0]
+        if any(type(value) is not type(one) for value in values):
+            raise _OtherwiseError
+        if isinstance(one, fx.Node):
+            if all(twin.get(one) is value for twin, value in zip(twins, values)):
+                return self._meant[one]
+            if all(value is one for value in values):
+                return one
+            if one in twins[0] or any(shape_of(value) != shape_of(one) for value in values):
+                raise _OtherwiseError
+            return _Each(tuple(values))
+        if isinstance(one, (tuple, list)):
+            if any(len(value) != len(one) for value in values):
+                raise _OtherwiseError
+            return type(one)(self._matched(each, twins) for each in zip(*values))
+        if isinstance(one, dict):
+            if any(value.keys() != one.keys() for value in values):
+                raise _OtherwiseError
+            return {key: self._matched([value[key] for value in values], twins) for key in one}
+        if isinstance(one, slice):
+            parts = [
+                self._matched([getattr(value, end) for value in values], twins) for end in ("start", "stop", "step")
+            ]
+            return slice(*parts)
+        if all(value == one for value in values):
+            return one
+        return _Each(tuple(values))
+
+    def _meaning(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = name_of(node)
+        first = args[0] if args else None
+        if isinstance(example(node), torch.SymInt | torch.SymBool) or name in ("size", "sym_size"):
+            return None  # how many pairs an expert has, of which only conditions may ask
+        if isinstance(first, _Mask) and len(args) == 1 and not kwargs and name in ("any", "sum"):
+            return _Some(name == "sum")
+        if name == "gt" and first == _Some(True) and args[1:] == (0,):
+            return _Some()
+        if name in ("where", "nonzero") and isinstance(first, _Mask) and len(args) == 1:
+            if kwargs != ({"as_tuple": True} if name == "nonzero" else {}):
+                raise _OtherwiseError
+            return _Places(first)
+        if name == "getitem":
+            return self._picked(first, args[1])
+        if isinstance(first, _Mask):
+            return self._of_mask(name, first, args[1:], kwargs)
+        if name == "mul" and len(args) == 2 and isinstance(args[1], _Mask):
+            return self._of_mask(name, args[1], (first,), kwargs)
+        if (
+            name == "sum"
+            and isinstance(first, _Chosen)
+            and _dim(args, kwargs) in (-1, 1)
+            and not kwargs.keys() - {"dim"}
+        ):
+            return _Chosen(first.of, True)
+        if name == "setitem" and isinstance(args[2], _Added):
+            return self._written(first, args[1], args[2])
+        if name == "index_add_" and len(args) == 4 and args[1] == 0 and not kwargs:
+            return self._add(first, args[2:3], args[3])
+        if name in ("add", "iadd") and isinstance(first, _Own) and len(args) == 2 and not kwargs:
+            return _Added(first.out, first.index, args[1]) if isinstance(args[1], _Rows) else self._stop()
+        return self._of_rows(node, name, args, kwargs)
+
+    def _stop(self) -> Any:
+        raise _OtherwiseError
+
+    def _of_mask(self, name: str, mask: _Mask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What is made of a mask, but for its places."""
+        last = len(mask.dims) - 1
+        if name == "any" and mask.dims[-1] == "k" and _dim((mask, *args), kwargs) in (-1, last):
+            if kwargs.keys() - {"dim"} or len(args) > 1:
+                raise _OtherwiseError
+            return _Mask(mask.dims[:-1], mask.shape[:-1])
+        if (
+            name in ("view", "reshape", "flatten")
+            and mask.is_of_tokens
+            and args in ((), (-1,), ((-1,),))
+            and not kwargs
+        ):
+            return _Mask("t", (math.prod(mask.shape),))
+        if name == "bool" or (name == "to" and args == (torch.bool,)):
+            return mask
+        if name == "mul" and mask.dims == "tk" and len(args) == 1:
+            (x,) = args
+            if isinstance(x, fx.Node) and tuple(shape_of(x)) == mask.shape:
+                return _Chosen(x, False)
+        raise _OtherwiseError
+
+    def _picked(self, x: Any, index: Any) -> Any:
+        if isinstance(x, _Places) and type(index) is int:
+            dims = x.mask.dims
+            if dims not in ("t", "tk", "kt") or not -len(dims) <= index < len(dims):
+                raise _OtherwiseError
+            return _Column(dims[index], x.mask.order)
+        index = list(index) if isinstance(index, tuple) else [index]
+        order = self._order_of(index)
+        if isinstance(x, _Chosen) and x.is_sum and self._is_tokens(index[:1]) and set(map(repr, index[1:])) <= {"None"}:
+            self._sources.add(memory_of(x.of))
+            whole = self._call("flatten", x.of, 0, 1)
+            for _ in index[1:]:
+                whole = self._call("unsqueeze", whole, -1)
+            return _Rows(whole, order)
+        if not isinstance(x, fx.Node):
+            raise _OtherwiseError
+        if self._is_tokens(index[:1]) and len(index) == 1 and self._is_written(x):
+            return _Own(x, index[0])
+        lead = 0
+        while index and index[0] is None:
+            index.pop(0)
+            lead += 1
+        behind = 0
+        while index and index[-1] is None:
+            index.pop()
+            behind += 1
+        whole = self._rows_of(x, index)
+        for _ in range(behind):
+            whole = self._call("unsqueeze", whole, -1)
+        return _Rows(whole, order, lead)
+
+    def _order_of(self, index: Sequence[Any]) -> str:
+        """The order of the pairs that an index picks."""
+        orders = {each.order for each in index if isinstance(each, (_Mask, _Column))}
+        if len(orders) != 1:
+            raise _OtherwiseError
+        return orders.pop()
+
+    def _rows_of(self, x: fx.Node, index: list[Any]) -> fx.Node:
+        """A row for each pair of what an expert's pairs pick of a tensor (T, ...) or (T, k, ...)."""
+        tokens, choices = self._size
+        self._sources.add(memory_of(x))
+        first = index[0] if index else None
+        if isinstance(first, _Mask) and len(first.shape) > 1 and shape_of(x)[: len(first.shape)] == first.shape:
+            x = self._call("flatten", x, 0, len(first.shape) - 1)
+            if not first.is_of_tokens:
+                if first.dims[-1] != "k" or len(index) > 1:
+                    raise _OtherwiseError
+                return x
+        shape = tuple(shape_of(x))
+        if shape[:1] != (tokens,):
+            raise _OtherwiseError
+        if [getattr(each, "of", None) for each in index] == ["t", "k"] and shape[1:2] == (choices,):
+            return self._call("flatten", x, 0, 1)
+        if self._is_tokens(index[:1]):
+            if len(index) == 1:
+                each = self._call("expand", self._call("unsqueeze", x, 1), (tokens, choices, *shape[1:]))
+                return self._call("reshape", each, (tokens * choices, *shape[1:]))
+            if len(index) == 2 and shape == (tokens, self._experts):
+                numbers = _Each(tuple(range(self._experts)))
+                after = _Each(tuple(range(1, self._experts + 1)))
+                found = self._call("gather", x, 1, self._call("reshape", self._chosen, (tokens, choices)))
+                if index[1] == numbers:
+                    return self._call("reshape", found, (tokens * choices,))
+                if index[1] == slice(numbers, after, None):
+                    return self._call("reshape", found, (tokens * choices, 1))
+        raise _OtherwiseError
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        shape = shape_of(self._chosen)
+        choices = shape[-1] if len(shape) > 1 else 1
+        return math.prod(shape) // choices, choices
+
+    def _is_tokens(self, index: list[Any]) -> bool:
+        (first,) = index or [None]
+        return (isinstance(first, _Column) and first.of == "t") or (isinstance(first, _Mask) and first.is_of_tokens)
+
+    def _is_written(self, x: fx.Node) -> bool:
+        return any(node.target is operator.setitem and node.args[0] is x for turn in self._turns[:1] for node in turn)
+
+    def _written(self, out: Any, index: Any, added: _Added) -> Any:
+        """``out[tokens] = out[tokens] + rows``."""
+        index = list(index) if isinstance(index, tuple) else [index]
+        if added.out is not out or index != [added.index]:
+            raise _OtherwiseError
+        return self._add(out, index, added.rows)
+
+    def _add(self, out: Any, index: Sequence[Any], rows: Any) -> Any:
+        whole, given = tensor_of(out), tensor_of(rows.whole) if isinstance(rows, _Rows) else None
+        if whole is None or given is None or rows.lead or whole.dtype != given.dtype:
+            raise _OtherwiseError
+        if not self._is_tokens(list(index)) or self._order_of(index) != rows.order:
+            raise _OtherwiseError
+        tokens, choices = self._size
+        shape = given.shape[1:]
+        before = whole.shape[: whole.dim() - len(shape)]
+        if whole.shape != (*before, *shape) or math.prod(before) != tokens:
+            raise _OtherwiseError
+        total = self._call("sum", self._call("reshape", rows.whole, (tokens, choices, *shape)), 1)
+        self._sums.setdefault(out, []).append(self._call("reshape", total, tuple(whole.shape)))
+        return None
+
+    def _of_rows(self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rows = [each for each in (*args, *kwargs.values()) if isinstance(each, _Rows)]
+        if not rows or isinstance(args[0], (_Mask, _Column, _Places)):
+            raise _OtherwiseError
+        lead = rows[0].lead
+        if name in ("linear", "matmul") and isinstance(args[0], _Rows) and not lead:
+            return _Rows(self._product(name, *args, **kwargs), args[0].order)
+        if name in _RESHAPES and rows[0].lead and isinstance(args[0], _Rows):
+            wanted = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
+            if tuple(wanted) == (-1, *shape_of(args[0].whole)[1:]):
+                return _Rows(args[0].whole, args[0].order)
+            raise _OtherwiseError
+        if name == "squeeze" and args[1:] == (0,) and lead == 1:
+            return _Rows(args[0].whole, args[0].order)
+        if name == "squeeze" and not lead and args[1:] == (1,) and shape_of(args[0].whole)[1:2] not in ((), (1,)):
+            return args[0]
+        if name == "unsqueeze" and isinstance(args[0], _Rows) and args[1:] in ((-1,), (len(shape_of(args[0].whole)),)):
+            return _Rows(self._call("unsqueeze", args[0].whole, -1), args[0].order, lead)
+        if name in _SAME or (name in ("type_as", "dropout", "chunk", "unsqueeze", "squeeze") and not lead):
+            raise _OtherwiseError
+        if (
+            name not in POINTWISE
+            or any((each.lead, each.order) != (lead, rows[0].order) for each in rows)
+            or any(each is True for each in (*args, *kwargs.values()))
+        ):
+            raise _OtherwiseError
+        dims = {len(shape_of(each.whole)) for each in rows}
+        if len(dims) > 1:
+            raise _OtherwiseError
+        made = self._again(
+            node,
+            [self._plain(each, max(dims)) for each in args],
+            {k: self._plain(v, max(dims)) for k, v in kwargs.items()},
+        )
+        return _Rows(made, rows[0].order, lead)
+
+    def _plain(self, value: Any, dims: int) -> Any:
+        """An argument of an operator of each element by itself, for all pairs."""
+        if isinstance(value, _Rows):
+            return value.whole
+        if isinstance(value, _Each) and isinstance(value.values[0], fx.Node):
+            if len(shape_of(value.values[0])) != dims - 1:
+                raise _OtherwiseError
+            return self._of_group(value)
+        if isinstance(value, fx.Node):
+            if len(shape_of(value)) >= dims:
+                raise _OtherwiseError
+            return value
+        if isinstance(value, (_Each, _Mask, _Column, _Places, _Own, _Added)):
+            raise _OtherwiseError
+        return value
+
+    def _of_group(self, each: _Each) -> fx.Node:
+        """Of tensors of experts that of the expert of each pair."""
+        return self._call("index_select", self._call(torch.stack, list(each.values)), 0, self._group)
+
+    def _product(self, name: str, x: _Rows, weight: Any, bias: Any = None) -> fx.Node:
+        """Rows with the matrix of their expert."""
+        if len(shape_of(x.whole)) != 2:
+            raise _OtherwiseError
+        if isinstance(weight, fx.Node):
+            made = self._call(torch.nn.functional.linear if name == "linear" else torch.matmul, x.whole, weight)
+        elif isinstance(weight, _Each) and len(shape_of(weight.values[0])) == 2:
+            matrices = self._call(torch.stack, list(weight.values))
+            matrices = self._call("transpose", matrices, 1, 2) if name == "linear" else matrices
+            made = self._call(grouped_product, x.whole, self._group, matrices, self._experts)
+        else:
+            raise _OtherwiseError
+        if bias is None:
+            return made
+        return self._call(torch.add, made, bias if isinstance(bias, fx.Node) else self._of_group(bias))
+
+    def _check_memory(self, every: set[fx.Node]) -> None:
+        """Checks that the loop writes into its sums alone, and that nothing else reads or writes these meanwhile."""
+        place = _places(self._graph)
+        first, last = min(map(place.__getitem__, every)), max(map(place.__getitem__, every))
+        sums = {memory_of(out) for out in self._sums}
+        read = {memory_of(given) for node in every for given in node.all_input_nodes if given not in every}
+        written = written_into(self._graph)
+        for node in self._graph.nodes:
+            if first <= place[node] <= last and node not in every and node not in self._made:
+                if any(memory_of(given) in sums for given in node.all_input_nodes) and place[node] > first:
+                    raise _OtherwiseError
+        others = {memory for memory in read - sums if memory in written}
+        if others or self._sources & sums or len(sums) != len(self._sums):
+            raise _OtherwiseError
+
+    def _again(self, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> fx.Node:
+        return self._call(node.target, *args, **kwargs)
+
+    def _call(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        with self._graph.inserting_before(self._anchor):
+            self._made.append(new_call(self._like, function, *args, **kwargs))
+        return self._made[-1]
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What a sum has so far for the tokens of an expert."""
+
+    out: fx.Node
+    index: Any
+
+
+@dataclass(frozen=True)
+class _Added:
+    """That, and rows."""
+
+    out: fx.Node
+    index: Any
+    rows: _Rows
+
+
+def _dim(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[1] if len(args) > 1 else kwargs.get("dim")
+
+
+def _places(graph: fx.Graph) -> dict[fx.Node, int]:
+    return {node: place for place, node in enumerate(graph.nodes)}

@@ -1,0 +1,98 @@
+"""Masks that pick rows in a traced forward, and whether two of them are the same."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..examples import name_of, shape_of, tensor_of
+
+WRITING = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior"})
+"""What writes into its first argument, by name, beside methods that end with an underscore."""
+_MOST_CALLS = 8
+"""So many calls make a mask at most that is found to be the same as another one."""
+_VIEWS = frozenset(
+    "view reshape flatten unflatten squeeze unsqueeze transpose t permute getitem expand expand_as contiguous detach "
+    "select narrow chunk split unbind view_as reshape_as movedim swapaxes swapdims to type_as bool".split()
+)
+_OF_PYTHON = frozenset({"and_", "or_", "not_", "is_"})
+
+
+def written_into(graph: fx.Graph) -> Counter[Any]:
+    """How often the memory of nodes is written into, by the node that made it."""
+
+    def writes(node: fx.Node) -> bool:
+        name = name_of(node)
+        return name in WRITING or (name.endswith("_") and not name.endswith("__") and name not in _OF_PYTHON)
+
+    return Counter(memory_of(node.args[0]) for node in graph.nodes if node.args and writes(node))
+
+
+def memory_of(node: Any) -> Any:
+    """The node that made the memory in which the tensor of a node lies, as far as views go back."""
+    while isinstance(node, fx.Node) and name_of(node) in _VIEWS and node.args:
+        node = node.args[0]
+    return node
+
+
+def same(a: fx.Node, b: fx.Node, written: Collection[Any], calls: int = _MOST_CALLS) -> bool:
+    """Whether two nodes give the same: one node, or so many calls alike, at most, of what nothing writes into."""
+    if a is b:
+        return True
+    if not calls or a.op not in ("call_function", "call_method") or (a.op, a.target) != (b.op, b.target):
+        return False
+    if len(a.args) != len(b.args) or a.kwargs.keys() != b.kwargs.keys():
+        return False
+    if any(memory_of(node) in written for node in (a, b, *a.all_input_nodes)):
+        return False
+    pairs = [*zip(a.args, b.args), *((a.kwargs[key], b.kwargs[key]) for key in a.kwargs)]
+    return all(
+        same(x, y, written, calls - 1) if isinstance(x, fx.Node) and isinstance(y, fx.Node) else x == y
+        for x, y in pairs
+    )
+
+
+def mask_of(index: Any) -> fx.Node | None:
+    """The mask by which an index picks rows: itself, or its places; None where it picks in another way."""
+    given = list(index) if isinstance(index, tuple) else [index]
+    while given and (given[-1] is Ellipsis or given[-1] == slice(None)):
+        given.pop()
+    if len(given) == 1 and isinstance(given[0], fx.Node) and _is_mask(given[0]):
+        return given[0]
+    if not given or not all(isinstance(each, fx.Node) and each.args for each in given):
+        return None
+    mask, dims = placed_by(given[0]), [dim for _, dim in map(_place, given)]
+    is_all = (
+        mask is not None and dims == list(range(len(shape_of(mask)))) and len({at for at, _ in map(_place, given)}) == 1
+    )
+    return mask if is_all else None
+
+
+def placed_by(node: Any) -> fx.Node | None:
+    """The mask whose places a node gives in one of its dims: of ``torch.where(mask)``, of ``mask.nonzero()``."""
+    mask = places.args[0] if (places := _place(node)[0]) is not None else None
+    return mask if isinstance(mask, fx.Node) else None
+
+
+def _place(node: Any) -> tuple[fx.Node | None, int]:
+    """The call that gives the places of a mask, and of which dim of the mask a node gives them."""
+    places = node.args[0] if isinstance(node, fx.Node) and node.args else None
+    if not isinstance(places, fx.Node) or not places.args or not _is_mask(places.args[0]):
+        return None, 0
+    name = name_of(places)
+    if (name == "where" and len(places.args) == 1) or (name == "nonzero" and places.kwargs.get("as_tuple")):
+        dim = node.args[1] if node.target is operator.getitem else None
+        return (places, dim) if isinstance(dim, int) else (None, 0)
+    is_column = len(shape_of(node)) == 1 and name_of(node) in ("squeeze", "flatten")
+    is_one = is_column and name == "nonzero" and not places.kwargs and len(shape_of(places.args[0])) == 1
+    return (places if is_one else None), 0
+
+
+def _is_mask(index: object) -> bool:
+    value = tensor_of(index)
+    return value is not None and value.dtype is torch.bool and value.dim() > 0

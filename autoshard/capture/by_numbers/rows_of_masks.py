@@ -1,0 +1,370 @@
+"""What a forward computes of the rows that a mask picks (``x[mask]``), of all rows instead.
+
+How many rows a mask picks is seen when a step runs, and a graph needs shapes that are known before. So what is computed
+of each row by itself is computed of all rows, and where they become one (a sum, a mean, a loss) or are written back
+(``x[mask] = ...``) those are left out that the mask does not pick: numbers and gradients are those of the picked rows.
+A row that is left out holds zeros from the beginning, and ones where an operator is infinite at zero, so that nothing
+infinite meets its gradient, which is zero.
+
+A number that Python takes out of a tensor (``mask.sum().item()``, ``len(x[mask])``) is that tensor, where it is only
+computed with. What reads picked rows, or such numbers, in another way stays as it is, and :mod:`.static_shapes` refuses
+the forward.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..examples import example, name_of, new_call, shape_of, tensor_of
+from .masks import mask_of, memory_of, placed_by, same, written_into
+from .static_shapes import is_unknown
+
+POINTWISE = frozenset(
+    "add sub mul neg abs pow square exp expm1 tanh sigmoid relu gelu silu elu leaky_relu softplus sin cos erf sign "
+    "where masked_fill logsigmoid float half bfloat16 double long int bool to clamp clamp_min clamp_max maximum "
+    "minimum detach contiguous eq ne lt le gt ge and_ or_ invert logical_and logical_or logical_not log log1p sqrt "
+    "rsqrt reciprocal truediv div".split()
+)
+"""Operators of each element by itself, by name."""
+_AT_ONE = frozenset("log log1p sqrt rsqrt reciprocal truediv div pow".split())
+"""Those that are infinite at zero, or whose derivatives are."""
+_OF_FEATURES = frozenset({"linear", "layer_norm", "rms_norm"})
+"""Operators of the last dims of each row: a norm of as many as it says."""
+_ALONG_DIM = dict.fromkeys("softmax log_softmax sum mean argmax amax amin logsumexp unsqueeze squeeze".split(), 1)
+_ALONG_DIM |= {"normalize": 2, "gather": 1}
+"""Operators that go by a dim, and the number of the argument that says which: here the last one of each row."""
+_LOSSES = frozenset(
+    "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits".split()
+)
+"""Losses of each element by itself."""
+_BY_CLASS = frozenset({"cross_entropy", "nll_loss"})
+"""Losses of the class of each row: of scores, classes, weight, size_average, ignore_index, reduce and reduction."""
+_IGNORED = -100
+"""The class that they ignore where none is said. Source: torch.nn.functional.cross_entropy."""
+_OF_NUMBERS = frozenset("add sub mul truediv neg sym_max sym_min sym_float".split())
+"""What Python computes of numbers, by name."""
+_HALF = (torch.float16, torch.bfloat16)
+_OF_BOUNDS = {"sym_max": torch.maximum, "sym_min": torch.minimum}
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """In the place of the rows that ``mask`` picks all rows, of shape (*mask.shape, *rest)."""
+
+    whole: fx.Node
+    mask: fx.Node
+
+    @property
+    def lead(self) -> int:
+        """The number of dims of the mask."""
+        return len(shape_of(self.mask))
+
+    @property
+    def rest(self) -> torch.Size:
+        """The shape of each row."""
+        return shape_of(self.whole)[self.lead :]
+
+
+def compute_of_all_rows(graph: fx.Graph) -> None:
+    """Rewrites a traced forward, as far as it reads rows that masks pick in such ways."""
+    if any(is_unknown(example(node)) for node in graph.nodes):
+        _Rewriting(graph).run()
+
+
+class _Rewriting:
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._written = written_into(graph)
+        self._rows: dict[Any, _Rows] = {}
+        self._numbers: dict[Any, fx.Node] = {}
+        self._replaced = set[fx.Node]()
+
+    def run(self) -> None:
+        """Rewrites what can be, and erases what nothing reads any more."""
+        before = list(self._graph.nodes)
+        for node in before:
+            if node.op not in ("call_function", "call_method"):
+                continue
+            self._node = node
+            with self._graph.inserting_before(node):
+                made = self._made(node)
+            if isinstance(made, _Rows):
+                self._rows[node] = made
+            elif made is not None:
+                node.replace_all_uses_with(made)
+                self._replaced.add(node)
+        read: set[fx.Node] = set()
+        for node in reversed(before):
+            is_left = node in self._replaced or node in read or is_unknown(example(node))
+            if not node.users and is_left and node.op not in ("placeholder", "output"):
+                read.update(given for given in node.all_input_nodes if given.op not in ("placeholder", "get_attr"))
+                self._graph.erase_node(node)
+
+    def _made(self, node: fx.Node) -> _Rows | fx.Node | None:
+        """What stands for a node: rows, or a node that gives what it does; None where nothing does."""
+        name, read = name_of(node), [self._rows[given] for given in node.all_input_nodes if given in self._rows]
+        if not read:
+            return self._of_numbers(node, name) or self._picked(node)
+        rows = read[0]
+        if not all(same(each.mask, rows.mask, self._written) for each in read):
+            return None
+        if node.target is operator.setitem:
+            return self._put_back(node)
+        if node.target is operator.getitem:
+            return self._part(node, rows)
+        if name in ("sym_size", "size") and node.args[1:] == (0,):
+            self._numbers[node] = self._call(torch.sum, rows.mask)
+            return None
+        if name in _BY_CLASS:
+            return self._loss_by_class(node, rows.mask)
+        if name in _LOSSES:
+            return self._loss(node, rows)
+        if name in ("sum", "mean") and (node.args[1:], node.kwargs) in (((), {}), ((0,), {}), ((), {"dim": 0})):
+            return self._reduced(rows, name, len(node.args) + len(node.kwargs) == 1)
+        if name in ("view", "reshape", "flatten"):
+            return rows if self._keeps_rows(node, rows) else None
+        if name == "dropout":
+            return None if _drops(node) else rows
+        if name in _OF_FEATURES or name == "embedding":
+            is_first = node.args[0] in self._rows and len(read) == 1
+            return self._of_each(node) if is_first and len(rows.rest) >= _features(node, name) else None
+        if name in _ALONG_DIM:
+            return self._along_dim(node, name, read)
+        return self._of_elements(node, name, read) if name in POINTWISE else None
+
+    def _picked(self, node: fx.Node) -> _Rows | None:
+        """Rows that a node picks by a mask, if how many is unknown."""
+        if not is_unknown(example(node)) or name_of(node) not in ("getitem", "masked_select") or len(node.args) != 2:
+            return None
+        x: Any = node.args[0]
+        mask = mask_of(node.args[1])
+        if mask is None or tensor_of(x) is None or memory_of(mask) in self._written:
+            return None
+        if name_of(node) == "masked_select":
+            if shape_of(x) != torch.broadcast_shapes(shape_of(x), shape_of(mask)):
+                return None
+            mask = self._call("expand", mask, tuple(shape_of(x)))
+        if shape_of(x)[: len(shape_of(mask))] != shape_of(mask):
+            return None
+        return self._left_out(_Rows(x, mask), 0)
+
+    def _left_out(self, rows: _Rows, by: int) -> _Rows:
+        """Rows with a number in those that are left out."""
+        value = tensor_of(rows.whole)
+        assert value is not None
+        number = torch.tensor(by, dtype=value.dtype).item()
+        return _Rows(self._call(torch.where, self._beside(rows), rows.whole, number), rows.mask)
+
+    def _beside(self, rows: _Rows) -> fx.Node:
+        """The mask of rows, with dims of one element for those of each row."""
+        return self._call("reshape", rows.mask, (*shape_of(rows.mask), *(1,) * len(rows.rest)))
+
+    def _of_each(self, node: fx.Node, change: Callable[[_Rows], _Rows] = lambda rows: rows) -> _Rows:
+        """What a node computes, of all rows."""
+        mask = next(self._rows[given].mask for given in node.all_input_nodes if given in self._rows)
+
+        def whole(given: fx.Node) -> fx.Node:
+            return change(self._rows[given]).whole if given in self._rows else self._number(given, node)
+
+        args, kwargs = fx.map_arg((node.args, node.kwargs), whole)
+        return _Rows(self._again(node, args, kwargs), mask)
+
+    def _of_elements(self, node: fx.Node, name: str, read: Sequence[_Rows]) -> _Rows | None:
+        dims = len(read[0].rest)
+        if any(len(each.rest) != dims for each in read) or node.kwargs.get("inplace"):
+            return None
+        others = [given for given in node.all_input_nodes if given not in self._rows and given not in self._numbers]
+        if not all(_is_for_each(given, dims) for given in others):
+            return (
+                self._with_others(read[0], others)
+                if name == "add" and len(node.args) == 2 and not node.kwargs
+                else None
+            )
+        return self._of_each(node, (lambda rows: self._left_out(rows, 1)) if name in _AT_ONE else lambda rows: rows)
+
+    def _with_others(self, rows: _Rows, others: Sequence[fx.Node]) -> _Rows | None:
+        """The sum of rows and as many others, which then stand in the places of those that are picked."""
+        value = tensor_of(others[0])
+        if len(others) > 1 or value is None or value.dim() != 1 + len(rows.rest) or value.shape[1:] != rows.rest:
+            return None
+        none, other = self._call(torch.zeros_like, rows.whole), self._call("type_as", others[0], rows.whole)
+        placed = self._call("masked_scatter", none, self._beside(rows), other)
+        return _Rows(self._call(torch.add, rows.whole, placed), rows.mask)
+
+    def _along_dim(self, node: fx.Node, name: str, read: Sequence[_Rows]) -> _Rows | None:
+        """Operators along the last dim of each row, or that put one behind or take one away there."""
+        at, dims, is_new = _ALONG_DIM[name], len(read[0].rest), name == "unsqueeze"
+        dim = node.args[at] if len(node.args) > at else node.kwargs.get("dim")
+        dim = dim[0] if isinstance(dim, (list, tuple)) and len(dim) == 1 else dim
+        if node.args[0] not in self._rows or dim not in (-1, dims + is_new) or not (dims or is_new):
+            return None
+        if not all(given in self._rows for given in node.all_input_nodes):
+            return None
+        if len(read) > 1 and (name != "gather" or len(read[1].rest) != dims):
+            return None
+        args = tuple(-1 if k == at else value for k, value in enumerate(node.args))
+        args, kwargs = fx.map_arg((args, node.kwargs), lambda given: self._rows[given].whole)
+        return _Rows(self._again(node, args, kwargs | ({"dim": -1} if "dim" in kwargs else {})), read[0].mask)
+
+    def _part(self, node: fx.Node, rows: _Rows) -> _Rows | None:
+        """Some features of each row: ``rows[:, 0]``, ``rows[..., 1:]``."""
+        x, index = node.args
+        first, *rest = index if isinstance(index, tuple) else (index,)
+        if x not in self._rows or first not in (Ellipsis, slice(None)) or len(rest) > len(rows.rest):
+            return None
+        if not all(isinstance(each, (int, slice)) for each in rest):
+            return None
+        front = [first] if first is Ellipsis else [slice(None)] * rows.lead
+        return _Rows(self._call(operator.getitem, rows.whole, (*front, *rest)), rows.mask)
+
+    def _reduced(self, rows: _Rows, name: str, is_of_all: bool = True) -> fx.Node:
+        """The sum or the mean of rows: of each feature, or of all of them."""
+        dims = tuple(range(rows.lead + (len(rows.rest) if is_of_all else 0)))
+        whole = self._left_out(rows, 0).whole
+        if name == "sum":
+            return self._call(torch.sum, whole, dims)
+        value, each = tensor_of(whole), math.prod(rows.rest) if is_of_all else 1
+        assert value is not None
+        total = self._call(torch.sum, whole, dims, dtype=torch.float32 if value.dtype in _HALF else value.dtype)
+        count = self._call(torch.mul, self._call(torch.sum, rows.mask), each)
+        return self._call("to", self._call(torch.div, total, count), value.dtype)
+
+    def _of_numbers(self, node: fx.Node, name: str) -> fx.Node | None:
+        """What is computed of numbers that Python takes out of tensors, or of how many rows there are: of tensors of no
+        dims, float64 where Python has a float. Of numbers alone it is noted, as nothing else may read it so.
+        """
+        value = example(node)
+        if name == "item" and isinstance(value, torch.SymInt | torch.SymFloat) and tensor_of(_first(node)) is not None:
+            taken = self._call("reshape", self._call("clone", self._call("detach", node.args[0])), ())
+            self._numbers[node] = self._call("double", taken) if isinstance(value, torch.SymFloat) else taken
+        elif name in ("sym_size", "size") and node.args[1:] == (0,) and (mask := placed_by(node.args[0])):
+            if memory_of(mask) not in self._written:
+                self._numbers[node] = self._call(torch.sum, mask)
+        elif not self._numbers.keys().isdisjoint(node.all_input_nodes):
+            if isinstance(value, torch.SymInt | torch.SymFloat) and name in _OF_NUMBERS:
+                self._numbers[node] = self._arithmetic(node, name, isinstance(value, torch.SymFloat))
+            elif isinstance(value, Tensor) and name in POINTWISE and not is_unknown(value):
+                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda given: self._number(given, node))
+                if value.dtype not in _HALF:
+                    return self._again(node, args, kwargs)
+                args, kwargs = fx.map_arg((args, kwargs), self._precise)
+                return self._call("to", self._again(node, args, kwargs), value.dtype)
+        return None
+
+    def _precise(self, given: fx.Node) -> fx.Node:
+        """A tensor in float32 where it is of half precision, which holds no number of Python's."""
+        value = tensor_of(given)
+        return self._call("float", given) if value is not None and value.dtype in _HALF else given
+
+    def _arithmetic(self, node: fx.Node, name: str, is_float: bool) -> fx.Node:
+        args: Any = fx.map_arg(node.args, lambda given: self._numbers.get(given, given))
+        if is_float:
+            args = tuple(self._call("double", each) if isinstance(each, fx.Node) else each for each in args)
+        if name == "sym_float":
+            number: fx.Node = args[0]
+            return number
+        if name in _OF_BOUNDS:
+            args = tuple(each if isinstance(each, fx.Node) else self._full(each, args) for each in args)
+        return self._call(_OF_BOUNDS.get(name, node.target), *args)
+
+    def _full(self, number: Any, args: Sequence[Any]) -> fx.Node:
+        """A number of Python's, as the tensor that stands beside it."""
+        beside = next(each for each in args if isinstance(each, fx.Node))
+        return self._call(torch.full_like, beside, number)
+
+    def _number(self, given: fx.Node, node: fx.Node) -> fx.Node:
+        """What a node reads, where that is a number of Python's as a tensor that makes of the others what it would."""
+        if given not in self._numbers:
+            return given
+        number, value, made = self._numbers[given], tensor_of(self._numbers[given]), tensor_of(node)
+        assert value is not None
+        if made is None or not (made.is_floating_point() and value.is_floating_point()):
+            return number
+        return self._call("to", number, torch.float32 if made.dtype in _HALF else made.dtype)
+
+    def _loss(self, node: fx.Node, rows: _Rows) -> _Rows | fx.Node | None:
+        kind: Any = node.kwargs.get("reduction", "mean")
+        others = {key: value for key, value in node.kwargs.items() if key != "reduction" and value is not None}
+        if len(node.args) != 2 or not all(each in self._rows for each in node.args):
+            return None
+        if kind not in ("mean", "sum", "none") or any(isinstance(value, fx.Node) for value in others.values()):
+            return None
+        x, y = (self._rows[each].whole for each in node.args)
+        if shape_of(x) != shape_of(y):
+            return None
+        made = _Rows(self._call(node.target, x, y, **others, reduction="none"), rows.mask)
+        return made if kind == "none" else self._reduced(made, kind)
+
+    def _loss_by_class(self, node: fx.Node, mask: fx.Node) -> _Rows | fx.Node | None:
+        scores, classes, *others = node.args
+        if scores not in self._rows or classes not in self._rows:
+            return None
+        x, y = self._rows[scores], self._rows[classes]
+        value = tensor_of(y.whole)
+        ignored = others[2] if len(others) > 2 else node.kwargs.get("ignore_index", _IGNORED)
+        kind = others[4] if len(others) > 4 else node.kwargs.get("reduction", "mean")
+        if len(x.rest) != 1 or y.rest or value is None or value.is_floating_point():
+            return None
+        if kind not in ("mean", "sum", "none") or not isinstance(ignored, int):
+            return None
+        kept = self._call("reshape", self._call(torch.where, mask, y.whole, ignored), (-1,))
+        flat = self._call("reshape", x.whole, (-1, x.rest[0]))
+        made = self._call(node.target, flat, kept, *others, **node.kwargs)
+        return made if kind != "none" else _Rows(self._call("reshape", made, tuple(shape_of(mask))), mask)
+
+    def _keeps_rows(self, node: fx.Node, rows: _Rows) -> bool:
+        """Whether a view, which has as many elements, has the rows as they are."""
+        made = tensor_of(node)
+        return made is not None and made.dim() == 1 + len(rows.rest) and made.shape[1:] == rows.rest
+
+    def _put_back(self, node: fx.Node) -> fx.Node | None:
+        """What is computed of rows, written into their places."""
+        x, index, value = node.args
+        mask, once = mask_of(index), {memory_of(x)} if self._written[memory_of(x)] == 1 else set()
+        if value not in self._rows or mask is None:
+            return None
+        rows = self._rows[value]
+        if not same(mask, rows.mask, self._written.keys() - once):
+            return None
+        if shape_of(rows.whole) != shape_of(x):
+            return None
+        new = self._call(torch.where, self._beside(rows), self._call("type_as", rows.whole, x), x)
+        return self._call("copy_", x, new)
+
+    def _again(self, node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
+        """What a node calls, on other arguments."""
+        return self._call(node.target, *args, **kwargs)
+
+    def _call(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return new_call(self._node, function, *args, **kwargs)
+
+
+def _is_for_each(given: fx.Node, dims: int) -> bool:
+    """Whether a tensor is the same for each row of so many dims."""
+    shape = shape_of(given)
+    return tensor_of(given) is not None and (len(shape) <= dims or (len(shape) == dims + 1 and shape[0] == 1))
+
+
+def _features(node: fx.Node, name: str) -> int:
+    """How many dims of each row such an operator takes."""
+    shape = node.kwargs.get("normalized_shape", node.args[1] if len(node.args) > 1 else ())
+    if name == "embedding":
+        return 0
+    return len(shape) if name != "linear" and isinstance(shape, (tuple, list)) else 1
+
+
+def _drops(node: fx.Node) -> bool:
+    """Whether a dropout leaves anything out."""
+    given = dict(zip(("input", "p", "training", "inplace"), node.args)) | node.kwargs
+    return bool(given.get("p", 0.5)) and bool(given.get("training", True))
+
+
+def _first(node: fx.Node) -> Any:
+    return node.args[0] if node.args else None

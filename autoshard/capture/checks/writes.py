@@ -1,0 +1,69 @@
+"""Writes in place that a step could not repeat on shards as one process does."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from torch import nn
+from torch.fx import Node as FxNode
+
+from ...errors import CaptureError
+from ..adapter import Trace
+from ..lines import at, line_of
+
+
+def refuse_writes(trace: Trace, model: nn.Module, input_names: list[str]) -> None:
+    """Refuses writes to arguments, and to buffers and parameters where more comes of it than a new value.
+
+    Raises:
+        CaptureError: the forward has one; the message names the tensor and the line.
+    """
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    with_gradient = {name for kind, name in trace.placeholders if kind == "state tangent"} - parameters
+    goes_back = any(kind == "gradient" for kind, _ in trace.outputs)
+    written: dict[str, set[str]] = defaultdict(set)
+    results = trace.graph.output_node().args[0]
+    for value, (kind, detail) in zip(results, trace.outputs):  # type: ignore[arg-type]
+        where = at(line_of(value)) if isinstance(value, FxNode) else ""
+        if kind == "input mutation":
+            name = input_names[detail]
+            raise CaptureError(f"the forward writes into its argument {name}{where}; write {name} = {name}.clone()")
+        if kind == "effect":
+            raise CaptureError(
+                f"the forward calls an operator that does more than compute its result{where}, such as raising an "
+                "error that depends on data; use one that does not (torch.linalg.inv_ex instead of inv)"
+            )
+        if kind in ("mutation", "parameter mutation"):
+            what = "buffer" if kind == "mutation" else "parameter"
+            _check_write(f"{what} {detail}", value, where, detail in with_gradient, goes_back)
+        if kind == "replacement":
+            _refuse_tied(model, detail, where)
+        if kind in ("mutation", "replacement"):
+            written[detail].add(kind)
+    for name, kinds in written.items():
+        if len(kinds) > 1:
+            raise CaptureError(f"the forward both writes into the buffer {name} and replaces it; do one of the two")
+
+
+def _check_write(name: str, value: object, where: str, with_gradient: bool, goes_back: bool) -> None:
+    if with_gradient:
+        raise CaptureError(
+            f"the forward writes into the {name} what carries a gradient into the next step{where}; detach it "
+            "(.detach()), or write under torch.no_grad()"
+        )
+    if goes_back and isinstance(value, FxNode) and value.meta.get("recompute"):
+        raise CaptureError(
+            f"the forward writes into the {name}{where} within torch.utils.checkpoint, where one process does "
+            "so again in the backward; leave that part out of the checkpoint"
+        )
+
+
+def _refuse_tied(model: nn.Module, name: str, where: str) -> None:
+    """A buffer that is known under two names would be replaced under one of them alone."""
+    buffer = model.get_buffer(name)
+    for other, tensor in model.named_buffers(remove_duplicate=False):
+        if tensor is buffer and other != name:
+            raise CaptureError(
+                f"the forward replaces the buffer {name}{where}, which is also {other} and would no longer be; write "
+                "into it in place (copy_)"
+            )

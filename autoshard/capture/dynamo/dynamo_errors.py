@@ -1,0 +1,67 @@
+"""What dynamo's errors say of a model."""
+
+from __future__ import annotations
+
+import ast
+import re
+import traceback
+
+from torch._dynamo.exc import ObservedException, TorchRuntimeError, Unsupported
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+# How dynamo prints the argument of an exception, and a name that Python would not find either.
+_CONSTANT = re.compile(r"ConstantVariable\(str: (.*)\)", re.DOTALL)
+_CLASS_ALONE = re.compile(r"ExceptionVariable\(<class '(?:builtins\.)?(.*)'>\)")  # torch 2.11, of the model's own
+_WITH_CLASS = re.compile(r"\w+(\(|:|$)")
+_NO_NAME = re.compile(r"Failed to find name `(\w+)` in frame's builtins")
+# What the first line of an error says where numbers in a tensor would decide.
+_ON_NUMBERS = re.compile(
+    r"data[- ]dependent (expression|branching|operator|output)|Tensor\.tolist\(\) with|Pending unbacked symbols",
+    re.IGNORECASE,
+)
+_AS_INDEX = "valid indices (got SymInt)"  # of ``x[:, k]`` by a number out of a tensor
+
+
+def model_stack(error: Exception) -> str:
+    """The frames of the model in which dynamo met an error, as a traceback prints them; empty for other errors."""
+    return "".join(traceback.format_list(getattr(error, "real_stack", None) or []))
+
+
+def depends_on_numbers(error: Exception) -> bool:
+    """Whether a shape, or the way that Python goes, depends on numbers in a tensor, which a traced forward has not."""
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return True
+    is_models_own = isinstance(error.__cause__, ObservedException)
+    text = str(error)
+    return not is_models_own and (_ON_NUMBERS.search(text.partition("\n")[0]) is not None or _AS_INDEX in text)
+
+
+def is_explained(error: Exception) -> bool:
+    """Whether torch's message says what is wrong with the model; the traceback of its own frames adds nothing then."""
+    known = (Unsupported, TorchRuntimeError, DataDependentOutputException, DynamicOutputShapeException)
+    return isinstance(error, known)
+
+
+def own_error(error: Exception) -> str | None:
+    """The exception that the model itself would raise without dynamo, ``ValueError: 3 heads``; None where dynamo alone
+    cannot follow the model.
+    """
+    if isinstance(error, TorchRuntimeError):  # an operator refused its arguments
+        origin: BaseException | None = error
+        while isinstance(origin, TorchRuntimeError | Unsupported):
+            origin = origin.__cause__ or origin.__context__
+        return None if origin is None else f"{type(origin).__name__}: {origin}"
+    if isinstance(error.__cause__, ObservedException):  # a raise in Python that nothing catches
+        kind = type(error.__cause__).__name__.removeprefix("Observed").removesuffix("Error") + "Error"
+        said = str(error.__cause__).removeprefix("raised exception ")
+        if constant := _CONSTANT.fullmatch(said):
+            return f"{kind.replace('ErrorError', 'Error')}: {ast.literal_eval(constant[1])}"
+        if known := _CLASS_ALONE.fullmatch(said):
+            return known[1]
+        return said if _WITH_CLASS.match(said) else f"{kind}: {said}"
+    text = str(error)
+    if isinstance(error, Unsupported) and (name := _NO_NAME.search(text)):
+        return f"NameError: name '{name[1]}' is not defined"
+    if isinstance(error, Unsupported) and "assertion failed" in text.partition("\n")[0] and "ConstantVariable" in text:
+        return "AssertionError"
+    return None

@@ -1,0 +1,84 @@
+"""Python in models that dynamo does not follow by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from torch._dynamo.variables import ConstantVariable, GetAttrVariable, TensorVariable, builtin
+from torch._dynamo.variables.ctx_manager import CatchWarningsCtxManagerVariable
+
+from ...errors import CaptureError
+from ..lines import at, lines_in
+from .variables import constant_of, stack_here
+
+# What dynamo has for ``setattr``: a class of its own, or that of all functions of Python's.
+_SETATTR: Any = getattr(builtin, "SetAttrBuiltinVariable", builtin.BuiltinVariable)
+
+
+@contextmanager
+def leaves_within() -> Iterator[None]:
+    """Has ``x.requires_grad = True`` of a tensor that the forward made, as checkpoints ask for, do nothing more: nobody
+    takes the gradient of such a tensor in a captured step. Dynamo refuses it, and what is so already.
+    """
+    set_attribute, set_in_place = _SETATTR.call_function, TensorVariable.method_requires_grad_
+
+    def is_done(x: Any, value: Any) -> bool:
+        if not isinstance(x, TensorVariable) or not isinstance(value, bool):
+            return False
+        if value and x.source is None:
+            x.requires_grad = True
+        return bool(x.requires_grad == value)
+
+    def attribute(self: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        is_call = getattr(self, "fn", setattr) is setattr and len(args) == 3
+        if is_call and constant_of(args[1]) == "requires_grad" and is_done(args[0].realize(), constant_of(args[2])):
+            return ConstantVariable.create(None)
+        return set_attribute(self, tx, args, kwargs)
+
+    def in_place(self: Any, tx: Any, requires_grad: Any = True) -> Any:
+        value = requires_grad if requires_grad is True else constant_of(requires_grad)
+        return self if is_done(self, value) else set_in_place(self, tx, requires_grad)
+
+    with (
+        patch.object(_SETATTR, "call_function", attribute),
+        patch.object(TensorVariable, "method_requires_grad_", in_place),
+    ):
+        yield
+
+
+@contextmanager
+def named_classes() -> Iterator[None]:
+    """Has ``type(parameter).__module__`` and the names of that class be strings, whose methods a forward may call
+    (peft, to tell quantized weights): dynamo knows nothing of them, as it takes the class for a function of torch's.
+    """
+    method = GetAttrVariable.call_method
+
+    def of_name(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        owner = getattr(self.obj, "value", None)
+        if isinstance(owner, type) and self.name in ("__module__", "__name__", "__qualname__"):
+            return ConstantVariable.create(getattr(owner, self.name)).call_method(tx, name, args, kwargs)
+        return method(self, tx, name, args, kwargs)
+
+    with patch.object(GetAttrVariable, "call_method", of_name):
+        yield
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Refuses ``warnings.catch_warnings(record=True)``: as a traced forward warns of nothing, that list is empty."""
+    create = CatchWarningsCtxManagerVariable.create
+
+    def unless_recorded(tx: Any, given: dict[str, Any]) -> Any:
+        if "record" in given and constant_of(given["record"]):
+            line = lines_in(stack_here())
+            raise CaptureError(
+                f"the forward records its own warnings (warnings.catch_warnings(record=True)){at(line)}, and a "
+                "captured step warns of nothing; leave record=True out, or record them around the call of the model"
+            )
+        return create(tx, given)
+
+    with patch.object(CatchWarningsCtxManagerVariable, "create", staticmethod(unless_recorded)):
+        yield

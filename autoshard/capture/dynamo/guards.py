@@ -1,0 +1,424 @@
+"""The conditions on Python state under which a captured graph is what its model does: dynamo's guards, torch 2.11 on.
+
+Dynamo notes every Python value that a forward reads, and says at every call whether it is as it was. What it notes are
+names of values (*sources*) and what is to hold of each. Both are data: they can be kept with a graph, and the guards
+made of them again for the same model in another process, where dynamo has not traced it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass, fields
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeAlias
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch._dynamo import guards, output_graph, source
+from torch._dynamo.guards import CheckFunctionManager, GuardBuilder
+from torch._guards import Guard, GuardsSet, Source, TracingContext, tracing
+from torch.utils._ordered_set import OrderedSet
+
+from ..lines import line_in
+from .observed import Observed
+
+MODEL_SOURCE = "L['self']._modules['_export_root']._modules['model']"
+# Guards on modes of torch, and on tensors.
+_OF_A_CALL = frozenset(
+    {
+        "AUTOGRAD_SAVED_TENSORS_HOOKS",
+        "DEFAULT_DEVICE",
+        "DETERMINISTIC_ALGORITHMS",
+        "GLOBAL_STATE",
+        "GRAD_MODE",
+        "SHAPE_ENV",
+        "TENSOR_MATCH",
+        "TORCH_FUNCTION_STATE",
+    }
+)
+# The arguments of the capture and what its own code reads; and what it switches off of distributions.
+_OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput")
+_SWITCHED_OFF = "._validate_args"
+# How dynamo finds a value: those of its sources that are names and constants, which any process can follow.
+_SOURCES = frozenset(
+    {
+        "AttrSource",
+        "CellContentsSource",
+        "ClosureSource",
+        "CodeSource",
+        "ConstDictKeySource",
+        "DefaultsSource",
+        "DictGetItemSource",
+        "DictSubclassGetItemSource",
+        "GenericAttrSource",
+        "GetItemSource",
+        "GlobalSource",
+        "ImportSource",
+        "ListGetItemSource",
+        "LocalSource",
+        "ParamBufferSource",
+        "TypeDictSource",
+        "TypeMROSource",
+        "TypeSource",
+        "UnspecializedBuiltinNNModuleSource",
+        "UnspecializedNNModuleSource",
+        "UnspecializedParamBufferSource",
+    }
+)
+_NAMES = frozenset({"freevar_name", "global_name", "idx_key", "local_name", "member"})
+_IDENTITY = re.compile(r"(___check_(?:obj|type)_id\(.*), \d+\)")
+_UNNAMED = re.compile(r"G\['(___unnamed_scope_\w+)'\]")
+Document: TypeAlias = "dict[str, Any] | None"
+
+
+@dataclass(frozen=True, eq=False)
+class _Nested:
+    """A tuple with lists in it, which dynamo compares with itself: its name, where it is, and how it printed.
+
+    ``code`` reads it in a hundredth of the time of ``source``, and every call of the module does that; None where the
+    name is more than Python.
+    """
+
+    name: str
+    source: Any
+    code: CodeType | None
+    text: str
+
+    def has_changed(self, scope: dict[str, Any]) -> bool:
+        """Whether it prints otherwise now."""
+        value = self.source.get_value(scope, {}, {}) if self.code is None else FunctionType(self.code, scope)()
+        return repr(value) != self.text
+
+
+class Guards:
+    """The conditions on Python state under which the captured graph is what the model does.
+
+    ``document`` is what :func:`guards_again` makes them of, as JSON has it; None where they name what only this process
+    has.
+    """
+
+    def __init__(
+        self, manager: Any, scope: dict[str, Any], nested: list[_Nested], lines: dict[str, str], document: Document
+    ) -> None:
+        self._manager = manager
+        self._scope = scope
+        self._nested = nested
+        self._lines = lines
+        self.document = document
+
+    def broken(self) -> tuple[str, str] | None:
+        """The first condition that no longer holds, such as ``model.k == 3.0``, and the line that relies on it; None if
+        all hold.
+        """
+        if not self._manager.check(self._scope["L"]):
+            parts = self._manager.check_verbose(self._scope["L"]).verbose_code_parts
+            code = str(parts[0]).partition("  # ")[0].strip() if parts else "the state of the model"
+            return readable(code), self._lines.get(code, "")
+        for nested in self._nested:
+            if nested.has_changed(self._scope):
+                return f"{nested.name} == {nested.text}", ""
+        return None
+
+    def on(self, model: nn.Module) -> Guards:
+        """The same conditions on another model that was made like the captured one."""
+        traced = copy(self._scope["L"]["self"])
+        traced._modules = {"_export_root": Observed(model)}
+        scope = _scope(traced, self._scope["G"])
+        return Guards(self._manager, scope, self._nested, self._lines, self.document)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guards:
+        return self.on(deepcopy(self._scope["L"]["self"]._export_root.model, memo))
+
+
+def readable(source: str) -> str:
+    """Dynamo's name for an object, or its condition on one, as a reader writes it: ``model.layers.0.k == 3.0``."""
+    source = source.replace(MODEL_SOURCE, "model").replace(".__dict__['_modules']", "._modules")
+    source = re.sub(r"G\['__import_(\w+)'\]", lambda m: m[1].replace("_dot_", "."), source)
+    source = re.sub(r"\._modules\['([^']*)'\]|\._buffers\['([^']*)'\]|\._parameters\['([^']*)'\]", _dotted, source)
+    source = re.sub(r"[GL]\['([^']*)'\]", r"\1", source)
+    source = re.sub(r"___check_type_id\((.*), \d+\), type=<class '(.*)'>", r"type(\1) is \2", source)
+    source = re.sub(r"___check_obj_id\((.*), \d+\), type=.*", r"\1 is what it was", source)
+    source = re.sub(r"^len\((.*)\) != (\d+)$", r"len(\1) == \2", source)  # so dynamo prints the length of a dict
+    return re.sub(r"not ___dict_contains\((.*), (.*)\)", r"\1 not in \2", source)
+
+
+def _dotted(match: re.Match[str]) -> str:
+    return "." + next(group for group in match.groups() if group is not None)
+
+
+class _AsTheyAre:
+    """In place of the pass that makes variables of what several guards name."""
+
+    def count(self, exprs: list[str]) -> None: ...
+
+    def replace(self, expr: str) -> tuple[list[str], str]:
+        return [], expr
+
+
+def written_as_they_are() -> Any:
+    """A context in which dynamo makes no variables of what several guards name. What these are for, a text of all
+    guards, nobody reads; finding them once took 7% of the capture of Llama-3-8B.
+    """
+    return patch.object(guards, "PyExprCSEPass", _AsTheyAre)
+
+
+def guards_of(graph: Any, module: nn.Module, frame: CodeType) -> Guards:
+    """The guards that dynamo has noted on what stays as it is from call to call.
+
+    Args:
+        graph: dynamo's output graph.
+        module: what dynamo traced, of which ``self`` is the name in the code ``frame``.
+    """
+    kept = [guard for guard in _of_state(graph.guards) if not _is_of_namedtuple(guard, graph.global_scope)]
+    manager = _manager(graph, kept, frame)
+    lines = [line_in("".join(traceback.format_list(guard.user_stack))) if guard.user_stack else "" for guard in kept]
+    scope = _scope(module, graph.global_scope)
+    nested = list(_nested(kept, scope))
+    try:
+        document: Document = _written(graph, kept, lines) | {"nested": [each.text for each in nested]}
+    except _NotDataError:
+        document = None
+    return Guards(manager, scope, nested, _by_condition(kept, lines), document)
+
+
+def _scope(traced: nn.Module, names: dict[str, Any]) -> dict[str, Any]:
+    """What dynamo's names of objects are read in: its own names among them, as that of a dtype that is a key."""
+    return {**guards._get_closure_vars(), "L": {"self": traced}, "G": names}
+
+
+def _manager(graph: Any, kept: list[Guard], frame: CodeType) -> Any:
+    """What checks guards; writes into each what it checks."""
+    everything, graph._guards = graph._guards, GuardsSet(OrderedSet(kept))
+    try:
+        hooks_count = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
+        with hooks_count, written_as_they_are():
+            return CheckFunctionManager(frame, graph).guard_manager
+    finally:
+        graph._guards = everything
+
+
+def _by_condition(kept: Sequence[Guard], lines: Sequence[str]) -> dict[str, str]:
+    return {code: line for guard, line in zip(kept, lines) if line for code in guard.code_list or ()}
+
+
+def _nested(guards: list[Guard], scope: dict[str, Any]) -> Iterator[_Nested]:
+    for guard in guards:
+        if guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH"):
+            source = guard.originating_source
+            value = source.get_value(scope, {}, {})
+            if isinstance(value, (tuple, list, dict)):
+                yield _Nested(readable(guard.name), source, _code(guard.name, scope, value), repr(value))
+
+
+def _code(name: str, scope: dict[str, Any], value: Any) -> CodeType | None:
+    try:
+        code = compile(name, "<guard>", "eval")
+        return code if FunctionType(code, scope)() is value else None
+    except Exception:  # dynamo has functions of its own in some names
+        return None
+
+
+def _of_state(guards: Iterable[Guard]) -> list[Guard]:
+    """The guards, which dynamo has evaluated, on what stays as it is from call to call: no mode, no tensor and no class
+    of one, which is another where a parameter is a DTensor.
+    """
+    every = list(guards)
+    tensors = {guard.originating_source for guard in every if _is_on_tensor(guard)}
+    return [guard for guard in every if _is_state(guard) and _typed(guard.originating_source) not in tensors]
+
+
+def _typed(found: Source) -> Source | None:
+    """What a source is the class of; None where it is none."""
+    return found.base if isinstance(found, source.TypeSource) else None
+
+
+def _is_on_tensor(guard: Guard) -> bool:
+    value_type = guard.guarded_class_weakref() if guard.guarded_class_weakref is not None else None
+    return value_type is not None and issubclass(value_type, torch.Tensor)
+
+
+def _is_state(guard: Guard) -> bool:
+    is_of_capture = "L['self']" in guard.name and MODEL_SOURCE not in guard.name
+    is_of_capture |= any(name in guard.name for name in _OF_CAPTURE)
+    is_of_capture |= guard.name.endswith(_SWITCHED_OFF) and MODEL_SOURCE not in guard.name
+    # how a module that is compiled in place is called: the graph has what it computes
+    is_of_compile = getattr(guard.create_fn, "keywords", {}).get("attr") == "_compiled_call_impl"
+    return not (guard.create_fn_name() in _OF_A_CALL or _is_on_tensor(guard) or is_of_capture or is_of_compile)
+
+
+def _is_of_namedtuple(guard: Guard, names: Mapping[str, Any]) -> bool:
+    """Whether a guard is on what ``collections.namedtuple`` has written a class of; nobody else names that."""
+    found = _UNNAMED.match(guard.name)
+    return found is not None and str(names[found[1]].get("__name__")).startswith("namedtuple_")
+
+
+class _NotDataError(Exception):
+    """A guard has something to do with an object that only this process has."""
+
+
+def guards_again(document: Mapping[str, Any], model: nn.Module) -> Guards | None:
+    """Guards on a model that is as it was when they were written down.
+
+    Args:
+        document: that of the guards of a capture of the same model, by the same torch.
+
+    Returns:
+        None where they cannot be made of it, or say something else than they did.
+    """
+    traced = nn.Module()
+    traced._modules = {"_export_root": Observed(model)}
+    try:
+        scope = _scope(traced, _globals(document))
+        with tracing(TracingContext(None)):  # a source that imports a module guards on it
+            read = _Read(document["sources"])
+        kept = [Guard(read.source(where), read.condition(*what)) for where, *what in document["guards"]]
+        graph = output_graph.OutputGraphCommon(
+            output_graph.OutputGraphGuardsState(
+                local_scope=scope["L"],
+                global_scope=scope["G"],
+                torch_function_mode_stack=[],
+                guard_on_key_order=set(map(read.source, document["ordered"])),
+                input_source_to_sizes_strides={},
+                dual_level=0,
+                functorch_layers=[],
+                current_device=None,
+                global_state_guard=torch._C._dynamo.guards.GlobalStateGuard(),
+                _guards=GuardsSet(OrderedSet([])),
+                _aotautograd_guards=[],
+                skip_guards_check=True,
+                name_of_builtins_dict_key_in_fglobals=document["builtins"],
+            )
+        )
+        manager = _manager(graph, kept, _traced_frame.__code__)
+    except Exception:  # sources are followed by code of the model's, and read by torch: whatever fails, dynamo traces
+        return None
+    if list(map(_conditions, kept)) != document["conditions"]:
+        return None
+    nested = list(_nested(kept, scope))
+    if [each.text for each in nested] != document["nested"]:
+        return None
+    found = Guards(manager, scope, nested, _by_condition(kept, document["lines"]), dict(document))
+    return None if found.broken() else found
+
+
+def _traced_frame(self: nn.Module) -> None:
+    """Code that has the local variable that sources begin with."""
+
+
+def _written(graph: Any, kept: Sequence[Guard], lines: Sequence[str]) -> dict[str, Any]:
+    """Guards as data.
+
+    Raises:
+        _NotDataError: they have to do with what only this process has.
+    """
+    written, scope = _Written(), graph.global_scope
+    known: dict[tuple[int, str], int] = {}  # what several lines read is guarded once; the last of them is named
+    for number, guard in enumerate(kept):
+        condition = json.dumps(written.condition(guard.create_fn))
+        known[written.source(guard.originating_source), condition] = number
+    found = [(where, *json.loads(condition)) for where, condition in known]
+    ordered = sorted(map(written.source, graph.guard_on_key_order))
+    modules, of_builtins = {}, graph.name_of_builtins_dict_key_in_fglobals
+    for name in sorted(written.globals - {of_builtins}):
+        module = scope.get(name)
+        if not isinstance(module, ModuleType) or sys.modules.get(module.__name__) is not module:
+            raise _NotDataError
+        modules[name] = module.__name__
+    return {
+        "sources": written.sources,
+        "guards": found,
+        "ordered": ordered,
+        "modules": modules,
+        "builtins": of_builtins,
+        "conditions": [_conditions(kept[number]) for number in known.values()],
+        "lines": [lines[number] for number in known.values()],
+    }
+
+
+def _globals(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What global names of guards stand for. Modules are never imported for it: a model that is built has its own."""
+    found: dict[str, Any] = {name: sys.modules[module] for name, module in document["modules"].items()}
+    return found | ({document["builtins"]: vars(builtins)} if document["builtins"] else {})
+
+
+def _conditions(guard: Guard) -> list[str]:
+    """What a guard checks, without the identities of objects, which are others in every process."""
+    texts = (_IDENTITY.sub(r"\1)", code) for code in guard.code_list or ())
+    return list(dict.fromkeys(texts))  # dynamo writes them down anew whenever it makes what checks them
+
+
+class _Written:
+    """Sources as data, each of them once: its class, and its fields; that of another source is the number of that."""
+
+    def __init__(self) -> None:
+        self.sources: list[tuple[str, dict[str, Any]]] = []
+        self.globals: set[str] = set()
+        self._numbers: dict[Source, int] = {}
+
+    def source(self, where: Source) -> int:
+        """The number of a source."""
+        if where not in self._numbers:
+            kind = type(where).__name__
+            if kind not in _SOURCES:
+                raise _NotDataError
+            held = {field.name: getattr(where, field.name) for field in fields(where) if field.init}
+            written = (kind, {name: self._value(value) for name, value in held.items()})
+            if isinstance(where, source.GlobalSource):
+                self.globals.add(where.global_name)
+            self._numbers[where] = len(self.sources)
+            self.sources.append(written)
+        return self._numbers[where]
+
+    def condition(self, create: Any) -> tuple[str, dict[str, Any]]:
+        """What is to hold of a value: how dynamo calls it, and with what."""
+        made = create if isinstance(create, partial) else partial(create)
+        name = str(getattr(made.func, "__name__", ""))
+        if getattr(GuardBuilder, name, None) is not made.func or made.args:
+            raise _NotDataError
+        return name, {key: self._value(value) for key, value in made.keywords.items()}
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Source):
+            return {"source": self.source(value)}
+        if value is None or type(value) in (bool, int, str):
+            return value
+        raise _NotDataError
+
+
+class _Read:
+    """Sources and conditions of what :class:`_Written` wrote.
+
+    Torch evaluates the name of a source as Python: what is no constant in it is an identifier here, or refused.
+    """
+
+    def __init__(self, written: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        self._found: list[Source] = []
+        for kind, held in written:
+            names = [held[name] for name in _NAMES & held.keys() if isinstance(held[name], str)]
+            if kind not in _SOURCES or not all(name.isidentifier() for name in names if name):
+                raise ValueError(kind)
+            if held.get("module_name", "torch") not in sys.modules:
+                raise ValueError(kind)
+            self._found.append(getattr(source, kind)(**{name: self._value(value) for name, value in held.items()}))
+
+    def source(self, number: int) -> Source:
+        """The source with a number."""
+        return self._found[number]
+
+    def condition(self, name: str, given: Mapping[str, Any]) -> Any:
+        """What :meth:`_Written.condition` was given."""
+        create = getattr(GuardBuilder, name)
+        if not name.isupper():
+            raise ValueError(name)
+        return partial(create, **{key: self._value(value) for key, value in given.items()}) if given else create
+
+    def _value(self, value: Any) -> Any:
+        return self._found[value["source"]] if isinstance(value, dict) else value

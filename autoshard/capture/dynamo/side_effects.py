@@ -1,0 +1,110 @@
+"""What a forward does to Python objects: dynamo knows it besides its graph."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.variables import ConstDictVariable, SetVariable
+from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
+
+from ..arguments import same_constant
+from ..lines import line_in
+from .guards import MODEL_SOURCE, readable
+
+_BUFFERS = re.compile(re.escape(MODEL_SOURCE) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
+
+
+@dataclass(frozen=True)
+class SideEffect:
+    """A Python object that the forward changes: its name, and the line that changes it (empty where unknown)."""
+
+    name: str
+    line: str
+
+
+@dataclass
+class Changed:
+    """What a forward changes: the FQNs of buffers that it replaces (``assigned``), and other objects."""
+
+    assigned: list[str] = field(default_factory=list)
+    side_effects: list[SideEffect] = field(default_factory=list)
+
+
+@contextmanager
+def side_effects_into(found: Changed) -> Iterator[None]:
+    """Dynamo writes code that repeats side effects after the graph has run; just before, it has them all in a list."""
+    write_code = SideEffects.codegen_update_mutated
+
+    def and_record(self: SideEffects, *args: Any, **kwargs: Any) -> Any:
+        found.assigned, found.side_effects = [], []  # code is written twice
+        for variable in self._get_modified_vars():
+            if isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
+                _record(self, variable, found)
+        return write_code(self, *args, **kwargs)
+
+    with patch.object(SideEffects, "codegen_update_mutated", and_record):
+        yield
+
+
+def _record(effects: SideEffects, variable: Any, found: Changed) -> None:
+    if isinstance(variable, TorchFunctionModeStackVariable) and _leaves_modes(effects, variable):
+        return
+    source = variable.source.name if isinstance(variable.source.name, str) else variable.source.name()
+    known: dict[Any, list[traceback.StackSummary]] = effects.mutation_user_stacks
+    stacks = known.get(variable) or known.get(getattr(variable, "_base_vt", None))  # of an OrderedDict, its dict
+    line = line_in("".join(traceback.format_list(stacks[-1]))) if stacks else ""
+    buffers = _BUFFERS.fullmatch(source)
+    if buffers is not None and _keys(variable.items) == _keys(variable.original_items):
+        path = readable("model" + buffers["path"]).removeprefix("model").removeprefix(".")
+        found.assigned += [f"{path}.{key}".removeprefix(".") for key in _replaced(variable)]
+    else:
+        found.side_effects += [SideEffect(readable(source) + name, line) for name in _changed(effects, variable)]
+
+
+def _leaves_modes(effects: SideEffects, variable: Any) -> bool:
+    """Whether a forward leaves as many modes of ``__torch_function__`` as there were: it enters some for a while."""
+    output = effects.output_graph_weakref()
+    return output is not None and len(variable.symbolic_stack) == len(output.torch_function_mode_stack)
+
+
+def _keys(items: dict[Any, Any]) -> set[Any]:
+    """Those that are constants, and what stands for the others."""
+    keys = (getattr(key, "vt", key) for key in items)
+    return {key.as_python_constant() if key.is_python_constant() else key for key in keys}
+
+
+def _replaced(variable: Any) -> list[str]:
+    """The keys of a dict whose values are others than they were."""
+    before: dict[Any, Any] = variable.original_items
+    new = (key.vt for key, value in variable.items.items() if variable.is_new_item(before.get(key.vt), value))
+    return [key.as_python_constant() for key in new]
+
+
+def _changed(effects: SideEffects, variable: Any) -> list[str]:
+    """The attributes of an object that are not as they were, each behind a dot; one empty name for other objects, but
+    for a set that has what it had, and a dict that is as empty as it was: torch notes again that a buffer is not saved,
+    where one takes the place of itself, and peft empties a cache before every call.
+    """
+    attributes = effects.store_attr_mutations.get(variable)
+    if not attributes:
+        items: Any = getattr(variable, "items", None)
+        is_told_by_keys = isinstance(variable, SetVariable) or (isinstance(variable, ConstDictVariable) and not items)
+        return [] if is_told_by_keys and _keys(items) == _keys(variable.original_items) else [""]
+    before = getattr(variable, "value", None)
+    return [
+        f".{name}"
+        for name, value in attributes.items()
+        if not (
+            value.is_python_constant()
+            and hasattr(before, name)
+            and same_constant(value.as_python_constant(), getattr(before, name))
+        )
+    ]

@@ -1,0 +1,398 @@
+"""What a call of torch is where heads that are folded into the batch are a dim of their own: a table by function.
+
+A tensor is *folded* along a dim ``d`` where dims ``d`` and ``d + 1`` of the tensor apart, of rows and of heads, are its
+one. A handler says how the result of a node is computed of arguments that are apart; None where it does not know.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from string import ascii_letters
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from ..examples import example
+from .equations import equation_of
+from .matrix_products import are_matrices, product, product_of_equation
+
+
+class Fold(NamedTuple):
+    """The dim that is folded, and how many rows and heads it has."""
+
+    dim: int
+    rows: int
+    heads: int
+
+    def at(self, dim: int) -> Fold:
+        """The same rows and heads in another dim."""
+        return self._replace(dim=dim)
+
+
+class Apart(NamedTuple):
+    """An argument that is to be apart."""
+
+    node: fx.Node
+    fold: Fold
+
+
+class Longer(NamedTuple):
+    """An argument that is to have a further dim, of one element."""
+
+    node: fx.Node
+    dim: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """What computes the result of a node apart, or, where there is no ``fold``, that result itself."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    fold: Fold | None = None
+
+
+Folds = dict[fx.Node, Fold]
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether a node may change one of its arguments."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    is_in_place = name.endswith("_") or name == "setitem" or node.target in _IN_PLACE
+    asked = node.kwargs.get("inplace") or node.args[_INPLACE.get(node.target, len(node.args)) :][:1] == (True,)
+    return is_in_place or bool(asked) or "out" in node.kwargs
+
+
+def _args(node: fx.Node) -> tuple[Any, ...]:
+    return node.args
+
+
+def _kwargs(node: fx.Node) -> dict[str, Any]:
+    return dict(node.kwargs)
+
+
+def _reshaped(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """Views: that folds heads into the batch, that takes them apart again, and others behind that dim."""
+    x, shape = _args(node)[0], tuple(example(node).shape)
+    before = tuple(example(x).shape)
+    if x in folds:
+        fold = folds[x]
+        front = before[: fold.dim]
+        if shape[: fold.dim] != front or len(shape) <= fold.dim:
+            return None
+        if shape[fold.dim] == fold.rows:
+            return Call(torch.reshape, (Apart(x, fold), shape))
+        if shape[fold.dim] != fold.rows * fold.heads:
+            return None
+        apart = (*front, fold.rows, fold.heads, *shape[fold.dim + 1 :])
+        return Call(torch.reshape, (Apart(x, fold), apart), fold=fold)
+    d = next((d for d, pair in enumerate(zip(before, shape)) if pair[0] != pair[1]), len(before))
+    if d == len(before) or batch in (0, 1, *before[:d]):  # of two dims that are as long the first is the batch
+        return None
+    rows, (heads, rest) = before[d], divmod(shape[d], before[d] or 1)
+    is_fold = rows == batch or (
+        not rows % batch and before[d + 1 : d + 2] == (heads,)
+    )  # of windows just these two dims
+    if rest or heads < 2 or not rows or not is_fold:
+        return None
+    return Call(torch.reshape, (x, (*shape[:d], rows, heads, *shape[d + 1 :])), fold=Fold(d, rows, heads))
+
+
+def _repeated(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """What is the same for all rows, once for each."""
+    x, shape = _args(node)[0], tuple(example(node).shape)
+    before = tuple(example(x).shape)
+    if x in folds or node.kwargs or len(shape) != len(before) or before[1:] != shape[1:]:
+        return None
+    if batch < 2 or before[0] < 2 or shape[0] != batch * before[0]:
+        return None
+    return Call(_for_each_row, (x, batch), fold=Fold(0, batch, before[0]))
+
+
+def _for_each_row(x: Tensor, rows: int) -> Tensor:
+    return x.unsqueeze(0).expand(rows, *x.shape)
+
+
+def _expanded(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """What is the same for all rows and heads, once for each. How many heads there are is not said here: that of the
+    folds so far is taken.
+    """
+    x, shape = _args(node)[0], tuple(example(node).shape)
+    before = tuple(example(x).shape)
+    found = [fold for fold in folds.values() if fold.dim == 0 and shape[:1] == (fold.rows * fold.heads,)]
+    if x in folds or not found or len(before) > len(shape) or (len(before) == len(shape) and before[0] != 1):
+        return None
+    fold = found[-1]
+    front = x if len(before) < len(shape) else Longer(x, 0)
+    return Call("expand", (front, (fold.rows, fold.heads, *shape[1:])), fold=fold)
+
+
+def _elementwise(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """Element by element: the dims of all tensors are aligned from the last one on."""
+    value, found = example(node), [each for each in node.all_input_nodes if each in folds]
+    if not found or not isinstance(value, Tensor) or (writes(node) and node.target not in _IN_PLACE):
+        return None
+    fold = folds[found[0]]
+    behind = example(found[0]).dim() - fold.dim
+    fits = True
+
+    def given(arg: fx.Node) -> Any:
+        nonlocal fits
+        tensor = example(arg)
+        if not isinstance(tensor, Tensor):
+            return arg
+        made = _aligned(arg, fold.at(tensor.dim() - behind), folds)
+        fits = fits and made is not None
+        return made
+
+    args, kwargs = map_arg(_args(node), given), map_arg(_kwargs(node), given)
+    target = _IN_PLACE.get(node.target, node.target)
+    if target is not node.target and not _is_last_use(node, folds):
+        return None
+    return Call(target, args, kwargs, fold.at(value.dim() - behind)) if fits else None
+
+
+def _aligned(arg: fx.Node, fold: Fold, folds: Folds) -> Any:
+    """An argument beside one that is apart, which has that dim there or is the same for all of it; else None."""
+    if fold.dim < 0:
+        return arg
+    size = example(arg).shape[fold.dim]
+    if size == 1:
+        return arg if fold.dim == 0 else Longer(arg, fold.dim)
+    if folds.get(arg, fold) != fold or size != fold.rows * fold.heads:
+        return None
+    return Apart(arg, fold)
+
+
+def _is_last_use(node: fx.Node, folds: Folds) -> bool:
+    """Whether nobody else reads what a node writes into, nor could by another name."""
+    into = _args(node)[0]
+    return into in folds and len(into.users) == 1 and into.target not in _VIEWS
+
+
+def _along(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """What goes along one dim, the first argument behind the tensor or ``dim``; with an index, it has the same dims."""
+    x = _args(node)[0] if node.args else None
+    if x not in folds:
+        return None
+    fold, rank = folds[x], example(x).dim()
+    args, kwargs = list(_args(node)), _kwargs(node)
+    if len(args) > 1 and isinstance(args[1], int):
+        args[1] = _beside(args[1], fold, rank)
+    elif isinstance(kwargs.get("dim"), int):
+        kwargs["dim"] = _beside(kwargs["dim"], fold, rank)
+    else:
+        return None
+    if args[1:2] == [None] or kwargs.get("dim", 0) is None:
+        return None
+    others = [*args[1:], *kwargs.values()]
+    apart = {each: _aligned(each, fold, folds) for each in others if isinstance(each, fx.Node)}
+    if not all(isinstance(each, Apart) for each in apart.values()):
+        return None
+    args = [Apart(x, fold), *(apart.get(arg, arg) if isinstance(arg, fx.Node) else arg for arg in args[1:])]
+    kwargs = {key: apart[arg] if isinstance(arg, fx.Node) else arg for key, arg in kwargs.items()}
+    return Call(node.target, tuple(args), kwargs, fold)
+
+
+def _beside(dim: int, fold: Fold, rank: int) -> int | None:
+    """A dim of the folded tensor in the one apart; None for that which is folded."""
+    dim %= rank
+    return None if dim == fold.dim else dim + (dim > fold.dim)
+
+
+def _transposed(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    if len(node.args) != 3 or _args(node)[0] not in folds:
+        return None
+    x, a, b = _args(node)
+    rank, dims = example(x).dim(), list(range(example(x).dim()))
+    dims[a % rank], dims[b % rank] = dims[b % rank], dims[a % rank]
+    return _in_order(x, dims, folds[x])
+
+
+def _permuted(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    x, *given = _args(node)
+    dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    if x not in folds or not dims or node.kwargs:
+        return None
+    return _in_order(x, [dim % len(dims) for dim in dims], folds[x])
+
+
+def _in_order(x: fx.Node, dims: list[int], fold: Fold) -> Call:
+    order = [k for dim in dims for k in ((dim, dim + 1) if dim == fold.dim else (dim + (dim > fold.dim),))]
+    return Call(torch.permute, (Apart(x, fold), order), fold=fold.at(dims.index(fold.dim)))
+
+
+def _unbound(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """The tensors along a dim, which are taken by their numbers alone."""
+    x, *given = _args(node)
+    if x not in folds or any(user.target is not operator.getitem for user in node.users):
+        return None
+    fold, dim = folds[x], given[0] if given else _kwargs(node).get("dim", 0)
+    beside = _beside(dim, fold, example(x).dim())
+    if beside is None:
+        return None
+    return Call(torch.unbind, (Apart(x, fold), beside), fold=fold.at(fold.dim - (beside < fold.dim)))
+
+
+def _picked(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """One of several tensors; or ranges and single numbers of dims, and new dims, beside that which is folded."""
+    x, index = _args(node)
+    if x not in folds:
+        return None
+    fold = folds[x]
+    if isinstance(example(x), tuple):
+        return Call(operator.getitem, (Apart(x, fold), index), fold=fold)
+    entries = list(index) if isinstance(index, tuple) else [index]
+    if not all(entry is None or type(entry) in (int, slice) for entry in entries):
+        return None
+    dim = place = 0  # of the tensor, and of the result
+    for k, entry in enumerate(entries):
+        if entry is not None and dim == fold.dim:
+            if entry != slice(None):
+                return None
+            entries.insert(k, slice(None))
+            break
+        dim += entry is not None
+        place += not isinstance(entry, int)
+    else:
+        place += fold.dim - dim
+    return Call(operator.getitem, (Apart(x, fold), tuple(entries)), fold=fold.at(place))
+
+
+def _multiplied(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """Products of matrices, one for each row and head."""
+    fold = _in_front(_args(node), folds) if len(node.args) == 2 and not node.kwargs else None
+    if fold is None:
+        return None
+    x, y = (Apart(arg, fold) for arg in _args(node))
+    return Call(product, (x, y), fold=fold)
+
+
+def _in_front(args: Iterable[Any], folds: Folds) -> Fold | None:
+    """How batches of matrices are folded of which one is known to be: all along dim 0 of three; else None."""
+    given = list(args)
+    found = [folds[arg] for arg in given if isinstance(arg, fx.Node) and arg in folds]
+    if not found or found[0].dim != 0:
+        return None
+    values = [example(arg) for arg in given]
+    is_batch = all(isinstance(each, Tensor) and each.dim() == 3 and not each.is_complex() for each in values)
+    same = is_batch and len({(each.dtype, each.shape[0]) for each in values}) == 1
+    return found[0] if same and len(set(found)) == 1 else None
+
+
+def _multiplied_and_added(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    given = {**dict(zip(("input", "batch1", "batch2"), _args(node))), **_kwargs(node)}
+    fold = _in_front((given.get("batch1"), given.get("batch2")), folds)
+    if fold is None or not given.keys() <= {"input", "batch1", "batch2", "beta", "alpha"}:
+        return None
+    bias = example(given["input"])
+    added = _aligned(given["input"], fold.at(bias.dim() - 3), folds) if isinstance(bias, Tensor) else None
+    if added is None or bias.dtype != example(given["batch1"]).dtype:
+        return None
+    given |= {"input": added, **{name: Apart(given[name], fold) for name in ("batch1", "batch2")}}
+    return Call(_product_and_sum, (), given, fold)
+
+
+def _product_and_sum(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``torch.baddbmm``, whose arguments these are, with rows and heads in front of each matrix."""
+    if torch.is_autocast_enabled(batch1.device.type):
+        shape = (*batch1.shape[:2], batch1.shape[2], batch2.shape[3])
+        given = (x.flatten(0, 1) for x in (input.expand(shape), batch1, batch2))
+        found: Tensor = torch.baddbmm(*given, beta=beta, alpha=alpha).unflatten(0, shape[:2])
+        return found
+    found = product(batch1, batch2) * alpha
+    return found if beta == 0 else found + input * beta  # of a bias that is not read nothing is taken, nor NaN
+
+
+def _attended(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    names = ("query", "key", "value", "attn_mask")
+    given = {**dict(zip(names, _args(node))), **_kwargs(node)}
+    fold = _in_front((given.get(name) for name in names[:3]), folds)
+    if fold is None or len(node.args) > len(names) or given.get("enable_gqa"):
+        return None
+    given |= {name: Apart(given[name], fold) for name in names[:3]}
+    if isinstance(given.get("attn_mask"), fx.Node):
+        given["attn_mask"] = _aligned(given["attn_mask"], fold.at(example(given["attn_mask"]).dim() - 3), folds)
+        if given["attn_mask"] is None:
+            return None
+    return Call(node.target, (), given, fold)
+
+
+def _summed(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """An equation in which the folded dim has a label that the result keeps."""
+    equation = equation_of(node)
+    found = next((term for term in equation.terms if term.tensor in folds), None) if equation else None
+    if equation is None or found is None:
+        return None
+    fold = folds[found.tensor]
+    label = found.labels[fold.dim]
+    if label not in equation.made or any(x in folds and label not in labels for labels, x in equation.terms):
+        return None
+    given = [_aligned(x, fold.at(labels.find(label)), folds) for labels, x in equation.terms]
+    if not all(isinstance(arg, Apart) == (label in term.labels) for arg, term in zip(given, equation.terms)):
+        return None
+    other = next(letter for letter in ascii_letters if letter not in equation.text)
+    apart = equation.text.replace(label, label + other)
+    fold = fold.at(equation.made.index(label))
+    if len(given) == 2 and sum(label in term.labels for term in equation.terms) == 1:
+        x, y = sorted(equation.terms, key=lambda term: label not in term.labels)
+        of_x, made = (labels.replace(label, label + other) for labels in (x.labels, equation.made))
+        is_batch = any(each in equation.made for each in x.labels if each in y.labels)
+        if is_batch and are_matrices(of_x, label + other + y.labels, made):
+            arguments = Apart(x.tensor, folds[x.tensor]), y.tensor, of_x, label + other, y.labels, made
+            return Call(_product_with_the_same, arguments, fold=fold)
+    return Call(node.target, (apart, *given), fold=fold)
+
+
+def _product_with_the_same(x: Tensor, y: Tensor, of_x: str, new: str, of_y: str, made: str) -> Tensor:
+    """``einsum`` with a tensor that is the same for all rows and heads, which are the labels ``new``: torch multiplies
+    all of these as one matrix.
+    """
+    sizes = [x.shape[of_x.index(label)] for label in new]
+    return product_of_equation(x, y.expand(*sizes, *y.shape), of_x, new + of_y, made)
+
+
+PRODUCTS = (product, _product_and_sum, F.scaled_dot_product_attention)
+_IN_PLACE: Mapping[Any, Any] = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
+_INPLACE: Mapping[Any, int] = {F.dropout: 3, F.relu: 1}
+"""Where the argument of that name stands."""
+
+_VIEWS = {"view", "reshape", "expand", "transpose", "permute", "unbind", torch.reshape, torch.transpose, torch.permute}
+_VIEWS |= {torch.flatten, "flatten", torch.unflatten, "unflatten", torch.unbind, operator.getitem, "contiguous", "to"}
+
+Handler = Callable[[fx.Node, Folds, int], Call | None]
+"""Is given a node, what is folded so far, and the length of the batch."""
+
+HANDLERS: dict[Any, Handler] = {
+    **dict.fromkeys((torch.reshape, torch.flatten, torch.unflatten), _reshaped),
+    **dict.fromkeys(("view", "reshape", "reshape_as", "view_as", "flatten", "unflatten"), _reshaped),
+    "repeat": _repeated,
+    "expand": _expanded,
+    **dict.fromkeys((operator.add, operator.sub, operator.mul, operator.truediv, operator.neg), _elementwise),
+    **dict.fromkeys((torch.add, torch.sub, torch.mul, torch.div, torch.neg, torch.where, torch.exp), _elementwise),
+    **dict.fromkeys((torch.masked_fill, torch.clamp, torch.tanh, torch.sigmoid, F.dropout, F.relu), _elementwise),
+    **dict.fromkeys(("add", "sub", "mul", "div", "neg", "where", "exp", "masked_fill", "clamp", "tanh"), _elementwise),
+    **dict.fromkeys(("sigmoid", "relu", "contiguous", "clone", "to", "type_as", "float", "double"), _elementwise),
+    **dict.fromkeys(("half", "bfloat16", *_IN_PLACE), _elementwise),
+    **dict.fromkeys((F.softmax, torch.softmax, "softmax", F.log_softmax, torch.log_softmax), _along),
+    **dict.fromkeys(("log_softmax", torch.gather, "gather"), _along),
+    **dict.fromkeys((torch.transpose, "transpose", torch.swapaxes, "swapaxes"), _transposed),
+    **dict.fromkeys((torch.permute, "permute"), _permuted),
+    **dict.fromkeys((torch.unbind, "unbind"), _unbound),
+    operator.getitem: _picked,
+    **dict.fromkeys((operator.matmul, torch.matmul, "matmul", torch.bmm, "bmm"), _multiplied),
+    **dict.fromkeys((torch.baddbmm, "baddbmm"), _multiplied_and_added),
+    F.scaled_dot_product_attention: _attended,
+    torch.functional.einsum: _summed,
+}

@@ -1,0 +1,101 @@
+"""Functions of torch whose operators cannot be cut, in parts that can."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from ..batch_dim import batch_dim, first_shape
+from ..examples import note, shape_of, tensor_of
+from .attention_parts import attention_in_parts, attention_of_one_head, is_of_one_head, is_without_kernel
+from .bags import can_be_added_up, embedding_bag
+from .batch_inside import keep_batch_inside
+from .folded_heads import keep_heads_apart
+from .matrix_products import is_product, product, take_equation_apart
+from .multihead import has_a_batch, multihead_attention
+from .put_together import put_together
+from .recurrent import STEP_BY_STEP
+from .row_numbers import as_range, by_position, is_mapped, map_dims, part, positions, write_by_position
+from .spread import take_length_apart, take_spread_apart
+from .strided_windows import take_windows
+
+POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
+"""Pools, and the number of dims that they go over."""
+DETERMINANTS = {torch.det, torch.logdet, torch.slogdet, torch.linalg.det, torch.linalg.slogdet}
+DETERMINANTS |= {"det", "logdet", "slogdet"}
+"""Their gradient solves with what they made of the matrix, or of its transpose, by how the matrix lies in memory."""
+BY_POSITION = {operator.getitem: by_position, operator.setitem: write_by_position}
+"""What picks or writes by indices, and what does it where these are row numbers."""
+
+
+def take_apart(module: fx.GraphModule) -> int:
+    """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, but for
+    those on packed sequences, bags, attention of several heads, without a kernel or to one head, products of matrices
+    with several dims in front, or with a batch that is not in front, spreads and lengths over the batch, batches in a
+    list that are joined again, windows by strides, determinants, picking from each row, writing into each, picking by
+    numbers in a row, and means that are written as pools.
+
+    Returns:
+        The dim of the batch in what the model is called with.
+    """
+    dim = batch_dim(module.graph)
+    batch = next(iter(first_shape(module.graph)[dim:]), 0)
+    keep_heads_apart(module.graph, batch)
+    for node in module.graph.nodes:
+        if is_product(node):
+            node.op, node.target = "call_function", product
+        elif take_equation_apart(node) or keep_batch_inside(node, batch):
+            continue
+        elif take_spread_apart(node) or take_length_apart(node) or put_together(node) or take_windows(node):
+            continue
+        elif node.target in DETERMINANTS:
+            _take_in_order(module.graph, node)
+        if node.op != "call_function":
+            continue
+        if node.target in STEP_BY_STEP and isinstance(node.args[3], bool):
+            node.target = STEP_BY_STEP[node.target]
+        elif node.target is F.embedding_bag and can_be_added_up(*node.args, **node.kwargs):
+            node.target = embedding_bag
+        elif node.target is F.multi_head_attention_forward and has_a_batch(_dims(node), *node.args, **node.kwargs):
+            node.target = multihead_attention
+        elif is_without_kernel(node):
+            node.target = attention_in_parts
+        elif is_of_one_head(node):
+            node.target = attention_of_one_head
+        elif node.target is operator.getitem and (index := as_range(node.args[1])) is not None:
+            node.target, node.args = part, (node.args[0], index)
+        elif is_mapped(node):
+            map_dims(node)
+        elif node.target in BY_POSITION and (picked := positions(node)) is not None:
+            x, _, *written = node.args
+            indices, along = picked
+            node.target, node.args = BY_POSITION[node.target], (x, indices, *written, along)
+        elif node.target in POOLS and len(node.args) == 2 and set(_listed(node.args[1])) == {1}:
+            node.args, node.target = (node.args[0], POOLS[node.target]), mean_of_all
+    module.recompile()
+    return dim
+
+
+def _take_in_order(graph: fx.Graph, node: fx.Node) -> None:
+    """Has a function take its tensor as one that lies in memory in the order of its dims, as what moved does."""
+    (x,) = node.all_input_nodes
+    with graph.inserting_before(node):
+        node.replace_input_with(x, note(graph.call_method("contiguous", (x,)), tensor_of(x)))
+
+
+def mean_of_all(x: Tensor, dims: int) -> Tensor:
+    """A pool that leaves one element of the last so many dims; torch's own asks how a picture lies in memory."""
+    return x.mean([-1 - k for k in range(dims)], keepdim=True)
+
+
+def _listed(sizes: object) -> tuple[object, ...]:
+    return tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,)
+
+
+def _dims(node: fx.Node) -> int:
+    """The number of dims of the first tensor that a node takes."""
+    first = node.args[0] if node.args else node.kwargs.get("query")
+    return first.dim() if isinstance(first, Tensor) else len(shape_of(first))
