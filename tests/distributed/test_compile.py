@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 
+import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
@@ -15,7 +16,7 @@ from . import cases
 from .harness import run_ranks
 from .parity import Differences, both, full, planned_collectives, relative, worst_parameter
 
-CASE, AXES, STEPS = "mlp", "dp=2,tp=2", 3
+CASE, STEPS = "mlp", 3
 
 
 def _trained(text: str) -> tuple[Differences, list[int]]:
@@ -48,9 +49,12 @@ def _trained(text: str) -> tuple[Differences, list[int]]:
     return seen, graphs
 
 
-def test_a_compiled_module_trains_as_one_process_in_one_graph_with_the_planned_collectives() -> None:
+@pytest.mark.parametrize(("axes", "ranks"), [("tp=2", 2), pytest.param("dp=2,tp=2", 4, marks=pytest.mark.thorough)])
+def test_a_compiled_module_trains_as_one_process_in_one_graph_with_the_planned_collectives(
+    axes: str, ranks: int
+) -> None:
     assert shutil.which("g++"), "inductor needs a C++ compiler: install g++"
-    text = autoshard.dump_plan(cases.sharded_plan(CASE, AXES))
-    for seen, graphs in run_ranks(4, _trained, text, timeout_s=240.0, group_timeout_s=200.0):
+    text = autoshard.dump_plan(cases.sharded_plan(CASE, axes))
+    for seen, graphs in run_ranks(ranks, _trained, text, timeout_s=240.0, group_timeout_s=200.0):
         assert seen.within(1e-5), seen
         assert len(set(graphs)) == 1, graphs

@@ -20,7 +20,7 @@ from .parity import check_parity, device_mesh_of
 
 CASE, AXES = "mlp", "dp=2,tp=2"
 PINS = ("x=dp:S(0)",)
-BUDGETS = 4
+BUDGETS = 3
 
 
 @cache

@@ -19,6 +19,7 @@ from autoshard.mesh import Mesh
 from autoshard.redistribution import size_bytes, steps_along
 from autoshard.redistribution.paths import Paths, cheapest_paths, layouts_of, single_steps
 
+from ..thorough import some_thorough
 from .eager import combined, pieces_of, run_path
 from .harness import run_ranks
 
@@ -102,7 +103,10 @@ def test_every_pair_of_layouts_gives_what_the_layout_says_with_the_bytes_priced(
         ), f"{before} -> {after}"
 
 
-@pytest.mark.parametrize(("dtype", "reduce"), [(torch.int64, "max"), (torch.float32, "min"), (torch.bfloat16, "sum")])
+DTYPES = [(torch.int64, "max"), (torch.float32, "min"), (torch.bfloat16, "sum")]
+
+
+@pytest.mark.parametrize(("dtype", "reduce"), some_thorough(DTYPES, DTYPES[1:2]))
 def test_other_dtypes_and_reductions(dtype: torch.dtype, reduce: str):
     run_ranks(4, _check_all_pairs, "dp=2,tp=2", (5, 3), dtype, (reduce,))
 

@@ -19,7 +19,7 @@ from .mutants import MUTANTS
 
 PROGRAMS, PARTS = 64, 4
 FOR_A_MUTANT = 25
-LONGER = ("padding", "lost tangents")
+LONGER = ("padding", "lost tangents", "local means")
 """Planted bugs that are looked for in `make test-all`."""
 
 

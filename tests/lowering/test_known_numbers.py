@@ -18,6 +18,7 @@ from autoshard.errors import CaptureError
 from autoshard.mesh import Mesh
 
 from ..fuzz.random_plans import random_plan
+from ..thorough import some_thorough
 from .as_before import check_as_before
 
 LENGTHS = ((1, 2), (2, 2))
@@ -90,7 +91,7 @@ def _example(function: Callable[[Tensor], Tensor]) -> tuple[nn.Module, tuple[Ten
     return Around(function).double(), (torch.randn(4, 8, dtype=torch.float64),)
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", some_thorough(FUNCTIONS, [windows]))
 def test_a_forward_may_go_by_numbers_that_stand_in_it(function: Callable[[Tensor], Tensor]) -> None:
     model, args = _example(function)
     graph = capture(model, args)

@@ -122,7 +122,10 @@ def test_steps_that_decide_the_same_are_those_of_one_process(name: str) -> None:
         check_as_before(model, args, plan, rtol=1e-8, atol=1e-10, batch=example(BODIES[name], 1)[1])
 
 
-@pytest.mark.parametrize("name", some_thorough(BODIES, ALIKE | {"a length", "asserted", "all rows"}))
+@pytest.mark.parametrize(
+    "name",
+    some_thorough(BODIES, ALIKE | {"a length", "asserted", "all rows", "how many alone", "put back", "repeated"}),
+)
 def test_whatever_is_cut(name: str) -> None:
     model, args = example(BODIES[name])
     args = marked(args)

@@ -153,9 +153,7 @@ UNLIKE = {
     "joined",
     "places of a mask",
     "by a number",
-    "elements",
     "accuracy",
-    "of each class",
     "infinite",
 }
 

@@ -186,7 +186,7 @@ def test_layers_and_steps_are_cut_beside_them(name: str, baseline: str) -> None:
     check_as_before(model, args, _plan(model, args, "a=2,b=2", f"baseline {baseline}"), rtol=1e-8, atol=1e-10)
 
 
-ALIKE = {"translated", "attended", "multiplied"}
+ALIKE = {"translated", "attended", "multiplied", "recurrent"}
 """Models whose random plans are looked at in `make test-all`: of each, another one is much like it."""
 
 

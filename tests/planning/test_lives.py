@@ -33,7 +33,7 @@ POLICY = optimizer_policy("adamw")
 CASES = [
     ("mlp", "dp=2,tp=2"),
     ("mlp odd", "dp=2,tp=2"),
-    ("llama", "dp=2,tp=2"),
+    pytest.param("llama", "dp=2,tp=2", marks=pytest.mark.thorough),
     ("llama odd", "dp=2,tp=2"),
     ("gpt2", "dp=2,tp=2"),
     ("moe", "dp=2,tp=2"),

@@ -118,7 +118,7 @@ def test_cheapest_routes_cost_what_the_cheapest_sets_of_arcs_do(seed: int) -> No
             assert judged.feasible and judged.cost == least
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(seed=SEEDS)
 def test_the_optimum_is_that_of_trying_all_choices_and_all_sets_of_arcs(seed: int) -> None:
     problem = random_networks(seed)
@@ -183,7 +183,7 @@ def pair_form(problem: Problem) -> Problem:
     return replace(problem, nodes=tuple(nodes), edges=tuple(edges), groups=tuple(groups), networks=())
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(seed=SEEDS)
 def test_where_each_phase_has_one_consumer_a_network_costs_what_its_pairs_do(seed: int) -> None:
     problem = random_networks(seed)
@@ -196,7 +196,7 @@ def test_where_each_phase_has_one_consumer_a_network_costs_what_its_pairs_do(see
     assert solve(problem, backend="highs").cost == solve(pair_form(problem), backend="highs").cost
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(seed=SEEDS)
 def test_a_network_never_costs_more_than_pairs_that_share_what_is_equal(seed: int) -> None:
     problem = random_networks(seed)
