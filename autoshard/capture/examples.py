@@ -28,6 +28,20 @@ def shape_of(node: object) -> torch.Size:
     return torch.Size() if value is None else value.shape
 
 
+def is_unknown(value: Any) -> bool:
+    """Whether what a node gives is of a shape, or a number, that only a step would know."""
+    if isinstance(value, (tuple, list)):
+        return any(map(is_unknown, value))
+    if isinstance(value, torch.Tensor):
+        return not all(isinstance(length, int) for length in value.shape)
+    return is_number(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a Python number that only a step would know."""
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
 def note(node: fx.Node, value: Any) -> fx.Node:
     """Says what a new node gives; the node itself."""
     node.meta[_KEY] = value

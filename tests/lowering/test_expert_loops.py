@@ -117,7 +117,9 @@ def of_matrices(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tenso
     out = torch.zeros_like(x)
     for e in range(EXPERTS):
         token, slot = torch.where(c == e)
-        out.index_add_(0, token, (x[token] @ m.stacked[e]).relu() * w[token, slot, None])
+        both = x[token] @ m.stacked[e]
+        made = both[..., ::2].relu() * both[:, 1::2]
+        out.index_add_(0, token, made @ m.stacked[e, : SIZE // 2] * w[token, slot, None])
     return out
 
 
@@ -129,9 +131,54 @@ def shared(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
     return out
 
 
+def over_found(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """Over the experts that have tokens, as transformers 4.57 has it."""
+    out, mask = torch.zeros_like(x), F.one_hot(c, num_classes=EXPERTS).permute(2, 1, 0)
+    for e in torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero():
+        expert = m.experts[e]
+        slot, token = torch.where(mask[e].squeeze(0))
+        current = x[None, token].reshape(-1, SIZE)
+        out.index_add_(0, token, (expert(current) * w[token, slot, None]).to(x.dtype))
+    return out
+
+
+def over_found_of_matrices(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """As transformers 5 has it."""
+    out = torch.zeros_like(x)
+    with torch.no_grad():
+        mask = F.one_hot(c, num_classes=EXPERTS).permute(2, 1, 0)
+        found = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
+    for e in found:
+        e = e[0]
+        if e == EXPERTS:
+            continue
+        slot, token = torch.where(mask[e])
+        up, gate = F.linear(x[token], torch.cat([m.stacked, m.stacked], 1)[e]).chunk(2, dim=-1)
+        made = F.linear(F.silu(gate) * up, m.stacked[e]) * w[token, slot, None]
+        out.index_add_(0, token, made.to(out.dtype))
+    return out
+
+
+def over_different(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e in torch.unique(c):
+        token, slot = torch.where(c == e)
+        out[token] += m.experts[e](x[token]) * w[token, slot, None]
+    return out
+
+
+def over_counts(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e in torch.bincount(c.flatten(), minlength=EXPERTS).nonzero().flatten():
+        token, slot = torch.where(c == int(e))
+        out[token] += m.experts[e.item()](x[token]) * w[token, slot, None]
+    return out
+
+
 LOOPS = {
     each.__name__: each
     for each in (mixtral, deepseek, tutorial, summed_weights, without_a_condition, of_one_choice, of_matrices, shared)
+    + (over_found, over_found_of_matrices, over_different, over_counts)
 }
 
 
@@ -140,7 +187,7 @@ def example(loop: Loop) -> tuple[nn.Module, tuple[Tensor]]:
     return Mixture(loop, loop is not tutorial).double(), (torch.randn(ROWS, WORDS, SIZE, dtype=torch.float64),)
 
 
-ALIKE = {"shared", "summed_weights", "without_a_condition"}
+ALIKE = {"shared", "summed_weights", "without_a_condition", "over_counts"}
 """Loops that are looked at in `make test-all`: of each, another one is much like it."""
 
 
@@ -321,7 +368,135 @@ def dropped(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
     return out
 
 
+def _made(m: Mixture, x: Tensor, masks: list[Tensor]) -> Tensor:
+    out = torch.zeros_like(x)
+    for mask, expert in zip(masks, m.experts):
+        if mask.any():
+            out[mask] += expert(x[mask])
+    return out
+
+
+def _masks(c: Tensor) -> list[Tensor]:
+    return [(c == e).any(-1) for e in range(EXPERTS)]
+
+
+def comprehended(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    masks = _masks(c)
+    return _made(m, x, masks) / len([1 for mask in masks if mask.any()])
+
+
+def generated(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    masks = _masks(c)
+    return _made(m, x, masks) / sum(1 for mask in masks if mask.any())
+
+
+def noted_elsewhere(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """In a list that a function within has."""
+    out, busy = torch.zeros_like(x), []
+
+    def note() -> None:
+        busy.append(1.0)
+
+    for expert, mask in zip(m.experts, _masks(c)):
+        if mask.any():
+            out[mask] += expert(x[mask])
+            note()
+    return out / len(busy)
+
+
+def in_an_inner_list(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out, busy = torch.zeros_like(x), [[]]
+    for expert, mask in zip(m.experts, _masks(c)):
+        if mask.any():
+            out[mask] += expert(x[mask])
+            busy[0].append(1.0)
+    return out / len(busy[0])
+
+
+def advanced(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """An iterator."""
+    out, numbers = torch.zeros_like(x), iter(range(1, 9))
+    for expert, mask in zip(m.experts, _masks(c)):
+        if mask.any():
+            out[mask] += expert(x[mask])
+            next(numbers)
+    return out / next(numbers)
+
+
+def over_and_counted(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out, busy = torch.zeros_like(x), 0
+    for e in torch.unique(c):
+        token, slot = torch.where(c == e)
+        out[token] += m.experts[e](x[token]) * w[token, slot, None]
+        busy += 1
+    return out / busy
+
+
+def the_last_found(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e in torch.unique(c):
+        token, slot = torch.where(c == e)
+        out[token] += m.experts[e](x[token]) * w[token, slot, None]
+    return out * (e + 1)
+
+
+def over_and_beside(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out, total = torch.zeros_like(x), x.mean()
+    for e in torch.unique(c):
+        token, slot = torch.where(c == e)
+        out[token] += m.experts[e](x[token]) * w[token, slot, None]
+        total = total * 2
+    return out + total
+
+
+def numbered(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for k, e in enumerate(torch.unique(c)):
+        token, slot = torch.where(c == e)
+        out[token] += m.experts[e](x[token]) * w[token, slot, None] * (k + 1)
+    return out
+
+
+def left_early(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e in torch.unique(c):
+        token, slot = torch.where(c == e)
+        out[token] += m.experts[e](x[token]) * w[token, slot, None]
+        if e == 2:
+            break
+    return out
+
+
+def over_those_of_some(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """What is found in the choices of some tokens, of all."""
+    out, some = torch.zeros_like(x), F.one_hot(c[:3], num_classes=EXPERTS).sum(dim=(0, 1))
+    for e in some.nonzero():
+        token, slot = torch.where(c == e)
+        out[token] += m.experts[e](x[token]) * w[token, slot, None]
+    return out
+
+
+def over_those_of_many(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e in (torch.bincount(c.flatten(), minlength=EXPERTS) > 2).nonzero():
+        token, slot = torch.where(c == e)
+        out[token] += m.experts[e](x[token]) * w[token, slot, None]
+    return out
+
+
 REFUSED = (
+    comprehended,
+    generated,
+    noted_elsewhere,
+    in_an_inner_list,
+    advanced,
+    over_and_counted,
+    the_last_found,
+    over_and_beside,
+    numbered,
+    left_early,
+    over_those_of_some,
+    over_those_of_many,
     renamed,
     of_rows,
     scaled_sum,
@@ -341,7 +516,16 @@ REFUSED = (
 )
 
 
-MUCH_ALIKE = {"listed", "replaced", "written_beside", "some_experts", "unlike", "dropped"}
+MUCH_ALIKE = {
+    "listed",
+    "replaced",
+    "written_beside",
+    "some_experts",
+    "unlike",
+    "dropped",
+    "in_an_inner_list",
+    "advanced",
+}
 NAMED = {each.__name__: each for each in REFUSED}
 
 

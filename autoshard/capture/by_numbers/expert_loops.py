@@ -4,6 +4,8 @@
         token, slot = torch.where(chosen == e)
         out[token] += expert(x[token]) * weight[token, slot, None]
 
+or over the numbers of those that have tokens.
+
 How many tokens an expert has is seen when a step runs. But the loop does to every pair of a token and one of its
 choices what the expert of that choice does to a row, and adds up the pairs of a token. So it is written of all pairs at
 once: where experts have a matrix of their own, rows meet that of their group (:mod:`.grouped_products`); what else they
@@ -25,15 +27,16 @@ import torch
 from torch import fx
 from torch.fx import GraphModule
 
-from ..dynamo.ways import begins, ends
-from ..examples import example, name_of, new_call, shape_of, tensor_of
+from ..dynamo.ways import begins, ends, is_among
+from ..examples import example, is_unknown, name_of, new_call, shape_of, tensor_of
 from ..operators.grouped_products import grouped_product
+from .choices import choices_found, counted, is_view, number_of_experts, order_of
+from .known_places import pick_by_known_numbers
 from .masks import WRITING, memory_of, written_into
 from .rows_of_masks import POINTWISE
-from .static_shapes import is_unknown
 
-_VIEWS_OF_CHOICES = frozenset("view reshape flatten to long int contiguous detach squeeze".split())
 _RESHAPES = frozenset("view reshape".split())
+_FINDING = frozenset("nonzero unique".split())
 _SAME = frozenset("contiguous detach clone".split())
 
 
@@ -114,6 +117,7 @@ def take_loops_apart(module: GraphModule) -> None:
     graph = module.graph
     if not any(is_unknown(example(node)) for node in graph.nodes):
         return
+    pick_by_known_numbers(graph)
     for chosen, roots in list(_loops(graph)):
         made: list[fx.Node] = []
         try:
@@ -130,7 +134,7 @@ def _loops(graph: fx.Graph) -> Iterator[tuple[fx.Node, list[list[tuple[fx.Node, 
         for chosen, expert, mask in _masks(node):
             found.setdefault(chosen, {}).setdefault(expert, []).append((node, mask))
     for chosen, roots in found.items():
-        count = _number_of_experts(chosen)
+        count = number_of_experts(chosen)
         if count > 1 and sorted(roots) == list(range(count)) and len({len(each) for each in roots.values()}) == 1:
             yield chosen, [roots[expert] for expert in range(count)]
 
@@ -149,7 +153,7 @@ def _masks(node: fx.Node) -> Iterator[tuple[fx.Node, int, _Mask]]:
     source: Any = node.args[0]
     order = list(range(len(shape_of(source))))
     if name_of(source) in ("permute", "transpose") and source.args:
-        order, source = _order(source), source.args[0]
+        order, source = order_of(source), source.args[0]
     if name_of(source) != "one_hot" or not source.args:
         return
     chosen = source.args[0]
@@ -165,42 +169,6 @@ def _masks(node: fx.Node) -> Iterator[tuple[fx.Node, int, _Mask]]:
 def _dims(shape: tuple[int, ...]) -> str:
     """What the dims of choices are of: the last one of the choices of a token, if there are others."""
     return "t" * (len(shape) - 1) + "k" if len(shape) > 1 else "t"
-
-
-def _order(node: fx.Node) -> list[int]:
-    """The dims of a tensor in the order in which a node has them."""
-    count = len(shape_of(node))
-    given: Any = node.args[1] if len(node.args) == 2 else node.args[1:]
-    dims: list[int] = list(given)
-    if name_of(node) == "permute":
-        return [dim % count for dim in dims]
-    order = list(range(count))
-    a, b = (dim % count for dim in dims)
-    order[a], order[b] = order[b], order[a]
-    return order
-
-
-def _number_of_experts(chosen: fx.Node) -> int:
-    """Among how many is chosen, where the choices of a token are distinct numbers from 0 on; 0 where nobody knows."""
-    node: Any = chosen
-    while name_of(node) in _VIEWS_OF_CHOICES and node.args:
-        node = node.args[0]
-    if name_of(node) == "argmax":  # one choice of each token, so that several in a row are of as many tokens
-        return _last_size(node) if shape_of(chosen)[1:] in ((), (1,)) else 0
-    if node.target is not operator.getitem or node.args[1] != 1 or name_of(node.args[0]) != "topk":
-        return 0
-    if len(shape_of(chosen)) > 1 and shape_of(chosen)[-1:] != shape_of(node)[-1:]:
-        return 0
-    return _last_size(node.args[0])
-
-
-def _last_size(node: fx.Node) -> int:
-    """The length of the last dim of what is chosen from, if it is chosen along it; 0 otherwise."""
-    scores: Any = node.args[0]
-    at = 2 if name_of(node) == "topk" else 1
-    dim = node.args[at] if len(node.args) > at else node.kwargs.get("dim", -1 if at == 2 else None)
-    dims = len(shape_of(scores))
-    return int(shape_of(scores)[-1]) if dim is not None and dims and dim in (-1, dims - 1) else 0
 
 
 class _Loop:
@@ -262,7 +230,8 @@ class _Loop:
         for node in ways:
             self._graph.erase_node(node)
         for node in reversed(list(self._graph.nodes)):
-            if node in every:
+            is_left = node.target is is_among or name_of(node) in _FINDING
+            if node in every or (is_left and not node.users):
                 self._graph.erase_node(node)
 
     def _ways(self, twins: Sequence[dict[fx.Node, fx.Node]]) -> Iterator[fx.Node]:
@@ -282,10 +251,12 @@ class _Loop:
             end = closed.get(number)
             if end is None or not end.args[1]:
                 raise _OtherwiseError
-            turn = set(self._turns[expert])
-            for node in self._graph.nodes:
-                if place[begun] < place[node] < place[end] and not self._is_nothing(node, turn):
-                    raise _OtherwiseError
+            turn = {*self._turns[expert], *self._made}
+            for node in reversed(self._graph.nodes):
+                if place[begun] < place[node] < place[end]:
+                    if not self._is_nothing(node, turn):
+                        raise _OtherwiseError
+                    turn.add(node)
             yield from (begun, end)
 
     def _expert_of(self, condition: Any, twins: Sequence[dict[fx.Node, fx.Node]]) -> int | None:
@@ -294,6 +265,9 @@ class _Loop:
             if condition in turn:
                 node = next(node for node, twin in twins[expert].items() if twin is condition)
                 return expert if self._meant[node] in (_Some(), None) else None
+        if condition.target is is_among:
+            found, expert = condition.args
+            return expert if is_view(choices_found(found), self._chosen) else None
         number = example(condition)
         symbols = number.node.expr.free_symbols if isinstance(number, torch.SymBool | torch.SymInt) else ()
         for node in self._graph.nodes:
@@ -306,18 +280,14 @@ class _Loop:
         """The expert whose pairs ``torch.bincount(chosen.flatten(), minlength=E)`` counts in an element."""
         if not isinstance(element, fx.Node) or element.target is not operator.getitem:
             return None
-        counts, expert = element.args
-        if not isinstance(counts, fx.Node) or name_of(counts) != "bincount" or len(counts.args) != 1:
-            return None
-        flat: Any = counts.args[0]
-        while name_of(flat) in ("flatten", "view", "reshape", "long") and flat is not self._chosen:
-            flat = flat.args[0]
-        is_one = flat is self._chosen and type(expert) is int and 0 <= expert < self._experts
-        return expert if is_one else None  # type: ignore[return-value]
+        counts: Any = element.args[0]
+        expert = element.args[1]
+        is_one = name_of(counts) == "bincount" and is_view(counted(counts), self._chosen)
+        return expert if is_one and type(expert) is int and 0 <= expert < self._experts else None
 
     def _is_nothing(self, node: fx.Node, turn: set[fx.Node]) -> bool:
         """Whether a node is what an expert does, or makes something for that alone."""
-        if node in turn or node in self._made or node.op == "get_attr" or node.target in (begins, ends):
+        if node in turn or node.op == "get_attr" or node.target in (begins, ends, is_among):
             return True
         is_number = isinstance(example(node), torch.SymInt | torch.SymBool)
         writes = name_of(node) in WRITING or name_of(node).endswith("_")
@@ -413,12 +383,16 @@ class _Loop:
         raise _OtherwiseError
 
     def _picked(self, x: Any, index: Any) -> Any:
+        if isinstance(x, tuple) and type(index) is int:
+            return x[index]
         if isinstance(x, _Places) and type(index) is int:
             dims = x.mask.dims
             if dims not in ("t", "tk", "kt") or not -len(dims) <= index < len(dims):
                 raise _OtherwiseError
             return _Column(dims[index], x.mask.order)
         index = list(index) if isinstance(index, tuple) else [index]
+        if isinstance(x, _Rows):
+            return self._part(x, index)
         order = self._order_of(index)
         if isinstance(x, _Chosen) and x.is_sum and self._is_tokens(index[:1]) and set(map(repr, index[1:])) <= {"None"}:
             self._sources.add(memory_of(x.of))
@@ -533,6 +507,8 @@ class _Loop:
             return args[0]
         if name == "unsqueeze" and isinstance(args[0], _Rows) and args[1:] in ((-1,), (len(shape_of(args[0].whole)),)):
             return _Rows(self._call("unsqueeze", args[0].whole, -1), args[0].order, lead)
+        if name == "chunk" and isinstance(args[0], _Rows) and not lead:
+            return self._parts(args[0], args[1:], kwargs)
         if name in _SAME or (name in ("type_as", "dropout", "chunk", "unsqueeze", "squeeze") and not lead):
             raise _OtherwiseError
         if (
@@ -550,6 +526,24 @@ class _Loop:
             {k: self._plain(v, max(dims)) for k, v in kwargs.items()},
         )
         return _Rows(made, rows[0].order, lead)
+
+    def _part(self, rows: _Rows, index: list[Any]) -> _Rows:
+        """A slice of what each row has: ``rows[..., ::2]``, ``rows[:, :n]``."""
+        is_of_all = index[:1] == [slice(None)] or (
+            index[:1] == [Ellipsis] and len(index) < len(shape_of(rows.whole)) + 1
+        )
+        if rows.lead or not is_of_all or not all(isinstance(each, slice) for each in index[1:]):
+            raise _OtherwiseError
+        return _Rows(self._call(operator.getitem, rows.whole, tuple(index)), rows.order)
+
+    def _parts(self, rows: _Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Rows, ...]:
+        """The parts of what each row has."""
+        shape = shape_of(rows.whole)
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        if dim not in (-1, len(shape) - 1) or len(shape) < 2:
+            raise _OtherwiseError
+        made = self._call("chunk", rows.whole, *args, **kwargs)
+        return tuple(_Rows(self._call(operator.getitem, made, part), rows.order) for part in range(len(example(made))))
 
     def _plain(self, value: Any, dims: int) -> Any:
         """An argument of an operator of each element by itself, for all pairs."""
@@ -569,7 +563,16 @@ class _Loop:
 
     def _of_group(self, each: _Each) -> fx.Node:
         """Of tensors of experts that of the expert of each pair."""
-        return self._call("index_select", self._call(torch.stack, list(each.values)), 0, self._group)
+        return self._call("index_select", self._stacked(each), 0, self._group)
+
+    def _stacked(self, each: _Each) -> fx.Node:
+        """Tensors of all experts as one; that of which they are the rows, where they are."""
+        whole = each.values[0].args[0] if each.values[0].target is operator.getitem else None
+        if isinstance(whole, fx.Node) and len(shape_of(whole)) and shape_of(whole)[0] == self._experts:
+            rows = [(operator.getitem, (whole, expert)) for expert in range(self._experts)]
+            if rows == [(value.target, value.args) for value in each.values]:
+                return whole
+        return self._call(torch.stack, list(each.values))
 
     def _product(self, name: str, x: _Rows, weight: Any, bias: Any = None) -> fx.Node:
         """Rows with the matrix of their expert."""
@@ -578,7 +581,7 @@ class _Loop:
         if isinstance(weight, fx.Node):
             made = self._call(torch.nn.functional.linear if name == "linear" else torch.matmul, x.whole, weight)
         elif isinstance(weight, _Each) and len(shape_of(weight.values[0])) == 2:
-            matrices = self._call(torch.stack, list(weight.values))
+            matrices = self._stacked(weight)
             matrices = self._call("transpose", matrices, 1, 2) if name == "linear" else matrices
             made = self._call(grouped_product, x.whole, self._group, matrices, self._experts)
         else:

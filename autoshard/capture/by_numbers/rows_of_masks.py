@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..examples import example, name_of, new_call, shape_of, tensor_of
+from ..examples import example, is_unknown, name_of, new_call, shape_of, tensor_of
 from .masks import mask_of, memory_of, placed_by, same, written_into
-from .static_shapes import is_unknown
 
 POINTWISE = frozenset(
     "add sub mul neg abs pow square exp expm1 tanh sigmoid relu gelu silu elu leaky_relu softplus sin cos erf sign "

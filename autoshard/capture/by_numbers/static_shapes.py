@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
@@ -16,7 +14,7 @@ from torch.overrides import resolve_name
 
 from ...errors import CaptureError
 from ..dynamo.ways import begins
-from ..examples import example
+from ..examples import example, is_number, is_unknown
 from ..lines import at, lines_in
 
 _UNKNOWN = "which are unknown while planning"
@@ -66,7 +64,7 @@ def refuse_shapes_by_numbers(model: nn.Module, module: GraphModule) -> None:
             value = example(node)
             if is_unknown(value):
                 where = lines_in(node.meta.get("stack_trace") or "")
-                why = _of_number() if _is_number(value) else of_shape(_operation(node))
+                why = _of_number() if is_number(value) else of_shape(_operation(node))
                 raise ByNumbersError(f"{type(model).__name__} cannot be captured as one graph{at(where)}: {why}")
 
 
@@ -108,20 +106,6 @@ def of_shape(operation: str) -> str:
     """What is wrong where numbers in a tensor say how large the result of an operation is."""
     remedy = next((instead for name, instead in _INSTEAD.items() if name in operation), _SHAPE)
     return f"the shape of what {operation} gives depends on numbers in a tensor, {_UNKNOWN}. {remedy}{_SAME}"
-
-
-def is_unknown(value: Any) -> bool:
-    """Whether what a node gives is of a shape, or a number, that only a step would know."""
-    if isinstance(value, (tuple, list)):
-        return any(map(is_unknown, value))
-    if isinstance(value, torch.Tensor):
-        return not all(isinstance(length, int) for length in value.shape)
-    return _is_number(value)
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is a Python number that only a step would know."""
-    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _operation(node: FxNode) -> str:

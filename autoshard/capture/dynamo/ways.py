@@ -5,57 +5,126 @@ from __future__ import annotations
 import dis
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables import ConstantVariable, TensorVariable
+from torch._dynamo.variables import ConstantVariable, TensorVariable, TupleVariable
+from torch._dynamo.variables.builder import wrap_fx_proxy
+from torch._dynamo.variables.iter import IteratorVariable
 from torch.fx import Node as FxNode
 
+from ..by_numbers.choices import choices_found, number_of_experts
 from ..by_numbers.representative import is_of_arguments
-from ..examples import example, name_of
+from ..examples import example, is_unknown, name_of
 from .variables import dispatch_tables, stack_here
 from .what_decides import note_decided_by
 
 # What Python asks of the numbers of a tensor, and what it is told where all of them are finite.
 _FINITE = {("all", "isfinite"): True, ("any", "isinf"): False, ("any", "isnan"): False}
 _JUMPS = frozenset(code for name, code in dis.opmap.items() if re.search(r"JUMP\w*_IF_(TRUE|FALSE)", name))
+_GET_ITER, _FOR_ITER = dis.opmap["GET_ITER"], dis.opmap["FOR_ITER"]
+_YIELDS = ("YIELD_VALUE", "YIELD_FROM", "SEND")
+_LEAVING = (
+    "RETURN_VALUE",
+    "RETURN_CONST",
+    "RAISE_VARARGS",
+    "RERAISE",
+    "JUMP_FORWARD",
+    "JUMP_BACKWARD",
+    "JUMP_BACKWARD_NO_INTERRUPT",
+)
 
 
 @contextmanager
 def conditions_known() -> Iterator[None]:
     """Has Python go by conditions on numbers that stand in the forward; and as if all numbers of a tensor were finite
     where it asks that, as models do that limit them where they are not (DETR). Not in half precision, where sums do
-    become infinite.
+    become infinite. Loops over the experts that have tokens go over all of them.
     """
     kept = [(table, list(table)) for table in dispatch_tables(InstructionTranslatorBase)]
-    ways = _Ways()
+    ways = Ways()
     try:
-        for table, jumps in kept:
+        for table, before in kept:
             for code in _JUMPS:
-                table[code] = partial(_jump_if_known, jumps[code], ways)
-        with patch.object(InstructionTranslatorBase, "step", ways.stepping()):
+                table[code] = partial(_jump_if_known, before[code], ways)
+            table[_GET_ITER] = partial(_all_in_turn, before[_GET_ITER], ways)
+            table[_FOR_ITER] = partial(_next_in_turn, before[_FOR_ITER], ways)
+        with ways.followed():
             yield
     finally:
-        for table, jumps in kept:
-            table[:] = jumps
+        for table, before in kept:
+            table[:] = before
 
 
-def _jump_if_known(jump: Any, ways: _Ways, translator: Any, instruction: Any) -> None:
+def _jump_if_known(jump: Any, ways: Ways, translator: Any, instruction: Any) -> None:
     condition = translator.stack[-1]
     known = _numbers_of(condition)
     if known is None:
         known = _as_if_finite(condition)
     if known is None and (known := _as_if_some(condition)) is not None:
-        ways.begin(condition.as_proxy().node, known, translator, instruction)
+        is_taken = known == ("IF_TRUE" in instruction.opname)
+        target, behind = translator.indexof[instruction.target], translator.instruction_pointer
+        ways.begin(condition.as_proxy().node, translator, behind if is_taken else target)
     if known is not None:
         translator.stack[-1] = ConstantVariable.create(known)
     jump(translator, instruction)
+
+
+def is_among(found: Any, number: int) -> None:
+    """Stands in a graph of dynamo's for the condition that a number is among those that were found, over which a loop
+    goes: as a node that :func:`begins` asks.
+    """
+
+
+def _all_in_turn(get_iter: Any, ways: Ways, translator: Any, instruction: Any) -> None:
+    """Has a loop over the numbers of elements that are not zero go over all numbers that there could be."""
+    found = translator.stack[-1].realize()
+    count = _most(found) if isinstance(found, TensorVariable) else 0
+    is_loop = translator.instructions[translator.instruction_pointer].opname == "FOR_ITER"
+    if not count or not is_loop:
+        get_iter(translator, instruction)
+        return
+    node = _found(found)
+    numbers = translator.output.create_proxy("call_function", torch.arange, (count,), {"device": example(node).device})
+    every = wrap_fx_proxy(translator, numbers).unpack_var_sequence(translator)
+    if example(found.as_proxy().node).dim() == 2:
+        every = [each.call_method(translator, "unsqueeze", [ConstantVariable.create(0)], {}) for each in every]
+    translator.stack[-1] = TupleVariable(every)
+    get_iter(translator, instruction)
+    ways.turns.append((translator.stack[-1], node))
+
+
+def _most(found: TensorVariable) -> int:
+    """How many rows there could be of the numbers of experts that have tokens; 0 of anything else."""
+    node = _found(found)
+    given = choices_found(node) if is_unknown(example(node)) else None
+    return 0 if given is None else number_of_experts(given)
+
+
+def _found(variable: TensorVariable) -> FxNode:
+    """What found the numbers that a tensor has as they are."""
+    node: Any = variable.as_proxy().node
+    while name_of(node) in ("flatten", "view", "reshape", "squeeze"):
+        node = node.args[0]
+    return node  # type: ignore[no-any-return]
+
+
+def _next_in_turn(for_iter: Any, ways: Ways, translator: Any, instruction: Any) -> None:
+    before, depth = translator.stack[-1], len(translator.stack)
+    node = next((node for turns, node in ways.turns if turns is before), None)
+    here = translator.instruction_pointer - 1
+    for_iter(translator, instruction)
+    if node is not None and len(translator.stack) > depth and translator.stack[-2] is before:
+        among = node.graph.call_function(is_among, (node, before.index - 1))
+        ways.begin(among, translator, here)
 
 
 def begins(condition: Any, number: int) -> None:
@@ -66,67 +135,161 @@ def begins(condition: Any, number: int) -> None:
 
 def ends(number: int, is_clean: bool) -> None:
     """Stands where both ways meet; ``is_clean`` says that Python has no other values there than where they parted, but
-    for tensors that were made between.
+    for tensors that were made between, and that what nothing reads any more.
     """
 
 
-class _Ways:
+@dataclass(eq=False)
+class _Way:
+    """A way from where it begins in the graph to the instruction where the other one leads."""
+
+    translator: Any
+    end: int
+    begun: FxNode
+    state: Any
+    tensors: dict[str, FxNode]
+    is_clean: bool = True
+
+
+class Ways:
     """Ways that Python goes as if a condition held, until it is where the other way leads."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[Any, int, FxNode, Any, Any]] = []
+        self.turns: list[tuple[Any, FxNode]] = []
+        self._open: list[_Way] = []
         self._count = 0
+        self._live: dict[int, tuple[Any, list[frozenset[str]]]] = {}
 
-    def begin(self, condition: FxNode, known: bool, translator: Any, instruction: Any) -> None:
-        """Notes that a way begins, in the graph."""
+    def begin(self, condition: FxNode, translator: Any, other: int) -> None:
+        """Notes in the graph that a way begins, with what Python asks on top of the stack.
+
+        Args:
+            other: the instruction at which the other way goes on.
+        """
         noted = condition.graph.call_function(begins, (condition, self._count))
         noted.meta |= {"stack_trace": stack_here()}
-        target, behind = translator.indexof[instruction.target], translator.instruction_pointer
-        is_taken = known == ("IF_TRUE" in instruction.opname)
-        other = behind if is_taken else target
         while (jump := translator.instructions[other]).opname.startswith("JUMP_") and "_IF_" not in jump.opname:
             other = translator.indexof[jump.target]
-        self._open.append((translator, other, noted, _python_values(translator), _tensors(translator)))
+        state = self._state(translator, other, translator.stack[:-1])
+        self._open.append(_Way(translator, other, noted, state, self._tensors(translator, other)))
         self._count += 1
 
-    def stepping(self) -> Any:
-        """A step of dynamo's that notes in the graph where ways end."""
-        step = InstructionTranslatorBase.step
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follows dynamo step by step, to note in the graph where ways end, and what is written into on them."""
+        step, mutation = InstructionTranslatorBase.step, SideEffects.mutation
 
         def and_note(translator: Any) -> bool:
-            for way in [way for way in self._open if way[0] is translator and way[1] == translator.instruction_pointer]:
+            here = translator.instruction_pointer
+            for way in [way for way in self._open if way.translator is translator and way.end == here]:
                 self._open.remove(way)
-                _, _, begun, values, tensors = way
-                graph = translator.output.current_tracer.graph
-                made = set(takewhile(partial(operator.is_not, begun), reversed(graph.nodes)))
-                others = {node for name, node in _tensors(translator).items() if tensors.get(name) is not node}
-                graph.call_function(ends, (begun.args[1], _python_values(translator) == values and others <= made))
+                self._end(way)
+            if self._open and here is not None and translator.instructions[here].opname in _YIELDS:
+                self._is_unclean()
             return step(translator)
 
-        return and_note
+        def of_another(effects: Any, variable: Any) -> None:
+            if not isinstance(variable, IteratorVariable):  # how far these are is a part of the state
+                self._is_unclean()
+            mutation(effects, variable)
+
+        with (
+            patch.object(InstructionTranslatorBase, "step", and_note),
+            patch.object(SideEffects, "mutation", of_another),
+        ):
+            yield
+
+    def _is_unclean(self) -> None:
+        for way in self._open:
+            way.is_clean = False
+
+    def _end(self, way: _Way) -> None:
+        translator, begun = way.translator, way.begun
+        graph = translator.output.current_tracer.graph
+        made = set(takewhile(partial(operator.is_not, begun), reversed(graph.nodes)))
+        now = self._tensors(translator, way.end)
+        others = {node for name, node in now.items() if way.tensors.get(name) is not node}
+        is_same = self._state(translator, way.end, translator.stack) == way.state
+        graph.call_function(ends, (begun.args[1], way.is_clean and is_same and others <= made))
+
+    def _tensors(self, translator: Any, end: int) -> dict[str, FxNode]:
+        """The tensors that local variables stand for which are read from an instruction on."""
+        live, locals_ = self._read_from(translator, end), translator.symbolic_locals.items()
+        return {k: value.proxy.node for k, value in locals_ if k in live and isinstance(value, TensorVariable)}
+
+    def _state(self, translator: Any, end: int, stack: Sequence[Any]) -> Any:
+        """What Python has besides tensors: values of local variables that are read from an instruction on, and on the
+        stack; what is written into; how far iterators are.
+        """
+        live = self._read_from(translator, end)
+        locals_ = {
+            name: id(value)
+            for name, value in translator.symbolic_locals.items()
+            if name in live and not isinstance(value, TensorVariable)
+        }
+        written = {
+            id(variable): {name: id(value) for name, value in attributes.items()}
+            for variable, attributes in translator.output.side_effects.store_attr_mutations.items()
+        }
+        iterators: list[Any] = []
+        frame, on_stack = translator, stack
+        while frame is not None:
+            of_frame = (*frame.symbolic_locals.values(), *on_stack)
+            iterators += [_position(value) for value in of_frame if isinstance(value, IteratorVariable)]
+            frame = getattr(frame, "parent", None)
+            on_stack = () if frame is None else frame.stack
+        return locals_, [id(value) for value in stack], written, iterators
+
+    def _read_from(self, translator: Any, end: int) -> frozenset[str]:
+        """The local variables that are read from an instruction on before they are written."""
+        code = translator.instructions
+        if id(code) not in self._live:
+            self._live[id(code)] = code, read_later(code, translator.indexof)
+        return self._live[id(code)][1][end]
 
 
-def _tensors(translator: Any) -> dict[str, FxNode]:
-    """The tensors that local variables stand for."""
-    locals_ = translator.symbolic_locals.items()
-    return {name: value.proxy.node for name, value in locals_ if isinstance(value, TensorVariable)}
+def read_later(code: Sequence[Any], place: Mapping[Any, int]) -> list[frozenset[str]]:
+    """For each instruction the local variables that may be read from it on before they are written. What functions
+    within share may always be read.
 
-
-def _python_values(translator: Any) -> dict[Any, Any]:
-    """What local variables stand for, but for tensors; what containers among them have; what else is written into."""
-    found: dict[Any, Any] = {
-        name: (id(value), _items(value))
-        for name, value in translator.symbolic_locals.items()
-        if not isinstance(value, TensorVariable)
-    }
-    for variable, attributes in translator.output.side_effects.store_attr_mutations.items():
-        found[id(variable)] = {name: id(value) for name, value in attributes.items()}
+    Args:
+        place: the place of each instruction.
+    """
+    found = [frozenset[str]()] * len(code)
+    shared = frozenset(each.argval for each in code if each.opcode in dis.hasfree and isinstance(each.argval, str))
+    after = [[place[to] for to in _targets(each)] for each in code]
+    for k, each in enumerate(code[:-1]):
+        if each.opname not in _LEAVING:
+            after[k].append(k + 1)
+    changed = True
+    while changed:
+        changed = False
+        for k in reversed(range(len(code))):
+            each = code[k]
+            live = shared.union(*(found[to] for to in after[k]))
+            if each.opcode in dis.haslocal:
+                name = frozenset([each.argval])
+                live = live - name if each.opname.startswith("STORE_") else live | name
+            if live != found[k]:
+                found[k], changed = live, True
     return found
 
 
-def _items(value: Any) -> tuple[int, ...]:
-    items = vars(value).get("items", ())
-    return tuple(map(id, items.values() if isinstance(items, dict) else items))
+def _targets(instruction: Any) -> Iterator[Any]:
+    """Where Python may go on after an instruction, besides the next one."""
+    if instruction.target is not None:
+        yield instruction.target
+    if instruction.exn_tab_entry is not None:
+        yield instruction.exn_tab_entry.target
+
+
+def _position(value: Any) -> Any:
+    """How far an iterator is."""
+    if isinstance(value, IteratorVariable):
+        return id(value), [_position(each) for each in vars(value).values()]
+    if isinstance(value, list | tuple):
+        return [_position(each) for each in value]
+    return value if isinstance(value, int) else id(value)
 
 
 def _as_if_some(condition: Any) -> bool | None:
