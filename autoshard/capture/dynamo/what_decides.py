@@ -35,7 +35,7 @@ def note_decided(tensor: torch.Tensor, how: Decided, expected: Sequence[float]) 
     translator = getattr(tls, "current_tx", None)
     if translator is None:
         return
-    nodes = reversed(translator.output.current_tracer.graph.nodes)
+    nodes = iter(reversed(translator.output.current_tracer.graph.nodes))
     last = next(nodes)
     if name_of(last) == "item" and (whole := _listed(last.args[0])) is not None:
         note_decided_by(whole, "numbers", tuple(example(whole).constant.double().flatten().tolist()))
