@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from torch._dynamo.variables import ConstantVariable, GetAttrVariable, TensorVariable, builtin
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.ctx_manager import CatchWarningsCtxManagerVariable
 
 from ...errors import CaptureError
@@ -63,6 +64,21 @@ def named_classes() -> Iterator[None]:
         return method(self, tx, name, args, kwargs)
 
     with patch.object(GetAttrVariable, "call_method", of_name):
+        yield
+
+
+@contextmanager
+def indexed_by_tensors() -> Iterator[None]:
+    """Has ``modules[k]`` and ``items[k]`` go by the number that a tensor holds: torch 2.11 refuses any tensor there."""
+    index = builtin.BuiltinVariable.call_index
+
+    def of_number(self: Any, tx: Any, given: Any) -> Any:
+        return index(self, tx, given.call_method(tx, "item", [], {}) if given.is_tensor() else given)
+
+    if hasattr(VariableTracker, "nb_index_impl"):
+        yield
+        return
+    with patch.object(builtin.BuiltinVariable, "call_index", of_number):
         yield
 
 

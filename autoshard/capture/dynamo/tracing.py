@@ -25,7 +25,7 @@ from ...errors import CaptureError
 from ..checks.autocast import check_autocast_within
 from ..lines import is_models_file, line_of
 from .draws_left_out import draws_left_out
-from .followed import leaves_within, named_classes, unrecorded
+from .followed import indexed_by_tensors, leaves_within, named_classes, unrecorded
 from .guards import Guards, guards_of, written_as_they_are
 from .side_effects import Changed, side_effects_into
 from .ways import conditions_known
@@ -84,6 +84,7 @@ def forward_graph(
         _answers_into(answers),
         leaves_within(),
         named_classes(),
+        indexed_by_tensors(),
         conditions_known(),
         draws_left_out(),
         unrecorded(),
