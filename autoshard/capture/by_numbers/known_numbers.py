@@ -46,15 +46,13 @@ def write_down_what_is_known(graph: fx.Graph, told: Mapping[fx.Node, Tensor]) ->
     Args:
         told: the numbers of inputs that are representative. What they decide here every step checks.
     """
-    known, as_told = _Known(graph, {}), _Known(graph, told)
+    known = _Known(graph, told)
     for node in list(graph.nodes):
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
         if any(tag in _BY_NUMBERS for tag in node.target.tags):
             for result in [user for user in node.users if user.target is operator.getitem] or [node]:
-                numbers = known.of(result)
-                if numbers is None and node.target not in _PICKING:
-                    numbers = as_told.of(result)
+                numbers = None if node.target in _PICKING and known.is_told(result) else known.of(result)
                 if isinstance(numbers, Tensor):
                     result.replace_all_uses_with(known.written(result, numbers))
         if node.target in _INDEXING:
@@ -93,19 +91,24 @@ def _is_sized_by_mask(node: fx.Node) -> bool:
 
 
 class _Known:
-    """What nodes of a graph give that are made of numbers in it alone, on the CPU."""
+    """What nodes of a graph give that are made of numbers in it alone, or told of inputs, on the CPU."""
 
     def __init__(self, graph: fx.Graph, given: Mapping[fx.Node, Tensor]) -> None:
         self._graph = graph
         self._known: dict[fx.Node, Any] = {**given}
         self._waiting = deque[fx.Node]()
-        could_be = set(given)
+        self._could_be, self._told = set(given), set(given)
         for node in graph.nodes:
             if _is_small(node) and (_makes_the_same(node) if node.op == "call_function" else node.op == "get_attr"):
-                if could_be.issuperset(node.all_input_nodes):
-                    could_be.add(node)
+                if self._could_be.issuperset(node.all_input_nodes):
+                    self._could_be.add(node)
                     self._waiting.append(node)
-        self._could_be = could_be
+                    if not self._told.isdisjoint(node.all_input_nodes):
+                        self._told.add(node)
+
+    def is_told(self, node: fx.Node) -> bool:
+        """Whether what a node gives is made of what is told of inputs."""
+        return node in self._told
 
     def of(self, node: fx.Node) -> Any:
         """What a node gives in every step; None where that is not known."""
@@ -126,7 +129,7 @@ class _Known:
 
     def places(self, index: fx.Node | None) -> list[fx.Node | None]:
         """The numbers, a tensor for each dim, that pick what an index picks."""
-        mask = None if index is None else self.of(index)
+        mask = None if index is None or self.is_told(index) else self.of(index)
         if index is None or not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
             return [index]
         return [self.written(index, numbers) for numbers in mask.nonzero().unbind(1)]
