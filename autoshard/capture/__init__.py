@@ -11,6 +11,7 @@ from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, 
 from .micro_batched import micro_batched
 from .model_key import described, model_key
 from .modes import in_mode
+from .operators.grouped_products import fake_grouped_mm
 from .recompute import can_be_again, inner, marked, recomputable, recomputed, within_layers
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "described",
     "differences",
     "exchange",
+    "fake_grouped_mm",
     "global_hooks",
     "in_mode",
     "inner",

@@ -60,6 +60,7 @@ from .dynamo.what_decides import note_decided
 from .forward import forward_of
 from .graph import Mark, SameTensor
 from .operators.constant import LARGEST
+from .operators.grouped_products import fake_grouped_mm
 from .operators.picked import of_rows
 
 aten = torch.ops.aten
@@ -511,6 +512,7 @@ def _constants_known(most: int) -> Iterator[None]:
     with (
         patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", most),
         patch.dict(fake_impls.op_implementations_dict, {aten.bincount.default: _counts_alone}),
+        patch.dict(fake_impls.op_implementations_dict, {aten._grouped_mm.default: fake_grouped_mm}),
     ):
         yield
 

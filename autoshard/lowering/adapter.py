@@ -12,12 +12,14 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # registers torch.ops._c10d_functional
 import torch.utils.checkpoint
 from torch import fx
+from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import _state_dict_utils
 from torch.distributed.device_mesh import DeviceMesh
@@ -27,6 +29,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..capture import fake_grouped_mm
 from ..mesh import TOGETHER
 
 _c10d = torch.ops._c10d_functional
@@ -101,7 +104,11 @@ def without_values(device: torch.device, mode: FakeTensorMode | None = None) -> 
     for half types, a batch norm saves its statistics in other dtypes on a CPU than on the meta device. Tensors go
     together that were made in one ``mode``, which is a new one where none is given.
     """
-    with mode or FakeTensorMode(), torch.autocast(device.type, enabled=False):
+    with (
+        mode or FakeTensorMode(),
+        torch.autocast(device.type, enabled=False),
+        patch.dict(fake_impls.op_implementations_dict, {torch.ops.aten._grouped_mm.default: fake_grouped_mm}),
+    ):
         yield
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import autoshard
 from autoshard.errors import ConstraintError
@@ -54,6 +55,37 @@ def test_no_expert_parallelism_for_experts_whose_tokens_are_counted_as_the_step_
     options = {"mesh": "ep=2", "hardware": "cpu-gloo", "constraints": ["family ep=ep"]}
     with pytest.raises(ConstraintError, match=r"those of up take as many tokens as come.* tp cuts the columns"):
         autoshard.plan(Dropless(WAYS["put_back"]), example(), **options)
+
+
+class InFloat32(nn.Module):
+    """torch computes such products, and refuses to say what shape they have."""
+
+    def __init__(self, by_place: bool) -> None:
+        super().__init__()
+        self.router, self.by_place = nn.Linear(16, EXPERTS), by_place
+        self.up, self.down = nn.Parameter(torch.randn(EXPERTS, 16, 32)), nn.Parameter(torch.randn(EXPERTS, 32, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        scores, experts = self.router(tokens).softmax(-1).topk(EACH, -1)
+        order = experts.flatten().argsort(stable=True)
+        ends = torch.bincount(experts.flatten(), minlength=EXPERTS).cumsum(0).to(torch.int32)
+        hidden = F.silu(F.grouped_mm(tokens[order // EACH], self.up, offs=ends))
+        rows = F.grouped_mm(hidden, self.down, offs=ends) * scores.flatten()[order, None]
+        if self.by_place:
+            rows = rows * torch.linspace(0, 1, len(rows))[:, None]
+        return torch.zeros_like(tokens).index_add_(0, order // EACH, rows).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
+@pytest.mark.parametrize("by_place", [False, True])
+def test_products_in_groups_may_be_in_float32(by_place: bool) -> None:
+    """In the tokens' own order, or as the model has them where the order is seen."""
+    torch.manual_seed(0)
+    model, args = InFloat32(by_place), (torch.randn(4, 6, 16),)
+    plan = autoshard.plan(model, args, mesh="a=2", hardware="cpu-gloo", constraints=["family a=fsdp"])
+    assert any("grouped_mm" in entry.name for entry in plan.operators) is by_place
+    check_as_before(model, args, plan, rtol=1e-4, atol=1e-5)
 
 
 def _check(way: str, mesh: str, constraints: list[str], kind: type[Dropless] = Dropless) -> None:

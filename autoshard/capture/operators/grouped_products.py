@@ -61,6 +61,20 @@ def _grouped_outer_shape(x: Tensor, y: Tensor, group: Tensor, groups: int) -> Te
     return x.new_empty((groups, x.shape[1], y.shape[1]))
 
 
+def fake_grouped_mm(
+    mode: object, op: object, x: Tensor, y: Tensor, ends: Tensor | None = None, bias: Any = None, dtype: Any = None
+) -> Any:
+    """What ``F.grouped_mm`` makes of tensors without memory of other dtypes than bfloat16, which torch computes, but
+    whose shapes it refuses to say: (S, K) and (G, K, N) make (S, N), (K, S) and (S, N) make (G, K, N), and so on.
+    """
+    if x.dtype is torch.bfloat16 or x.dtype is not y.dtype or x.dtype not in (torch.float32, torch.float16):
+        return NotImplemented
+    groups = () if ends is None or x.dim() != y.dim() else (len(ends),)
+    if x.dim() == y.dim() == 3:
+        groups = (x.shape[0],)
+    return x.new_empty((*groups, x.shape[-2], y.shape[-1]), dtype=dtype or x.dtype)
+
+
 grouped_product = define("grouped_product", _grouped_product, _grouped_product_shape)
 grouped_outer = define("grouped_outer", _grouped_outer, _grouped_outer_shape)
 
