@@ -218,6 +218,16 @@ def has_memory(tensor: torch.Tensor) -> bool:
     return not isinstance(tensor, FakeTensor)
 
 
+def written_down(tensor: torch.Tensor) -> tuple[object, ...] | None:
+    """The numbers of a tensor that a forward has made of Python's, ``torch.tensor(3)`` or the index ``[-2]``, as far as
+    one can tell: of a small one that has memory. None of any other.
+    """
+    if type(tensor) is not torch.Tensor or tensor.numel() > LARGEST or tensor.requires_grad or not tensor.is_cpu:
+        return None
+    with no_dispatch():
+        return tuple(tensor.flatten().tolist())
+
+
 class _Watch(TorchDispatchMode):
     def __init__(self, see: See, results: FakeResults) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from .adapter import run_on_fakes, storage_of
+from .adapter import run_on_fakes, storage_of, written_down
 from .dynamo.dynamo_errors import depends_on_numbers
 from .graph import Node, Ref, TensorMeta
 from .stacks.blocks import Stack
@@ -26,7 +26,7 @@ class FakeRun:
     """What a call of a model does: a node for each operator, named by the block that it runs in, behind those of the
     tensors that it may take; and the leaves of its result, a :class:`Ref` for each tensor, with their structure.
 
-    ``elsewhere`` are tensors that operators take and that are none of the model's: constants of the forward, say.
+    ``elsewhere`` are tensors that operators take and that are none of the model's, nor made of numbers in the forward.
     ``fills`` says that the call writes into parameters or buffers, or puts other tensors in their places.
     """
 
@@ -135,10 +135,21 @@ class _Run:
         """A value with the number of the tensor in the place of each."""
         if isinstance(value, torch.Tensor):
             if id(value) not in self._refs:
-                self._add(Node(f"elsewhere.{len(self.elsewhere)}", "input", "forward", ()), [value])
-                self.elsewhere.append(value)
+                self._note_other(value)
             return self._refs[id(value)]
         return tuple(map(self.noted, value)) if isinstance(value, (tuple, list)) else value
+
+    def _note_other(self, tensor: torch.Tensor) -> None:
+        """Notes a tensor that no operator has made: its numbers, in the block that takes it, or that it is there."""
+        numbers = written_down(tensor)
+        if numbers is None:
+            self._add(Node(f"elsewhere.{len(self.elsewhere)}", "input", "forward", ()), [tensor])
+            self.elsewhere.append(tensor)
+            return
+        block = f"{self._blocks[-1]}/numbers."
+        self._counts[block] += 1
+        meta = TensorMeta(tuple(tensor.shape), tensor.dtype)
+        self._add(Node(f"{block}{self._counts[block]}", "input", "forward", (meta,), args=(numbers,)), [tensor])
 
     def _add(self, node: Node, results: Sequence[torch.Tensor]) -> None:
         self._refs |= {id(value): Ref(len(self.nodes), k) for k, value in enumerate(results)}

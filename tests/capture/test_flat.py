@@ -118,6 +118,30 @@ class Shifted(Marked):
         return super().forward(x + self.shift)
 
 
+class Numbered(Block):
+    """Numbers stand in its forward, as an index and as a tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        first = x[:, [-2]] * torch.sqrt(torch.tensor(float(x.shape[-1])) * self.scale)
+        return super().forward(x + first)
+
+
+class Given(Block):
+    """Has functions that it was given, each an object of its own."""
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(index)
+        self.act, self.again = partial(nn.functional.gelu, approximate="tanh"), self._doubled
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return super().forward(self.again(self.act(x)))
+
+    def _doubled(self, x: Tensor) -> Tensor:
+        return x * self.scale * 2
+
+
 class Reading(Block):
     """Reads another tensor too."""
 
@@ -284,6 +308,8 @@ FLAT: dict[str, Callable[[], nn.Module]] = {
     "tables in dicts": lambda: deep(block=Tabled),
     "dropout": lambda: deep(lambda model: [setattr(block, "rate", 0.1) for block in model.blocks]),
     "parts computed again": lambda: deep(block=Marked),
+    "numbers that stand in every block": lambda: deep(block=Numbered),
+    "functions that blocks were given": lambda: deep(block=Given),
     "two stacks": TwoStacks,
     "a stack within": Nested,
     "the model is the stack": lambda: nn.Sequential(*(Block() for _ in range(DEPTH))),
@@ -296,6 +322,8 @@ FLAT: dict[str, Callable[[], nn.Module]] = {
 WHOLE: dict[str, Callable[[], nn.Module]] = {
     "two blocks frozen": lambda: deep(frozen),
     "one block scales otherwise": lambda: deep(attribute("scale", 0.25)),
+    "a number that stands in one block is another": lambda: deep(attribute("scale", 0.25), Numbered),
+    "one block was given another function": lambda: deep(attribute("act", partial(nn.functional.gelu)), Given),
     "one block drops otherwise": lambda: deep(attribute("rate", 0.25)),
     "one block is in evaluation": lambda: deep(lambda model: model.blocks[6].eval()),
     "one block has a hook": lambda: deep(hooked),
@@ -377,6 +405,25 @@ def test_a_copy_of_the_guards_looks_at_the_copy_of_the_model(guarded: CapturedGr
     found = copied.broken()
     assert found is not None and found[0] == "model.blocks.6.scale == 0.5"
     assert broken(guarded) is None
+
+
+@pytest.mark.parametrize("index", [0, 1, 6, DEPTH - 1])
+def test_another_function_in_any_block_is_seen(index: int, given: tuple[Deep, CapturedGraph]) -> None:
+    model, graph = given
+    assert broken(graph) is None
+    block = model.blocks[index]
+    before, block.act = block.act, partial(nn.functional.gelu, approximate="none")
+    found = broken(graph)
+    block.act = before
+    assert found is not None and f"model.blocks.{index}.act" in found
+    assert broken(graph) is None
+
+
+@pytest.fixture(scope="module")
+def given() -> tuple[Deep, CapturedGraph]:
+    """A model whose blocks were given functions, with its graph."""
+    model = deep(block=Given)
+    return model, capture(model, (torch.randn(8, WIDTH),), guarded=True)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -231,8 +232,14 @@ def _built(block: nn.Module, holders: Counter[int]) -> _Built | None:
         parts.append(sorted(module._non_persistent_buffers_set))
         names = {id(tensor): name for name, tensor in module._buffers.items()}
         own = {key: value for key, value in module.__dict__.items() if key not in _OF_EVERY_MODULE}
-        attributes.append({key: told(value, partial(_named, names)) for key, value in own.items()})
+        attributes.append({key: told(_unbound(value, module), partial(_named, names)) for key, value in own.items()})
     return _Built(parts, attributes)
+
+
+def _unbound(value: Any, module: nn.Module) -> Any:
+    """A method of a module itself as the function that it is, which is that of others, too."""
+    is_own = isinstance(value, MethodType) and value.__self__ is module
+    return ("its own", value.__func__) if is_own else value
 
 
 def _named(names: Mapping[int, str], tensor: torch.Tensor) -> Any:
@@ -260,4 +267,6 @@ def _same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(_same, a, b))
     if type(a) is type(b) and isinstance(a, dict):
         return list(a) == list(b) and all(_same(a[key], b[key]) for key in a)
+    if type(a) is type(b) is partial:
+        return _same((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
     return same_constant(a, b)
