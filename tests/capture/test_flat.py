@@ -266,6 +266,16 @@ def hooked(model: Deep) -> None:
     model.blocks[5].register_forward_hook(lambda module, args, result: 2 * result)
 
 
+def scaled(model: Deep, other: float = 2.0) -> None:
+    """Every block has a hook of its own that does the same, but perhaps for one."""
+
+    def hook_of(factor: float) -> Callable[..., Tensor]:
+        return lambda module, args, made: made * factor
+
+    for k, block in enumerate(model.blocks):
+        block.register_forward_hook(hook_of(other if k == 5 else 2.0))
+
+
 def attribute(name: str, value: Any) -> Callable[[Deep], None]:
     """One block has another value of an attribute."""
     return lambda model: setattr(model.blocks[6], name, value)
@@ -310,6 +320,7 @@ FLAT: dict[str, Callable[[], nn.Module]] = {
     "parts computed again": lambda: deep(block=Marked),
     "numbers that stand in every block": lambda: deep(block=Numbered),
     "functions that blocks were given": lambda: deep(block=Given),
+    "hooks of their own that do the same": lambda: deep(scaled),
     "two stacks": TwoStacks,
     "a stack within": Nested,
     "the model is the stack": lambda: nn.Sequential(*(Block() for _ in range(DEPTH))),
@@ -326,6 +337,7 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "one block was given another function": lambda: deep(attribute("act", partial(nn.functional.gelu)), Given),
     "one block drops otherwise": lambda: deep(attribute("rate", 0.25)),
     "one block is in evaluation": lambda: deep(lambda model: model.blocks[6].eval()),
+    "one block has a hook that does something else": lambda: deep(partial(scaled, other=3.0)),
     "one block has a hook": lambda: deep(hooked),
     "a block in between is special": lambda: deep(specials(5)),
     "the last block is special": lambda: deep(specials(DEPTH - 1)),

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -252,7 +252,20 @@ def _hook_tables(module: nn.Module) -> Iterable[Any]:
 
 
 def _hooks(table: Any) -> Any:
-    return [id(hook) for hook in table.values()] if isinstance(table, dict) else id(table)
+    return [_function(hook) for hook in table.values()] if isinstance(table, dict) else id(table)
+
+
+def _function(value: Any) -> Any:
+    """What tells a function from others: its code, and what it encloses; of other objects which one it is."""
+    if type(value) in (bool, int, float, str, bytes, type(None)):
+        return type(value), value
+    if type(value) is not FunctionType:
+        return id(value)
+    try:
+        enclosed = [_function(cell.cell_contents) for cell in value.__closure__ or ()]
+    except (ValueError, RecursionError):  # a cell that is empty still, or functions that enclose themselves
+        return id(value)
+    return id(value.__code__), id(value.__defaults__), id(value.__kwdefaults__), enclosed
 
 
 def _described(tensor: torch.Tensor | None) -> Any:
