@@ -102,7 +102,8 @@ def _exchanged(value: Any, others: Mapping[int, tuple[Any, Any]], done: list[tup
     if id(value) in others:
         there, other = others[id(value)]
         done.append((other, there))
-        return other
+        # a tuple that is what it was may hold a list in which tensors were exchanged in their places
+        return other if isinstance(other, torch.Tensor) else _exchanged(other, others, done, depth)
     if depth == _DEEPEST:
         return value
     items = [(key, item, _exchanged(item, others, done, depth + 1)) for key, item in _items(value)]

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,11 +32,12 @@ from ..examples import example, is_unknown, name_of, new_call, shape_of, tensor_
 from ..operators.grouped_products import grouped_product
 from .choices import choices_found, counted, is_view, number_of_experts, order_of
 from .known_places import pick_by_known_numbers
-from .masks import WRITING, memory_of, written_into
+from .masks import memory_of, written_by, written_into
 from .rows_of_masks import POINTWISE
 
 _RESHAPES = frozenset("view reshape".split())
 _FINDING = frozenset("nonzero unique".split())
+_NUMBER = object()
 _SAME = frozenset("contiguous detach clone".split())
 
 
@@ -52,6 +53,7 @@ class _Mask:
 
     dims: str
     shape: tuple[int, ...]
+    is_bool: bool = True
 
     @property
     def is_of_tokens(self) -> bool:
@@ -163,7 +165,7 @@ def _masks(node: fx.Node) -> Iterator[tuple[fx.Node, int, _Mask]]:
     at = [dim for dim, each in enumerate(index) if type(each) is int]
     rest = [each for each in index if type(each) is not int]
     if len(at) == 1 and dims[at[0]] == "e" and all(each == slice(None) for each in rest):
-        yield chosen, index[at[0]], _Mask("".join(dim for dim in dims if dim != "e"), tuple(shape_of(node)))
+        yield chosen, index[at[0]], _Mask("".join(dim for dim in dims if dim != "e"), tuple(shape_of(node)), False)
 
 
 def _dims(shape: tuple[int, ...]) -> str:
@@ -205,7 +207,10 @@ class _Loop:
         if any(user not in every and user.target is not begins for node in every for user in node.users):
             raise _OtherwiseError
         twins = [dict(zip(first, turn)) for turn in self._turns]
-        last = max(every, key=_places(self._graph).__getitem__)
+        place = _places(self._graph)
+        start, last = min(every, key=place.__getitem__), max(every, key=place.__getitem__)
+        if any(place[start] < place[node] < place[last] and _is_mode(node) for node in self._graph.nodes):
+            raise _OtherwiseError  # gradients off for a while, autocast
         with self._graph.inserting_after(last):
             anchor = self._graph.call_function(torch.sym_max, (0, 0))
             self._made.append(anchor)
@@ -264,7 +269,7 @@ class _Loop:
         for expert, turn in enumerate(self._turns):
             if condition in turn:
                 node = next(node for node, twin in twins[expert].items() if twin is condition)
-                return expert if self._meant[node] in (_Some(), None) else None
+                return expert if self._meant[node] in (_Some(), _NUMBER) else None
         if condition.target is is_among:
             found, expert = condition.args
             return expert if is_view(choices_found(found), self._chosen) else None
@@ -290,8 +295,7 @@ class _Loop:
         if node in turn or node.op == "get_attr" or node.target in (begins, ends, is_among):
             return True
         is_number = isinstance(example(node), torch.SymInt | torch.SymBool)
-        writes = name_of(node) in WRITING or name_of(node).endswith("_")
-        return not writes and (is_number or all(user in turn for user in node.users))
+        return not written_by(node) and (is_number or all(user in turn for user in node.users))
 
     def _matched(self, values: Sequence[Any], twins: Sequence[dict[fx.Node, fx.Node]]) -> Any:
         """What the arguments of all experts mean."""
@@ -327,7 +331,7 @@ class _Loop:
         name = name_of(node)
         first = args[0] if args else None
         if isinstance(example(node), torch.SymInt | torch.SymBool) or name in ("size", "sym_size"):
-            return None  # how many pairs an expert has, of which only conditions may ask
+            return _NUMBER  # how many pairs an expert has, of which only conditions may ask
         if isinstance(first, _Mask) and len(args) == 1 and not kwargs and name in ("any", "sum"):
             return _Some(name == "sum")
         if name == "gt" and first == _Some(True) and args[1:] == (0,):
@@ -354,7 +358,8 @@ class _Loop:
         if name == "index_add_" and len(args) == 4 and args[1] == 0 and not kwargs:
             return self._add(first, args[2:3], args[3])
         if name in ("add", "iadd") and isinstance(first, _Own) and len(args) == 2 and not kwargs:
-            return _Added(first.out, first.index, args[1]) if isinstance(args[1], _Rows) else self._stop()
+            is_now = first.sums == len(self._sums.get(first.out, []))  # nothing was added since it was read
+            return _Added(first.out, first.index, args[1]) if isinstance(args[1], _Rows) and is_now else self._stop()
         return self._of_rows(node, name, args, kwargs)
 
     def _stop(self) -> Any:
@@ -373,9 +378,9 @@ class _Loop:
             and args in ((), (-1,), ((-1,),))
             and not kwargs
         ):
-            return _Mask("t", (math.prod(mask.shape),))
+            return _Mask("t", (math.prod(mask.shape),), mask.is_bool)
         if name == "bool" or (name == "to" and args == (torch.bool,)):
-            return mask
+            return replace(mask, is_bool=True)
         if name == "mul" and mask.dims == "tk" and len(args) == 1:
             (x,) = args
             if isinstance(x, fx.Node) and tuple(shape_of(x)) == mask.shape:
@@ -403,7 +408,7 @@ class _Loop:
         if not isinstance(x, fx.Node):
             raise _OtherwiseError
         if self._is_tokens(index[:1]) and len(index) == 1 and self._is_written(x):
-            return _Own(x, index[0])
+            return _Own(x, index[0], len(self._sums.get(x, [])))
         lead = 0
         while index and index[0] is None:
             index.pop(0)
@@ -419,6 +424,8 @@ class _Loop:
 
     def _order_of(self, index: Sequence[Any]) -> str:
         """The order of the pairs that an index picks."""
+        if any(isinstance(each, _Mask) and not each.is_bool for each in index):
+            raise _OtherwiseError  # numbers 0 and 1 pick these rows
         orders = {each.order for each in index if isinstance(each, (_Mask, _Column))}
         if len(orders) != 1:
             raise _OtherwiseError
@@ -470,7 +477,7 @@ class _Loop:
     def _written(self, out: Any, index: Any, added: _Added) -> Any:
         """``out[tokens] = out[tokens] + rows``."""
         index = list(index) if isinstance(index, tuple) else [index]
-        if added.out is not out or index != [added.index]:
+        if added.out is not out or index != [added.index] or out in self._sums:
             raise _OtherwiseError
         return self._add(out, index, added.rows)
 
@@ -491,6 +498,8 @@ class _Loop:
 
     def _of_rows(self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rows = [each for each in (*args, *kwargs.values()) if isinstance(each, _Rows)]
+        if any(each is _NUMBER for each in (*args, *kwargs.values())):
+            raise _OtherwiseError
         if not rows or isinstance(args[0], (_Mask, _Column, _Places)):
             raise _OtherwiseError
         lead = rows[0].lead
@@ -616,10 +625,11 @@ class _Loop:
 
 @dataclass(frozen=True)
 class _Own:
-    """What a sum has so far for the tokens of an expert."""
+    """What a sum has for the tokens of an expert, once so much was added."""
 
     out: fx.Node
     index: Any
+    sums: int
 
 
 @dataclass(frozen=True)
@@ -633,6 +643,11 @@ class _Added:
 
 def _dim(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[1] if len(args) > 1 else kwargs.get("dim")
+
+
+def _is_mode(node: fx.Node) -> bool:
+    """Whether a node sets what is computed with, and how, from there on."""
+    return name_of(node).startswith(("_set_grad", "_enter_", "_exit_")) or "inference_mode" in name_of(node)
 
 
 def _places(graph: fx.Graph) -> dict[fx.Node, int]:

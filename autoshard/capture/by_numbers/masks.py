@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections import Counter
 from collections.abc import Collection
+from inspect import signature
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,30 +15,66 @@ from torch import fx
 
 from ..examples import name_of, shape_of, tensor_of
 
-WRITING = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior"})
+_WRITING = frozenset(
+    "setitem iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift".split()
+)
 """What writes into its first argument, by name, beside methods that end with an underscore."""
+_STATISTICS = frozenset({"batch_norm", "instance_norm", "native_batch_norm"})
+"""What writes into its second and third arguments."""
+_RANDOM = re.compile("rand|bernoulli|multinomial|normal|poisson|dropout|exponential|uniform|geometric|cauchy")
 _MOST_CALLS = 8
 """So many calls make a mask at most that is found to be the same as another one."""
 _VIEWS = frozenset(
     "view reshape flatten unflatten squeeze unsqueeze transpose t permute getitem expand expand_as contiguous detach "
-    "select narrow chunk split unbind view_as reshape_as movedim swapaxes swapdims to type_as bool".split()
+    "select narrow chunk split unbind view_as reshape_as movedim moveaxis swapaxes swapdims to type_as bool ravel "
+    "float double half bfloat16 long int short byte char type cpu cuda getattr diagonal unfold as_strided real imag "
+    "tensor_split hsplit vsplit dsplit dropout alpha_dropout feature_dropout broadcast_to atleast_1d atleast_2d "
+    "atleast_3d adjoint positive conj resolve_conj resolve_neg view_as_real view_as_complex".split()
 )
+"""What gives its first argument's memory, or may."""
 _OF_PYTHON = frozenset({"and_", "or_", "not_", "is_"})
 
 
 def written_into(graph: fx.Graph) -> Counter[Any]:
     """How often the memory of nodes is written into, by the node that made it."""
 
-    def writes(node: fx.Node) -> bool:
-        name = name_of(node)
-        return name in WRITING or (name.endswith("_") and not name.endswith("__") and name not in _OF_PYTHON)
+    return Counter(memory_of(given) for node in graph.nodes for given in written_by(node))
 
-    return Counter(memory_of(node.args[0]) for node in graph.nodes if node.args and writes(node))
+
+def written_by(node: fx.Node) -> list[Any]:
+    """What a call writes into."""
+    name, found = name_of(node), list[Any]()
+    if node.op not in ("call_function", "call_method"):
+        return found
+    if name in _WRITING or (name.endswith("_") and not name.endswith("__") and name not in _OF_PYTHON):
+        found += node.args[:1]
+    elif name in _STATISTICS:
+        given = dict(zip(("input", "running_mean", "running_var"), node.args)) | node.kwargs
+        found += [given[key] for key in ("running_mean", "running_var") if isinstance(given.get(key), fx.Node)]
+    elif _is_in_place(node):
+        found += node.args[:1] or [node.kwargs.get("input")]
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.is_mutable:
+        found += node.all_input_nodes
+    out = node.kwargs.get("out")
+    return found + (list(out) if isinstance(out, tuple | list) else [out] if out is not None else [])
+
+
+def _is_in_place(node: fx.Node) -> bool:
+    """Whether a function is told to write into what it is given: ``F.relu(x, True)``."""
+    if "inplace" in node.kwargs:
+        return bool(node.kwargs["inplace"])
+    if not isinstance(node.target, FunctionType) or True not in node.args:
+        return False
+    names = list(signature(node.target).parameters)
+    return bool(dict(zip(names, node.args)).get("inplace"))
 
 
 def memory_of(node: Any) -> Any:
     """The node that made the memory in which the tensor of a node lies, as far as views go back."""
-    while isinstance(node, fx.Node) and name_of(node) in _VIEWS and node.args:
+    while isinstance(node, fx.Node) and node.args:
+        if name_of(node) not in _VIEWS and not any(given is node.args[0] for given in written_by(node)):
+            break
         node = node.args[0]
     return node
 
@@ -48,7 +87,7 @@ def same(a: fx.Node, b: fx.Node, written: Collection[Any], calls: int = _MOST_CA
         return False
     if len(a.args) != len(b.args) or a.kwargs.keys() != b.kwargs.keys():
         return False
-    if any(memory_of(node) in written for node in (a, b, *a.all_input_nodes)):
+    if _RANDOM.search(name_of(a)) or any(memory_of(node) in written for node in (a, b, *a.all_input_nodes)):
         return False
     pairs = [*zip(a.args, b.args), *((a.kwargs[key], b.kwargs[key]) for key in a.kwargs)]
     return all(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, fx
 
 from ..examples import example, is_unknown, name_of, new_call, shape_of, tensor_of
-from .masks import mask_of, memory_of, placed_by, same, written_into
+from .masks import mask_of, memory_of, placed_by, same, written_by, written_into
 
 POINTWISE = frozenset(
     "add sub mul neg abs pow square exp expm1 tanh sigmoid relu gelu silu elu leaky_relu softplus sin cos erf sign "
@@ -45,10 +45,13 @@ _LOSSES = frozenset(
 """Losses of each element by itself."""
 _BY_CLASS = frozenset({"cross_entropy", "nll_loss"})
 """Losses of the class of each row: of scores, classes, weight, size_average, ignore_index, reduce and reduction."""
+_LEGACY = ("reduce", "size_average")
 _IGNORED = -100
 """The class that they ignore where none is said. Source: torch.nn.functional.cross_entropy."""
 _OF_NUMBERS = frozenset("add sub mul truediv neg sym_max sym_min sym_float".split())
 """What Python computes of numbers, by name."""
+_BESIDE = ("max_norm", "scale_grad_by_freq", "sparse")
+"""What an embedding may do besides looking up: it writes, or counts rows."""
 _HALF = (torch.float16, torch.bfloat16)
 _OF_BOUNDS = {"sym_max": torch.maximum, "sym_min": torch.minimum}
 
@@ -81,6 +84,7 @@ class _Rewriting:
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         self._written = written_into(graph)
+        self._changed = {node for each in graph.nodes for given in written_by(each) for node in _made_of(given)}
         self._rows: dict[Any, _Rows] = {}
         self._numbers: dict[Any, fx.Node] = {}
         self._replaced = set[fx.Node]()
@@ -101,14 +105,16 @@ class _Rewriting:
                 self._replaced.add(node)
         read: set[fx.Node] = set()
         for node in reversed(before):
-            is_left = node in self._replaced or node in read or is_unknown(example(node))
-            if not node.users and is_left and node.op not in ("placeholder", "output"):
+            is_left = (node in read or is_unknown(example(node))) and not written_by(node)
+            if not node.users and (is_left or node in self._replaced) and node.op not in ("placeholder", "output"):
                 read.update(given for given in node.all_input_nodes if given.op not in ("placeholder", "get_attr"))
                 self._graph.erase_node(node)
 
     def _made(self, node: fx.Node) -> _Rows | fx.Node | None:
         """What stands for a node: rows, or a node that gives what it does; None where nothing does."""
         name, read = name_of(node), [self._rows[given] for given in node.all_input_nodes if given in self._rows]
+        if is_unknown(example(node)) and node in self._changed:
+            return None
         if not read:
             return self._of_numbers(node, name) or self._picked(node)
         rows = read[0]
@@ -131,6 +137,12 @@ class _Rewriting:
             return rows if self._keeps_rows(node, rows) else None
         if name == "dropout":
             return None if _drops(node) else rows
+        if name == "embedding" and (
+            any((*node.args[3:4], *node.args[5:])) or any(node.kwargs.get(key) for key in _BESIDE)
+        ):
+            return None
+        if name in ("layer_norm", "rms_norm") and 0 in (*node.args[3:], node.kwargs.get("eps")):
+            return None  # rows that are left out would be divided by nothing
         if name in _OF_FEATURES or name == "embedding":
             is_first = node.args[0] in self._rows and len(read) == 1
             return self._of_each(node) if is_first and len(rows.rest) >= _features(node, name) else None
@@ -291,7 +303,11 @@ class _Rewriting:
     def _loss(self, node: fx.Node, rows: _Rows) -> _Rows | fx.Node | None:
         kind: Any = node.kwargs.get("reduction", "mean")
         others = {key: value for key, value in node.kwargs.items() if key != "reduction" and value is not None}
-        if len(node.args) != 2 or not all(each in self._rows for each in node.args):
+        if (
+            len(node.args) != 2
+            or not others.keys().isdisjoint(_LEGACY)
+            or not all(each in self._rows for each in node.args)
+        ):
             return None
         if kind not in ("mean", "sum", "none") or any(isinstance(value, fx.Node) for value in others.values()):
             return None
@@ -304,6 +320,9 @@ class _Rewriting:
     def _loss_by_class(self, node: fx.Node, mask: fx.Node) -> _Rows | fx.Node | None:
         scores, classes, *others = node.args
         if scores not in self._rows or classes not in self._rows:
+            return None
+        legacy = (*others[1:2], *others[3:4], *(node.kwargs.get(key) for key in _LEGACY))
+        if any(value is not None for value in legacy):
             return None
         x, y = self._rows[scores], self._rows[classes]
         value = tensor_of(y.whole)
@@ -367,3 +386,12 @@ def _drops(node: fx.Node) -> bool:
 
 def _first(node: fx.Node) -> Any:
     return node.args[0] if node.args else None
+
+
+def _made_of(node: Any) -> list[Any]:
+    """A node, and those of which it is a view, one after the other."""
+    found = []
+    while isinstance(node, fx.Node):
+        found.append(node)
+        node = node.args[0] if node.args and memory_of(node) is not node else None
+    return found

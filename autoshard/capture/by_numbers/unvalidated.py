@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .masks import written_by
+
 
 def gaussian_nll_loss(
     input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
@@ -46,6 +48,7 @@ def leave_checks_out(graph: fx.Graph) -> None:
     read: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         is_read_by_checks = node in read and not node.users and node.op not in ("placeholder", "get_attr")
+        is_read_by_checks = is_read_by_checks and not written_by(node)
         if node.target is torch.ops.aten._assert_scalar.default or is_read_by_checks:
             read.update(node.all_input_nodes)
             graph.erase_node(node)

@@ -17,6 +17,7 @@ import torch
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import ConstantVariable, TensorVariable, TupleVariable
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.iter import IteratorVariable
 from torch.fx import Node as FxNode
@@ -208,9 +209,11 @@ class Ways:
         graph = translator.output.current_tracer.graph
         made = set(takewhile(partial(operator.is_not, begun), reversed(graph.nodes)))
         now = self._tensors(translator, way.end)
-        others = {node for name, node in now.items() if way.tensors.get(name) is not node}
+        changed = {name: node for name, node in now.items() if way.tensors.get(name) is not node}
+        others = set(changed.values())
+        looks_alike = all(_looks(node) == _looks(way.tensors.get(name)) for name, node in changed.items())
         is_same = self._state(translator, way.end, translator.stack) == way.state
-        graph.call_function(ends, (begun.args[1], way.is_clean and is_same and others <= made))
+        graph.call_function(ends, (begun.args[1], way.is_clean and is_same and looks_alike and others <= made))
 
     def _tensors(self, translator: Any, end: int) -> dict[str, FxNode]:
         """The tensors that local variables stand for which are read from an instruction on."""
@@ -232,12 +235,18 @@ class Ways:
             for variable, attributes in translator.output.side_effects.store_attr_mutations.items()
         }
         iterators: list[Any] = []
+
+        def note(variable: Any) -> None:
+            if isinstance(variable, IteratorVariable):
+                iterators.append(_position(variable))
+
         frame, on_stack = translator, stack
+        seen: dict[int, Any] = {}
         while frame is not None:
-            of_frame = (*frame.symbolic_locals.values(), *on_stack)
-            iterators += [_position(value) for value in of_frame if isinstance(value, IteratorVariable)]
+            VariableTracker.visit(note, [*frame.symbolic_locals.values(), *on_stack], seen)
             frame = getattr(frame, "parent", None)
             on_stack = () if frame is None else frame.stack
+        VariableTracker.visit(note, list(translator.output.side_effects.store_attr_mutations.values()), seen)
         return locals_, [id(value) for value in stack], written, iterators
 
     def _read_from(self, translator: Any, end: int) -> frozenset[str]:
@@ -246,6 +255,12 @@ class Ways:
         if id(code) not in self._live:
             self._live[id(code)] = code, read_later(code, translator.indexof)
         return self._live[id(code)][1][end]
+
+
+def _looks(node: FxNode | None) -> Any:
+    """What Python may ask of a tensor without its numbers; None where there is none."""
+    value: Any = example(node)
+    return None if value is None else (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
 
 
 def read_later(code: Sequence[Any], place: Mapping[Any, int]) -> list[frozenset[str]]:
@@ -307,6 +322,8 @@ def _as_if_some(condition: Any) -> bool | None:
     if not isinstance(number, torch.SymBool) or len(symbols := number.node.expr.free_symbols) != 1:
         return None
     (symbol,) = symbols
+    if not all(side == symbol or side.is_number for side in number.node.expr.args):  # such as ``count % 4 == 0``
+        return None
     none, *some = [bool(number.node.expr.subs(symbol, count)) for count in (0, 1, 2, 3, 1000)]
     return some[0] if set(some) == {not none} else None
 
