@@ -621,7 +621,11 @@ class _Faker:
         return made
 
     def _fake(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return _fake(self.mode, value.size(), value.stride(), dtype, torch.device("cpu"))
+        """A tensor without memory, with what else somebody has noted on it, which a forward may ask for."""
+        made = _fake(self.mode, value.size(), value.stride(), dtype, torch.device("cpu"))
+        if not is_representative(value):
+            vars(made).update({key: noted for key, noted in vars(value).items() if not hasattr(made, key)})
+        return made
 
     def _cast(self, value: torch.Tensor) -> torch.dtype:
         return self._dtype if self._dtype is not None and value.is_floating_point() else value.dtype

@@ -166,3 +166,14 @@ def test_guards_know_the_kinds_and_lengths_of_containers() -> None:
     model.masks.pop()
     model.pairs = list(model.pairs)  # type: ignore[assignment]
     assert guards.broken()[0] == "type(model.pairs) is tuple"  # type: ignore[index]
+
+
+def test_a_list_in_a_tuple_has_its_tensors_back() -> None:
+    model = nn.Linear(3, 3)
+    first, second = torch.ones(3), torch.full((3,), 2.0)
+    model.tables = (first, [second, {"third": first * 3}])  # type: ignore[assignment]
+    model.forward = lambda x: (nn.functional.linear(x, model.weight) * model.tables[1][0]).sum()  # type: ignore
+    inner, third = model.tables[1], model.tables[1][1]["third"]  # type: ignore
+    capture(model, (torch.ones(2, 3),))
+    assert model.tables[0] is first and model.tables[1] is inner  # type: ignore
+    assert inner[0] is second and inner[1]["third"] is third  # type: ignore

@@ -245,11 +245,18 @@ def within_checkpoint(m: Any, x: Tensor) -> Tensor:
     return checkpoint(inner, x * m.linear.bias, use_reentrant=False)
 
 
+def behind_checkpoint(m: Any, x: Tensor) -> Tensor:
+    made = checkpoint(lambda y: (m.linear(y) * (m.ema + 1)).tanh(), x * m.linear.bias, use_reentrant=False)
+    m.ema.add_(1)  # culprit
+    return made
+
+
 WRITES = [
     (to_argument, "writes into its argument x", "x = x.clone()"),
     (to_a_view_of_an_argument, "writes into its argument x", "x = x.clone()"),
     (with_gradient, "writes into the buffer ema what carries a gradient", "detach"),
     (within_checkpoint, "writes into the buffer ema", "out of the checkpoint"),
+    (behind_checkpoint, "writes into ema", "give it a copy"),
 ]
 
 

@@ -22,6 +22,11 @@ def refuse_writes(trace: Trace, model: nn.Module, input_names: list[str]) -> Non
     with_gradient = {name for kind, name in trace.placeholders if kind == "state tangent"} - parameters
     goes_back = any(kind == "gradient" for kind, _ in trace.outputs)
     written: dict[str, set[str]] = defaultdict(set)
+    held = {
+        name: node
+        for node, (kind, name) in zip(trace.graph.find_nodes(op="placeholder"), trace.placeholders, strict=True)
+        if kind in ("buffer", "parameter")
+    }
     results = trace.graph.output_node().args[0]
     for value, (kind, detail) in zip(results, trace.outputs):  # type: ignore[arg-type]
         where = at(line_of(value)) if isinstance(value, FxNode) else ""
@@ -36,6 +41,8 @@ def refuse_writes(trace: Trace, model: nn.Module, input_names: list[str]) -> Non
         if kind in ("mutation", "parameter mutation"):
             what = "buffer" if kind == "mutation" else "parameter"
             _check_write(f"{what} {detail}", value, where, detail in with_gradient, goes_back)
+        if goes_back and kind in ("mutation", "parameter mutation", "replacement") and detail in held:
+            _refuse_read_again(detail, held[detail], where)
         if kind == "replacement":
             _refuse_tied(model, detail, where)
         if kind in ("mutation", "replacement"):
@@ -55,6 +62,17 @@ def _check_write(name: str, value: object, where: str, with_gradient: bool, goes
         raise CaptureError(
             f"the forward writes into the {name}{where} within torch.utils.checkpoint, where one process does "
             "so again in the backward; leave that part out of the checkpoint"
+        )
+
+
+def _refuse_read_again(name: str, held: FxNode, where: str) -> None:
+    """What a checkpoint computes with again in the backward has its new value there in one process."""
+    reading = next((user for user in held.users if user.meta.get("recompute")), None)
+    if reading is not None:
+        raise CaptureError(
+            f"the forward writes into {name}{where}, which torch.utils.checkpoint computes with{at(line_of(reading))} "
+            "and, in the backward of one process, computes with again as it is then; leave that part out of the "
+            "checkpoint, or give it a copy (.clone())"
         )
 
 
