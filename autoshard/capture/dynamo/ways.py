@@ -260,7 +260,10 @@ class Ways:
 def _looks(node: FxNode | None) -> Any:
     """What Python may ask of a tensor without its numbers; None where there is none."""
     value: Any = example(node)
-    return None if value is None else (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
+    if value is None:
+        return None
+    sizes = [str(length) for length in (*value.shape, *value.stride())]  # a step alone may know one
+    return sizes, value.dtype, value.device, value.requires_grad
 
 
 def read_later(code: Sequence[Any], place: Mapping[Any, int]) -> list[frozenset[str]]:
