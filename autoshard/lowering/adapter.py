@@ -40,6 +40,7 @@ ALL_REDUCE = _c10d.all_reduce.default
 ALL_REDUCE_IN_PLACE = _c10d.all_reduce_.default
 ALL_TO_ALL = _c10d.all_to_all_single.default
 WAIT = _c10d.wait_tensor.default
+GROUPED_MM = torch.ops.aten._grouped_mm.default
 _LOCAL = {WAIT, getattr(_c10d, "_wrap_tensor_autograd", _c10d.wait_tensor).default}  # bookkeeping: nothing is sent
 
 # every functional collective torch has, by the name autoshard gives it; the name of the group is the last argument
@@ -107,7 +108,7 @@ def without_values(device: torch.device, mode: FakeTensorMode | None = None) -> 
     with (
         mode or FakeTensorMode(),
         torch.autocast(device.type, enabled=False),
-        patch.dict(fake_impls.op_implementations_dict, {torch.ops.aten._grouped_mm.default: fake_grouped_mm}),
+        patch.dict(fake_impls.op_implementations_dict, {GROUPED_MM: fake_grouped_mm}),
     ):
         yield
 
