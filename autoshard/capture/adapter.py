@@ -521,8 +521,10 @@ def _constants_known(most: int) -> Iterator[None]:
     """
     with (
         patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", most),
-        patch.dict(fake_impls.op_implementations_dict, {aten.bincount.default: _counts_alone}),
-        patch.dict(fake_impls.op_implementations_dict, {aten._grouped_mm.default: fake_grouped_mm}),
+        patch.dict(
+            fake_impls.op_implementations_dict,
+            {aten.bincount.default: _counts_alone, aten._grouped_mm.default: fake_grouped_mm},
+        ),
     ):
         yield
 

@@ -28,6 +28,12 @@ def shape_of(node: object) -> torch.Size:
     return torch.Size() if value is None else value.shape
 
 
+def numbers_of_example(node: object) -> Tensor | None:
+    """The numbers that a node gives, where they are known."""
+    numbers = getattr(example(node), "constant", None)
+    return numbers if isinstance(numbers, Tensor) else None
+
+
 def is_unknown(value: Any) -> bool:
     """Whether what a node gives is of a shape, or a number, that only a step would know."""
     if isinstance(value, (tuple, list)):

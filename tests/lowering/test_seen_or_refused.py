@@ -45,6 +45,15 @@ def example(body: Callable[..., Tensor], seed: int = 0) -> tuple[nn.Module, tupl
     return model, (torch.randn(ROWS, SIZE, dtype=torch.float64), mask, torch.randint(6, (ROWS,)))
 
 
+BODIES: dict[str, Callable[..., Tensor]] = {}
+
+
+def _body(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """One of the programs."""
+    BODIES[function.__name__] = function
+    return function
+
+
 def _mixed(m: Any, x: Tensor, c: Tensor, w: Tensor, out: Tensor | None = None, go: Any = None) -> Tensor:
     """A loop over experts; ``go`` does something in each turn."""
     out = torch.zeros_like(x) if out is None else out
@@ -57,47 +66,55 @@ def _mixed(m: Any, x: Tensor, c: Tensor, w: Tensor, out: Tensor | None = None, g
     return out
 
 
+@_body
 def rows_in_place(m, x, k, t, c, w):
     rows = x[k]
     rows.mul_(2)
     return rows.square().mean()
 
 
+@_body
 def rows_by_inplace(m, x, k, t, c, w):
     rows = x[k]
     F.relu(rows, inplace=True)
     return rows.square().mean()
 
 
+@_body
 def part_of_rows(m, x, k, t, c, w):
     rows = x[k]
     rows[..., 1:].mul_(0.5)
     return rows.square().mean()
 
 
+@_body
 def labels_in_place(m, x, k, t, c, w):
     labels = t[k]
     labels.clamp_(max=2)
     return F.cross_entropy(x[k], labels)
 
 
+@_body
 def write_of_an_unused_pick(m, x, k, t, c, w):
     h = x.tanh()
     h.mul_(2)[k]
     return h.square().mean()
 
 
+@_body
 def statistics_of_an_unused_pick(m, x, k, t, c, w):
     F.batch_norm(x, m.mean, m.var, training=True)[k]
     return (x + m.mean).square().mean()
 
 
+@_body
 def write_in_a_check(m, x, k, t, c, w):
     h = x.tanh()
     torch._check_tensor_all(h.clamp_(max=0.1) <= 1)
     return h.sum()
 
 
+@_body
 def mask_written_later(m, x, k, t, c, w):
     keep = k.clone()
     rows = x.detach()[keep]
@@ -105,6 +122,7 @@ def mask_written_later(m, x, k, t, c, w):
     return (rows * 2).sum() + x[keep].sum()
 
 
+@_body
 def mask_by_xor(m, x, k, t, c, w):
     keep = k.clone()
     rows = x.detach()[keep]
@@ -112,27 +130,32 @@ def mask_by_xor(m, x, k, t, c, w):
     return (rows.square()).sum() + x[keep].sum()
 
 
+@_body
 def legacy_loss(m, x, k, t, c, w):
     return F.mse_loss(x[k], x.tanh()[k], reduce=False).sum()
 
 
+@_body
 def legacy_loss_by_class(m, x, k, t, c, w):
     return F.cross_entropy(m.experts[0](x)[k], (t % SIZE)[k], reduce=False).mean()
 
 
+@_body
 def embedding_by_frequency(m, x, k, t, c, w):
     return F.embedding(t[k], m.table.weight, scale_grad_by_freq=True).square().sum() + x.sum()
 
 
+@_body
 def norm_without_eps(m, x, k, t, c, w):
     return F.layer_norm(x[k], (SIZE,), m.norm.weight, m.norm.bias, 0.0).square().mean()
 
 
+@_body
 def drawn_twice(m, x, k, t, c, w):
-    a, b = torch.rand(ROWS, device=x.device) < 0.5, torch.rand(ROWS, device=x.device) < 0.5
-    return (x[a].sum() * 0 + x[b].sum()) * 0 + (a == b).all() * x.mean()
+    return (x[torch.randperm(ROWS) < 6] * x[torch.randperm(ROWS) < 6]).square().sum()
 
 
+@_body
 def without_gradient_in_the_loop(m, x, k, t, c, w):
     def gate(e, token, slot, made):
         with torch.no_grad():
@@ -142,6 +165,7 @@ def without_gradient_in_the_loop(m, x, k, t, c, w):
     return _mixed(m, x, c, w, go=gate).square().mean()
 
 
+@_body
 def autocast_in_the_loop(m, x, k, t, c, w):
     def cast(e, token, slot, made):
         with torch.autocast("cpu", torch.bfloat16):
@@ -151,6 +175,7 @@ def autocast_in_the_loop(m, x, k, t, c, w):
     return _mixed(m, x, c, w, go=cast).square().mean()
 
 
+@_body
 def an_iterator_in_a_list(m, x, k, t, c, w):
     numbers = [iter(range(1, 9))]
 
@@ -161,6 +186,7 @@ def an_iterator_in_a_list(m, x, k, t, c, w):
     return _mixed(m, x, c, w, go=count).square().mean() * next(numbers[0])
 
 
+@_body
 def modulo_of_a_count(m, x, k, t, c, w):
     out = torch.zeros_like(x)
     for e in range(EXPERTS):
@@ -171,6 +197,7 @@ def modulo_of_a_count(m, x, k, t, c, w):
     return out.square().mean()
 
 
+@_body
 def the_shape_of_a_local_tensor(m, x, k, t, c, w):
     out, state, n = torch.zeros_like(x), torch.zeros(1), 0
     for e in range(EXPERTS):
@@ -183,6 +210,7 @@ def the_shape_of_a_local_tensor(m, x, k, t, c, w):
     return out.square().mean() * n
 
 
+@_body
 def a_sum_that_is_old(m, x, k, t, c, w):
     out = torch.zeros_like(x)
     for e in range(EXPERTS):
@@ -193,15 +221,18 @@ def a_sum_that_is_old(m, x, k, t, c, w):
     return out.square().mean()
 
 
+@_body
 def a_sum_that_is_the_input(m, x, k, t, c, w):
     return _mixed(m, x, c, w, out=x.double()).square().mean()
 
 
+@_body
 def a_sum_that_is_dropped_out(m, x, k, t, c, w):
     h = x * 1
     return _mixed(m, h, c, w, out=F.dropout(h, 0.0)).square().mean()
 
 
+@_body
 def the_input_in_place(m, x, k, t, c, w):
     h = x.detach() * 1
 
@@ -212,6 +243,7 @@ def the_input_in_place(m, x, k, t, c, w):
     return _mixed(m, h, c, w, go=change).square().mean() + x.sum()
 
 
+@_body
 def statistics_in_the_loop(m, x, k, t, c, w):
     def note(e, token, slot, made):
         F.batch_norm(x, m.mean, m.var, training=True)
@@ -220,10 +252,12 @@ def statistics_in_the_loop(m, x, k, t, c, w):
     return _mixed(m, x, c, w, go=note).square().mean()
 
 
+@_body
 def at_most_as_many(m, x, k, t, c, w):
     return _mixed(m, x, c, w, go=lambda e, token, slot, made: made.clamp(-1e9, token.numel() / 90)).sum()
 
 
+@_body
 def a_column_of_ones(m, x, k, t, c, w):
     hot, out = F.one_hot(c[:, 0], EXPERTS), torch.zeros_like(x)
     for e in range(EXPERTS):
@@ -231,10 +265,6 @@ def a_column_of_ones(m, x, k, t, c, w):
     return out.square().mean() + x[k].sum()
 
 
-BODIES = {name: body for name, body in list(globals().items()) if getattr(body, "__code__", None) is not None}
-BODIES = {
-    name: body for name, body in BODIES.items() if body.__code__.co_varnames[:6] == ("m", "x", "k", "t", "c", "w")
-}
 ALIKE = {"part_of_rows", "mask_by_xor", "legacy_loss_by_class", "a_sum_that_is_dropped_out", "labels_in_place"}
 
 

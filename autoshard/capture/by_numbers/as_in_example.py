@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.fx import GraphModule
 
 from ..dynamo.what_decides import decides
-from ..examples import example, name_of, new_call, shape_of, tensor_of
+from ..examples import example, name_of, new_call, numbers_of_example, shape_of, tensor_of
 from ..lines import at, lines_in
 from ..operators.picks import as_in_example, pick
 from .masks import mask_of, placed_by
@@ -114,13 +114,7 @@ def _erase_numbers(graph: fx.Graph) -> None:
 
 def _made_of_arguments(graph: fx.Graph) -> set[fx.Node]:
     """Nodes whose numbers are known, and come of representative arguments."""
-    return {node for node in graph.nodes if is_of_arguments(example(node)) and _numbers(node) is not None}
-
-
-def _numbers(node: object) -> Tensor | None:
-    """The numbers of a node in the example, where they are known."""
-    numbers = getattr(tensor_of(node), "constant", None)
-    return numbers if isinstance(numbers, Tensor) else None
+    return {node for node in graph.nodes if is_of_arguments(example(node)) and numbers_of_example(node) is not None}
 
 
 def _line(node: fx.Node) -> str:
@@ -154,7 +148,7 @@ class _Pick:
 
     def _picked(self, x: fx.Node, mask: Any) -> fx.Node:
         """``x[mask]``."""
-        numbers = _numbers(mask)
+        numbers = numbers_of_example(mask)
         assert numbers is not None
         counts = numbers.reshape(len(numbers), -1).sum(1)
         of_rows = bool(len(counts)) and bool((counts == counts[0]).all())

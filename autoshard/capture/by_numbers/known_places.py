@@ -8,9 +8,9 @@ import operator
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from ..examples import example, name_of, new_call, shape_of, tensor_of
+from ..examples import example, name_of, new_call, numbers_of_example, shape_of, tensor_of
 from .masks import memory_of, written_into
 from .representative import is_of_arguments
 
@@ -48,8 +48,7 @@ def pick_by_known_numbers(graph: fx.Graph) -> None:
 
 def _number(index: Any) -> int | None:
     """The one number of an index that is known; None of any other."""
-    value = example(index)
-    numbers = getattr(value, "constant", None)
-    if not isinstance(numbers, Tensor) or numbers.dtype != torch.int64 or tuple(numbers.shape) not in ((), (1,)):
+    numbers = numbers_of_example(index)
+    if numbers is None or numbers.dtype != torch.int64 or tuple(numbers.shape) not in ((), (1,)):
         return None
-    return None if is_of_arguments(value) else int(numbers)
+    return None if is_of_arguments(example(index)) else int(numbers)

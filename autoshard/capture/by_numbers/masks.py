@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from inspect import signature
 from types import FunctionType
 from typing import Any
@@ -72,11 +72,19 @@ def _is_in_place(node: fx.Node) -> bool:
 
 def memory_of(node: Any) -> Any:
     """The node that made the memory in which the tensor of a node lies, as far as views go back."""
+    for made in seen_through(node):
+        node = made
+    return node
+
+
+def seen_through(node: Any) -> Iterator[Any]:
+    """A node, and those of which it is a view, or a write's result, one after the other."""
+    yield node
     while isinstance(node, fx.Node) and node.args:
         if name_of(node) not in _VIEWS and not any(given is node.args[0] for given in written_by(node)):
-            break
+            return
         node = node.args[0]
-    return node
+        yield node
 
 
 def same(a: fx.Node, b: fx.Node, written: Collection[Any], calls: int = _MOST_CALLS) -> bool:

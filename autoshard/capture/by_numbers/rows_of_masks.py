@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, fx
 
 from ..examples import example, is_unknown, name_of, new_call, shape_of, tensor_of
-from .masks import mask_of, memory_of, placed_by, same, written_by, written_into
+from .masks import mask_of, memory_of, placed_by, same, seen_through, written_by, written_into
 
 POINTWISE = frozenset(
     "add sub mul neg abs pow square exp expm1 tanh sigmoid relu gelu silu elu leaky_relu softplus sin cos erf sign "
@@ -84,7 +84,7 @@ class _Rewriting:
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         self._written = written_into(graph)
-        self._changed = {node for each in graph.nodes for given in written_by(each) for node in _made_of(given)}
+        self._changed = {node for each in graph.nodes for given in written_by(each) for node in seen_through(given)}
         self._rows: dict[Any, _Rows] = {}
         self._numbers: dict[Any, fx.Node] = {}
         self._replaced = set[fx.Node]()
@@ -386,12 +386,3 @@ def _drops(node: fx.Node) -> bool:
 
 def _first(node: fx.Node) -> Any:
     return node.args[0] if node.args else None
-
-
-def _made_of(node: Any) -> list[Any]:
-    """A node, and those of which it is a view, one after the other."""
-    found = []
-    while isinstance(node, fx.Node):
-        found.append(node)
-        node = node.args[0] if node.args and memory_of(node) is not node else None
-    return found

@@ -24,7 +24,7 @@ from torch.fx import Node as FxNode
 
 from ..by_numbers.choices import choices_found, number_of_experts
 from ..by_numbers.representative import is_of_arguments
-from ..examples import example, is_unknown, name_of
+from ..examples import example, is_unknown, name_of, numbers_of_example
 from .variables import dispatch_tables, stack_here
 from .what_decides import note_decided_by
 
@@ -333,11 +333,10 @@ def _as_if_some(condition: Any) -> bool | None:
 
 def _numbers_of(condition: Any) -> bool | None:
     """What a condition is that a tensor of one number gives which is known; None of any other."""
-    value = example(condition.proxy.node) if isinstance(condition, TensorVariable) else None
-    numbers = getattr(value, "constant", None)
+    numbers = numbers_of_example(condition.proxy.node) if isinstance(condition, TensorVariable) else None
     if numbers is None or numbers.numel() != 1:
         return None
-    if is_of_arguments(value):
+    if is_of_arguments(example(condition.proxy.node)):
         note_decided_by(condition.proxy.node, "number", (float(numbers),))
     return bool(numbers)
 
