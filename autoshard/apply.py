@@ -202,7 +202,8 @@ def _lowered(
         graph, plan = _captured(model, plan, args, kwargs, size)
     program = lower(graph, plan, rank, random=random)
     verify(program, plan, rank.groups)
-    return _Lowered(plan, graph, program, Inputs(model, plan, mesh, args, kwargs or {}), grad)
+    inputs = Inputs(model, plan, mesh, args, kwargs or {}, strided=graph.asks_for_strides)
+    return _Lowered(plan, graph, program, inputs, grad)
 
 
 def _captured(

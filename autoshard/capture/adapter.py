@@ -52,7 +52,9 @@ from .by_numbers.representative import (
 )
 from .by_numbers.sorted_rows import in_their_own_order
 from .by_numbers.unvalidated import check_tensor_all_with, gaussian_nll_loss, is_said_to_be_causal
-from .contained import exchange
+from .contained import exchange, exchange_keys
+from .dynamo.asked_of_tensors import real_objects
+from .dynamo.compiling import Asked, as_in_one_process
 from .dynamo.guards import Guards
 from .dynamo.observed import MODEL
 from .dynamo.tracing import look_functions_up
@@ -122,8 +124,8 @@ def trace(
 ) -> Trace:
     """Captures one joint graph of a model. Its parameters, and the tensors in args and kwargs, may be on any device.
 
-    The model is left as it was; no memory is allocated for its tensors. Where numbers in tensors decide what the
-    forward does, it is traced once more with those known that are made of no argument.
+    The model is left as it was; no memory is allocated for its tensors. A forward that asks whether it is compiled is
+    told that it is not, as in one process; where it cannot be traced so, it is traced once more and told that it is.
 
     Args:
         dtype: what floating parameters and arguments are cast to before the model is called; None for as they are.
@@ -131,10 +133,31 @@ def trace(
     Raises:
         CaptureError: the forward does something that no graph can hold.
     """
+    asked = Asked()
+    try:
+        with as_in_one_process(asked):
+            return _traced_by_numbers(model, args, kwargs, guarded, dtype, asked)
+    except Exception:
+        if not asked.is_so:
+            raise
+    return _traced_by_numbers(model, args, kwargs, guarded, dtype, Asked())
+
+
+def _traced_by_numbers(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    guarded: bool,
+    dtype: torch.dtype | None,
+    asked: Asked,
+) -> Trace:
+    """Where numbers in tensors decide what the forward does, it is traced once more with those known that are made of
+    no argument, unless it has asked: told the truth, it may look at none.
+    """
     try:
         return _traced(_Faker(FakeTensorMode(), dtype), model, args, kwargs, guarded)
     except Exception as error:
-        if not decided_by_numbers(error):
+        if asked.is_so or not decided_by_numbers(error):
             raise
         with patch.object(torch._subclasses, "FakeTensorMode", _KnowingMode):  # of which dynamo makes one of its own
             return _traced(_Faker(_KnowingMode(), dtype), model, args, kwargs, guarded)
@@ -144,7 +167,8 @@ def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict
     knows_most = isinstance(faker.mode, _KnowingMode) and any_representative(args, kwargs)
     with _traceable(model, faker, MOST if knows_most else LARGEST), ExitStack() as stack:
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
-        forward = forward_of(model, fake_args, fake_kwargs)
+        with real_objects(faker.numbers()):
+            forward = forward_of(model, fake_args, fake_kwargs)
         fake_args, fake_kwargs = tree_map(_known_to_aot, (fake_args, fake_kwargs))
         ours = {aten.index_put.default: _put_where, aten.bincount.default: _counts, **_FILLED, **_PICKED}
         decompositions: Any = {**get_decompositions(_DECOMPOSED), **ours}
@@ -641,17 +665,24 @@ class _Faker:
             self._memo[id(value)] = fake
         return self._memo[id(value)]
 
+    def numbers(self) -> dict[int, int]:
+        """``id`` of each tensor that has a fake, by that of the fake."""
+        return {id(fake): number for number, fake in self._memo.items()}
+
     @contextmanager
     def fake_module(self, model: nn.Module) -> Iterator[None]:
         """Replaces parameters and buffers of a model by fake ones, in containers too, and puts the real ones back."""
         tables: list[dict[str, Any]] = [table for m in model.modules() for table in (m._parameters, m._buffers)]
         kept = [dict(table) for table in tables]
-        buffers = list(model.buffers())
+        held = [*model.parameters(), *model.buffers()]
         try:
             for table in tables:
                 table.update({key: self._held(tensor) for key, tensor in table.items() if tensor is not None})
             with ExitStack() as stack:
-                stack.callback(exchange, model, exchange(model, [(real, self._held(real)) for real in buffers]))
+                pairs = [(real, self._held(real)) for real in held]
+                stack.callback(exchange_keys, model, [(fake, real) for real, fake in pairs])
+                exchange_keys(model, pairs)
+                stack.callback(exchange, model, exchange(model, pairs))
                 for module in model.modules():
                     if isinstance(module, nn.RNNBase):
                         stack.enter_context(_flat_weights(module))

@@ -93,6 +93,28 @@ def exchange(model: nn.Module, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[A
     return done
 
 
+def exchange_keys(model: nn.Module, pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Puts the second of each pair in the place of the first where that is a key of a dict that a module has as an
+    attribute, or in a container. The order of the keys stays.
+    """
+    others = {id(there): other for there, other in pairs}
+    for module in model.modules():
+        for attribute, value in vars(module).items():
+            for found in _dicts_in(value, 0) if attribute not in _OF_EVERY_MODULE else ():
+                if any(id(key) in others for key in found):
+                    items = [(others.get(id(key), key), item) for key, item in found.items()]
+                    found.clear()
+                    found.update(items)
+
+
+def _dicts_in(value: Any, depth: int) -> Iterator[dict[Any, Any]]:
+    if type(value) in _DICTS:
+        yield value
+    if depth < _DEEPEST:
+        for _, item in _items(value):
+            yield from _dicts_in(item, depth + 1)
+
+
 def _put(container: Any, key: Any, value: Any) -> None:
     if value is not container[key]:
         container[key] = value
@@ -106,6 +128,10 @@ def _exchanged(value: Any, others: Mapping[int, tuple[Any, Any]], done: list[tup
         return other if isinstance(other, torch.Tensor) else _exchanged(other, others, done, depth)
     if depth == _DEEPEST:
         return value
+    if type(value) is frozenset and any(id(item) in others for item in value):
+        of_others = frozenset(others[id(item)][1] if id(item) in others else item for item in value)
+        done.append((of_others, value))
+        return of_others
     items = [(key, item, _exchanged(item, others, done, depth + 1)) for key, item in _items(value)]
     if not isinstance(value, tuple):
         for key, _, item in items:

@@ -14,6 +14,7 @@ from torch.utils._pytree import TreeSpec
 
 from ..layout import batch_dim_of
 from ..precision import AS_IT_IS, Precision
+from .dynamo.asked_of_tensors import STRIDES
 from .dynamo.guards import Guards
 from .stacks.block_guards import BlockGuards
 
@@ -163,6 +164,11 @@ class CapturedGraph:
     def batch_dim_of(self, shape: tuple[int, ...]) -> int | None:
         """The dim of an input of this shape that is the batch; None where none is as long."""
         return batch_dim_of(shape, self.batch, self.batch_dim)
+
+    @property
+    def asks_for_strides(self) -> bool:
+        """Whether the model's own code asks how a tensor lies in memory."""
+        return STRIDES in self.names
 
     def of_kind(self, kind: NodeKind) -> Iterator[tuple[int, Node]]:
         """The nodes of one kind with their index, in order."""

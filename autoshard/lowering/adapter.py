@@ -192,6 +192,35 @@ def known_as(tensor: object) -> DTensorSpec | None:
     return tensor._spec if isinstance(tensor, DTensor) else None
 
 
+class Remembered:
+    """A parameter that is a DTensor, as it was at some time: what it says of itself, and the tensors that make it up.
+
+    ``parameter.data = other`` replaces what torch keeps of a DTensor for its looks, and leaves its shard as it was.
+    """
+
+    def __init__(self, tensor: DTensor) -> None:
+        self._spec = tensor._spec
+        self._number = id(tensor)
+        self._storage = tensor.untyped_storage()  # has no memory, and as long as it is here no other is at its place
+        self._address = _address(tensor)
+        self._local = weakref.ref(tensor._local_tensor)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Remembered:
+        return self
+
+    def is_as_it_was(self, tensor: DTensor) -> bool:
+        """Whether a DTensor says what that one said, and has the same ``data``."""
+        return tensor._spec is self._spec and _address(tensor) == self._address
+
+    def has_other_data(self, tensor: DTensor) -> bool:
+        """Whether this DTensor has been given other ``data``, which is not what a step computes with."""
+        is_same = id(tensor) == self._number and tensor._local_tensor is self._local()
+        return is_same and _address(tensor) != self._address
+
+
+_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
+
+
 def saved_tensors(folder: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape and dtype of every tensor in a folder of ``torch.distributed.checkpoint``."""
     import torch.distributed.checkpoint as dcp  # slow to load, and few need it

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Placement
 
 from ..errors import PlanMismatchError
 from ..plans import ShardingPlan, TensorEntry
-from .adapter import DTensorSpec, known_as
+from .adapter import Remembered
 from .placements import placements_of
 
 
@@ -42,7 +42,9 @@ class HeldTensors:
         self._places = {
             name: _place(table, key, entries[name]) for name, table, key in _tables(model) if name in entries
         }
-        self._checked: dict[str, DTensorSpec | None] = {}
+        self._checked: dict[str, Remembered] = {}
+        for name, place in self._places.items():
+            self._remember(name, place, place.table[place.key])
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A parameter or buffer.
@@ -54,22 +56,33 @@ class HeldTensors:
         tensor: Any = place.table.get(place.key)
         if not self._is_as_checked(name, place, tensor):
             self._check(place, tensor)
-            self._checked[name] = known_as(tensor)
+            self._remember(name, place, tensor)
         return tensor  # type: ignore[no-any-return]
 
     def _is_as_checked(self, name: str, place: _Place, tensor: Any) -> bool:
         """Whether a parameter is a DTensor that says of itself what it said when it was checked, which most calls of a
-        module find. What ``.data`` or ``requires_grad`` change, it does not say.
+        module find. What ``requires_grad`` changes, it does not say.
         """
-        said = self._checked.get(name)
+        checked = self._checked.get(name)
         return (
-            said is not None
-            and known_as(tensor) is said
+            checked is not None
+            and isinstance(tensor, DTensor)
+            and checked.is_as_it_was(tensor)
             and tensor.dtype == place.dtype
             and tensor.shape == place.entry.shape
             and not tensor.is_meta
             and (place.is_trained or not tensor.requires_grad)
         )
+
+    def _remember(self, name: str, place: _Place, tensor: torch.Tensor) -> None:
+        if isinstance(tensor, DTensor):
+            if name in self._checked and self._checked[name].has_other_data(tensor):
+                raise _mismatch(
+                    place,
+                    "has .data that were assigned, of which its shard knows nothing,",
+                    "write into it (with torch.no_grad(): parameter.copy_(other))",
+                )
+            self._checked[name] = Remembered(tensor)
 
     def _check(self, place: _Place, tensor: Any) -> None:
         if not isinstance(tensor, torch.Tensor):

@@ -26,10 +26,17 @@ class Inputs:
 
     Args:
         args, kwargs: those that the model was captured with.
+        strided: whether the forward asks how tensors lie in memory.
     """
 
     def __init__(
-        self, model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        model: nn.Module,
+        plan: ShardingPlan,
+        mesh: DeviceMesh,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        strided: bool,
     ) -> None:
         self._signature = CallSignature(model)
         planned = self._signature.bind(args, kwargs)
@@ -39,6 +46,7 @@ class Inputs:
         self._device = device_of(mesh)
         self._coordinate = tuple(mesh.get_coordinate() or ())
         self._entries = {entry.name: entry for entry in plan.inputs}
+        self._lies = {name: _lies(tensor) for name, tensor in self._planned.tensors().items()} if strided else {}
 
     @property
     def names(self) -> Collection[str]:
@@ -60,6 +68,13 @@ class Inputs:
         tensors = call.tensors()
         for name, tensor in tensors.items():
             self._check(self._entries[name], tensor)
+        for name, lies in self._lies.items():
+            if _lies(tensors[name]) != lies:
+                raise InputError(
+                    f"{name} lies otherwise in memory than when the model was captured (strides "
+                    f"{lies or 'of a contiguous tensor'} then, {tensors[name].stride()} now), and the forward asks how "
+                    "a tensor lies there; capture and call it with x.contiguous()"
+                )
         return tensors
 
     def refuse_aliases(self, given: dict[str, torch.Tensor], written: dict[str, torch.Tensor]) -> None:
@@ -122,7 +137,14 @@ class Inputs:
 
 
 def _without_memory(leaf: Any) -> Any:
-    return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, torch.Tensor) else leaf
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
+
+
+def _lies(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """How a tensor lies in memory: None for one dim behind the other, as torch makes them; its strides otherwise."""
+    return None if tensor.is_contiguous() else tensor.stride()
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -43,13 +43,13 @@ class ServedPlan:
         failures: Failures,
     ) -> None:
         self.plan, self.program, self.inputs = plan, program, inputs
-        self.state = ModelState(model, graph)
         self._settings = Settings.of_capture(mesh.device_type)
         self.step = Step(graph, plan, mesh, program, failures)
         self._mesh, self._graph = mesh, graph
         self._held = HeldTensors(model, plan, mesh)
         self._accumulation = Accumulation(plan, mesh, program)
         self._taken = [name for name in program.arguments if name not in inputs.names]
+        self.state = ModelState(model, graph, self._taken)
         self._written = [name for name in program.mutated if name not in graph.replaced]
         self.draws = draws
 

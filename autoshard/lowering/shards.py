@@ -39,8 +39,8 @@ def block_of(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tuple
 def shard_parameters(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> None:
     """Replaces every parameter of a model by a DTensor placed as planned, with the values of the mesh's first rank.
 
-    Parameters on the meta device stay there. Buffers move to the mesh's device, also in containers that
-    modules have as attributes. Tied parameters and buffers stay tied.
+    Parameters on the meta device stay there. Buffers move to the mesh's device. In containers that modules have
+    as attributes both stand in the place of what they were. Tied parameters and buffers stay tied.
 
     Raises:
         InputError: a parameter has a gradient already, which would be lost.
@@ -52,7 +52,7 @@ def shard_parameters(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> 
     device = device_of(mesh)
     made: dict[int, nn.Parameter] = {}
     copies: dict[int, torch.Tensor] = {}
-    buffers = list(model.buffers())
+    parameters, buffers = list(model.parameters()), list(model.buffers())
     for path, module in model.named_modules():
         for key, parameter in list(module._parameters.items()):
             if parameter is None:
@@ -67,7 +67,8 @@ def shard_parameters(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> 
                 if id(buffer) not in copies:
                     copies[id(buffer)] = broadcast(_copy(buffer, device), mesh)
                 module._buffers[key] = copies[id(buffer)]
-    exchange(model, [(buffer, copies[id(buffer)]) for buffer in buffers if id(buffer) in copies])
+    exchanged: list[tuple[torch.Tensor, torch.Tensor]] = [(each, made[id(each)]) for each in parameters]
+    exchange(model, [*exchanged, *((each, copies[id(each)]) for each in buffers if id(each) in copies)])
 
 
 def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

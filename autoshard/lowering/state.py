@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -21,24 +21,30 @@ _AGAIN = "set it back, or plan and parallelize the model as it is now"
 
 
 class ModelState:
-    """Notices what changed in a model, or around it, since it was captured."""
+    """Notices what changed in a model, or around it, since it was captured.
 
-    def __init__(self, model: nn.Module, graph: CapturedGraph) -> None:
+    Args:
+        taken: the parameters and buffers (FQNs) that somebody else checks, as a step takes their numbers.
+    """
+
+    def __init__(self, model: nn.Module, graph: CapturedGraph, taken: Collection[str]) -> None:
         self._model = model
-        self._guards = graph.guards
+        self._guards = graph.guards and graph.guards.without(taken)
+        self._tied = tuple(_tied(model, graph.aliases))
         self._modules = tuple(_modules(model))
         self._idle = tuple((module, module.training) for module in model.modules() if _drops_nothing(module))
         self._contained = tuple(_contained(model, frozenset(node.name for _, node in graph.of_kind("buffer"))))
         self._methods = tuple(_methods(model))
         self._grad_mode = torch.is_grad_enabled() if graph.names & _MODES else None
         self._trained = _trained(model) if "requires_grad" in graph.names else None
+        self._strides = tuple(_strides(model)) if graph.asks_for_strides else ()
         self._environment = dict(os.environ) if graph.names & _ENVIRONMENT else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelState:
         copy = object.__new__(ModelState)
         memo[id(self)] = copy
         copy.__dict__.update(self.__dict__)  # classes and their methods are those of the original
-        for name in ("_model", "_guards", "_modules", "_contained", "_idle"):
+        for name in ("_model", "_guards", "_modules", "_tied", "_contained", "_idle", "_strides"):
             copy.__dict__[name] = deepcopy(self.__dict__[name], memo)
         return copy
 
@@ -51,6 +57,11 @@ class ModelState:
         for path, table, key, module in self._modules:
             if table.get(key) is not module:
                 raise PlanMismatchError(f"the module {path} is another one than when the model was captured; {_AGAIN}")
+        for name, table, key, first in self._tied:
+            if table.get(key) is not first[0].get(first[1]):
+                raise PlanMismatchError(
+                    f"{name} was one tensor with {first[2]} when the model was captured, and is another now; {_AGAIN}"
+                )
         for place, table, key in self._contained:
             if place.now() is not table.get(key):
                 raise PlanMismatchError(
@@ -61,6 +72,13 @@ class ModelState:
             found = owner.__dict__.get(name)
             if found is not method or getattr(found, "__code__", None) is not code:
                 raise PlanMismatchError(f"{owner.__name__}.{name} was replaced after the model was captured; {_AGAIN}")
+        for name, table, key, strides in self._strides:
+            buffer = table.get(key)
+            if isinstance(buffer, torch.Tensor) and buffer.stride() != strides:
+                raise PlanMismatchError(
+                    f"the forward asks how tensors lie in memory, and {name}, which had strides {strides}, has "
+                    f"{buffer.stride()} now; {_AGAIN}"
+                )
         if self._grad_mode not in (None, torch.is_grad_enabled()):
             raise PlanMismatchError(
                 f"the forward asks whether gradients are computed, and was captured where they "
@@ -129,6 +147,28 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, nn.Mo
         for key, module in parent._modules.items():
             if module is not None:
                 yield f"{path}.{key}" if path else key, parent._modules, key, module
+
+
+def _tied(
+    model: nn.Module, aliases: Iterable[tuple[str, str]]
+) -> Iterator[tuple[str, dict[str, Any], str, tuple[dict[str, Any], str, str]]]:
+    """Each other name of a parameter, with the table and key where its module keeps it, and those of the first name."""
+    for name, first in aliases:
+        (table, key), (first_table, first_key) = (_kept_at(model, each) for each in (name, first))
+        yield name, table, key, (first_table, first_key, first)
+
+
+def _strides(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, tuple[int, ...]]]:
+    """Each buffer with the table and key where its module keeps it, and its strides."""
+    for path, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                yield f"{path}.{key}".removeprefix("."), module._buffers, key, buffer.stride()
+
+
+def _kept_at(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    path, _, key = name.rpartition(".")
+    return model.get_submodule(path)._parameters, key
 
 
 def _contained(model: nn.Module, names: frozenset[str]) -> Iterator[tuple[Contained, dict[str, Any], str]]:

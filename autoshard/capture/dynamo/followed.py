@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from torch._dynamo.variables import ConstantVariable, GetAttrVariable, TensorVariable, builtin
+from torch._dynamo.variables import ConstantVariable, GetAttrVariable, TensorVariable, builtin, dicts
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.ctx_manager import CatchWarningsCtxManagerVariable
 
@@ -97,4 +97,17 @@ def unrecorded() -> Iterator[None]:
         return create(tx, given)
 
     with patch.object(CatchWarningsCtxManagerVariable, "create", staticmethod(unless_recorded)):
+        yield
+
+
+@contextmanager
+def attributes_asked_for() -> Iterator[None]:
+    """Has ``"name" in vars(module)`` hold for the capture alone that found it so: dynamo guards on what it finds in the
+    dict of an object, and not on what it does not find there.
+    """
+    of_objects = getattr(dicts, "DunderDictVariable", None)
+    if of_objects is None:  # torch before 2.13 reads the dict as any other
+        yield
+        return
+    with patch.object(of_objects, "install_dict_contains_guard", dicts.ConstDictVariable.install_dict_contains_guard):
         yield

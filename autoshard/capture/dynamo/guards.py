@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, fields
 from functools import partial
@@ -80,8 +80,9 @@ Document: TypeAlias = "dict[str, Any] | None"
 
 
 @dataclass(frozen=True, eq=False)
-class _Nested:
-    """A tuple with lists in it, which dynamo compares with itself: its name, where it is, and how it printed.
+class _Seen:
+    """What dynamo's own guards do not say enough of, or what is another object under a plan: a tuple with lists in it,
+    which dynamo compares with itself, or a tensor. Its name, where it is, and how it looked (:func:`_look`).
 
     ``code`` reads it in a hundredth of the time of ``source``, and every call of the module does that; None where the
     name is more than Python.
@@ -90,12 +91,27 @@ class _Nested:
     name: str
     source: Any
     code: CodeType | None
-    text: str
+    look: str
+
+    @property
+    def condition(self) -> str:
+        """That it looks so, as a reader writes it."""
+        return f"{self.name} == {self.look}"
 
     def has_changed(self, scope: dict[str, Any]) -> bool:
-        """Whether it prints otherwise now."""
-        value = self.source.get_value(scope, {}, {}) if self.code is None else FunctionType(self.code, scope)()
-        return repr(value) != self.text
+        """Whether it looks otherwise now, or is gone."""
+        try:
+            value = self.source.get_value(scope, {}, {}) if self.code is None else FunctionType(self.code, scope)()
+        except (LookupError, AttributeError, TypeError):
+            return True
+        return _look(value) != self.look
+
+
+def _look(value: Any) -> str:
+    """How a tensor looks, a DTensor as the tensor that it is a sharding of; how any other value prints."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{list(value.shape)}".removeprefix("torch.")
+    return repr(value)
 
 
 class Guards:
@@ -106,13 +122,19 @@ class Guards:
     """
 
     def __init__(
-        self, manager: Any, scope: dict[str, Any], nested: list[_Nested], lines: dict[str, str], document: Document
+        self, manager: Any, scope: dict[str, Any], seen: Sequence[_Seen], lines: dict[str, str], document: Document
     ) -> None:
         self._manager = manager
         self._scope = scope
-        self._nested = nested
+        self._seen = tuple(seen)
         self._lines = lines
         self.document = document
+
+    def without(self, names: Collection[str]) -> Guards:
+        """The same conditions, but for those on parameters and buffers of these FQNs, which are checked elsewhere."""
+        left_out = {f"model.{name}" for name in names}
+        seen = [each for each in self._seen if each.name not in left_out]
+        return Guards(self._manager, self._scope, seen, self._lines, self.document)
 
     def broken(self) -> tuple[str, str] | None:
         """The first condition that no longer holds, such as ``model.k == 3.0``, and the line that relies on it; None if
@@ -122,9 +144,9 @@ class Guards:
             parts = self._manager.check_verbose(self._scope["L"]).verbose_code_parts
             code = str(parts[0]).partition("  # ")[0].strip() if parts else "the state of the model"
             return readable(code), self._lines.get(code, "")
-        for nested in self._nested:
-            if nested.has_changed(self._scope):
-                return f"{nested.name} == {nested.text}", ""
+        for seen in self._seen:
+            if seen.has_changed(self._scope):
+                return seen.condition, self._lines.get(seen.condition, "")
         return None
 
     def on(self, model: nn.Module) -> Guards:
@@ -132,7 +154,7 @@ class Guards:
         traced = copy(self._scope["L"]["self"])
         traced._modules = {"_export_root": Observed(model)}
         scope = _scope(traced, self._scope["G"])
-        return Guards(self._manager, scope, self._nested, self._lines, self.document)
+        return Guards(self._manager, scope, self._seen, self._lines, self.document)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guards:
         return self.on(deepcopy(self._scope["L"]["self"]._export_root.model, memo))
@@ -179,14 +201,30 @@ def guards_of(graph: Any, module: nn.Module, frame: CodeType) -> Guards:
     """
     kept = [guard for guard in _of_state(graph.guards) if not _is_of_namedtuple(guard, graph.global_scope)]
     manager = _manager(graph, kept, frame)
-    lines = [line_in("".join(traceback.format_list(guard.user_stack))) if guard.user_stack else "" for guard in kept]
+    lines = list(map(_line, kept))
     scope = _scope(module, graph.global_scope)
-    nested = list(_nested(kept, scope))
+    tensors = list(_by_source(filter(_is_on_held_tensor, graph.guards)))
+    nested, held = list(_nested(kept, scope)), list(_looks(map(_source, tensors), scope))
+    by_condition = _by_condition(kept, lines)
+    by_condition |= {each.condition: line for each, line in zip(held, map(_line, tensors)) if line}
     try:
-        document: Document = _written(graph, kept, lines) | {"nested": [each.text for each in nested]}
+        document: Document = _written(graph, kept, lines, tensors) | _as_seen(nested, held)
     except _NotDataError:
         document = None
-    return Guards(manager, scope, nested, _by_condition(kept, lines), document)
+    return Guards(manager, scope, [*nested, *held], by_condition, document)
+
+
+def _line(guard: Guard) -> str:
+    return line_in("".join(traceback.format_list(guard.user_stack))) if guard.user_stack else ""
+
+
+def _source(guard: Guard) -> Source:
+    return guard.originating_source
+
+
+def _by_source(guards: Iterable[Guard]) -> Iterable[Guard]:
+    """One guard of each source."""
+    return {guard.name: guard for guard in guards}.values()
 
 
 def _scope(traced: nn.Module, names: dict[str, Any]) -> dict[str, Any]:
@@ -209,13 +247,26 @@ def _by_condition(kept: Sequence[Guard], lines: Sequence[str]) -> dict[str, str]
     return {code: line for guard, line in zip(kept, lines) if line for code in guard.code_list or ()}
 
 
-def _nested(guards: list[Guard], scope: dict[str, Any]) -> Iterator[_Nested]:
-    for guard in guards:
-        if guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH"):
-            source = guard.originating_source
-            value = source.get_value(scope, {}, {})
-            if isinstance(value, (tuple, list, dict)):
-                yield _Nested(readable(guard.name), source, _code(guard.name, scope, value), repr(value))
+def _nested(guards: list[Guard], scope: dict[str, Any]) -> Iterator[_Seen]:
+    of_values = [guard for guard in guards if guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH")]
+    for where in map(_source, of_values):
+        value = where.get_value(scope, {}, {})
+        if isinstance(value, (tuple, list, dict)):
+            yield _seen(where, value, scope)
+
+
+def _looks(sources: Iterable[Source], scope: dict[str, Any]) -> Iterator[_Seen]:
+    """How tensors look that dynamo has met."""
+    for where in sources:
+        yield _seen(where, where.get_value(scope, {}, {}), scope)
+
+
+def _seen(where: Source, value: Any, scope: dict[str, Any]) -> _Seen:
+    return _Seen(readable(where.name), where, _code(where.name, scope, value), _look(value))
+
+
+def _as_seen(nested: Sequence[_Seen], held: Sequence[_Seen]) -> dict[str, Any]:
+    return {"nested": [each.look for each in nested], "held": [each.look for each in held]}
 
 
 def _code(name: str, scope: dict[str, Any], value: Any) -> CodeType | None:
@@ -245,13 +296,25 @@ def _is_on_tensor(guard: Guard) -> bool:
     return value_type is not None and issubclass(value_type, torch.Tensor)
 
 
+def _is_of_capture(guard: Guard) -> bool:
+    is_own = "L['self']" in guard.name and MODEL_SOURCE not in guard.name
+    return is_own or any(name in guard.name for name in _OF_CAPTURE)
+
+
+def _is_on_held_tensor(guard: Guard) -> bool:
+    """Whether a guard is on a tensor that the model has, and not on one to which it has a weak reference alone, as
+    recurrent modules of torch have to the weights that they were made with.
+    """
+    is_weak = isinstance(_source(guard), source.WeakRefCallSource)
+    return _is_on_tensor(guard) and not _is_of_capture(guard) and not is_weak
+
+
 def _is_state(guard: Guard) -> bool:
-    is_of_capture = "L['self']" in guard.name and MODEL_SOURCE not in guard.name
-    is_of_capture |= any(name in guard.name for name in _OF_CAPTURE)
-    is_of_capture |= guard.name.endswith(_SWITCHED_OFF) and MODEL_SOURCE not in guard.name
+    is_switched_off = guard.name.endswith(_SWITCHED_OFF) and MODEL_SOURCE not in guard.name
     # how a module that is compiled in place is called: the graph has what it computes
     is_of_compile = getattr(guard.create_fn, "keywords", {}).get("attr") == "_compiled_call_impl"
-    return not (guard.create_fn_name() in _OF_A_CALL or _is_on_tensor(guard) or is_of_capture or is_of_compile)
+    is_of_call = guard.create_fn_name() in _OF_A_CALL or _is_on_tensor(guard)
+    return not (is_of_call or _is_of_capture(guard) or is_switched_off or is_of_compile)
 
 
 def _is_of_namedtuple(guard: Guard, names: Mapping[str, Any]) -> bool:
@@ -302,10 +365,15 @@ def guards_again(document: Mapping[str, Any], model: nn.Module) -> Guards | None
         return None
     if list(map(_conditions, kept)) != document["conditions"]:
         return None
-    nested = list(_nested(kept, scope))
-    if [each.text for each in nested] != document["nested"]:
+    try:
+        nested, held = list(_nested(kept, scope)), list(_looks(map(read.source, document["tensors"]), scope))
+    except (LookupError, AttributeError, TypeError):  # what it had it has no longer
         return None
-    found = Guards(manager, scope, nested, _by_condition(kept, document["lines"]), dict(document))
+    if any(document[key] != looks for key, looks in _as_seen(nested, held).items()):
+        return None
+    by_condition = _by_condition(kept, document["lines"])
+    by_condition |= {each.condition: line for each, line in zip(held, document["lines of tensors"]) if line}
+    found = Guards(manager, scope, [*nested, *held], by_condition, dict(document))
     return None if found.broken() else found
 
 
@@ -313,7 +381,7 @@ def _traced_frame(self: nn.Module) -> None:
     """Code that has the local variable that sources begin with."""
 
 
-def _written(graph: Any, kept: Sequence[Guard], lines: Sequence[str]) -> dict[str, Any]:
+def _written(graph: Any, kept: Sequence[Guard], lines: Sequence[str], tensors: Collection[Guard]) -> dict[str, Any]:
     """Guards as data.
 
     Raises:
@@ -326,6 +394,7 @@ def _written(graph: Any, kept: Sequence[Guard], lines: Sequence[str]) -> dict[st
         known[written.source(guard.originating_source), condition] = number
     found = [(where, *json.loads(condition)) for where, condition in known]
     ordered = sorted(map(written.source, graph.guard_on_key_order))
+    held = [written.source(guard.originating_source) for guard in tensors]
     modules, of_builtins = {}, graph.name_of_builtins_dict_key_in_fglobals
     for name in sorted(written.globals - {of_builtins}):
         module = scope.get(name)
@@ -340,6 +409,8 @@ def _written(graph: Any, kept: Sequence[Guard], lines: Sequence[str]) -> dict[st
         "builtins": of_builtins,
         "conditions": [_conditions(kept[number]) for number in known.values()],
         "lines": [lines[number] for number in known.values()],
+        "tensors": held,
+        "lines of tensors": list(map(_line, tensors)),
     }
 
 

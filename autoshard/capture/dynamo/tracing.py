@@ -24,8 +24,9 @@ from torch.utils._pytree import SUPPORTED_NODES, TreeSpec, tree_structure
 from ...errors import CaptureError
 from ..checks.autocast import check_autocast_within
 from ..lines import is_models_file, line_of
+from .asked_of_tensors import strides_asked_into
 from .draws_left_out import draws_left_out
-from .followed import indexed_by_tensors, leaves_within, named_classes, unrecorded
+from .followed import attributes_asked_for, indexed_by_tensors, leaves_within, named_classes, unrecorded
 from .guards import Guards, guards_of, written_as_they_are
 from .side_effects import Changed, side_effects_into
 from .ways import conditions_known
@@ -79,20 +80,23 @@ def forward_graph(
     """
     found = Dynamo()
     answers: list[tuple[nn.Module, Any]] = []
+    asked: set[str] = set()
     with (
         side_effects_into(found.changed),
         _answers_into(answers),
         leaves_within(),
         named_classes(),
+        attributes_asked_for(),
         indexed_by_tensors(),
         conditions_known(),
         draws_left_out(),
         unrecorded(),
+        strides_asked_into(asked),
         _settings(),
     ):
         graph = _traced(observed, args, kwargs)
     (found.answer,) = answers
-    found.names = frozenset().union(*(_names(code) for code in found.answer[1].traced_code))
+    found.names = frozenset(asked).union(*(_names(code) for code in found.answer[1].traced_code))
     _check_autocast(graph.graph)
     _restore_state_dict(observed, graph)
     codegen: Any = graph.graph._codegen

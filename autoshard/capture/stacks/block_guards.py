@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -33,6 +33,12 @@ class BlockGuards:
             if broken is not None:
                 return self._named(broken[0], number), broken[1]
         return None
+
+    def without(self, names: Collection[str]) -> BlockGuards:
+        """The same conditions, but for those on parameters and buffers of these FQNs; a block has what the others have
+        that are like it.
+        """
+        return BlockGuards(self.guards.without(names), self._model, self._stacks)
 
     def _named(self, condition: str, number: int) -> str:
         """A condition with the numbers that the blocks have in the model."""

@@ -1,0 +1,88 @@
+"""What a forward asks of tensors beside their numbers, shapes and dtypes: which object one is, how it lies in memory.
+
+Torch's own code asks so, too, to be quick; only what a model asks by itself is looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from torch._dynamo.symbolic_convert import compare_op_handlers
+from torch._dynamo.variables import ConstantVariable, TensorVariable, builtin
+
+from ...errors import CaptureError
+from ..lines import at, is_models_file, lines_in
+from .variables import constant_of, stack_here
+
+STRIDES = "Tensor.stride"
+"""Stands among the names that a model's code uses where it asks how a tensor lies in memory."""
+_OF_STRIDES = {"stride", "is_contiguous", "storage_offset", "data_ptr", "untyped_storage", "storage"}
+_ARGUMENT = "L['flat_args']"
+
+
+@contextmanager
+def real_objects(numbers: Mapping[int, int]) -> Iterator[None]:
+    """Has ``id`` of a parameter or buffer be that of the model's own, and refuses to tell arguments apart, which are
+    other objects in every call.
+
+    Args:
+        numbers: what ``id`` gives for the model's own tensor, by what it gives for the one that is traced in its place.
+    """
+    call = builtin.BuiltinVariable.call_function  # dynamo keeps for ever what it found of any other method
+
+    def of_function(self: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if self.fn is not id or len(args) != 1:
+            return call(self, tx, args, kwargs)
+        if _is_argument(args[0].realize()) and _is_models_own(tx):
+            raise _which("takes the id of an argument")
+        found = call(self, tx, args, kwargs)
+        number = constant_of(found)
+        return ConstantVariable.create(numbers[number]) if number in numbers else found
+
+    def told_apart(compare: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        left, right = both = [each.realize() for each in args]
+        are_tensors = all(isinstance(each, TensorVariable) and each.source is not None for each in both)
+        if are_tensors and left is not right and any(map(_is_argument, both)) and _is_models_own(tx):
+            raise _which("asks whether an argument is the same object as another tensor")
+        return compare(tx, args, kwargs)
+
+    comparisons = {sign: partial(told_apart, compare_op_handlers[sign]) for sign in ("is", "is not")}
+    with (
+        patch.object(builtin.BuiltinVariable, "call_function", of_function),
+        patch.dict(compare_op_handlers, comparisons),
+    ):
+        yield
+
+
+@contextmanager
+def strides_asked_into(names: set[str]) -> Iterator[None]:
+    """Adds :data:`STRIDES` to the names where the forward asks how a tensor lies in memory."""
+    call = TensorVariable.call_method
+
+    def and_note(self: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name in _OF_STRIDES and _is_models_own(tx):
+            names.add(STRIDES)
+        return call(self, tx, name, args, kwargs)
+
+    with patch.object(TensorVariable, "call_method", and_note):
+        yield
+
+
+def _is_argument(variable: Any) -> bool:
+    return isinstance(variable, TensorVariable) and variable.source is not None and _ARGUMENT in variable.source.name
+
+
+def _is_models_own(translator: Any) -> bool:
+    """Whether the code that dynamo is in is the model's."""
+    return is_models_file(translator.f_code.co_filename)
+
+
+def _which(asks: str) -> CaptureError:
+    return CaptureError(
+        f"the forward {asks}{at(lines_in(stack_here()))}, which no plan can go by: in every call it is another object. "
+        "Give a flag as an argument instead"
+    )
