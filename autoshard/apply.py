@@ -48,6 +48,7 @@ from .lowering import (
     check_redistributions,
     check_same_start,
     check_same_tensors,
+    check_untaken,
     code_digest,
     converted,
     keep_freed_memory,
@@ -131,6 +132,7 @@ def parallelize(
             check_same_start(board, stage, each, mesh, len(plans), random, sizes)
     with agreed(board, STAGES[1]):
         check_class(model)
+        check_untaken(model)
         with seldom_collected():
             lowered = [_lowered(model, each, mesh, args, kwargs, random, None) for each in plans]
             others = [(each, size) for size in sizes for each in plans if batch_size(each) != size]
@@ -168,18 +170,22 @@ def _sizes(plans: Sequence[ShardingPlan], batches: Sequence[int]) -> tuple[int, 
 
 @dataclass(frozen=True, eq=False)
 class _Lowered:
-    """A plan, and the graph and the program of it; ``grad`` says whether the model was captured with gradients."""
+    """A plan, and the graph and the program of it; ``grad`` says whether the model was captured with gradients, and
+    ``training`` in which mode each of its modules was.
+    """
 
     plan: ShardingPlan
     graph: CapturedGraph
     program: LocalProgram
     inputs: Inputs
     grad: bool
+    training: tuple[bool, ...]
 
     def served(self, model: nn.Module, mesh: DeviceMesh, failures: Failures, draws: Draws | None) -> ServedPlan:
         drawn = draws if self.program.is_random else None
+        graph, modes = self.graph, self.training
         with torch.set_grad_enabled(self.grad):
-            return ServedPlan(model, self.plan, mesh, self.program, self.inputs, self.graph, drawn, failures)
+            return ServedPlan(model, self.plan, mesh, self.program, self.inputs, graph, modes, drawn, failures)
 
 
 def _lowered(
@@ -199,18 +205,19 @@ def _lowered(
     args = as_arguments(args)
     grad = torch.is_grad_enabled() and any(entry.phase == "backward" for entry in plan.operators)
     with torch.set_grad_enabled(grad):
-        graph, plan = _captured(model, plan, args, kwargs, size)
+        graph, plan, training = _captured(model, plan, args, kwargs, size)
     program = lower(graph, plan, rank, random=random)
     verify(program, plan, rank.groups)
     inputs = Inputs(model, plan, mesh, args, kwargs or {}, strided=graph.asks_for_strides)
-    return _Lowered(plan, graph, program, inputs, grad)
+    return _Lowered(plan, graph, program, inputs, grad, training)
 
 
 def _captured(
     model: nn.Module, plan: ShardingPlan, args: tuple[Any, ...], kwargs: dict[str, Any] | None, size: int | None
-) -> tuple[CapturedGraph, ShardingPlan]:
+) -> tuple[CapturedGraph, ShardingPlan, tuple[bool, ...]]:
     """The graph of a plan, captured in the mode that it was made for: as the model is, or in the other one (training or
-    evaluation), in which the model is not left; and the plan, for a batch of the size where one is given.
+    evaluation), in which the model is not left; the plan, for a batch of the size where one is given; and the mode of
+    each module of the model.
 
     Raises:
         PlanMismatchError: it was made for neither; says what differs from the model as it is.
@@ -225,13 +232,14 @@ def _captured(
 
 def _as_planned(
     model: nn.Module, plan: ShardingPlan, args: tuple[Any, ...], kwargs: dict[str, Any] | None, size: int | None
-) -> tuple[CapturedGraph, ShardingPlan]:
+) -> tuple[CapturedGraph, ShardingPlan, tuple[bool, ...]]:
+    training = tuple(module.training for module in model.modules())
     graphs = disk_cache("graphs", code_digest())
     captured = capture(model, args, kwargs, guarded=True, precision=plan.precision, graphs=graphs)
     graph = recomputed(micro_batched(captured, plan.micro_batches), plan.recomputed)
     if size is None:
         check_once(plan, graph)
-        return graph, plan
+        return graph, plan, training
     resized = at_batch(plan, graph)
     try:
         check_once(resized, graph)
@@ -241,7 +249,7 @@ def _as_planned(
             "Give a size of which every rank has a part, or make a plan for it (autoshard plan ... "
             "--held-as PLAN.yaml) and give parallelize both"
         ) from None
-    return graph, resized
+    return graph, resized, training
 
 
 def check_once(plan: ShardingPlan, graph: CapturedGraph) -> None:

@@ -24,6 +24,7 @@ from .rank import Rank
 from .served_plan import ServedPlan
 from .shards import shard_parameters
 from .sketch import NODES
+from .taken import check_untaken
 from .verify import verify
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "as_one_process",
     "bind",
     "check_class",
+    "check_untaken",
     "check_graph",
     "check_held_alike",
     "check_mesh",

@@ -23,6 +23,7 @@ from ..layout import Layout, local_shape
 from ..micro_batches import summed_name
 from ..plans import ShardingPlan
 from .adapter import hooks_of
+from .kept import Kept
 from .local_program import LocalProgram
 from .placements import as_dtensor, readable
 
@@ -39,6 +40,7 @@ class Accumulation:
         self._layouts = _layouts_of_sums(plan, program)
         self._copies: dict[str, tuple[torch.Tensor, tuple[int, int], torch.Tensor]] = {}
         self._trained: dict[str, torch.Tensor] = {}
+        self._forwards: WeakSet[Kept] = WeakSet()
         if self.micro_batches > 1:
             _refuse_unfinished_steps()
             _ALL.add(self)
@@ -46,17 +48,18 @@ class Accumulation:
     def __deepcopy__(self, memo: dict[int, Any]) -> Accumulation:
         """That of a copy of the module, which holds nothing yet."""
         other = Accumulation.__new__(Accumulation)
-        other.__dict__.update(self.__dict__, done=0, _copies={}, _trained={})
+        other.__dict__.update(self.__dict__, done=0, _copies={}, _trained={}, _forwards=WeakSet())
         _ALL.add(other)
         return other
 
-    def held(self, name: str, argument: torch.Tensor, shard: torch.Tensor, keeps: bool) -> torch.Tensor:
+    def held(self, name: str, argument: torch.Tensor, shard: torch.Tensor, kept: Kept | None) -> torch.Tensor:
         """What the forward takes for an argument: its shard, or the copy that is held of it.
 
-        A copy is made again once torch counts a change of the argument or of its shard.
+        A copy is made again once torch counts a change of the argument or of its shard, and where no step is going on:
+        torch counts no changes by operators on lists (``torch._foreach_lerp_``, averages of weights) of DTensors.
 
         Args:
-            keeps: hold the copy for the forwards to come.
+            kept: what the forward keeps for its backward, as long as which the copy is held; None where there is none.
         """
         gather = self._once.gathers.get(name)
         if gather is None:
@@ -64,12 +67,22 @@ class Accumulation:
         counted = not (argument.is_inference() or shard.is_inference())
         version = (argument._version, shard._version) if counted else (-1, -1)
         known = self._copies.get(name)
-        if counted and known is not None and known[0] is argument and known[1] == version:
+        is_going_on = 0 < self.done < self.micro_batches or len(self._forwards) > 0
+        if is_going_on and counted and known is not None and known[0] is argument and known[1] == version:
             return known[2]
         (made,) = gather([readable(shard)])
-        if keeps and counted:
+        if kept is not None and counted:
             self._copies[name] = argument, version, made
         return made  # type: ignore[no-any-return]
+
+    def forward(self, kept: Kept | None) -> None:
+        """Notes a forward, which is one of the step that is going on as long as a backward may follow."""
+        if kept is not None:
+            self._forwards.add(kept)
+
+    def went_back(self, kept: Kept) -> None:
+        """Notes that no other backward follows a forward."""
+        self._forwards.discard(kept)
 
     def begin(self, trained: Mapping[str, torch.Tensor]) -> bool:
         """Begins a backward; says whether it is to add to sums.

@@ -218,6 +218,22 @@ class Remembered:
         return is_same and _address(tensor) != self._address
 
 
+def next_to_step(optimizer: torch.optim.Optimizer, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+    """Has ``before`` be the last hook that is called before a step of an optimizer, and ``after`` the first behind it.
+    To be called in a hook for all optimizers, which torch calls before the optimizer's own.
+    """
+    hooks: Any = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    ours = _NEXT.get(optimizer)
+    if ours is None or any(number not in hooks[k] for k, number in enumerate(ours)):
+        ours = optimizer.register_step_pre_hook(before).id, optimizer.register_step_post_hook(after).id
+        _NEXT[optimizer] = ours
+    hooks[0].move_to_end(ours[0])
+    hooks[1].move_to_end(ours[1], last=False)
+
+
+_NEXT: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
+
+
 _address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
 

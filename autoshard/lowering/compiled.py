@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from .adapter import compiler_of_trace, keeps_graph, watched_inside
 from .emitter import LocalGraph
@@ -179,12 +180,17 @@ def _go_back(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[Any, .
     key, number, compiler = ctx.where
     program = _found(key, number)[2].program
     by_result = dict(zip(made_by(program), gradients))
-    tangents = [by_result[k] for k in program.tangents]
+    tangents = [_whole(by_result[k]) for k in program.tangents]
     found: dict[str, torch.Tensor] = {}
     if any(tangent is not None for tangent in tangents):
         made = torch.ops.autoshard.backward(key, number, compiler, *ctx.saved_tensors, tangents)
         found = dict(zip(program.trained, made))
     return None, None, None, None, None, [found.get(name) for name in program.arguments]
+
+
+def _whole(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """The gradient of a plain result, which is a DTensor where the caller added one to it (a norm of parameters)."""
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
 
 def _define() -> torch.library.Library:

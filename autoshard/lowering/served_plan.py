@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -28,6 +29,7 @@ class ServedPlan:
 
     Args:
         model: its parameters are DTensors already; as far as its Python goes, it is still as it was captured.
+        training: in which mode each of its modules was captured.
         draws: under which seed each forward draws; None where the program draws nothing.
     """
 
@@ -39,6 +41,7 @@ class ServedPlan:
         program: LocalProgram,
         inputs: Inputs,
         graph: CapturedGraph,
+        training: Sequence[bool],
         draws: Draws | None,
         failures: Failures,
     ) -> None:
@@ -49,7 +52,7 @@ class ServedPlan:
         self._held = HeldTensors(model, plan, mesh)
         self._accumulation = Accumulation(plan, mesh, program)
         self._taken = [name for name in program.arguments if name not in inputs.names]
-        self.state = ModelState(model, graph, self._taken)
+        self.state = ModelState(model, graph, self._taken, training)
         self._written = [name for name in program.mutated if name not in graph.replaced]
         self.draws = draws
 

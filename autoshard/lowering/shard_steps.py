@@ -19,7 +19,7 @@ from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .adapter import known_as, local_of
+from .adapter import known_as, local_of, next_to_step
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -44,19 +44,33 @@ def step_shards_of(module: nn.Module) -> None:
 
 @cache
 def _register() -> None:
-    register_optimizer_step_pre_hook(_with_stand_in)
+    register_optimizer_step_pre_hook(_prepare)
+
+
+def _prepare(optimizer: optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Has the stand-in made behind all hooks of the user's before the step, which may change groups and gradients, and
+    gone before those after it.
+    """
+    if type(optimizer) in ELEMENTWISE and not torch.compiler.is_compiling():
+        next_to_step(optimizer, _with_stand_in, _without_stand_in)
 
 
 def _with_stand_in(optimizer: optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
     """The arguments of the step, the first of which is the optimizer, with a stand-in in its place; None where the
     optimizer itself has to step. A closure is among the latter: it makes gradients within the step.
     """
-    if type(optimizer) not in ELEMENTWISE or torch.compiler.is_compiling() or args[:1] != (optimizer,):
+    if args[:1] != (optimizer,):
         return None
     if any(value is not None for value in (*args[1:], *kwargs.values())) or not _is_ours(optimizer):
         return None
     stand_in = _stand_in(optimizer)
     return None if stand_in is None else ((stand_in, *args[1:]), kwargs)
+
+
+def _without_stand_in(optimizer: optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Has whoever is given the arguments of the step find the optimizer's own groups and state there."""
+    if args[0] is not optimizer:
+        args[0].__dict__ = optimizer.__dict__
 
 
 def _is_ours(optimizer: optim.Optimizer) -> bool:
@@ -71,8 +85,8 @@ def _is_ours(optimizer: optim.Optimizer) -> bool:
 
 
 def _stand_in(optimizer: optim.Optimizer) -> optim.Optimizer | None:
-    """The optimizer with shards in the place of DTensors. None where it has no state yet, which it makes as DTensors,
-    or where a gradient or a state is placed otherwise than its parameter.
+    """The optimizer with shards in the place of DTensors. None where it has no state yet, or not all of it, which it
+    makes as DTensors, or where a gradient or a state is placed otherwise than its parameter.
     """
     groups: list[dict[str, Any]] = []
     state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
@@ -84,7 +98,9 @@ def _stand_in(optimizer: optim.Optimizer) -> optim.Optimizer | None:
             if parameter.grad is None:
                 continue
             held = optimizer.state.get(parameter)
-            if not held or not _are_alike(parameter, parameter.grad, *held.values()):
+            if not held or not all(isinstance(value, Tensor) for value in held.values()):
+                return None
+            if not _are_alike(parameter, parameter.grad, *held.values()):
                 return None
             shard = local_of(parameter).detach()  # a tensor of its own: its gradient is let go of with it
             shard.grad = local_of(parameter.grad)
@@ -96,7 +112,7 @@ def _stand_in(optimizer: optim.Optimizer) -> optim.Optimizer | None:
     return made
 
 
-def _are_alike(parameter: Tensor, gradient: Tensor, *states: Any) -> bool:
+def _are_alike(parameter: Tensor, gradient: Tensor, *states: Tensor) -> bool:
     """Whether what is a DTensor among these is placed as the parameter is, and no sum is open."""
     if gradient.dtype != parameter.dtype:
         return False
@@ -111,6 +127,6 @@ def _are_alike(parameter: Tensor, gradient: Tensor, *states: Any) -> bool:
             is_on_mesh = said.mesh is spec.mesh or said.mesh == spec.mesh
             if not is_on_mesh or said.placements != spec.placements:
                 return False
-        elif isinstance(other, Tensor) and other.dim() > 0:
+        elif other.dim() > 0:
             return False
     return not any(placement.is_partial() for placement in spec.placements)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -25,14 +25,18 @@ class ModelState:
 
     Args:
         taken: the parameters and buffers (FQNs) that somebody else checks, as a step takes their numbers.
+        training: in which mode each module was when the model was captured.
     """
 
-    def __init__(self, model: nn.Module, graph: CapturedGraph, taken: Collection[str]) -> None:
+    def __init__(
+        self, model: nn.Module, graph: CapturedGraph, taken: Collection[str], training: Sequence[bool]
+    ) -> None:
         self._model = model
         self._guards = graph.guards and graph.guards.without(taken)
         self._tied = tuple(_tied(model, graph.aliases))
         self._modules = tuple(_modules(model))
-        self._idle = tuple((module, module.training) for module in model.modules() if _drops_nothing(module))
+        modes = zip(model.modules(), training, strict=True)
+        self._idle = tuple((module, mode) for module, mode in modes if _drops_nothing(module))
         self._contained = tuple(_contained(model, frozenset(node.name for _, node in graph.of_kind("buffer"))))
         self._methods = tuple(_methods(model))
         self._grad_mode = torch.is_grad_enabled() if graph.names & _MODES else None

@@ -23,6 +23,21 @@ def mark_taken(parameter: nn.Parameter, name: str) -> None:
     _refuse_steps()
 
 
+def check_untaken(model: nn.Module) -> None:
+    """Checks that no other model has lost a parameter to which this one holds on, which each would train by itself.
+
+    Raises:
+        InputError: one has.
+    """
+    for name, parameter in model.named_parameters():
+        if there := getattr(parameter, _MARK, None):
+            raise InputError(
+                f"the parameter {name} is one ({there}) of a model that was parallelized before, where a DTensor has "
+                "taken its place, so the two would be trained apart; put both models into one module, and plan and "
+                "parallelize that"
+            )
+
+
 @cache
 def _refuse_steps() -> None:
     def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -142,6 +142,27 @@ def test_what_a_step_keeps_is_its_own_and_goes_with_the_step(mesh: DeviceMesh) -
     assert not compiled._KEPT
 
 
+class Loss(Chain):
+    """A model whose result is a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sum()
+
+
+def test_what_is_added_to_a_loss_may_be_made_of_parameters(mesh: DeviceMesh) -> None:
+    model, x = Loss(), torch.rand(4, 4)
+    reference = deepcopy(model)
+    parallel = autoshard.auto_parallelize(model, mesh, (x,))
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def loss(x: Tensor) -> Tensor:
+        return parallel(x) + 0.1 * parallel.w.square().sum()
+
+    full(loss(x)).backward()
+    (reference(x) + 0.1 * reference.w.square().sum()).backward()
+    assert not list(differences(state_of(parallel), state_of(reference)))
+
+
 class Clamped(Chain):
     """A model that writes into its parameter."""
 

@@ -32,19 +32,20 @@ def numbers(rows: int) -> Tensor:
 
 
 class Net(nn.Module):
-    """Does something else in evaluation, and has a head that only training takes."""
+    """Does something else in evaluation, has a head that only training takes, and a dropout that drops nothing."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
         self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.0)
         self.head = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x).relu()
-        x = self.norm(x)
+        x = self.drop(self.norm(x))
         return self.head(x).square().mean() if self.training else x
 
 
@@ -110,6 +111,12 @@ def test_a_plan_for_evaluation_alone_is_captured_in_that_mode(mesh: DeviceMesh, 
     assert parallel.training and "in the other mode" in str(refusal(lambda m: m(numbers(6)), parallel))
     with torch.no_grad():
         assert is_parity(lambda m: m.eval()(numbers(6)), (parallel, reference))
+
+
+def test_a_model_that_evaluates_as_it_is_parallelized_trains(mesh: DeviceMesh, plans: list[ShardingPlan]) -> None:
+    reference = Net().eval()
+    pair = autoshard.parallelize(deepcopy(reference), plans[0], mesh).train(), reference.train()
+    assert is_parity(lambda m: m(numbers(6)).detach(), pair)
 
 
 def test_another_plan_holds_parameters_as_the_first_by_few_pins() -> None:

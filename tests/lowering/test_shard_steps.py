@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autoshard
@@ -151,6 +152,60 @@ def test_hooks_are_called_with_the_optimizer_itself(module: nn.Module) -> None:
     train(module, optimizer)
     assert len(seen) == 2 * STEPS
     assert all(o is optimizer and all(isinstance(p, DTensor) for p in params) for o, params in seen)
+
+
+def test_what_hooks_change_before_a_step_counts(module: nn.Module) -> None:
+    """Hooks of the optimizer and of all optimizers; whichever were registered before the first step, or behind it."""
+
+    def change(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] /= 2
+        first, *_, last = (p for group in optimizer.param_groups for p in group["params"])
+        first.grad = first.grad * 3
+        last.grad = None if args[0].param_groups[0]["lr"] < 0.02 else last.grad
+
+    def outcome(trained: nn.Module, *closure: Any) -> list[Tensor]:
+        optimizer = made_for(trained)
+        train(trained, optimizer, *closure)
+        optimizer.register_step_pre_hook(change)
+        with_all = register_optimizer_step_pre_hook(change)
+        try:
+            train(trained, optimizer, *closure)
+        finally:
+            with_all.remove()
+        added = nn.Parameter(torch.ones(2))
+        added.grad = torch.ones(2)
+        optimizer.register_step_pre_hook(lambda o, args, kwargs: o.add_param_group({"params": [added]}))
+        optimizer.step(*closure)
+        assert added.tolist() != [1.0, 1.0]
+        return values(trained, optimizer)
+
+    other = copy.deepcopy(module)
+    found, expected = outcome(module), outcome(other, lambda: None)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_hooks_after_a_step_are_given_the_optimizers_own(module: nn.Module) -> None:
+    optimizer = made_for(module)
+    seen: list[Any] = []
+    optimizer.register_step_post_hook(lambda o, args, kwargs: seen.append((args[0].param_groups, args[0].state)))
+    train(module, optimizer)
+    assert len(seen) == STEPS
+    assert all(groups is optimizer.param_groups and state is optimizer.state for groups, state in seen)
+
+
+def test_state_that_is_not_there_yet_is_made(module: nn.Module) -> None:
+    """A run without momentum may have written ``None`` down."""
+
+    def outcome(trained: nn.Module, *closure: Any) -> list[Tensor]:
+        optimizer = made_for(trained, optim.SGD)
+        for parameter in trained.parameters():
+            optimizer.state[parameter]["momentum_buffer"] = None
+        train(trained, optimizer, *closure)
+        return values(trained, optimizer)
+
+    other = copy.deepcopy(module)
+    assert all(torch.equal(a, b) for a, b in zip(outcome(module), outcome(other, lambda: None), strict=True))
 
 
 def test_a_step_that_fails_leaves_the_optimizer_as_it_was(module: nn.Module) -> None:

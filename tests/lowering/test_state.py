@@ -398,6 +398,17 @@ def test_an_optimizer_made_before_its_model_was_parallelized_says_so(mesh: Devic
     torch.optim.SGD(parallel.parameters(), lr=0.1).step()
 
 
+def test_a_parameter_of_two_models_is_refused_by_the_second(mesh: DeviceMesh) -> None:
+    first, second = Model(), Model()
+    second.layers[0].linear.weight = first.layers[0].linear.weight
+    autoshard.auto_parallelize(deepcopy(first), mesh, (X,))  # a copy has parameters of its own
+    autoshard.auto_parallelize(first, mesh, (X,))
+    before = list(second.parameters())
+    with pytest.raises(InputError, match=r"layers\.0\.linear\.weight is one .* parallelized before.* into one module"):
+        autoshard.auto_parallelize(second, mesh, (X,))
+    assert all(a is b for a, b in zip(before, second.parameters(), strict=True))
+
+
 def test_attributes_of_parameters_stay(mesh: DeviceMesh) -> None:
     model = Model()
     model.layers[0].linear.weight.decay = False  # type: ignore[assignment]
