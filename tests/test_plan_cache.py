@@ -123,6 +123,44 @@ def test_a_model_that_changes_has_another_key(change: str, monkeypatch: pytest.M
     assert model_key(model, (X,), {}) not in (before, None)
 
 
+FACTOR, OPTIONS = 2.0, {"factor": 2.0}
+
+
+def _times(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * OPTIONS["factor"]
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return _times(gradients[0])
+
+
+BACKWARDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a backward": Scaled.apply,
+    "a hook": lambda x: (x.register_hook(lambda gradient: gradient * FACTOR), x)[1],
+    "a mode": lambda x: x.detach() if FACTOR == 2.0 else x,
+    "a part without gradients": lambda x: torch.set_grad_enabled(FACTOR == 2.0)(lambda: x * 2)(),
+}
+
+
+@pytest.mark.parametrize("what", BACKWARDS)
+def test_what_a_backward_reads_is_part_of_the_key(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return BACKWARDS[what](self.first(x)).sum()
+
+    before = model_key(Model(), (X,), {})
+    assert before is not None and before == model_key(Model(), (X,), {})
+    monkeypatch.setitem(globals(), "FACTOR", 0.5)
+    monkeypatch.setitem(OPTIONS, "factor", 0.5)
+    assert model_key(Model(), (X,), {}) not in (before, None)
+
+
 class _Held:
     """What nobody can describe."""
 

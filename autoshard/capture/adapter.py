@@ -237,6 +237,28 @@ def run_on_fakes(
             return model(*fake_args, **fake_kwargs)
 
 
+@contextmanager
+def hooks_into(found: list[Any]) -> Iterator[None]:
+    """Adds to a list each hook that a forward gives the gradient of a tensor."""
+    register = torch.Tensor.register_hook
+
+    def hooked(tensor: torch.Tensor, hook: Any) -> Any:
+        found.append(hook)
+        return register(tensor, hook)
+
+    with patch.object(torch.Tensor, "register_hook", hooked):
+        yield
+
+
+def made_by(tensor: torch.Tensor) -> type[torch.autograd.Function] | None:
+    """The user's ``torch.autograd.Function`` whose backward the gradient of a tensor goes through next."""
+    step: Any = tensor.grad_fn
+    if not isinstance(step, torch.autograd.function.BackwardCFunction):
+        return None
+    found: type[torch.autograd.Function] = type(step)._forward_cls  # type: ignore[attr-defined]
+    return None if found.__module__.startswith("torch.") else found
+
+
 def has_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor is none of those that a model is run on without memory."""
     return not isinstance(tensor, FakeTensor)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
-from .adapter import run_on_fakes, storage_of, written_down
+from .adapter import hooks_into, made_by, run_on_fakes, storage_of, written_down
 from .dynamo.dynamo_errors import depends_on_numbers
 from .graph import Node, Ref, TensorMeta
 from .stacks.blocks import Stack
@@ -27,7 +27,8 @@ class FakeRun:
     tensors that it may take; and the leaves of its result, a :class:`Ref` for each tensor, with their structure.
 
     ``elsewhere`` are tensors that operators take and that are none of the model's, nor made of numbers in the forward.
-    ``fills`` says that the call writes into parameters or buffers, or puts other tensors in their places.
+    ``fills`` says that the call writes into parameters or buffers, or puts other tensors in their places. ``backwards``
+    are what it gives its own backward: classes of ``torch.autograd.Function``, and hooks of tensors.
     """
 
     nodes: tuple[Node, ...]
@@ -35,6 +36,7 @@ class FakeRun:
     structure: TreeSpec
     elsewhere: tuple[torch.Tensor, ...]
     fills: bool
+    backwards: tuple[Any, ...]
 
 
 def fake_run(
@@ -61,11 +63,13 @@ def fake_run(
                 hooks.callback(block.register_forward_pre_hook(run.entering(name)).remove)
                 hooks.callback(block.register_forward_hook(run.leaving).remove)
         hooks.callback(model.register_forward_hook(run.ended).remove)
+        hooks.enter_context(hooks_into(run.backwards))
         try:
             result = run_on_fakes(model, args, kwargs, lambda leaves: run.start(model, leaves), dtype)
             leaves, structure = tree_flatten(result)
             noted = tuple(map(run.noted, leaves))
-            return FakeRun(tuple(run.nodes), noted, structure, tuple(run.elsewhere), run.fills)
+            run.note_backwards(leaves)
+            return FakeRun(tuple(run.nodes), noted, structure, tuple(run.elsewhere), run.fills, tuple(run.backwards))
         except Exception as error:  # it is the user's code that runs: on fakes it may do whatever it likes
             reason = "it looks at numbers of a tensor" if depends_on_numbers(error) else error
             raise NotPeriodicError(f"the forward cannot be run on fake tensors: {reason}") from error
@@ -80,6 +84,7 @@ class _Run:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.elsewhere: list[torch.Tensor] = []
+        self.backwards: list[Any] = []
         self._refs: dict[int, Ref] = {}
         self._alive: list[Any] = []  # so that no other tensor gets the identity of one that is known
         self._blocks = [""]
@@ -119,9 +124,18 @@ class _Run:
     def _ran(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         results = [value for value in tree_flatten(result)[0] if isinstance(value, torch.Tensor)]
         metas = tuple(TensorMeta(tuple(value.shape), value.dtype) for value in results)
-        named = tuple(self.noted(list(kwargs.items())))
+        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        self.note_backwards(given)
+        gradients = torch.is_grad_enabled(), *(tensor.requires_grad for tensor in given)  # no other argument says so
+        named = *self.noted(list(kwargs.items())), ("gradients", gradients)
         self.fills |= any(storage_of(tensor) in self._memory for tensor in _written(op, args, kwargs))
         self._add(Node(self._name(op), "operator", "forward", metas, op, self.noted(args), named), results)
+
+    def note_backwards(self, values: Iterable[Any]) -> None:
+        """Notes the functions of the user's that have made tensors among these."""
+        for value in values:
+            if isinstance(value, torch.Tensor) and (function := made_by(value)) is not None:
+                self.backwards.append(function)
 
     def _name(self, op: torch._ops.OpOverload) -> str:
         """Operators are numbered in their block, apart from those with which autograd keeps something for itself: how

@@ -4,9 +4,10 @@ No fingerprint sees all that a forward may depend on: a flag of another module, 
 does with them shows when it runs. So the key holds, besides all that describes the model at rest, every operator that
 its forward calls on tensors without memory, with its arguments (:mod:`autoshard.capture.fake_run`).
 
-What does not show in that run is in the rest. Custom backwards, marks of ``torch.utils.checkpoint`` and source lines
-follow from the code, which enters as the content of all files of the user's own that are loaded and of the files of
-libraries that define the model's classes; and from attributes of modules, which enter by value.
+What does not show in that run is in the rest. Marks of ``torch.utils.checkpoint`` and source lines follow from the
+code, which enters as the content of all files of the user's own that are loaded and of the files of libraries that
+define the model's classes; and from attributes of modules, which enter by value. Custom backwards and hooks of
+gradients, which do not run, follow from the code, too, and from the global variables that it reads, by value.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _MOST_NUMBERS = 1 << 20
 """The numbers of a tensor that is no parameter or buffer, beyond which a model has no key."""
 _BY_VERSION = ("autoshard", "builtins", "cost_models", "solver", "torch")
 """Packages whose version is in the key of whatever is kept."""
+_ENVIRONMENT = frozenset({"environ", "getenv"})
 _TEXTS = (bool, int, float, complex, str, bytes, range, slice, enum.Enum)
 _TEXTS_OF_TORCH = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
 
@@ -87,7 +89,7 @@ def known_model(
             warnings.simplefilter("ignore")  # what the model warns of, it warns of when it is captured
             dtype = dtype_of(param_dtype) if param_dtype else None
             run = fake_run(copy, args, kwargs, dtype, tuple(stacks_of(copy, FEWEST)))
-        for part in _of_run(run):
+        for part in (*_of_run(run), *map(_of_backward, run.backwards)):
             note(part)
     except (_NoKeyError, NotPeriodicError, RecursionError):
         return None
@@ -114,6 +116,13 @@ def _of_run(run: FakeRun) -> Iterator[object]:
     yield from map(seen, run.nodes)
     yield run.structure, run.result
     yield [(_tensor(value), _numbers(value)) for value in run.elsewhere]
+
+
+def _of_backward(given: Any) -> object:
+    """What a class of ``torch.autograd.Function`` or a hook of a gradient does, as far as its code does not say it."""
+    known = _Described(None)
+    function = given.backward if isinstance(given, type) else given  # type: ignore[attr-defined]
+    return known.of(given), [known.of(value) for value in _read_by(function, set())]
 
 
 def described(value: object) -> str | None:
@@ -224,6 +233,38 @@ class _Described:
             return _class_of(value), reduced
         _, *state = reduced
         return _class_of(value), [self.of(list(part) if isinstance(part, Iterator) else part) for part in state]
+
+
+def _read_by(function: Any, known: set[CodeType]) -> Iterator[object]:
+    """The values of global variables that a function of the user's own reads, and of those that these call; the whole
+    environment, where it reads that.
+
+    Raises:
+        _NoKeyError: it is no function of Python's.
+    """
+    while isinstance(function, (partial, MethodType)):
+        function = function.func if isinstance(function, partial) else function.__func__
+    if not isinstance(function, FunctionType):
+        raise _NoKeyError
+    code, named = function.__code__, function.__globals__
+    if code in known or _is_of_library(code.co_filename):
+        return
+    known.add(code)
+    names = frozenset(_names_in(code))
+    if names & _ENVIRONMENT:
+        yield sorted(os.environ.items())
+    for name in sorted(names & named.keys()):
+        if isinstance(named[name], FunctionType):
+            yield from _read_by(named[name], known)
+        elif not isinstance(named[name], (ModuleType, type)):
+            yield name, named[name]
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
 
 
 def _class_of(value: object) -> tuple[str, str]:

@@ -222,6 +222,47 @@ class TurnedAround(Deep):
         return x.sum()
 
 
+class Smooth(nn.Module):
+    """Keeps for its backward what no operator shows."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return x + nn.functional.silu(self.inner(x))
+
+
+class Untrained(Deep):
+    """No gradient is computed within some blocks."""
+
+    def __init__(self, *without: int) -> None:
+        super().__init__(Smooth)
+        self.without = without
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to ()."""
+        x = self.first(x)
+        for index, block in enumerate(self.blocks):
+            with torch.set_grad_enabled(index not in self.without):
+                x = block(x)
+        return x.sum()
+
+
+class HalfGradient(Deep):
+    """Behind one block a hook halves the gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to ()."""
+        x = self.first(x)
+        for index, block in enumerate(self.blocks):
+            x = block(x)
+            if index == 6:
+                x.register_hook(lambda gradient: gradient * 0.5)
+        return x.sum()
+
+
 class Collected(Deep):
     """Gives what every block makes."""
 
@@ -346,6 +387,9 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "a weight of two blocks": lambda: deep(tied),
     "a table in the dicts of all blocks": lambda: deep(block=partial(Tabled, table=torch.ones(WIDTH))),
     "a backward of its own": TurnedAround,
+    "a block without a gradient": partial(Untrained, 5),
+    "first blocks without a gradient": partial(Untrained, 0, 1, 2, 3, 4),
+    "a hook of a gradient": HalfGradient,
     "what every block makes is a result": Collected,
     "the number of blocks is known by heart": LastByNumber,
     "few blocks": lambda: Deep(depth=FEWEST - 1),

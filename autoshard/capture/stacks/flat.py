@@ -51,6 +51,8 @@ def captured_flat(
         if traced.has_custom_backward or any(stack.differing & traced.reads for stack in stacks):
             return None
         deep_run = run or fake_run(model, args, kwargs, dtype, stacks)
+        if deep_run.backwards:  # of which no operator says what they do
+            return None
         if short_run.elsewhere or deep_run.elsewhere:  # of which nobody knows whether they are the same ones
             return None
         short = short_run.nodes
