@@ -63,6 +63,7 @@ from .forward import forward_of
 from .graph import Mark, SameTensor
 from .operators.constant import LARGEST
 from .operators.grouped_products import fake_grouped_mm
+from .operators.margins import multilabel_margin_loss
 from .operators.picked import of_rows
 
 aten = torch.ops.aten
@@ -543,7 +544,7 @@ def _same_modes() -> Iterator[None]:
 @contextmanager
 def _unvalidated() -> Iterator[None]:
     """Has ``torch.distributions`` and ``F.gaussian_nll_loss`` take their arguments as they are, and ``nn.Transformer``
-    its masks: to validate them, or to find a mask causal, they look at their numbers.
+    its masks: to validate them, or to find a mask causal, they look at their numbers. And a loss be what it is.
     """
     look_functions_up()
     distribution: Any = torch.distributions.Distribution
@@ -552,6 +553,7 @@ def _unvalidated() -> Iterator[None]:
     try:
         with (
             patch.object(F, "gaussian_nll_loss", gaussian_nll_loss),
+            patch.object(F, "multilabel_margin_loss", multilabel_margin_loss),
             patch.object(transformer, "_detect_is_causal_mask", is_said_to_be_causal),
             patch.object(torch, "_check_tensor_all_with", check_tensor_all_with),
         ):

@@ -39,24 +39,45 @@ def _exchanging_no_rows(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[t
     return decomposed, own.expand(pivots.shape).contiguous(), others
 
 
+def _pair_by_pair(node: Node, inputs: Metas) -> list[Rule]:
+    """Any dim in front of the matrices that the result has, of those that are as long there: others stand for all."""
+    made = node.outputs[0]
+    assert made is not None
+
+    def cut(meta: TensorMeta, behind: int) -> Placement:
+        d = len(meta.shape) - behind
+        return S(d) if d >= 0 and meta.shape[d] == made.shape[-behind] else R
+
+    behind_fronts = range(3, len(made.shape) + 1)
+    return [Rule(tuple(cut(meta, k) for meta in inputs), (S(len(made.shape) - k),)) for k in behind_fronts]
+
+
+def _rows(meta: TensorMeta) -> Placement:
+    return S(len(meta.shape) - 2)
+
+
+def _columns(meta: TensorMeta) -> Placement:
+    return S(len(meta.shape) - 1)
+
+
 def _distance_rules(node: Node, inputs: Metas) -> list[Rule]:
-    """Of (..., P, M) and (..., R, M): any dim in front that both have, and the rows of either."""
-    rank = len(inputs[0].shape)
-    rows, columns = S(rank - 2), S(rank - 1)
-    return [*_matrix_by_matrix(node, inputs), Rule((rows, R), (rows,)), Rule((R, rows), (columns,))]
+    """Of (..., P, M) and (..., R, M): any dim in front, and the rows of either."""
+    (x, y), (made,) = inputs, node.outputs
+    assert made is not None
+    return [*_pair_by_pair(node, inputs), Rule((_rows(x), R), (_rows(made),)), Rule((R, _rows(y)), (_columns(made),))]
 
 
 def _distance_backward_rules(node: Node, inputs: Metas) -> list[Rule]:
     """The gradient of the first matrix, which takes that of the distances, both matrices and the distances: addends
     where the rows of the second are cut, columns where both are.
     """
-    rank = len(inputs[1].shape)
-    rows, columns = S(rank - 2), S(rank - 1)
+    (grad, x, y, distances), (made,) = inputs, node.outputs
+    assert made is not None
     return [
-        *_matrix_by_matrix(node, inputs),
-        Rule((rows, rows, R, rows), (rows,)),
-        Rule((columns, R, rows, columns), (P_SUM,)),
-        Rule((R, columns, columns, R), (columns,)),
+        *_pair_by_pair(node, inputs),
+        Rule((_rows(grad), _rows(x), R, _rows(distances)), (_rows(made),)),
+        Rule((_columns(grad), R, _rows(y), _columns(distances)), (P_SUM,)),
+        Rule((R, _columns(x), _columns(y), R), (_columns(made),)),
     ]
 
 

@@ -303,6 +303,15 @@ def _small_range(start: int | None, end: int | None, whole: int, size: int) -> t
     return lo, size if end >= whole else max(lo + 1, size - 1)
 
 
+def _of_resolved(call: LocalCall) -> Any:
+    """Of complex numbers as they are: a conjugate that torch has not made yet has no pairs of its own. In one process
+    two conjugates of a tensor are that tensor; here the first may have been sent, and is made.
+    """
+    x = call.args[0]
+    is_lazy = call.caller.value(x).is_conj()
+    return call.run(call.node.op, call.run(aten.resolve_conj.default, x) if is_lazy else x)
+
+
 _RESHAPE = Operator(
     rules=_reshape_rules,
     rules_beside_others=_rows_cut_further,
@@ -325,6 +334,7 @@ enter(
 )
 enter("squeeze squeeze_copy", Operator(more_rules=_reshape_rules, local=_squeezed))
 enter("view_as_complex view.dtype", Operator(local=on_contiguous(1)))
+enter("view_as_real", Operator(local=_of_resolved))
 enter("unfold", Operator(rules=_window_rules, small=_small_windows, keeps=_keeps_windows))
 enter(
     "unfold_backward",

@@ -114,6 +114,8 @@ class Check:
             if placement is None or placement.kind != "S":
                 continue
             assert meta is not None and form is not None
+            if placement.dim >= len(meta.shape):
+                return False
             size, small_size = meta.shape[placement.dim], form.shape[placement.dim]
             if (size % self._parts == 0) != (small_size % trial.ranks == 0):
                 return False

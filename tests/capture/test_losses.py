@@ -14,6 +14,7 @@ from torch import nn
 
 from autoshard.capture import capture
 from autoshard.capture.by_numbers.unvalidated import gaussian_nll_loss
+from autoshard.capture.operators.margins import multilabel_margin_loss
 from autoshard.capture.operators.picked import of_rows
 from autoshard.layout import Layout, S
 from autoshard.mesh import Mesh
@@ -29,6 +30,7 @@ LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "soft margin": lambda x, y: F.soft_margin_loss(x, y.sign()),
     "gaussian": lambda x, y: F.gaussian_nll_loss(x, y, x.exp()),
     "cross entropy": lambda x, y: F.cross_entropy(x, y.argmax(1)),
+    "margins of several classes": lambda x, y: F.multilabel_margin_loss(x, y.argsort(1)),
 }
 
 
@@ -94,6 +96,28 @@ def test_the_gaussian_loss_is_torchs(shape: tuple[int, ...] | None, reduction: s
     assert gaussian_nll_loss.__defaults__ == F.gaussian_nll_loss.__defaults__
     with pytest.raises(ValueError, match="not valid"):
         gaussian_nll_loss(*leaves[:2], 0.5, reduction="most")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("rows", [4, None])
+def test_the_margins_of_several_classes_are_torchs(rows: int | None, reduction: str) -> None:
+    """Of none, some and all classes, behind the first -1 of which others may stand, and named twice."""
+    targets = torch.tensor([[3, 1, -1, 0, 2], [-1, 4, 4, 4, 4], [0, 1, 2, 3, 4], [2, 2, -1, -1, -1]])
+    scores = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    for k in range(4):
+        x, y = (scores, targets) if rows else (scores[k], targets[k])
+        found, expected = (
+            _value_and_gradients(lambda x, loss=loss, y=y: loss(x, y, reduction=reduction), (x,))
+            for loss in (multilabel_margin_loss, F.multilabel_margin_loss)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    legacy = {"size_average": False}
+    assert multilabel_margin_loss(scores, targets, **legacy) == multilabel_margin_loss(scores, targets, reduction="sum")
+    for wrong in (targets[:2], targets[0]):
+        with pytest.raises(ValueError, match="inconsistent target size"):
+            multilabel_margin_loss(scores, wrong)
+    with pytest.raises(ValueError, match="not a valid value"):
+        multilabel_margin_loss(scores, targets, reduction="most")
 
 
 def _value_and_gradients(

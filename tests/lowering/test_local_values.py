@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+import autoshard
 from autoshard.lowering import LocalProgram, Rank, lower
 from autoshard.lowering.adapter import WAIT, collective_name, without_values
 from autoshard.lowering.local_values import Results, value_of
 
 from ..oracles import groups_of
 from ..plans_of import planned
+from .as_before import check_as_before
 
 aten = torch.ops.aten
 
@@ -96,3 +98,25 @@ def test_equal_values_that_lie_apart_stay_apart_and_views_of_them_too() -> None:
         assert written.storages is second.storages
         whole, real = (results.of(aten.full.default, ((2,), number), {}) for number in (1, 1.0))
         assert (whole.tensor.dtype, real.tensor.dtype) == (torch.int64, torch.float32)
+
+
+class Conjugates(nn.Module):
+    """Of a conjugate the real part, which torch takes of the conjugate of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, features) to a number."""
+        h = self.enter(x)
+        z = torch.complex(h, 2 * h).conj()
+        return (z.real * z.imag).square().mean()
+
+
+def test_a_conjugate_that_was_sent_has_parts() -> None:
+    torch.manual_seed(0)
+    model, args = Conjugates().double(), (torch.randn(6, 4, dtype=torch.float64),)
+    pins = ["/_conj=a:S(0) -> a:S(0)", "/_conj.1=a:R -> a:R"]
+    plan = autoshard.plan(model, args, mesh="a=2", hardware="cpu-gloo", constraints=pins, cache=False)
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-12)

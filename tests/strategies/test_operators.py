@@ -175,6 +175,12 @@ OTHERS = {
         *(f(n, 24, 5), f(n, 12, 5), f(24, 2, 3), [24], [1], [1], [1], False, [0], 6, [True, True, True]),
     ),
     "distances": lambda n: operator(aten._cdist_forward.default, f(6, n, 4), f(6, 5, 4), 1.0, None),
+    "distances of a batch and a matrix": lambda n: operator(
+        aten._cdist_forward.default, f(n, 6, 4), f(5, 4), 1.0, None
+    ),
+    "distances of a matrix and a batch": lambda n: operator(
+        aten._cdist_forward.default, f(1, 6, 4), f(6, n, 5, 4), 1.0, None
+    ),
     "distances by a product": lambda n: operator(aten._euclidean_dist.default, f(n, 6), f(30, 6)),
     "gradient of distances": lambda n: operator(aten._cdist_backward.default, f(n, 6), f(n, 4), f(6, 4), 2.0, f(n, 6)),
     "product of three": lambda n: operator(
