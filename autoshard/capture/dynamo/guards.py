@@ -14,8 +14,7 @@ import sys
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 from unittest.mock import patch
@@ -23,12 +22,13 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch._dynamo import guards, output_graph, source
-from torch._dynamo.guards import CheckFunctionManager, GuardBuilder
+from torch._dynamo.guards import CheckFunctionManager
 from torch._guards import Guard, GuardsSet, Source, TracingContext, tracing
 from torch.utils._ordered_set import OrderedSet
 
 from ..lines import line_in
 from .observed import Observed
+from .sources import NotDataError, Read, Written
 
 MODEL_SOURCE = "L['self']._modules['_export_root']._modules['model']"
 # Guards on modes of torch, and on tensors.
@@ -47,33 +47,6 @@ _OF_A_CALL = frozenset(
 # The arguments of the capture and what its own code reads; and what it switches off of distributions.
 _OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput")
 _SWITCHED_OFF = "._validate_args"
-# How dynamo finds a value: those of its sources that are names and constants, which any process can follow.
-_SOURCES = frozenset(
-    {
-        "AttrSource",
-        "CellContentsSource",
-        "ClosureSource",
-        "CodeSource",
-        "ConstDictKeySource",
-        "DefaultsSource",
-        "DictGetItemSource",
-        "DictSubclassGetItemSource",
-        "GenericAttrSource",
-        "GetItemSource",
-        "GlobalSource",
-        "ImportSource",
-        "ListGetItemSource",
-        "LocalSource",
-        "ParamBufferSource",
-        "TypeDictSource",
-        "TypeMROSource",
-        "TypeSource",
-        "UnspecializedBuiltinNNModuleSource",
-        "UnspecializedNNModuleSource",
-        "UnspecializedParamBufferSource",
-    }
-)
-_NAMES = frozenset({"freevar_name", "global_name", "idx_key", "local_name", "member"})
 _IDENTITY = re.compile(r"(___check_(?:obj|type)_id\(.*), \d+\)")
 _UNNAMED = re.compile(r"G\['(___unnamed_scope_\w+)'\]")
 Document: TypeAlias = "dict[str, Any] | None"
@@ -209,7 +182,7 @@ def guards_of(graph: Any, module: nn.Module, frame: CodeType) -> Guards:
     by_condition |= {each.condition: line for each, line in zip(held, map(_line, tensors)) if line}
     try:
         document: Document = _written(graph, kept, lines, tensors) | _as_seen(nested, held)
-    except _NotDataError:
+    except NotDataError:
         document = None
     return Guards(manager, scope, [*nested, *held], by_condition, document)
 
@@ -323,10 +296,6 @@ def _is_of_namedtuple(guard: Guard, names: Mapping[str, Any]) -> bool:
     return found is not None and str(names[found[1]].get("__name__")).startswith("namedtuple_")
 
 
-class _NotDataError(Exception):
-    """A guard has something to do with an object that only this process has."""
-
-
 def guards_again(document: Mapping[str, Any], model: nn.Module) -> Guards | None:
     """Guards on a model that is as it was when they were written down.
 
@@ -341,7 +310,7 @@ def guards_again(document: Mapping[str, Any], model: nn.Module) -> Guards | None
     try:
         scope = _scope(traced, _globals(document))
         with tracing(TracingContext(None)):  # a source that imports a module guards on it
-            read = _Read(document["sources"])
+            read = Read(document["sources"])
         kept = [Guard(read.source(where), read.condition(*what)) for where, *what in document["guards"]]
         graph = output_graph.OutputGraphCommon(
             output_graph.OutputGraphGuardsState(
@@ -385,9 +354,9 @@ def _written(graph: Any, kept: Sequence[Guard], lines: Sequence[str], tensors: C
     """Guards as data.
 
     Raises:
-        _NotDataError: they have to do with what only this process has.
+        NotDataError: they have to do with what only this process has.
     """
-    written, scope = _Written(), graph.global_scope
+    written, scope = Written(), graph.global_scope
     known: dict[tuple[int, str], int] = {}  # what several lines read is guarded once; the last of them is named
     for number, guard in enumerate(kept):
         condition = json.dumps(written.condition(guard.create_fn))
@@ -399,7 +368,7 @@ def _written(graph: Any, kept: Sequence[Guard], lines: Sequence[str], tensors: C
     for name in sorted(written.globals - {of_builtins}):
         module = scope.get(name)
         if not isinstance(module, ModuleType) or sys.modules.get(module.__name__) is not module:
-            raise _NotDataError
+            raise NotDataError
         modules[name] = module.__name__
     return {
         "sources": written.sources,
@@ -424,72 +393,3 @@ def _conditions(guard: Guard) -> list[str]:
     """What a guard checks, without the identities of objects, which are others in every process."""
     texts = (_IDENTITY.sub(r"\1)", code) for code in guard.code_list or ())
     return list(dict.fromkeys(texts))  # dynamo writes them down anew whenever it makes what checks them
-
-
-class _Written:
-    """Sources as data, each of them once: its class, and its fields; that of another source is the number of that."""
-
-    def __init__(self) -> None:
-        self.sources: list[tuple[str, dict[str, Any]]] = []
-        self.globals: set[str] = set()
-        self._numbers: dict[Source, int] = {}
-
-    def source(self, where: Source) -> int:
-        """The number of a source."""
-        if where not in self._numbers:
-            kind = type(where).__name__
-            if kind not in _SOURCES:
-                raise _NotDataError
-            held = {field.name: getattr(where, field.name) for field in fields(where) if field.init}
-            written = (kind, {name: self._value(value) for name, value in held.items()})
-            if isinstance(where, source.GlobalSource):
-                self.globals.add(where.global_name)
-            self._numbers[where] = len(self.sources)
-            self.sources.append(written)
-        return self._numbers[where]
-
-    def condition(self, create: Any) -> tuple[str, dict[str, Any]]:
-        """What is to hold of a value: how dynamo calls it, and with what."""
-        made = create if isinstance(create, partial) else partial(create)
-        name = str(getattr(made.func, "__name__", ""))
-        if getattr(GuardBuilder, name, None) is not made.func or made.args:
-            raise _NotDataError
-        return name, {key: self._value(value) for key, value in made.keywords.items()}
-
-    def _value(self, value: Any) -> Any:
-        if isinstance(value, Source):
-            return {"source": self.source(value)}
-        if value is None or type(value) in (bool, int, str):
-            return value
-        raise _NotDataError
-
-
-class _Read:
-    """Sources and conditions of what :class:`_Written` wrote.
-
-    Torch evaluates the name of a source as Python: what is no constant in it is an identifier here, or refused.
-    """
-
-    def __init__(self, written: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        self._found: list[Source] = []
-        for kind, held in written:
-            names = [held[name] for name in _NAMES & held.keys() if isinstance(held[name], str)]
-            if kind not in _SOURCES or not all(name.isidentifier() for name in names if name):
-                raise ValueError(kind)
-            if held.get("module_name", "torch") not in sys.modules:
-                raise ValueError(kind)
-            self._found.append(getattr(source, kind)(**{name: self._value(value) for name, value in held.items()}))
-
-    def source(self, number: int) -> Source:
-        """The source with a number."""
-        return self._found[number]
-
-    def condition(self, name: str, given: Mapping[str, Any]) -> Any:
-        """What :meth:`_Written.condition` was given."""
-        create = getattr(GuardBuilder, name)
-        if not name.isupper():
-            raise ValueError(name)
-        return partial(create, **{key: self._value(value) for key, value in given.items()}) if given else create
-
-    def _value(self, value: Any) -> Any:
-        return self._found[value["source"]] if isinstance(value, dict) else value
