@@ -17,14 +17,19 @@ from .dynamo.dynamo_errors import depends_on_numbers
 from .graph import Node, Ref, TensorMeta
 from .stacks.blocks import Stack
 from .stacks.repeat import NotPeriodicError
+from .ways_between import WaysBetween
 
 aten = torch.ops.aten
+
+
+_CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 @dataclass(frozen=True, eq=False)
 class FakeRun:
     """What a call of a model does: a node for each operator, named by the block that it runs in, behind those of the
-    tensors that it may take; and the leaves of its result, a :class:`Ref` for each tensor, with their structure.
+    tensors that it may take; and the leaves of its result, a :class:`Ref` for each tensor, with their structure. Nodes
+    say, too, which way Python went to each block and what numbers it gave it, and what the call leaves behind.
 
     ``elsewhere`` are tensors that operators take and that are none of the model's, nor made of numbers in the forward.
     ``fills`` says that the call writes into parameters or buffers, or puts other tensors in their places. ``backwards``
@@ -55,20 +60,23 @@ def fake_run(
     Raises:
         NotPeriodicError: the forward cannot be run so.
     """
-    run = _Run()
+    run = _Run(model)
     with ExitStack() as hooks:
         for stack in stacks:
             for index, block in stack.container.named_children():
                 name = f"{stack.path}.{index}".removeprefix(".")
-                hooks.callback(block.register_forward_pre_hook(run.entering(name)).remove)
+                hooks.callback(block.register_forward_pre_hook(run.entering(name), with_kwargs=True).remove)
                 hooks.callback(block.register_forward_hook(run.leaving).remove)
+        hooks.callback(model.register_forward_pre_hook(run.begun).remove)
         hooks.callback(model.register_forward_hook(run.ended).remove)
+        hooks.callback(run.ways.off)
         hooks.enter_context(hooks_into(run.backwards))
         try:
             result = run_on_fakes(model, args, kwargs, lambda leaves: run.start(model, leaves), dtype)
             leaves, structure = tree_flatten(result)
             noted = tuple(map(run.noted, leaves))
             run.note_backwards(leaves)
+            run.nodes.append(Node("result", "input", "forward", (), None, noted, (("structure", str(structure)),)))
             return FakeRun(tuple(run.nodes), noted, structure, tuple(run.elsewhere), run.fills, tuple(run.backwards))
         except Exception as error:  # it is the user's code that runs: on fakes it may do whatever it likes
             reason = "it looks at numbers of a tensor" if depends_on_numbers(error) else error
@@ -81,7 +89,7 @@ def seen(node: Node) -> tuple[object, ...]:
 
 
 class _Run:
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.nodes: list[Node] = []
         self.elsewhere: list[torch.Tensor] = []
         self.backwards: list[Any] = []
@@ -90,20 +98,36 @@ class _Run:
         self._blocks = [""]
         self._counts: Counter[str] = Counter()
         self._held: dict[str, torch.Tensor] = {}
+        self.ways = WaysBetween(model)
         self._memory: frozenset[int] = frozenset()
         self.fills = False
 
     def entering(self, block: str) -> Callable[..., None]:
         """A hook for before a block runs."""
 
-        def enter(*_: Any) -> None:
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if len(self._blocks) == 1:
+                self.ways.off()
             self._blocks.append(block)
+            numbers = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor)]
+            self._note_way(f"{block}/", str([leaf if isinstance(leaf, _CONSTANTS) else type(leaf) for leaf in numbers]))
 
         return enter
 
     def leaving(self, *_: Any) -> None:
         """A hook for after a block has run."""
         self._blocks.pop()
+        if len(self._blocks) == 1:
+            self.ways.on()
+
+    def _note_way(self, path: str, *args: object) -> None:
+        self._counts[f"{path}way."] += 1
+        name = f"{path}way.{self._counts[f'{path}way.']}"
+        self.nodes.append(Node(name, "input", "forward", (), args=(self.ways.taken(), *args)))
+
+    def begun(self, *_: Any) -> None:
+        """A hook for before the model runs."""
+        self.ways.on()
 
     def start(self, model: nn.Module, leaves: Sequence[Any]) -> Callable[..., None]:
         """Notes the tensors that are there before the call."""
@@ -118,7 +142,12 @@ class _Run:
 
     def ended(self, model: nn.Module, *_: Any) -> None:
         """A hook for after the model has run."""
+        self.ways.off()
+        self._note_way("")
         now = _held(model)
+        for name in now.keys() & self._held.keys():
+            if now[name] is not self._held[name]:
+                self.nodes.append(Node(f"{name}/after", "input", "forward", (), args=(self.noted(now[name]),)))
         self.fills |= now.keys() != self._held.keys() or any(now[name] is not self._held[name] for name in now)
 
     def _ran(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -27,6 +27,7 @@ from .dynamo.observed import MODEL, Observed
 from .dynamo.tracing import Dynamo, autograd_function_apply, forward_graph, return_only
 from .examples import tensor_of
 from .graph import SameTensor
+from .no_copies import without_copies
 from .results import separate_results
 from .taken_apart.take_apart import take_apart
 
@@ -60,6 +61,7 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if found.changed.assigned:
         module, found, out_spec = forward_graph(Observed(model, tuple(found.changed.assigned)), args, kwargs)
     leave_checks_out(module.graph)
+    without_copies(module.graph)
     pick_as_in_example(module)
     take_loops_apart(module)
     refuse_ways_by_numbers(model, module)

@@ -21,6 +21,13 @@ def is_models_file(path: str) -> bool:
     return not path.startswith(_NOT_THE_MODEL)
 
 
+def is_of_library(path: str) -> bool:
+    """Whether code in this file belongs to Python itself, which writes some of its own (that of dataclasses), or to
+    an installed package.
+    """
+    return path.startswith((*_LIBRARIES, "<string>", "<frozen "))
+
+
 def line_in(trace: str) -> str:
     """``file:line: code`` of the innermost frame of the model in a printed traceback; empty if there is none."""
     return next((_line(frame) for frame in reversed(_frames(trace))), "")
@@ -31,7 +38,7 @@ def lines_in(trace: str) -> str:
     parentheses. Of a model that is all in a library, the innermost.
     """
     frames = _frames(trace)
-    own = [frame for frame in frames if not frame["file"].startswith(_LIBRARIES)]
+    own = [frame for frame in frames if not is_of_library(frame["file"])]
     if not own or own[-1] is frames[-1]:
         return line_in(trace)
     return f"{_line(own[-1])} (in {_line(frames[-1])})"

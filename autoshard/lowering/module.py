@@ -87,7 +87,8 @@ class ParallelModule(nn.Module):
         }
         copied = self.__class__.__new__(self.__class__)
         memo[id(self)] = copied
-        copied.__dict__.update({key: deepcopy(value, memo) for key, value in self.__dict__.items()})
+        for key in sorted(self.__dict__, key=lambda key: key == _SLOT):  # what looks at the modules of the copy is last
+            copied.__dict__[key] = deepcopy(self.__dict__[key], memo)
         _refuse_parts(copied)
         step_shards_of(copied)
         let_be_traced(copied)

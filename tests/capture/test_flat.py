@@ -19,6 +19,7 @@ from autoshard.capture import CapturedGraph, Node, capture
 from autoshard.capture.adapter import FakeResults, storage_of
 from autoshard.capture.fake_run import fake_run
 from autoshard.capture.stacks import flat
+from autoshard.capture.stacks.block_guards import BlockGuards
 from autoshard.capture.stacks.blocks import FEWEST, stacks_of
 from autoshard.precision import AS_IT_IS, Precision
 from examples.gpt2 import GPT2, GPT2Config
@@ -263,6 +264,43 @@ class HalfGradient(Deep):
         return x.sum()
 
 
+class Taking(Deep):
+    """Does something with what the fifth of its blocks makes, or at one block alone; has a number for each block."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(block=Scaled)
+        self.what, self.flag = what, False
+        self.numbers, self.n0, self.n1, self.n2, self.n3, self.n4 = [1.0] * DEPTH, *[1.0] * 5
+        self.n5, self.n6, self.n7, self.n8 = [1.0] * 4
+        self.alike = [*self.blocks]
+        self.register_buffer("last", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Any:
+        """(B, C) to what is asked for."""
+        made = [self.first(x)]
+        for k, block in enumerate(self.alike if self.what == "a plain list" else self.blocks):
+            scale = 1.0
+            if self.what == "items":
+                scale = self.numbers[k]
+            elif self.what == "attributes":
+                scale = getattr(self, f"n{k}")
+            elif self.what == "a flag" and k == 6 and self.flag:
+                scale = 2.0
+            made.append(block(made[-1], k if self.what == "an index" else scale))
+        if self.what == "a buffer":
+            self.last = made[5].detach().mean(0)
+        loss = made[-1].square().sum()
+        return {"a result": (loss, made[5]), "a count": (loss, len(self.blocks))}.get(self.what, loss)
+
+
+class Scaled(Block):
+    """Is given a number."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:  # type: ignore[override]
+        """(B, C) to (B, C)."""
+        return x + super().forward(x).tanh() * (scale if scale > 0 else 1)
+
+
 class Collected(Deep):
     """Gives what every block makes."""
 
@@ -359,6 +397,7 @@ FLAT: dict[str, Callable[[], nn.Module]] = {
     "tables in dicts": lambda: deep(block=Tabled),
     "dropout": lambda: deep(lambda model: [setattr(block, "rate", 0.1) for block in model.blocks]),
     "parts computed again": lambda: deep(block=Marked),
+    "items of a list by number": partial(Taking, "items"),
     "numbers that stand in every block": lambda: deep(block=Numbered),
     "functions that blocks were given": lambda: deep(block=Given),
     "hooks of their own that do the same": lambda: deep(scaled),
@@ -390,6 +429,9 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "a block without a gradient": partial(Untrained, 5),
     "first blocks without a gradient": partial(Untrained, 0, 1, 2, 3, 4),
     "a hook of a gradient": HalfGradient,
+    **{f"of one block alone: {what}": partial(Taking, what) for what in ("a result", "a count", "a buffer", "a flag")},
+    "an index is given": partial(Taking, "an index"),
+    "blocks of a plain list": partial(Taking, "a plain list"),
     "what every block makes is a result": Collected,
     "the number of blocks is known by heart": LastByNumber,
     "few blocks": lambda: Deep(depth=FEWEST - 1),
@@ -451,6 +493,31 @@ def test_a_change_of_any_block_among_others_is_seen(index: int, among: tuple[Dee
     found = broken(graph)
     model.blocks[index].scale = 0.5
     assert found == f"model.blocks.{index}.scale == 0.5"
+
+
+def test_an_item_that_only_a_deep_model_reads_is_seen() -> None:
+    model = Taking("items")
+    guards = capture(model, (torch.randn(8, WIDTH),), guarded=True).guards
+    assert isinstance(guards, BlockGuards) and guards.broken() is None
+    for k in range(DEPTH):
+        model.numbers[k] = 2.0
+        assert guards.broken() is not None
+        model.numbers[k] = 1.0
+    assert guards.broken() is None
+
+
+def test_attributes_by_number_are_all_looked_at() -> None:
+    guards = capture(Taking("attributes"), (torch.randn(8, WIDTH),), guarded=True).guards
+    assert guards is not None and not isinstance(guards, BlockGuards)
+
+
+def test_another_order_of_blocks_is_seen() -> None:
+    model, other = deep(), Taking("a plain list")
+    guards, others = (capture(each, (torch.randn(8, WIDTH),), guarded=True).guards for each in (model, other))
+    assert guards is not None and others is not None and guards.broken() is None and others.broken() is None
+    model.blocks._modules["6"] = model.blocks._modules.pop("6")
+    other.alike[2:4] = reversed(other.alike[2:4])
+    assert guards.broken() is not None and others.broken() is not None
 
 
 def test_a_copy_of_the_guards_looks_at_the_copy_of_the_model(guarded: CapturedGraph, changing: Deep) -> None:

@@ -269,6 +269,31 @@ def a_column_of_ones(m, x, k, t, c, w):
     return out.square().mean() + x[k].sum()
 
 
+@_body
+def dropout_of_nothing_is_its_input(m, x, k, t, c, w):
+    h = x * 1
+    kept = F.dropout(h, 0.3, training=False)
+    kept += 1
+    also = F.alpha_dropout(h, 0.0, True)
+    also.mul_(2)
+    return (kept * h).sum()
+
+
+@_body
+def a_buffer_that_is_not_dropped(m, x, k, t, c, w):
+    kept = torch.dropout(m.mean, 0.0, True)
+    kept.add_(1)
+    return (x * m.mean).square().sum()
+
+
+@_body
+def chunks_that_are_said_to_be_none(m, x, k, t, c, w):
+    h = x.detach() * 1
+    torch.unsafe_chunk(h, 2, 0)[0].mul_(2)
+    h.unsafe_split(4)[1].add_(1)
+    return (h * x).square().sum()
+
+
 ALIKE = {"part_of_rows", "mask_by_xor", "legacy_loss_by_class", "a_sum_that_is_dropped_out", "labels_in_place"}
 
 

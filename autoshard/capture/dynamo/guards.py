@@ -47,6 +47,9 @@ _OF_A_CALL = frozenset(
 # The arguments of the capture and what its own code reads; and what it switches off of distributions.
 _OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput")
 _SWITCHED_OFF = "._validate_args"
+# From so many items or attributes on that differ in a number, a loop may have read them.
+_SEVERAL = 3
+_MODULES = ("._modules", ".__dict__['_modules']")
 _IDENTITY = re.compile(r"(___check_(?:obj|type)_id\(.*), \d+\)")
 _UNNAMED = re.compile(r"G\['(___unnamed_scope_\w+)'\]")
 Document: TypeAlias = "dict[str, Any] | None"
@@ -55,7 +58,8 @@ Document: TypeAlias = "dict[str, Any] | None"
 @dataclass(frozen=True, eq=False)
 class _Seen:
     """What dynamo's own guards do not say enough of, or what is another object under a plan: a tuple with lists in it,
-    which dynamo compares with itself, or a tensor. Its name, where it is, and how it looked (:func:`_look`).
+    which dynamo compares with itself, a module in a plain list, or a tensor. Its name, where it is, and how it looked
+    (:func:`_look`).
 
     ``code`` reads it in a hundredth of the time of ``source``, and every call of the module does that; None where the
     name is more than Python.
@@ -77,13 +81,18 @@ class _Seen:
             value = self.source.get_value(scope, {}, {}) if self.code is None else FunctionType(self.code, scope)()
         except (LookupError, AttributeError, TypeError):
             return True
-        return _look(value) != self.look
+        return _look(value, scope) != self.look
 
 
-def _look(value: Any) -> str:
-    """How a tensor looks, a DTensor as the tensor that it is a sharding of; how any other value prints."""
+def _look(value: Any, scope: dict[str, Any]) -> str:
+    """How a tensor looks, a DTensor as the tensor that it is a sharding of; which of the model's a module is; how any
+    other value prints.
+    """
     if isinstance(value, torch.Tensor):
         return f"{value.dtype}{list(value.shape)}".removeprefix("torch.")
+    if isinstance(value, nn.Module):
+        model = scope["L"]["self"]._modules["_export_root"].model
+        return next((f"model.{path}" for path, module in model.named_modules() if module is value), "another module")
     return repr(value)
 
 
@@ -91,17 +100,31 @@ class Guards:
     """The conditions on Python state under which the captured graph is what the model does.
 
     ``document`` is what :func:`guards_again` makes them of, as JSON has it; None where they name what only this process
-    has.
+    has. ``numbered`` are containers of constants of which items were read by number, and ``families`` the names of
+    other things that were.
     """
 
     def __init__(
-        self, manager: Any, scope: dict[str, Any], seen: Sequence[_Seen], lines: dict[str, str], document: Document
+        self,
+        manager: Any,
+        scope: dict[str, Any],
+        seen: Sequence[_Seen],
+        lines: dict[str, str],
+        document: Document,
+        numbered: Sequence[_Seen] = (),
+        families: Sequence[str] = (),
     ) -> None:
         self._manager = manager
         self._scope = scope
         self._seen = tuple(seen)
         self._lines = lines
         self.document = document
+        self._numbered = tuple(numbered)
+        self.families = tuple(families)
+
+    def for_all_numbers(self) -> Guards:
+        """The same conditions, and that ``numbered`` containers are what they are: other items may be read of them."""
+        return Guards(self._manager, self._scope, [*self._seen, *self._numbered], self._lines, self.document)
 
     def without(self, names: Collection[str]) -> Guards:
         """The same conditions, but for those on parameters and buffers of these FQNs, which are checked elsewhere."""
@@ -180,11 +203,13 @@ def guards_of(graph: Any, module: nn.Module, frame: CodeType) -> Guards:
     nested, held = list(_nested(kept, scope)), list(_looks(map(_source, tensors), scope))
     by_condition = _by_condition(kept, lines)
     by_condition |= {each.condition: line for each, line in zip(held, map(_line, tensors)) if line}
+    containers, families = _by_number(kept, scope)
+    numbered = list(_looks(containers, scope))
     try:
-        document: Document = _written(graph, kept, lines, tensors) | _as_seen(nested, held)
+        document: Document = _written(graph, kept, lines, tensors, containers) | _as_seen(nested, held, numbered)
     except NotDataError:
         document = None
-    return Guards(manager, scope, [*nested, *held], by_condition, document)
+    return Guards(manager, scope, [*nested, *held], by_condition, document, numbered, families)
 
 
 def _line(guard: Guard) -> str:
@@ -221,11 +246,18 @@ def _by_condition(kept: Sequence[Guard], lines: Sequence[str]) -> dict[str, str]
 
 
 def _nested(guards: list[Guard], scope: dict[str, Any]) -> Iterator[_Seen]:
+    """Containers that are constants to dynamo, and modules in lists and dicts that are no modules: which they are."""
     of_values = [guard for guard in guards if guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH")]
     for where in map(_source, of_values):
         value = where.get_value(scope, {}, {})
         if isinstance(value, (tuple, list, dict)):
             yield _seen(where, value, scope)
+    for where in dict.fromkeys(map(_source, guards)):
+        item: Any = where.base if isinstance(where, source.NNModuleSource) else where
+        if hasattr(item, "index") and not item.base.name.endswith(_MODULES):
+            value = where.get_value(scope, {}, {})
+            if isinstance(value, nn.Module):
+                yield _seen(where, value, scope)
 
 
 def _looks(sources: Iterable[Source], scope: dict[str, Any]) -> Iterator[_Seen]:
@@ -235,11 +267,50 @@ def _looks(sources: Iterable[Source], scope: dict[str, Any]) -> Iterator[_Seen]:
 
 
 def _seen(where: Source, value: Any, scope: dict[str, Any]) -> _Seen:
-    return _Seen(readable(where.name), where, _code(where.name, scope, value), _look(value))
+    return _Seen(readable(where.name), where, _code(where.name, scope, value), _look(value, scope))
 
 
-def _as_seen(nested: Sequence[_Seen], held: Sequence[_Seen]) -> dict[str, Any]:
-    return {"nested": [each.look for each in nested], "held": [each.look for each in held]}
+def _as_seen(nested: Sequence[_Seen], held: Sequence[_Seen], numbered: Sequence[_Seen]) -> dict[str, Any]:
+    kinds = {"nested": nested, "held": held, "numbered": numbered}
+    return {kind: [each.look for each in found] for kind, found in kinds.items()}
+
+
+def _by_number(kept: Iterable[Guard], scope: dict[str, Any]) -> tuple[list[Source], list[str]]:
+    """The containers of constants of which several items were read by number, or by names that end with one; and what
+    other things were, as readable names.
+    """
+    items: dict[Source, set[object]] = {}
+    attributes: dict[str, set[str]] = {}
+    for guard in kept:
+        where: Any = _source(guard)
+        while where is not None:
+            key = getattr(where, "index", getattr(where, "member", None))
+            name = str(key) if isinstance(key, (int, str)) else ""
+            if re.search(r"\d$", name):
+                if hasattr(where, "member"):
+                    attributes.setdefault(f"{readable(where.base.name)}.{name.rstrip('0123456789')}", set()).add(name)
+                else:
+                    items.setdefault(where.base, set()).add(key)
+            where = getattr(where, "base", None)
+    plain = {where: keys for where, keys in items.items() if not where.name.endswith(_MODULES)}
+    several = [where for where, keys in plain.items() if len(keys) >= _SEVERAL or _has_modules(where, scope)]
+    constants = [where for where in several if _is_constant(where.get_value(scope, {}, {}))]
+    others = [readable(where.name) for where in several if where not in constants]
+    return constants, [*others, *(name for name, keys in attributes.items() if len(keys) >= _SEVERAL)]
+
+
+def _has_modules(where: Source, scope: dict[str, Any]) -> bool:
+    value = where.get_value(scope, {}, {})
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return any(isinstance(each, nn.Module) for each in values)
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_constant, (*value.keys(), *value.values())))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype))
 
 
 def _code(name: str, scope: dict[str, Any], value: Any) -> CodeType | None:
@@ -336,13 +407,14 @@ def guards_again(document: Mapping[str, Any], model: nn.Module) -> Guards | None
         return None
     try:
         nested, held = list(_nested(kept, scope)), list(_looks(map(read.source, document["tensors"]), scope))
+        numbered = list(_looks(map(read.source, document["containers"]), scope))
     except (LookupError, AttributeError, TypeError):  # what it had it has no longer
         return None
-    if any(document[key] != looks for key, looks in _as_seen(nested, held).items()):
+    if any(document[key] != looks for key, looks in _as_seen(nested, held, numbered).items()):
         return None
     by_condition = _by_condition(kept, document["lines"])
     by_condition |= {each.condition: line for each, line in zip(held, document["lines of tensors"]) if line}
-    found = Guards(manager, scope, [*nested, *held], by_condition, dict(document))
+    found = Guards(manager, scope, [*nested, *held], by_condition, dict(document), numbered)
     return None if found.broken() else found
 
 
@@ -350,7 +422,13 @@ def _traced_frame(self: nn.Module) -> None:
     """Code that has the local variable that sources begin with."""
 
 
-def _written(graph: Any, kept: Sequence[Guard], lines: Sequence[str], tensors: Collection[Guard]) -> dict[str, Any]:
+def _written(
+    graph: Any,
+    kept: Sequence[Guard],
+    lines: Sequence[str],
+    tensors: Collection[Guard],
+    containers: Iterable[Source],
+) -> dict[str, Any]:
     """Guards as data.
 
     Raises:
@@ -364,6 +442,7 @@ def _written(graph: Any, kept: Sequence[Guard], lines: Sequence[str], tensors: C
     found = [(where, *json.loads(condition)) for where, condition in known]
     ordered = sorted(map(written.source, graph.guard_on_key_order))
     held = [written.source(guard.originating_source) for guard in tensors]
+    of_numbers = list(map(written.source, containers))
     modules, of_builtins = {}, graph.name_of_builtins_dict_key_in_fglobals
     for name in sorted(written.globals - {of_builtins}):
         module = scope.get(name)
@@ -379,6 +458,7 @@ def _written(graph: Any, kept: Sequence[Guard], lines: Sequence[str], tensors: C
         "conditions": [_conditions(kept[number]) for number in known.values()],
         "lines": [lines[number] for number in known.values()],
         "tensors": held,
+        "containers": of_numbers,
         "lines of tensors": list(map(_line, tensors)),
     }
 

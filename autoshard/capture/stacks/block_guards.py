@@ -18,15 +18,18 @@ class BlockGuards:
     """The conditions that a short capture has relied on (``guards``), for all blocks of the model."""
 
     def __init__(self, guards: Guards, model: nn.Module, stacks: Sequence[Stack]) -> None:
-        self.guards = guards
+        self.guards = guards.for_all_numbers()
         self._model = model
         self._stacks = tuple(stacks)
 
     def broken(self) -> tuple[str, str] | None:
         """The first condition that no longer holds, and the line that relies on it; None if all hold."""
         for stack in self._stacks:
-            if len(stack.container._modules) != stack.count:
+            names = list(stack.container._modules)
+            if len(names) != stack.count:
                 return f"len({_path(stack)}) == {stack.count}", ""
+            if names != [str(k) for k in range(stack.count)]:
+                return f"the submodules of {_path(stack)} were in the order of their numbers", ""
         for number in range(max(stack.windows for stack in self._stacks)):
             with shortened(self._stacks, number):
                 broken = self.guards.broken()

@@ -8,7 +8,8 @@ block to block is read (an index that decides what a block does), the model is c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -20,7 +21,7 @@ from ..adapter import Trace
 from ..fake_run import FakeRun, fake_run, seen
 from ..graph import CapturedGraph
 from .block_guards import BlockGuards
-from .blocks import FEWEST, shortened, stacks_of
+from .blocks import FEWEST, Stack, shortened, stacks_of
 from .repeat import NotPeriodicError, Repeated, repeated
 
 Captured: TypeAlias = tuple[CapturedGraph, Trace]
@@ -50,6 +51,8 @@ def captured_flat(
             short_run = fake_run(model, args, kwargs, dtype, stacks)
         if traced.has_custom_backward or any(stack.differing & traced.reads for stack in stacks):
             return None
+        if traced.guards is not None and not all(_is_in_blocks(name, stacks) for name in traced.guards.families):
+            return None  # what the short model reads of these is not all that the deep one does
         deep_run = run or fake_run(model, args, kwargs, dtype, stacks)
         if deep_run.backwards:  # of which no operator says what they do
             return None
@@ -64,3 +67,8 @@ def captured_flat(
     if list(map(seen, short)) != list(map(seen, deep_run.nodes)):
         return None
     return replace(graph, guards=traced.guards and BlockGuards(traced.guards, model, stacks))
+
+
+def _is_in_blocks(name: str, stacks: Sequence[Stack]) -> bool:
+    """Whether what dynamo has a name for (``model.blocks.2.tables``) is a block's own."""
+    return any(re.search(rf"\b{re.escape(f'model.{stack.path}'.rstrip('.'))}\.\d", name) for stack in stacks)
