@@ -22,7 +22,7 @@ from .constraints import Constraints, Given, gather_constraints
 from .disk_cache import disk_cache
 from .errors import ConstraintError, LayoutError, MeshError
 from .garbage import seldom_collected
-from .lowering import Random, check_random, code_digest, from_first_rank, mesh_of
+from .lowering import Random, check_class, check_random, check_untaken, code_digest, from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
 from .mesh_search import Asked, search_meshes, shapes_of
 from .ops import registered
@@ -285,6 +285,8 @@ def auto_parallelize(
         What :func:`plan` and :func:`parallelize` raise. If planning fails, every rank raises.
     """
     check_random(random)
+    check_class(model)
+    check_untaken(model)
     if hardware is None:
         hardware = "cpu-gloo" if mesh.device_type == "cpu" else "dgx-h100"
     axes = _with_order(mesh)

@@ -126,6 +126,10 @@ def test_a_model_that_changes_has_another_key(change: str, monkeypatch: pytest.M
 FACTOR, OPTIONS = 2.0, {"factor": 2.0}
 
 
+class Settings:
+    factor = 2.0
+
+
 def _times(gradient: torch.Tensor) -> torch.Tensor:
     return gradient * OPTIONS["factor"]
 
@@ -142,6 +146,7 @@ class Scaled(torch.autograd.Function):
 
 BACKWARDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a backward": Scaled.apply,
+    "a hook of a class": lambda x: (x.register_hook(lambda gradient: gradient * Settings.factor), x)[1],
     "a hook": lambda x: (x.register_hook(lambda gradient: gradient * FACTOR), x)[1],
     "a mode": lambda x: x.detach() if FACTOR == 2.0 else x,
     "a part without gradients": lambda x: torch.set_grad_enabled(FACTOR == 2.0)(lambda: x * 2)(),
@@ -158,6 +163,7 @@ def test_what_a_backward_reads_is_part_of_the_key(what: str, monkeypatch: pytest
     assert before is not None and before == model_key(Model(), (X,), {})
     monkeypatch.setitem(globals(), "FACTOR", 0.5)
     monkeypatch.setitem(OPTIONS, "factor", 0.5)
+    monkeypatch.setattr(Settings, "factor", 0.5)
     assert model_key(Model(), (X,), {}) not in (before, None)
 
 

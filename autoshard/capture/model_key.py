@@ -254,10 +254,24 @@ def _read_by(function: Any, known: set[CodeType]) -> Iterator[object]:
     if names & _ENVIRONMENT:
         yield sorted(os.environ.items())
     for name in sorted(names & named.keys()):
-        if isinstance(named[name], FunctionType):
-            yield from _read_by(named[name], known)
-        elif not isinstance(named[name], (ModuleType, type)):
-            yield name, named[name]
+        value = named[name]
+        if isinstance(value, FunctionType):
+            yield from _read_by(value, known)
+        elif not isinstance(value, (ModuleType, type)):
+            yield name, value
+        elif _is_own(value):
+            held = {key: vars(value)[key] for key in sorted(names & vars(value).keys())}
+            yield name, {key: each for key, each in held.items() if isinstance(each, _TEXTS + (list, tuple, dict))}
+            for each in held.values():
+                if isinstance(each, FunctionType):
+                    yield from _read_by(each, known)
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a module, or the one that a class is in, is the user's own."""
+    module = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__)
+    path = getattr(module, "__file__", None)
+    return path is not None and not _is_of_library(path)
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

@@ -74,6 +74,9 @@ def shard_targets(
 ) -> tuple[torch.Tensor, ...]:
     """Cuts plain tensors as a result of the module is cut, for a loss that is computed outside of the model.
 
+    Take losses with ``reduction="sum"`` and divide: of several, torch 2.13 computes means on DTensors rank by rank, so
+    that ``mse_loss`` gives gradients as many times too large as there are ranks (docs/training.md, "Data").
+
     Args:
         result: a DTensor that the module returned.
         targets: plain tensors whose dims are the first dims of the result: full ones, equal on all ranks, or of the

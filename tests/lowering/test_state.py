@@ -403,6 +403,8 @@ def test_a_parameter_of_two_models_is_refused_by_the_second(mesh: DeviceMesh) ->
     second.layers[0].linear.weight = first.layers[0].linear.weight
     autoshard.auto_parallelize(deepcopy(first), mesh, (X,))  # a copy has parameters of its own
     autoshard.auto_parallelize(first, mesh, (X,))
+    with pytest.raises(InputError, match="is a parallel module already"):
+        autoshard.auto_parallelize(first, mesh, (X,))
     before = list(second.parameters())
     with pytest.raises(InputError, match=r"layers\.0\.linear\.weight is one .* parallelized before.* into one module"):
         autoshard.auto_parallelize(second, mesh, (X,))
