@@ -47,8 +47,8 @@ _OF_A_CALL = frozenset(
 # The arguments of the capture and what its own code reads; and what it switches off of distributions.
 _OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput")
 _SWITCHED_OFF = "._validate_args"
-# From so many items or attributes on that differ in a number, a loop may have read them.
-_SEVERAL = 3
+# Of so many items or attributes in a row, a loop over the blocks of a short model may have read one at each.
+_IN_A_ROW = 5
 _MODULES = ("._modules", ".__dict__['_modules']")
 _IDENTITY = re.compile(r"(___check_(?:obj|type)_id\(.*), \d+\)")
 _UNNAMED = re.compile(r"G\['(___unnamed_scope_\w+)'\]")
@@ -276,27 +276,31 @@ def _as_seen(nested: Sequence[_Seen], held: Sequence[_Seen], numbered: Sequence[
 
 
 def _by_number(kept: Iterable[Guard], scope: dict[str, Any]) -> tuple[list[Source], list[str]]:
-    """The containers of constants of which several items were read by number, or by names that end with one; and what
-    other things were, as readable names.
+    """The containers of constants of which items in a row were read by number, or by names that end with one; and what
+    other things were, as readable names. Lists that hold modules are among the latter, however many were read.
     """
-    items: dict[Source, set[object]] = {}
-    attributes: dict[str, set[str]] = {}
+    items: dict[Source, set[int]] = {}
+    attributes: dict[str, set[int]] = {}
     for guard in kept:
         where: Any = _source(guard)
         while where is not None:
             key = getattr(where, "index", getattr(where, "member", None))
-            name = str(key) if isinstance(key, (int, str)) else ""
-            if re.search(r"\d$", name):
+            found = re.search(r"^(.*?)(\d+)$", str(key)) if isinstance(key, (int, str)) else None
+            if found is not None:
                 if hasattr(where, "member"):
-                    attributes.setdefault(f"{readable(where.base.name)}.{name.rstrip('0123456789')}", set()).add(name)
-                else:
-                    items.setdefault(where.base, set()).add(key)
+                    attributes.setdefault(f"{readable(where.base.name)}.{found[1]}", set()).add(int(found[2]))
+                elif not (isinstance(where, source.ConstDictKeySource) or isinstance(where.base, source.TypeMROSource)):
+                    items.setdefault(where.base, set()).add(int(found[2]))
             where = getattr(where, "base", None)
     plain = {where: keys for where, keys in items.items() if not where.name.endswith(_MODULES)}
-    several = [where for where, keys in plain.items() if len(keys) >= _SEVERAL or _has_modules(where, scope)]
+    several = [where for where, keys in plain.items() if _is_in_a_row(keys) or _has_modules(where, scope)]
     constants = [where for where in several if _is_constant(where.get_value(scope, {}, {}))]
     others = [readable(where.name) for where in several if where not in constants]
-    return constants, [*others, *(name for name, keys in attributes.items() if len(keys) >= _SEVERAL)]
+    return constants, [*others, *(name for name, keys in attributes.items() if _is_in_a_row(keys))]
+
+
+def _is_in_a_row(numbers: set[int]) -> bool:
+    return any(numbers.issuperset(range(first, first + _IN_A_ROW)) for first in numbers)
 
 
 def _has_modules(where: Source, scope: dict[str, Any]) -> bool:
