@@ -96,6 +96,7 @@ class _Run:
         self._refs: dict[int, Ref] = {}
         self._alive: list[Any] = []  # so that no other tensor gets the identity of one that is known
         self._blocks = [""]
+        self._left = ""
         self._counts: Counter[str] = Counter()
         self._held: dict[str, torch.Tensor] = {}
         self.ways = WaysBetween(model)
@@ -108,22 +109,24 @@ class _Run:
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if len(self._blocks) == 1:
                 self.ways.off()
+            self._note(f"{self._left}/way.", self.ways.taken())
             self._blocks.append(block)
-            numbers = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor)]
-            self._note_way(f"{block}/", str([leaf if isinstance(leaf, _CONSTANTS) else type(leaf) for leaf in numbers]))
+            others = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor)]
+            self._note(
+                f"{block}/given.", str([each if isinstance(each, _CONSTANTS) else type(each) for each in others])
+            )
 
         return enter
 
     def leaving(self, *_: Any) -> None:
-        """A hook for after a block has run."""
-        self._blocks.pop()
+        """A hook for after a block has run. The way from there is the block's: the first may have one of its own."""
+        self._left = self._blocks.pop()
         if len(self._blocks) == 1:
             self.ways.on()
 
-    def _note_way(self, path: str, *args: object) -> None:
-        self._counts[f"{path}way."] += 1
-        name = f"{path}way.{self._counts[f'{path}way.']}"
-        self.nodes.append(Node(name, "input", "forward", (), args=(self.ways.taken(), *args)))
+    def _note(self, kind: str, what: str) -> None:
+        self._counts[kind] += 1
+        self.nodes.append(Node(f"{kind}{self._counts[kind]}", "input", "forward", (), args=(what,)))
 
     def begun(self, *_: Any) -> None:
         """A hook for before the model runs."""
@@ -143,7 +146,7 @@ class _Run:
     def ended(self, model: nn.Module, *_: Any) -> None:
         """A hook for after the model has run."""
         self.ways.off()
-        self._note_way("")
+        self._note("way.", self.ways.taken())
         now = _held(model)
         for name in now.keys() & self._held.keys():
             if now[name] is not self._held[name]:

@@ -26,7 +26,7 @@ from torch._dynamo.guards import CheckFunctionManager
 from torch._guards import Guard, GuardsSet, Source, TracingContext, tracing
 from torch.utils._ordered_set import OrderedSet
 
-from ..lines import line_in
+from ..lines import is_of_library, line_in
 from .observed import Observed
 from .sources import NotDataError, Read, Written
 
@@ -293,10 +293,19 @@ def _by_number(kept: Iterable[Guard], scope: dict[str, Any]) -> tuple[list[Sourc
                     items.setdefault(where.base, set()).add(int(found[2]))
             where = getattr(where, "base", None)
     plain = {where: keys for where, keys in items.items() if not where.name.endswith(_MODULES)}
-    several = [where for where, keys in plain.items() if _is_in_a_row(keys) or _has_modules(where, scope)]
+    own = {where: keys for where, keys in plain.items() if not _is_of_library(where)}
+    several = [where for where, keys in own.items() if _is_in_a_row(keys) or _has_modules(where, scope)]
     constants = [where for where in several if _is_constant(where.get_value(scope, {}, {}))]
     others = [readable(where.name) for where in several if where not in constants]
     return constants, [*others, *(name for name, keys in attributes.items() if _is_in_a_row(keys))]
+
+
+def _is_of_library(where: Any) -> bool:
+    """Whether something is a global variable of a library's, which keeps what it found there."""
+    while getattr(where, "base", None) is not None:
+        where = where.base
+    module = readable(where.name) if isinstance(where, source.GlobalSource) else ""
+    return is_of_library(str(getattr(sys.modules.get(module), "__file__", None)))
 
 
 def _is_in_a_row(numbers: set[int]) -> bool:
