@@ -106,7 +106,7 @@ def attributes_asked_for() -> Iterator[None]:
     dict of an object, and not on what it does not find there.
     """
     of_objects = getattr(dicts, "DunderDictVariable", None)
-    if of_objects is None:  # torch before 2.13 reads the dict as any other
+    if of_objects is None:  # torch 2.11 reads the dict as any other
         yield
         return
     with patch.object(of_objects, "install_dict_contains_guard", dicts.ConstDictVariable.install_dict_contains_guard):
