@@ -544,7 +544,8 @@ def _same_modes() -> Iterator[None]:
 @contextmanager
 def _unvalidated() -> Iterator[None]:
     """Has ``torch.distributions`` and ``F.gaussian_nll_loss`` take their arguments as they are, and ``nn.Transformer``
-    its masks: to validate them, or to find a mask causal, they look at their numbers. And ``F.multilabel_margin_loss`` is what it is.
+    its masks: to validate them, or to find a mask causal, they look at their numbers. And has
+    ``F.multilabel_margin_loss`` be what it is.
     """
     look_functions_up()
     distribution: Any = torch.distributions.Distribution
