@@ -235,6 +235,8 @@ OBJECTS: dict[Body, Change] = {
     in_a_frozenset: lambda m: setattr(m, "some", frozenset([m.a.weight])),
     each_once: nothing,
 }
+if torch.__version__ < "2.12":  # 2.11 refuses the capture: it wants one and the same set whenever it looks at a guard
+    del OBJECTS[in_a_frozenset]
 
 
 @pytest.mark.parametrize("body", OBJECTS, ids=lambda body: body.__name__)

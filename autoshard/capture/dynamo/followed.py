@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables import ConstantVariable, GetAttrVariable, TensorVariable, builtin, dicts
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.ctx_manager import CatchWarningsCtxManagerVariable
@@ -106,8 +108,25 @@ def attributes_asked_for() -> Iterator[None]:
     dict of an object, and not on what it does not find there.
     """
     of_objects = getattr(dicts, "DunderDictVariable", None)
-    if of_objects is None:  # torch 2.11 reads the dict as any other
-        yield
+    if of_objects is None:
+        with _absent_in_2_11():
+            yield
         return
     with patch.object(of_objects, "install_dict_contains_guard", dicts.ConstDictVariable.install_dict_contains_guard):
+        yield
+
+
+@contextmanager
+def _absent_in_2_11() -> Iterator[None]:
+    """The same for torch 2.11, which asks the object itself."""
+    method = GetAttrVariable.call_method
+
+    def and_guarded(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        found, owner = method(self, tx, name, args, kwargs), getattr(self.obj, "value", None)
+        key = constant_of(args[0]) if self.name == "__dict__" and name in ("__contains__", "get") and args else None
+        if isinstance(key, str) and self.obj.source is not None and key not in getattr(owner, "__dict__", (key,)):
+            install_guard(self.obj.source.make_guard(partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=key)))
+        return found
+
+    with patch.object(GetAttrVariable, "call_method", and_guarded):
         yield
