@@ -116,8 +116,8 @@ class Step:
         found = torch.is_grad_enabled() and any(argument.requires_grad for argument in arguments)
         if found and not self._is_captured_with_gradients:
             raise InputError(
-                "the model was captured under torch.no_grad, so its plan has no backward; call it under torch.no_grad, "
-                "or plan and parallelize it outside"
+                "the model was captured under torch.no_grad, as evaluation=True has it, so its plan has no backward; "
+                "call it under torch.no_grad, or plan and parallelize it outside"
             )
         return found
 
