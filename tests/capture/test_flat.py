@@ -440,7 +440,8 @@ ALIKE = {
     *("two stacks", "the model is the stack", "all blocks frozen", "two blocks frozen", "one block drops otherwise"),
     *("one block is in evaluation", "the last block is special", "blocks of two kinds in turn"),
     *("a block in between is special", "one block has a hook", "parts computed again", "of two kinds in turn"),
-    "others before and behind",
+    *("others before and behind", "of one block alone: a count", "of one block alone: a buffer", "an index is given"),
+    *("first blocks without a gradient", "blocks of a plain list"),
 }
 """Models that are looked at in `make test-all`: of each, another one is much like it."""
 
