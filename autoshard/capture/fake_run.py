@@ -21,15 +21,15 @@ from .ways_between import WaysBetween
 
 aten = torch.ops.aten
 
-
+# What of the numbers that a block is given can be told from others as it prints.
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 @dataclass(frozen=True, eq=False)
 class FakeRun:
     """What a call of a model does: a node for each operator, named by the block that it runs in, behind those of the
-    tensors that it may take; and the leaves of its result, a :class:`Ref` for each tensor, with their structure. Nodes
-    say, too, which way Python went to each block and what numbers it gave it, and what the call leaves behind.
+    tensors that it may take. Nodes say, too, which way Python went to each block and what numbers it gave it, what the
+    call leaves behind, and what it gives: the leaves of its result, of this ``structure``.
 
     ``elsewhere`` are tensors that operators take and that are none of the model's, nor made of numbers in the forward.
     ``fills`` says that the call writes into parameters or buffers, or puts other tensors in their places. ``backwards``
@@ -37,7 +37,6 @@ class FakeRun:
     """
 
     nodes: tuple[Node, ...]
-    result: tuple[Any, ...]
     structure: TreeSpec
     elsewhere: tuple[torch.Tensor, ...]
     fills: bool
@@ -77,7 +76,7 @@ def fake_run(
             noted = tuple(map(run.noted, leaves))
             run.note_backwards(leaves)
             run.nodes.append(Node("result", "input", "forward", (), None, noted, (("structure", str(structure)),)))
-            return FakeRun(tuple(run.nodes), noted, structure, tuple(run.elsewhere), run.fills, tuple(run.backwards))
+            return FakeRun(tuple(run.nodes), structure, tuple(run.elsewhere), run.fills, tuple(run.backwards))
         except Exception as error:  # it is the user's code that runs: on fakes it may do whatever it likes
             reason = "it looks at numbers of a tensor" if depends_on_numbers(error) else error
             raise NotPeriodicError(f"the forward cannot be run on fake tensors: {reason}") from error
@@ -148,10 +147,10 @@ class _Run:
         self.ways.off()
         self._note("way.", self.ways.taken())
         now = _held(model)
-        for name in now.keys() & self._held.keys():
-            if now[name] is not self._held[name]:
-                self.nodes.append(Node(f"{name}/after", "input", "forward", (), args=(self.noted(now[name]),)))
-        self.fills |= now.keys() != self._held.keys() or any(now[name] is not self._held[name] for name in now)
+        replaced = [name for name, held in self._held.items() if name in now and now[name] is not held]
+        for name in replaced:
+            self.nodes.append(Node(f"{name}/after", "input", "forward", (), args=(self.noted(now[name]),)))
+        self.fills |= now.keys() != self._held.keys() or bool(replaced)
 
     def _ran(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         results = [value for value in tree_flatten(result)[0] if isinstance(value, torch.Tensor)]
@@ -166,7 +165,8 @@ class _Run:
     def note_backwards(self, values: Iterable[Any]) -> None:
         """Notes the functions of the user's that have made tensors among these."""
         for value in values:
-            if isinstance(value, torch.Tensor) and (function := made_by(value)) is not None:
+            function = made_by(value) if isinstance(value, torch.Tensor) else None
+            if function is not None and function not in self.backwards:
                 self.backwards.append(function)
 
     def _name(self, op: torch._ops.OpOverload) -> str:

@@ -114,7 +114,6 @@ def _at_rest(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _of_run(run: FakeRun) -> Iterator[object]:
     yield from map(seen, run.nodes)
-    yield run.structure, run.result
     yield [(_tensor(value), _numbers(value)) for value in run.elsewhere]
 
 
