@@ -184,6 +184,39 @@ class Counts(nn.Module):
         return self.linear(x).sum()
 
 
+class Replaces(nn.Module):
+    """Puts other tensors in the places of several buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        for name in "abcdef":
+            self.register_buffer(name, torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        for name in "abcdef":
+            setattr(self, name, y.detach().mean(0) + ord(name))
+        return y.sum()
+
+
+def test_a_key_is_the_same_whatever_order_sets_have() -> None:
+    code = "from tests.test_plan_cache import *; print(model_key(Replaces(), (X,), {}))"
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(keys) == 1 and keys != {"None\n"}
+
+
 def test_what_cannot_be_told_has_no_key_and_the_model_stays_as_it_was() -> None:
     model = Net()
     model.held = _Held()  # type: ignore[assignment]

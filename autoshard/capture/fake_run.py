@@ -108,7 +108,8 @@ class _Run:
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if len(self._blocks) == 1:
                 self.ways.off()
-            self._note(f"{self._left}/way.", self.ways.taken())
+            is_next = self._left.rpartition(".")[0] == block.rpartition(".")[0]  # and not the first of another stack
+            self._note(f"{self._left}/way." if is_next else "way.", self.ways.taken())
             self._blocks.append(block)
             others = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor)]
             self._note(

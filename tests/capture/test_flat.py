@@ -161,7 +161,7 @@ class TwoStacks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C) to ()."""
-        memory = self.encoder(x)
+        memory = self.encoder(x).tanh()  # an operator between the stacks
         for block in self.decoder:
             x = block(x, memory)
         return x.sum()
@@ -437,7 +437,7 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "few blocks": lambda: Deep(depth=FEWEST - 1),
 }
 ALIKE = {
-    *("two stacks", "the model is the stack", "all blocks frozen", "two blocks frozen", "one block drops otherwise"),
+    *("the model is the stack", "all blocks frozen", "two blocks frozen", "one block drops otherwise"),
     *("one block is in evaluation", "the last block is special", "blocks of two kinds in turn"),
     *("a block in between is special", "one block has a hook", "parts computed again", "of two kinds in turn"),
     *("others before and behind", "of one block alone: a count", "of one block alone: a buffer", "an index is given"),
