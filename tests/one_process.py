@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import autoshard
@@ -27,11 +28,16 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @contextmanager
 def fake_ranks(world: int, rank: int = 0) -> Iterator[None]:
-    """A default process group of which only this rank exists."""
+    """A default process group of which only this rank exists.
+
+    What DTensor remembers of operators names meshes, and what was seen on one is given for an equal one: a mesh of an
+    ended world in the place of the next one's, by which torch.compile fails (torch 2.13; with DTensors alone too).
+    """
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
         yield
     finally:
+        _clear_sharding_prop_cache()
         dist.destroy_process_group()
 
 
