@@ -108,7 +108,7 @@ CHANGES: dict[str, tuple[Callable[[ShardingPlan], ShardingPlan], type[Exception]
     "type of an input": (
         lambda p: replace(p, inputs=(p.inputs[0], replace(p.inputs[1], dtype="int32"))),
         PlanMismatchError,
-        "the input target is int32[6, 8] in the plan and float32[6, 8] in the model",
+        "other arguments: the input target is int32[6, 8] in the plan and float32[6, 8] in the example",
     ),
     "order of inputs": (
         lambda p: replace(p, inputs=p.inputs[::-1]),

@@ -17,6 +17,7 @@ from torch import nn
 
 import autoshard
 from autoshard.capture import model_key
+from autoshard.capture.lines import is_installed
 from autoshard.disk_cache import DiskCache, disk_cache
 from autoshard.errors import StrategyWarning
 from autoshard.ops import operator
@@ -354,3 +355,9 @@ def test_processes_that_write_one_key_at_once_leave_a_whole_entry(tmp_path: Path
     said = [process.communicate(timeout=120)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0, 0], said
     assert not list((tmp_path / "cache").glob(".*"))
+
+
+def test_code_under_a_prefix_of_python_is_the_users_own_unless_it_is_installed() -> None:
+    assert is_installed(os.__file__) and is_installed(torch.__file__) and is_installed(pytest.__file__)
+    assert not is_installed(str(ROOT / "model.py")) and not is_installed(__file__)
+    assert not is_installed(os.path.join(sys.prefix, "src", "app", "model.py"))  # as under /usr, where Python is, too

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sysconfig
+from functools import cache
 
 import torch
 from torch.fx import Node as FxNode
@@ -12,8 +13,6 @@ from torch.fx import Node as FxNode
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
 # Frames that are no lines of the model: torch's, and those of what capture puts in its place.
 _NOT_THE_MODEL = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
-# Where libraries are installed, Python's own among them.
-_LIBRARIES = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def is_models_file(path: str) -> bool:
@@ -25,7 +24,26 @@ def is_of_library(path: str) -> bool:
     """Whether code in this file belongs to Python itself, which writes some of its own (that of dataclasses), or to
     an installed package.
     """
-    return path.startswith((*_LIBRARIES, "<string>", "<frozen "))
+    return path.startswith(("<string>", "<frozen ")) or is_installed(path)
+
+
+@cache
+def is_installed(path: str) -> bool:
+    """Whether a file is of Python itself or of an installed package, wherever links to it lie."""
+    real = os.path.realpath(path) if os.path.islink(path) else os.path.join(_real(os.path.dirname(path)), "")
+    return "site-packages" in real or "dist-packages" in real or real.startswith(_library_folders())
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    """Where libraries are, and not all of a prefix: under /usr there may be a user's own code, too."""
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+    return tuple({_real(sysconfig.get_path(kind)) + os.sep for kind in kinds})
+
+
+@cache
+def _real(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 def line_in(trace: str) -> str:

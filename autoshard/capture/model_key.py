@@ -16,12 +16,11 @@ import enum
 import hashlib
 import os
 import sys
-import sysconfig
 import warnings
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ReferenceType
@@ -33,6 +32,7 @@ from torch.utils._pytree import tree_flatten
 from .adapter import global_hooks
 from .by_numbers.representative import any_representative
 from .fake_run import FakeRun, fake_run, seen
+from .lines import is_installed
 from .precise import dtype_of
 from .stacks.blocks import FEWEST, stacks_of
 from .stacks.repeat import NotPeriodicError
@@ -246,7 +246,7 @@ def _read_by(function: Any, known: set[CodeType]) -> Iterator[object]:
     if not isinstance(function, FunctionType):
         raise _NoKeyError
     code, named = function.__code__, function.__globals__
-    if code in known or _is_of_library(code.co_filename):
+    if code in known or is_installed(code.co_filename):
         return
     known.add(code)
     names = frozenset(_names_in(code))
@@ -270,7 +270,7 @@ def _is_own(value: Any) -> bool:
     """Whether a module, or the one that a class is in, is the user's own."""
     module = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__)
     path = getattr(module, "__file__", None)
-    return path is not None and not _is_of_library(path)
+    return path is not None and not is_installed(path)
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -309,7 +309,7 @@ def _files(model: nn.Module) -> Iterator[tuple[str, str]]:
     paths = set()
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if path and name.partition(".")[0] not in _BY_VERSION and not _is_of_library(path):
+        if path and name.partition(".")[0] not in _BY_VERSION and not is_installed(path):
             paths.add(path)
     for owner in {base for module in model.modules() for base in type(module).__mro__}:
         if owner.__module__.partition(".")[0] in _BY_VERSION:
@@ -328,20 +328,3 @@ def _content_digest(path: str) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise _NoKeyError from error
-
-
-@cache
-def _is_of_library(path: str) -> bool:
-    """Whether a file is of Python itself or of an installed package."""
-    real = os.path.realpath(path) if os.path.islink(path) else os.path.join(_real(os.path.dirname(path)), "")
-    return "site-packages" in real or "dist-packages" in real or real.startswith(_library_folders())
-
-
-@cache
-def _library_folders() -> tuple[str, ...]:
-    return tuple({_real(folder) + os.sep for folder in sysconfig.get_paths().values()})
-
-
-@cache
-def _real(folder: str) -> str:
-    return os.path.realpath(folder)

@@ -11,12 +11,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset, DistributedSampler
 
 from ..errors import InputError
-from ..layout import Layout, R, S, local_ranges
+from ..layout import Layout, R, local_ranges
 from ..plans import ShardingPlan, TensorEntry
 from .adapter import device_of
 from .match import check_mesh
 from .other_batch import with_batch
-from .placements import as_dtensor
+from .placements import as_dtensor, cuts_of
 
 
 def shard_inputs(
@@ -93,10 +93,9 @@ def shard_targets(
     check_mesh(plan, mesh)
     if not isinstance(result, DTensor):
         return tuple(target.to(device_of(mesh)) for target in targets)
-    made, part = [], _Part(plan, mesh)
+    made, part, cuts = [], _Part(plan, mesh), cuts_of(result.placements)
     for number, target in enumerate(targets):
-        kept = [p.dim if p.is_shard() and p.dim < target.ndim else None for p in result.placements]  # type: ignore[attr-defined]
-        layout = Layout(tuple(R if dim is None else S(dim) for dim in kept))
+        layout = Layout(tuple(placement if placement.dim < target.ndim else R for placement in cuts))
         shape = tuple(result.shape[: target.ndim])
         entry = TensorEntry(f"target {number + 1}", shape, str(target.dtype).removeprefix("torch."), layout)
         made.append(as_dtensor(part.cut(entry, target), shape, layout, mesh))

@@ -162,12 +162,13 @@ def _check_tensors(kind: str, entries: tuple[TensorEntry, ...], found: dict[str,
     for name, entry in planned.items():
         meta = found[name]
         if (entry.shape, entry.dtype) != (meta.shape, _dtype(meta.dtype)):
-            raise PlanMismatchError(
-                _again(
-                    f"the {kind} {name} is {entry.dtype}{list(entry.shape)} in the plan and "
-                    f"{_dtype(meta.dtype)}{list(meta.shape)} in the model"
+            said = f"{name} is {entry.dtype}{list(entry.shape)} in the plan and {_dtype(meta.dtype)}{list(meta.shape)}"
+            if kind == "input":
+                raise PlanMismatchError(
+                    f"the plan was made for other arguments: the input {said} in the example arguments given here; "
+                    "give those of the plan, a full batch and the same on every rank, or make a plan for these"
                 )
-            )
+            raise PlanMismatchError(_again(f"the {kind} {said} in the model"))
     if kind in ("input", "output") and list(planned) != list(found):
         raise PlanMismatchError(
             _again(

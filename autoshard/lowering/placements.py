@@ -40,18 +40,22 @@ def _placement(placement: layouts.Placement) -> Placement:
 
 def layout_of(placements: Sequence[Placement]) -> Layout | None:
     """The layout of a DTensor without addends, None where it has them, or placements that are none of ours."""
-    found = []
-    for placement in placements:
-        if (parts := parts_of(placement)) is not None:
-            found.append(S(parts[0], (1,) * parts[1]))
-        elif isinstance(placement, Shard | Replicate):
-            found.append(S(placement.dim) if isinstance(placement, Shard) else R)
-        else:
-            return None
-    made = Layout(tuple(found))
+    made = cuts_of(placements)
+    others = any(ours == R and not isinstance(theirs, Replicate) for ours, theirs in zip(made, placements))
     # FSDP2 beside tensor parallelism means another thing by it: the axis behind cuts first
     mixed = any(p.parts and len(made.axes_of(p.dim)) > 1 for p in made)
-    return None if mixed else made
+    return None if others or mixed else made
+
+
+def cuts_of(placements: Sequence[Placement]) -> Layout:
+    """Where a DTensor is cut, as a layout: what lies along other axes in any other way is replicated."""
+    return Layout(tuple(map(_cut, placements)))
+
+
+def _cut(placement: Placement) -> layouts.Placement:
+    if (parts := parts_of(placement)) is not None:
+        return S(parts[0], (1,) * parts[1])
+    return S(placement.dim) if isinstance(placement, Shard) else R
 
 
 def as_dtensor(local: torch.Tensor, shape: tuple[int, ...], layout: Layout, mesh: DeviceMesh) -> DTensor:

@@ -94,7 +94,7 @@ def test_a_rank_that_differs_is_named_by_every_rank_with_what_differs() -> None:
         ("mesh", PlanMismatchError, "this job has tp=2,dp=2"),
         ("model", PlanMismatchError, "down.weight is float32[9, 13] in the plan and float32[9, 14] in the model"),
         ("configuration", PlanMismatchError, "operator"),
-        ("arguments", PlanMismatchError, "the input x is float32[7, 9] in the plan and float32[6, 9] in the model"),
+        ("arguments", PlanMismatchError, "the input x is float32[7, 9] in the plan and float32[6, 9] in the example"),
         ("capture", ByNumbersError, ""),
         ("meta device", JobError, "4 of 4 on the meta device"),
         ("random", JobError, "differ in the random numbers: as-one-process on rank 2, per-shard on rank 0"),

@@ -78,6 +78,8 @@ def _trained(texts: list[str]) -> list[dict[str, Any]]:
         worst = max(worst, *((full(p.grad) - q.grad).abs().max().item() for p, q in pairs))
         (whole,) = autoshard.shard_targets(plan, mesh, scores, all_targets)
         assert torch.equal(full(whole), all_targets)  # of a full batch, too
+        (rows_of_all,) = autoshard.shard_targets(plan, mesh, scores.flatten(0, 1), all_targets.flatten())
+        assert torch.equal(rows_of_all.to_local(), whole.flatten().to_local())  # of a result cut in parts, too
         refused = [
             caught(partial(autoshard.shard_targets, plan, mesh, scores, targets[:1, :-1])),
             caught(partial(autoshard.sampler, plan, mesh, Endless())),
