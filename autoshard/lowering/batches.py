@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..layout import Layout, R, local_ranges
 from ..plans import ShardingPlan, TensorEntry
 from .adapter import device_of
+from .cuts import cut_as, note_cut
 from .match import check_mesh
 from .other_batch import with_batch
 from .placements import as_dtensor, cuts_of
@@ -41,7 +42,10 @@ def shard_inputs(
     if batch is not None:
         plan = with_batch(plan, batch)
     part = _Part(plan, mesh)
-    return tuple(part.cut(entry, tensor) for entry, tensor in zip(plan.inputs, tensors))
+    return tuple(
+        note_cut(part.cut(entry, tensor), cut_as(entry.shape, entry.layout, plan.mesh))
+        for entry, tensor in zip(plan.inputs, tensors)
+    )
 
 
 def sampler(plan: ShardingPlan, mesh: DeviceMesh, dataset: Dataset[Any], **options: Any) -> DistributedSampler[Any]:

@@ -16,6 +16,7 @@ from ..errors import InputError
 from ..layout import format_layout, local_shape
 from ..plans import ShardingPlan, TensorEntry
 from .adapter import device_of
+from .cuts import cut_as, noted_cut
 from .placements import placements_of
 
 _PLAIN = (torch.Tensor, nn.Parameter)
@@ -46,6 +47,7 @@ class Inputs:
         self._device = device_of(mesh)
         self._coordinate = tuple(mesh.get_coordinate() or ())
         self._entries = {entry.name: entry for entry in plan.inputs}
+        self._cuts = {entry.name: cut_as(entry.shape, entry.layout, plan.mesh) for entry in plan.inputs}
         self._lies = {name: _lies(tensor) for name, tensor in self._planned.tensors().items()} if strided else {}
 
     @property
@@ -106,6 +108,11 @@ class Inputs:
         wanted = local_shape(entry.shape, entry.layout, self._plan.mesh, self._coordinate)
         if tuple(tensor.shape) != wanted:
             raise InputError(self._wrong_shape(entry, tensor, wanted))
+        if (cut := noted_cut(tensor)) is not None and cut != self._cuts[entry.name]:
+            raise InputError(
+                f"{entry.name} was cut by shard_inputs as {cut}, and the plan takes {self._cuts[entry.name]}: cut it "
+                "by this plan"
+            )
         if str(tensor.dtype) != f"torch.{entry.dtype}":
             raise InputError(f"{entry.name} has dtype {tensor.dtype}; the plan was made for {entry.dtype}")
         if tensor.device != self._device:

@@ -23,6 +23,7 @@ from ..errors import AutoshardError, InputError, PlanMismatchError
 from ..plans import ShardingPlan
 from .adapter import CALL_HOOKS, break_graph, call_through, rank_in_job
 from .agree import is_same_everywhere
+from .cuts import are_look_alikes
 from .draws import Draws
 from .failure import Failures
 from .fill import as_one_process_on, check_filled, emptied
@@ -113,6 +114,10 @@ class Served:
         draws: Draws | None,
     ) -> None:
         self.plans, self.draws = tuple(plans), draws
+        self._look_alikes = [
+            [k for k, other in enumerate(plans) if other is not one and are_look_alikes(one.plan, other.plan)]
+            for one in plans
+        ]
         self.mesh, self.failures = mesh, failures
         self._was_meta = any(tensor.is_meta for tensor in chain(model.parameters(), model.buffers()))
         self._model_class = type(model)
@@ -167,9 +172,7 @@ class Served:
         objections: list[AutoshardError] = []
         for plan in self._in_turn(module):
             try:
-                with self._as_captured(module):
-                    plan.check_surroundings()
-                found = plan, plan.inputs.of(args, kwargs)
+                found = plan, self._given(module, plan, args, kwargs)
                 break
             except (InputError, PlanMismatchError) as error:
                 objections.append(error)
@@ -178,7 +181,35 @@ class Served:
         if found is None:
             said = "".join(f"\n  {error}" for error in objections)
             raise InputError(f"none of the {len(self.plans)} plans of this module was made for this call:{said}")
+        self._refuse_look_alikes(module, found[0], args, kwargs)
         return found
+
+    def _given(
+        self, module: nn.Module, plan: ServedPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        with self._as_captured(module):
+            plan.check_surroundings()
+        return plan.inputs.of(args, kwargs)
+
+    def _refuse_look_alikes(
+        self, module: nn.Module, plan: ServedPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Refuses shards that nobody can tell from those of another plan that may be run as well."""
+        number = self.plans.index(plan)
+        for its in self._look_alikes[number]:
+            other = self.plans[its]
+            if other.has_backward != plan.has_backward:
+                continue  # which is meant, the mode says
+            try:
+                self._given(module, other, args, kwargs)
+            except (InputError, PlanMismatchError):
+                continue
+            first, second = sorted((number + 1, its + 1))
+            raise InputError(
+                f"plans {first} and {second} of this module take shards of the same shapes on every "
+                "rank, of other tensors or cut otherwise, and nothing says which these are: give what "
+                "autoshard.shard_inputs returned as it is, which knows what it was cut for, or DTensors"
+            )
 
     def _agree(self, plan: ServedPlan) -> None:
         number = self.plans.index(plan)

@@ -19,6 +19,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from ..capture import SameTensor
 from ..errors import AutoshardError
 from .compiled import compiler_number, key_of, made_by
+from .cuts import note_cut, noted_cut
 from .placements import strides_of
 from .served_plan import ServedPlan
 
@@ -79,6 +80,7 @@ class _Tensor(NamedTuple):
     whole: list[int]
     placements: tuple[Placement, ...]
     mesh: DeviceMesh | None
+    cut: str | None
 
 
 _TENSOR = "autoshard: a tensor"
@@ -141,7 +143,7 @@ def _described(leaf: Any) -> Any:
     if isinstance(leaf, DTensor):
         placements, mesh, local = leaf.placements, leaf.device_mesh, leaf.to_local()
     shape, whole = ([len(range(size)) for size in sizes] for sizes in (local.shape, leaf.shape))
-    return (_TENSOR, shape, leaf.dtype, leaf.device, leaf.requires_grad, whole, placements, mesh)
+    return (_TENSOR, shape, leaf.dtype, leaf.device, leaf.requires_grad, whole, placements, mesh, noted_cut(leaf))
 
 
 def _is_described(leaf: Any) -> bool:
@@ -155,7 +157,8 @@ def _stand_in(leaf: Any) -> Any:
     like = _Tensor(*leaf)
     local = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     if like.mesh is None:
-        return local.requires_grad_(like.requires_grad)
+        local.requires_grad_(like.requires_grad)
+        return local if like.cut is None else note_cut(local, like.cut)
     shape = torch.Size(like.whole)
     stride = strides_of(shape)
     made = DTensor.from_local(local, like.mesh, like.placements, run_check=False, shape=shape, stride=stride)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -192,6 +193,26 @@ def capturing_once(graph: CapturedGraph | None) -> Iterator[None]:
         patch("autoshard.apply.lower", lower_knowing),
         patch("autoshard.lowering.backwards.lower", lower_knowing),
     ):
+        yield
+
+
+@contextmanager
+def one_after_another() -> Iterator[None]:
+    """Ranks capture, check and write programs as they are, where several plans are to be: one rank at a time."""
+    lock = threading.Lock()
+
+    def locked(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **options: Any) -> Any:
+            with lock:
+                return function(*given, **options)
+
+        return run
+
+    with ExitStack() as stack:
+        for name in ("apply.capture", "apply.check_strategies", "apply.lower", "lowering.backwards.lower"):
+            where, _, what = name.rpartition(".")
+            function = getattr(import_module(f"autoshard.{where}"), what)
+            stack.enter_context(patch(f"autoshard.{name}", locked(function)))
         yield
 
 

@@ -1,0 +1,47 @@
+"""What a shard was cut of and how, noted on it: shards of other tensors, and others of the same one, look like it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+
+from ..layout import Layout, R, format_layout, local_shape
+from ..mesh import Mesh
+from ..plans import ShardingPlan
+
+_CUT = "_autoshard_cut"
+
+
+def cut_as(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> str:
+    """How a tensor of this shape is cut, in words; the same of all layouts that mean the same.
+
+    A text, as ``torch.save`` takes it along with the shard, and dynamo makes no symbols of what is in it.
+    """
+    alone = tuple(axis for axis, size in enumerate(mesh.shape) if size == 1)
+    return f"{list(shape)} in the layout {format_layout(layout.replace(alone, R), mesh)}"
+
+
+def note_cut(shard: torch.Tensor, cut: str) -> torch.Tensor:
+    """Notes on a shard how it was cut. What is computed of it has no such note."""
+    setattr(shard, _CUT, cut)
+    return shard
+
+
+def noted_cut(tensor: torch.Tensor) -> str | None:
+    """How a tensor was cut, if it is what :func:`note_cut` gave."""
+    return getattr(tensor, _CUT, None)
+
+
+def are_look_alikes(one: ShardingPlan, other: ShardingPlan) -> bool:
+    """Whether on every rank the inputs of two plans of a mesh have the same shapes, and are not the same shards."""
+    mesh, pairs = one.mesh, list(zip(one.inputs, other.inputs))
+    if len(one.inputs) != len(other.inputs) or all(
+        cut_as(a.shape, a.layout, mesh) == cut_as(b.shape, b.layout, mesh) for a, b in pairs
+    ):
+        return False
+    return all(
+        local_shape(a.shape, a.layout, mesh, rank) == local_shape(b.shape, b.layout, mesh, rank)
+        for rank in product(*map(range, mesh.shape))
+        for a, b in pairs
+    )
