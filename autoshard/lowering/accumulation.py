@@ -22,10 +22,10 @@ from ..errors import BackwardError
 from ..layout import Layout, local_shape
 from ..micro_batches import summed_name
 from ..plans import ShardingPlan
-from .adapter import hooks_of
+from .adapter import gets_gradient, hooks_of
 from .kept import Kept
 from .local_program import LocalProgram
-from .placements import as_dtensor, readable
+from .placements import as_dtensor, placements_of, readable
 
 
 class Accumulation:
@@ -40,7 +40,6 @@ class Accumulation:
         self._layouts = _layouts_of_sums(plan, program)
         self._copies: dict[str, tuple[torch.Tensor, tuple[int, int], torch.Tensor]] = {}
         self._trained: dict[str, torch.Tensor] = {}
-        self._forwards: WeakSet[Kept] = WeakSet()
         if self.micro_batches > 1:
             _refuse_unfinished_steps()
             _ALL.add(self)
@@ -48,7 +47,7 @@ class Accumulation:
     def __deepcopy__(self, memo: dict[int, Any]) -> Accumulation:
         """That of a copy of the module, which holds nothing yet."""
         other = Accumulation.__new__(Accumulation)
-        other.__dict__.update(self.__dict__, done=0, _copies={}, _trained={}, _forwards=WeakSet())
+        other.__dict__.update(self.__dict__, done=0, _copies={}, _trained={})
         _ALL.add(other)
         return other
 
@@ -67,22 +66,17 @@ class Accumulation:
         counted = not (argument.is_inference() or shard.is_inference())
         version = (argument._version, shard._version) if counted else (-1, -1)
         known = self._copies.get(name)
-        is_going_on = 0 < self.done < self.micro_batches or len(self._forwards) > 0
-        if is_going_on and counted and known is not None and known[0] is argument and known[1] == version:
+        if self._is_going_on() and counted and known is not None and known[0] is argument and known[1] == version:
             return known[2]
         (made,) = gather([readable(shard)])
         if kept is not None and counted:
             self._copies[name] = argument, version, made
         return made  # type: ignore[no-any-return]
 
-    def forward(self, kept: Kept | None) -> None:
-        """Notes a forward, which is one of the step that is going on as long as a backward may follow."""
-        if kept is not None:
-            self._forwards.add(kept)
-
-    def went_back(self, kept: Kept) -> None:
-        """Notes that no other backward follows a forward."""
-        self._forwards.discard(kept)
+    def _is_going_on(self) -> bool:
+        """Whether some backwards of a step have run, and not all of them; one whose gradients are None is given up."""
+        has_begun = 0 < self.done < self.micro_batches
+        return has_begun and any(parameter.grad is not None for parameter in self._trained.values())
 
     def begin(self, trained: Mapping[str, torch.Tensor]) -> bool:
         """Begins a backward; says whether it is to add to sums.
@@ -91,23 +85,36 @@ class Accumulation:
             trained: the parameters that want gradients, by name.
 
         Raises:
-            BackwardError: the step is over, and its gradients are still there; or a parameter has a hook, which
-                autograd would call without a gradient.
+            BackwardError: gradients are there that this step did not make; the backward is not one for the gradients
+                of all parameters; or a parameter has a hook, which autograd would call without a gradient.
         """
         has_sums = any(parameter.grad is not None for parameter in trained.values())
         if not has_sums:
             self.done = 0
         elif not 0 < self.done < self.micro_batches:
             raise BackwardError(
-                f"a step of this plan is {self.micro_batches} backwards, and the gradients of the last step are still "
-                "there: call zero_grad() after the optimizer's step, before the first backward of the next one"
+                f"a step of this plan is {self.micro_batches} backwards, and before the first one there are gradients, "
+                "of the last step or of another backward: set all to None before it, with zero_grad() after the "
+                "optimizer's step and not with set_to_none=False"
             )
         for name, parameter in trained.items():
+            if not parameter.is_leaf:
+                raise BackwardError(
+                    f"{name} was computed from other tensors (torch.func.functional_call), but under a plan of "
+                    f"{self.micro_batches} micro-batches gradients are added up in .grad of parameters; call the "
+                    "module itself, or make a plan of one micro-batch"
+                )
+            if not gets_gradient(parameter):
+                raise BackwardError(
+                    f"this backward leaves out {name} (torch.autograd.grad, or backward(inputs=...)), but under a plan "
+                    f"of {self.micro_batches} micro-batches each backward of a step adds to the gradients of all "
+                    "parameters; call backward() alone, or make a plan of one micro-batch"
+                )
             if hooks_of(parameter):
                 raise BackwardError(
                     f"parameter {name} has a hook, but under a plan of {self.micro_batches} micro-batches its gradient "
-                    "is there in the last backward of a step alone; use register_post_accumulate_grad_hook, which is "
-                    "called then"
+                    "is there in the last backward of a step alone: take the hook off, and do to the gradients what it "
+                    "does behind that backward"
                 )
         self._trained = dict(trained)
         return has_sums
@@ -117,12 +124,27 @@ class Accumulation:
         return [self._sum(name) for name in names]
 
     def _sum(self, name: str) -> torch.Tensor:
-        found = self._trained[name].grad if name in self._trained else None
-        if isinstance(found, DTensor):
-            return found.to_local()
+        if name in self._trained and (found := self._trained[name].grad) is not None:
+            return self._shard_of_sum(name, found)
         entry, mesh = self._parameters[name], self._planned_mesh
         shape = local_shape(entry.shape, self._layouts[name], mesh, tuple(self._mesh.get_coordinate() or ()))
         return torch.zeros(shape, dtype=getattr(torch, entry.dtype), device=self._mesh.device_type)
+
+    def _shard_of_sum(self, name: str, found: torch.Tensor) -> torch.Tensor:
+        """This rank's shard of a sum so far.
+
+        Raises:
+            BackwardError: it is another tensor, which need not be placed as the sum is.
+        """
+        wanted = placements_of(self._layouts[name])
+        if not isinstance(found, DTensor) or tuple(found.placements) != wanted:
+            what = f"a DTensor placed {tuple(found.placements)}" if isinstance(found, DTensor) else "a plain tensor"
+            raise BackwardError(
+                f"the gradient of {name} is {what} between two backwards of a step of {self.micro_batches} "
+                f"micro-batches, where it is the sum so far, a DTensor placed {wanted}: change gradients behind the "
+                "last backward of the step"
+            )
+        return found.to_local()
 
     def end(self, found: dict[str, torch.Tensor]) -> dict[str, DTensor]:
         """Ends a backward with the sums that it made, which it lets go of: in the last one of a step the gradients by
@@ -142,8 +164,8 @@ class Accumulation:
     def _reduced(self, name: str, found: dict[str, torch.Tensor]) -> DTensor | None:
         """The gradient of a parameter of the sum that was just made, or was there before; None where there is none."""
         parameter = self._trained[name]
-        if name not in found and isinstance(parameter.grad, DTensor):
-            found[name] = parameter.grad.to_local()
+        if name not in found and parameter.grad is not None:
+            found[name] = self._shard_of_sum(name, parameter.grad)
         parameter.grad = None
         if name not in found:
             return None

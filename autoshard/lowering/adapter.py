@@ -427,6 +427,16 @@ def will_run(tensor: torch.Tensor) -> bool:
     return bool(torch._C._will_engine_execute_node(cast(torch.autograd.graph.Node, tensor.grad_fn)))
 
 
+def gets_gradient(parameter: torch.Tensor) -> bool:
+    """Whether the backward that runs now puts a gradient into ``.grad`` of a leaf: one for some tensors' gradients only
+    does for those of ``backward(inputs=...)``, and ``torch.autograd.grad`` for none.
+    """
+    try:
+        return bool(torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(parameter).node))
+    except RuntimeError:  # what torch says of leaves within torch.autograd.grad
+        return False
+
+
 def saved_tensor_hooks() -> _Hooks | None:
     """The two hooks that the caller has set on what is saved for a backward: one that packs, one that unpacks."""
     return cast(_Hooks | None, torch._C._autograd._top_saved_tensors_default_hooks(True))

@@ -254,7 +254,6 @@ class _Operation(torch.autograd.Function):
             parts = program.parted if kept is not None else None
             graph = program.forward_alone if kept is None else program.forward if parts is None else parts.now
             made = graph([readable(value) for value in taken])
-        accumulation.forward(kept)
         if kept is not None and parts is not None:
             kept.pending, made = step.pending(parts, made)
         count = program.results
@@ -303,8 +302,6 @@ class _Operation(torch.autograd.Function):
             tangents = [step.tangent(k, grad) for k, grad in enumerate(grads) if k in used and grad is not None]
             values = [*ctx.kept.take(used, backward.needed, () if keeps_graph() else backward.spent), *tangents]
             values += ctx.accumulation.sums(backward.summed)
-            if not keeps_graph():
-                ctx.accumulation.went_back(ctx.kept)
             del tangents
             found = step.gradients(backward, values)
             if ctx.kept.pending is not None:
