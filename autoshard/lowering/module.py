@@ -86,7 +86,7 @@ class ParallelModule(nn.Module):
         memo |= {
             id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in self.parameters() if id(p) not in memo
         }
-        copied = self.__class__.__new__(self.__class__)
+        copied = object.__new__(self.__class__)
         memo[id(self)] = copied
         for key in sorted(self.__dict__, key=lambda key: key == _SLOT):  # what looks at the modules of the copy is last
             copied.__dict__[key] = deepcopy(self.__dict__[key], memo)
@@ -368,7 +368,12 @@ def _made(owner: type, has_plan: bool) -> type:
             break_graph(way.refusal)
         return untraced(self, args, kwargs)
 
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        """``type(model)(...)``, as averages and teachers are made, is a model as the user's class makes it."""
+        return owner(*args, **kwargs) if cls is made else object.__new__(cls)
+
     body: dict[str, Any] = {
+        "__new__": new,
         "__module__": owner.__module__,
         "__qualname__": owner.__qualname__,
         "__doc__": owner.__doc__,
@@ -378,7 +383,8 @@ def _made(owner: type, has_plan: bool) -> type:
     body |= {name: _initialising(getattr(owner, name)) for name in INITIALISERS if callable(getattr(owner, name, None))}
     if has_plan:
         body["plan"] = _PlanAttribute()
-    return new_class(owner.__name__, (ParallelModule, owner), exec_body=lambda namespace: namespace.update(body))
+    made = new_class(owner.__name__, (ParallelModule, owner), exec_body=lambda namespace: namespace.update(body))
+    return made
 
 
 def _initialising(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -183,6 +183,15 @@ def test_methods_properties_and_attributes_are_the_users(mesh: DeviceMesh) -> No
         autoshard.plan_of(reference)
 
 
+def test_the_class_of_a_parallel_module_makes_models_of_the_users(mesh: DeviceMesh) -> None:
+    parallel = autoshard.auto_parallelize(Base(), mesh, (X,))
+    teacher = type(parallel)()  # as averages of weights and targets of distillation are made
+    assert type(teacher) is Base
+    teacher.load_state_dict({name: full(value).detach() for name, value in parallel.state_dict().items()})
+    assert torch.equal(teacher(X), full(parallel(X)))
+    assert type(deepcopy(parallel)) is type(parallel)
+
+
 def test_a_forward_that_is_wrapped_later_wraps_the_parallel_one(mesh: DeviceMesh) -> None:
     pair: tuple[Any, Any] = (autoshard.auto_parallelize(Base(), mesh, (X,)), Base())
     for module in pair:
