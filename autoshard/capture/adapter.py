@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -251,13 +251,20 @@ def hooks_into(found: list[Any]) -> Iterator[None]:
         yield
 
 
-def made_by(tensor: torch.Tensor) -> type[torch.autograd.Function] | None:
-    """The user's ``torch.autograd.Function`` whose backward the gradient of a tensor goes through next."""
+class UsersBackward(NamedTuple):
+    """A user's ``torch.autograd.Function``, and what its forward has set on its ``ctx``."""
+
+    function: type[torch.autograd.Function]
+    context: dict[str, Any]
+
+
+def made_by(tensor: torch.Tensor) -> UsersBackward | None:
+    """The user's function whose backward the gradient of a tensor goes through next."""
     step: Any = tensor.grad_fn
     if not isinstance(step, torch.autograd.function.BackwardCFunction):
         return None
     found: type[torch.autograd.Function] = type(step)._forward_cls  # type: ignore[attr-defined]
-    return None if found.__module__.startswith("torch.") else found
+    return None if found.__module__.startswith("torch.") else UsersBackward(found, vars(step))
 
 
 def has_memory(tensor: torch.Tensor) -> bool:

@@ -33,7 +33,7 @@ class FakeRun:
 
     ``elsewhere`` are tensors that operators take and that are none of the model's, nor made of numbers in the forward.
     ``fills`` says that the call writes into parameters or buffers, or puts other tensors in their places. ``backwards``
-    are what it gives its own backward: classes of ``torch.autograd.Function``, and hooks of tensors.
+    are what it gives its own backward: :class:`~autoshard.capture.adapter.UsersBackward`, and hooks of tensors.
     """
 
     nodes: tuple[Node, ...]
@@ -94,6 +94,7 @@ class _Run:
         self.backwards: list[Any] = []
         self._refs: dict[int, Ref] = {}
         self._alive: list[Any] = []  # so that no other tensor gets the identity of one that is known
+        self._contexts: set[int] = set()
         self._blocks = [""]
         self._left = ""
         self._counts: Counter[str] = Counter()
@@ -166,9 +167,11 @@ class _Run:
     def note_backwards(self, values: Iterable[Any]) -> None:
         """Notes the functions of the user's that have made tensors among these."""
         for value in values:
-            function = made_by(value) if isinstance(value, torch.Tensor) else None
-            if function is not None and function not in self.backwards:
-                self.backwards.append(function)
+            made = made_by(value) if isinstance(value, torch.Tensor) else None
+            if made is not None and id(made.context) not in self._contexts:
+                self._contexts.add(id(made.context))
+                self._alive.append(made.context)
+                self.backwards.append(made)
 
     def _name(self, op: torch._ops.OpOverload) -> str:
         """Operators are numbered in their block, apart from those with which autograd keeps something for itself: how

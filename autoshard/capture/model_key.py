@@ -27,9 +27,9 @@ from weakref import ReferenceType
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map_only
 
-from .adapter import global_hooks
+from .adapter import UsersBackward, global_hooks
 from .by_numbers.representative import any_representative
 from .fake_run import FakeRun, fake_run, seen
 from .lines import is_installed
@@ -118,10 +118,13 @@ def _of_run(run: FakeRun) -> Iterator[object]:
 
 
 def _of_backward(given: Any) -> object:
-    """What a class of ``torch.autograd.Function`` or a hook of a gradient does, as far as its code does not say it."""
+    """What a backward of the user's own or a hook of a gradient does, as far as its code does not say it."""
     known = _Described(None)
-    function = given.backward if isinstance(given, type) else given  # type: ignore[attr-defined]
-    return known.of(given), [known.of(value) for value in _read_by(function, set())]
+    if not isinstance(given, UsersBackward):
+        return known.of(given), [known.of(value) for value in _read_by(given, set())]
+    context = tree_map_only(torch.Tensor, _tensor, given.context)
+    read = _read_by(given.function.backward, set())
+    return known.of(given.function), known.of(context), [known.of(value) for value in read]
 
 
 def described(value: object) -> str | None:
@@ -256,14 +259,24 @@ def _read_by(function: Any, known: set[CodeType]) -> Iterator[object]:
         value = named[name]
         if isinstance(value, FunctionType):
             yield from _read_by(value, known)
-        elif not isinstance(value, (ModuleType, type)):
+            continue
+        if not isinstance(value, (ModuleType, type)):
             yield name, value
-        elif _is_own(value):
-            held = {key: vars(value)[key] for key in sorted(names & vars(value).keys())}
+        owners = (
+            [value] if isinstance(value, ModuleType) else (value if isinstance(value, type) else type(value)).__mro__
+        )
+        for owner in filter(_is_own, owners):
+            held = {key: vars(owner)[key] for key in sorted(names & vars(owner).keys())}
             yield name, {key: each for key, each in held.items() if isinstance(each, _TEXTS + (list, tuple, dict))}
             for each in held.values():
-                if isinstance(each, FunctionType):
-                    yield from _read_by(each, known)
+                yield from _read_by_own(getattr(each, "__func__", each), known)
+    for cell in function.__closure__ or ():
+        yield from _read_by_own(_content(cell), known)
+
+
+def _read_by_own(value: object, known: set[CodeType]) -> Iterator[object]:
+    if isinstance(value, (FunctionType, MethodType, partial)):
+        yield from _read_by(value, known)
 
 
 def _is_own(value: Any) -> bool:
