@@ -27,11 +27,11 @@ def _step(scheme: str, axes: str) -> tuple[Bytes, float]:
 @pytest.mark.parametrize(
     ("scheme", "axes"),
     [
-        ("ddp", "dp=4"),
+        pytest.param("ddp", "dp=4", marks=pytest.mark.thorough),
         ("fsdp", "dp=4"),
         ("hsdp", "dp=2,tp=2"),
-        ("tp", "tp=4"),
-        ("sp", "tp=4"),
+        pytest.param("tp", "tp=4", marks=pytest.mark.thorough),
+        pytest.param("sp", "tp=4", marks=pytest.mark.thorough),
         ("fsdp+tp", "dp=2,tp=2"),
         ("fsdp+sp", "dp=2,tp=2"),
     ],

@@ -82,7 +82,7 @@ def _peak(case: str, text: str) -> int:
         pytest.param("llama of 1", "dp=2,tp=2", "zero1", marks=pytest.mark.thorough),
         pytest.param("gpt2", "dp=4", "h", marks=pytest.mark.thorough),
         pytest.param("gpt2", "dp=2,tp=2", "ddp and tp", marks=pytest.mark.thorough),
-        ("llama odd", "dp=3", "zero1"),
+        pytest.param("llama odd", "dp=3", "zero1", marks=pytest.mark.thorough),
     ],
 )
 def test_four_micro_batches_train_as_one_process_does_and_communicate_as_planned(case: str, axes: str, scheme: str):

@@ -74,7 +74,7 @@ def test_sizes_that_the_axes_do_not_divide(case: str, axes: str):
     ("case", "hardware"),
     [
         ("mlp", "cpu-gloo"),
-        ("llama small", "dgx-h100"),
+        pytest.param("llama small", "dgx-h100", marks=pytest.mark.thorough),
         pytest.param("gpt2", "cpu-gloo", marks=pytest.mark.thorough),
     ],
 )

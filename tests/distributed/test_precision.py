@@ -62,7 +62,7 @@ def trained(case: str, text: str) -> Differences:
     [
         ("gpt2", "dp=4", FSDP, "bfloat16", "float32", 1),
         pytest.param("gpt2", "dp=4", FSDP, "bfloat16", "bfloat16", 1, marks=pytest.mark.thorough),
-        ("llama of 1", "dp=4", FSDP, "float64", "float32", 2),
+        pytest.param("llama of 1", "dp=4", FSDP, "float64", "float32", 2, marks=pytest.mark.thorough),
         pytest.param(
             "llama odd", "dp=2,tp=2", ("tokens=dp:S(0)",), "float64", "float64", 1, marks=pytest.mark.thorough
         ),

@@ -30,7 +30,11 @@ def _moved(plan: ShardingPlan, tensor: str) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "axes", "cut"), [("llama odd", "tp=3", "tp:S(0)"), ("llama of 1", "a=2,b=2", "a:S(0) b:S(0)")]
+    ("case", "axes", "cut"),
+    [
+        ("llama odd", "tp=3", "tp:S(0)"),
+        pytest.param("llama of 1", "a=2,b=2", "a:S(0) b:S(0)", marks=pytest.mark.thorough),
+    ],
 )
 def test_each_rank_looks_up_the_rows_that_it_has(case: str, axes: str, cut: str) -> None:
     """Vocabularies of 101 and 64, cut over three ranks and over two axes; nothing of the table moves."""

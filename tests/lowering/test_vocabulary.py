@@ -105,7 +105,7 @@ PLACED = {"_log_softmax": "S(1)", "row_max": "P(max)", "row_sum": "P(sum)", "row
         pytest.param(16, "tp=4", marks=pytest.mark.thorough),
         (17, "tp=3"),
         pytest.param(16, "a=2,b=2", marks=pytest.mark.thorough),
-        (18, "dp=2,tp=2"),
+        pytest.param(18, "dp=2,tp=2", marks=pytest.mark.thorough),
     ],
 )
 @pytest.mark.parametrize("name", LOSSES)

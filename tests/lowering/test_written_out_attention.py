@@ -78,7 +78,9 @@ def _products(plan: ShardingPlan) -> set[str]:
 @pytest.mark.parametrize("layer", [Attention, WithoutKernel])
 @pytest.mark.parametrize(
     ("mesh", "scheme"),
-    some_thorough([("tp=4", "tp"), ("dp=2,tp=2", "ddp+tp"), ("dp=2,tp=2", "fsdp+tp")], [("dp=2,tp=2", "ddp+tp")]),
+    some_thorough(
+        [("tp=4", "tp"), ("dp=2,tp=2", "ddp+tp"), ("dp=2,tp=2", "fsdp+tp")], [("tp=4", "tp"), ("dp=2,tp=2", "ddp+tp")]
+    ),
 )
 def test_heads_are_cut_and_one_all_reduce_follows_each_attention(
     mesh: str, scheme: str, layer: type[Attention]

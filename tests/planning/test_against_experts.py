@@ -17,6 +17,7 @@ from autoshard.plans.expert_distance import SENT
 from cost_models import load_profile
 
 from ..models import EXAMPLES, blocks
+from ..thorough import some_thorough
 from .test_comparison import PLAIN_BUDGET, plain
 
 MESH = {"mesh": "dp=2,tp=2", "hardware": "cpu-gloo"}
@@ -36,7 +37,7 @@ def check(plan: ShardingPlan) -> None:
     assert against.saved_s(("optimizer",)) == pytest.approx(against.optimizer_s - (plan.optimizer_s or 0.0), abs=1e-15)
 
 
-@pytest.mark.parametrize("model", ["llama", pytest.param("vit", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("model", some_thorough(["gpt2", "llama", "vit"], ["llama", "vit"]))
 def test_the_expert_is_the_best_baseline_of_a_contest(model: str) -> None:
     example, contest = EXAMPLES[model], compare(*EXAMPLES[model](), **MESH)
     plan = autoshard.plan(*example(), **MESH, against="experts", cache=False)

@@ -140,7 +140,7 @@ def test_a_soft_limit_trades_time_for_bytes() -> None:
     assert costs[0] == pytest.approx(plan("deep", "dp=4").step_s) and peaks[-1] < peaks[0]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.thorough), "adamw-8bit"])
 def test_a_budget_below_the_parameters_names_the_smallest_that_works_and_that_one_works(optimizer: str) -> None:
     with pytest.raises(BudgetError) as caught:
         plan("mlp", optimizer=optimizer, memory=100, time_limit_s=5.0)

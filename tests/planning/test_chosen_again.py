@@ -168,7 +168,7 @@ def some(formulation: Formulation, draws: random.Random) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("case", ["llama of 1", "llama odd", "gpt2"])
+@pytest.mark.parametrize("case", some_thorough(["llama of 1", "llama odd", "gpt2"], ["llama odd"]))
 def test_it_prices_and_counts_as_the_program_in_which_the_same_is_decided(case: str, seed: int) -> None:
     """That program never counts more than a timeline, says `test_lives`."""
     graph = cases.graph(case)

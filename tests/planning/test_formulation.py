@@ -169,7 +169,7 @@ def test_two_pins_that_contradict_each_other_cannot_hold() -> None:
 @pytest.mark.parametrize(
     ("name", "count", "mesh", "hardware", "pins"),
     [
-        ("llama", 2, "dp=2", "slow", ("tokens=dp:S(0)",)),
+        pytest.param("llama", 2, "dp=2", "slow", ("tokens=dp:S(0)",), marks=pytest.mark.thorough),
         ("llama", 3, "dp=2", "slow", ()),
         ("gpt2", 2, "dp=2,tp=2", "slow", ("tokens=dp:S(0)",)),
         ("gpt2", 3, "dp=2", "slow", ()),

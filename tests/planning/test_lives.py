@@ -34,7 +34,7 @@ CASES = [
     ("mlp", "dp=2,tp=2"),
     ("mlp odd", "dp=2,tp=2"),
     pytest.param("llama", "dp=2,tp=2", marks=pytest.mark.thorough),
-    ("llama odd", "dp=2,tp=2"),
+    pytest.param("llama odd", "dp=2,tp=2", marks=pytest.mark.thorough),
     ("gpt2", "dp=2,tp=2"),
     ("moe", "dp=2,tp=2"),
     ("conv", "dp=4"),

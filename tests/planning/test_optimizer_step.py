@@ -47,7 +47,7 @@ def counted_s(plan: ShardingPlan, optimizer: str, untrained: tuple[str, ...] = (
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd-momentum", "adamw-8bit", "none"])
-@pytest.mark.parametrize("name", ["mlp", "mlp odd", "llama"])
+@pytest.mark.parametrize("name", ["mlp", "mlp odd", pytest.param("llama", marks=pytest.mark.thorough)])
 def test_a_plan_counts_the_step_over_the_largest_shard_of_every_parameter(name: str, optimizer: str) -> None:
     found = plan(name, optimizer=optimizer)
     assert found.optimizer_s == pytest.approx(counted_s(found, optimizer), rel=1e-12)
