@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..capture import Node
 from ..layout import S
-from .local import with_local_size
+from .local import on_rows, with_local_size
 from .operator import Metas, Operator, enter
 from .rule import Rule
 
@@ -27,6 +27,10 @@ enter(
     "native_dropout bernoulli rand_like randn_like randint_like normal normal_functional uniform exponential "
     "log_normal cauchy geometric random rrelu_with_noise_functional",
     Operator(rules=_any_block, traits=("drawn",)),
+)
+enter(
+    "normal.Tensor_Tensor normal.float_Tensor",
+    Operator(rules=_any_block, local=on_rows(or_alike=False), traits=("drawn",)),
 )
 enter("rand randn", Operator(rules=_any_block, local=with_local_size(0), traits=("drawn",)))
 enter("randint", Operator(rules=_any_block, local=with_local_size(1), traits=("drawn",)))

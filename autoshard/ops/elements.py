@@ -11,7 +11,7 @@ import torch
 
 from ..capture import Node, TensorMeta
 from ..layout import P_SUM, Placement, R, S, local_range
-from .local import on_contiguous
+from .local import on_contiguous, on_rows
 from .operator import LocalCall, Metas, Operator, as_it_is, enter
 from .parts_of_dims import cat_in_parts
 from .rule import Rule
@@ -78,8 +78,21 @@ def _no_others(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 
 enter(
-    "_prelu_kernel _prelu_kernel_backward log_sigmoid_forward log_sigmoid_backward softplus_backward floor_divide",
+    "_prelu_kernel _prelu_kernel_backward log_sigmoid_backward",
     Operator(rules=_element_rules),
+)
+enter("softplus_backward floor_divide", Operator(rules=_element_rules, local=on_rows()))
+enter("log_sigmoid_forward", Operator(rules=_element_rules, local=on_rows(or_alike=False)))
+enter(
+    "elu_backward hardtanh_backward hardswish_backward hardsigmoid_backward logit_backward glu_backward "
+    "binary_cross_entropy_backward xlogy.Tensor special_xlog1py copysign.Tensor ldexp heaviside "
+    "logical_and logical_or logical_xor",
+    Operator(local=on_rows()),
+)
+enter(
+    "native_dropout_backward smooth_l1_loss_backward huber_loss_backward pow.Scalar float_power.Scalar isin "
+    "poisson _standard_gamma channel_shuffle",
+    Operator(local=on_rows(or_alike=False)),
 )
 enter("fill.Scalar", Operator(rules=_element_rules, kernel="copy"))
 enter("fill.Tensor", Operator(rules=_taking_values, kernel="copy"))

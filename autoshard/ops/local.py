@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..capture import Node, map_refs
+from ..capture import Node, Ref, map_refs
 from ..layout import Layout, local_shape
 from ..mesh import Mesh
 from .operator import Caller, Local, LocalCall, Metas, known
@@ -74,3 +74,35 @@ def on_contiguous(count: int) -> Local:
         return call.run(call.node.op, *first, *call.args[count:], **call.kwargs)
 
     return local
+
+
+def on_rows(*, or_alike: bool = True) -> Local:
+    """The local form of an operator whose result torch says, where it has no values, to lie otherwise in memory than
+    what its kernel makes, but where the dims of all tensors lie in their order: it runs on contiguous copies elsewhere.
+
+    Args:
+        or_alike: torch is right, too, where all tensors lie alike.
+    """
+
+    def local(call: LocalCall) -> Any:
+        places = [place for place, arg in enumerate(call.node.args) if isinstance(arg, Ref)]
+        args = list(call.args)
+        for place, x in zip(places, in_rows(call, *(args[place] for place in places), or_alike=or_alike)):
+            args[place] = x
+        return call.run(call.node.op, *args, **call.kwargs)
+
+    return local
+
+
+def in_rows(call: LocalCall, *tensors: Any, or_alike: bool) -> tuple[Any, ...]:
+    """Tensors, contiguous unless the dims of all lie in their order, or (``or_alike``) all lie alike."""
+    looks = [call.caller.value(x) for x in tensors]
+    if all(map(_is_in_order, looks)) or (or_alike and len({x.stride() for x in looks}) == 1):
+        return tensors
+    return tuple(call.run(aten.contiguous.default, x) for x in tensors)
+
+
+def _is_in_order(x: torch.Tensor) -> bool:
+    """Whether no dim lies inside of one behind it; one along which numbers are repeated lies nowhere."""
+    steps = [step for size, step in zip(x.shape, x.stride()) if size > 1 and step]
+    return steps == sorted(steps, reverse=True)

@@ -15,6 +15,7 @@ import torch
 
 from ..capture import Node
 from ..layout import P_SUM, Layout, P, Placement, R, S
+from .local import in_rows
 from .operator import LocalCall, Metas, Operator, enter
 from .rule import Rule
 
@@ -66,6 +67,7 @@ def _logsumexp(call: LocalCall) -> Any:
 def _backward(call: LocalCall) -> Any:
     if _as_one(call.node, call.inputs):
         grad, result, _, dim, dtype = call.args
+        grad, result = in_rows(call, grad, result, or_alike=False)
         return call.run(aten._log_softmax_backward_data.default, grad, result, dim, dtype)
     return call.run(call.node.op, *call.args)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..capture import Node
 from ..layout import P_SUM, R, S, local_shape
-from .local import on_contiguous
+from .local import on_contiguous, on_rows
 from .operator import LocalCall, Metas, Operator, enter
 from .rule import Rule
 
@@ -100,6 +100,7 @@ enter(
     Operator(kernel="normalization"),
 )
 enter(
-    "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp",
+    "_softmax _softmax_backward_data _log_softmax _safe_softmax logsumexp",
     Operator(kernel="softmax"),
 )
+enter("_log_softmax_backward_data", Operator(local=on_rows(or_alike=False), kernel="softmax"))

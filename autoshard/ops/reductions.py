@@ -10,6 +10,7 @@ import torch
 
 from ..capture import Node, TensorMeta
 from ..layout import P_SUM, Layout, P, Placement, S
+from .local import on_rows
 from .operator import LocalCall, Metas, Operator, enter
 from .rule import Rule
 
@@ -75,6 +76,7 @@ enter("var_mean std_mean", Operator(more_rules=partial(_kept, 1), kernel="reduct
 enter("sum", Operator(kernel="reduction", traits=("linear",)))
 enter(
     "prod amax amin aminmax max min argmax argmin var std linalg_vector_norm cumprod "
-    "nll_loss_forward nll_loss_backward mse_loss mse_loss_backward",
+    "nll_loss_forward nll_loss_backward mse_loss",
     Operator(kernel="reduction"),
 )
+enter("mse_loss_backward", Operator(local=on_rows(or_alike=False), kernel="reduction"))
