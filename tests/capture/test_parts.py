@@ -366,6 +366,7 @@ WRITTEN: dict[str, tuple[Callable[..., tuple[Any, Any]], bool]] = {
     "rows behind": (lambda i, v: ((ARANGE(4)[None], i[None] - 5), v[:1, 0]), True),
     "one of each row, all of it": (lambda i, v: ((ARANGE(4), i, slice(None)), v[:, 0]), True),
     "one feature of one of each row": (lambda i, v: ((ARANGE(4), i, 2), v[:, 0, 0]), True),
+    "one of each row, in a row": (lambda i, v: ((ARANGE(4), i), v[:, 0][None, None]), True),
     "everything": (lambda i, v: ((ARANGE(4)[:, None], ARANGE(5)), v[0, 0]), False),
     "not all rows": (lambda i, v: ((ARANGE(3), i[:3]), v[:3, 0]), False),
     "a slice": (lambda i, v: ((slice(None), 2), v[:, 0]), False),
@@ -398,6 +399,39 @@ def test_writing_into_rows(name: str) -> None:
     for y, z in zip(*(torch.autograd.grad(y.sum(), (x, v), materialize_grads=True) for y in (found, expected))):
         torch.testing.assert_close(y, z)
     assert taken == [is_taken_apart]
+
+
+def test_what_was_picked_from_may_be_written_into() -> None:
+    def written(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        y, rows = x * 1.0, ARANGE(4)
+        y[rows, i] += 1.0
+        y[rows[:, None], i[:, None]] *= y[rows[:, None], i[:, None]].tanh()
+        picked = y[rows, i]
+        y[:, 0] = 0.0
+        return y * picked[:, None]
+
+    def backend(module: torch.fx.GraphModule, given: Any) -> Any:
+        take_apart(module)
+        assert sum(node.target is by_position for node in module.graph.nodes) == 4
+        return module
+
+    torch.manual_seed(0)
+    x, i = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True), torch.tensor([0, 3, 2, 4])
+    torch._dynamo.reset()
+    found, expected = torch.compile(written, backend=backend, fullgraph=True, dynamic=False)(x, i), written(x, i)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in (found, expected)))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own
+def test_tangents_go_through_what_is_picked_from_rows() -> None:
+    x, i = torch.randn(4, 5, 3, dtype=torch.float64), torch.tensor([0, 3, 2, 4])
+
+    def picked(x: torch.Tensor) -> torch.Tensor:
+        return by_position(x, (ARANGE(4), i), (0, None)).square()
+
+    (found, expected) = (torch.func.jvp(f, (x,), (x + 1,))[1] for f in (picked, lambda x: x[ARANGE(4), i].square()))
+    torch.testing.assert_close(found, expected)
 
 
 RANGES = {

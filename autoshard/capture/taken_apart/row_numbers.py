@@ -121,8 +121,36 @@ def by_position(x: Tensor, indices: Indices, along: Along) -> Tensor:
     assert along[0] is not None
     flat = x.reshape(*x.shape[:2], math.prod(rest))
     picked = indices[1].expand(shape).movedim(along[0], 0)
-    found = flat.gather(1, _in_rows(flat, picked))
+    found: Tensor = _Picked.apply(flat, _in_rows(flat, picked))
     return found.reshape(*picked.shape, *rest).movedim(0, along[0])
+
+
+class _Picked(torch.autograd.Function):
+    """``flat.gather(1, at)``, of which the backward needs no number of ``flat``: ``index``, in whose place it stands,
+    may be followed by a write into what it picked from.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(flat: Tensor, at: Tensor) -> Tensor:
+        return flat.gather(1, at)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
+        ctx.shape = inputs[0].shape
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (at,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.shape).scatter_add(1, at, grad), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        (at,) = ctx.saved_tensors
+        return tangent.gather(1, at)
 
 
 def write_by_position(x: Tensor, indices: Indices, value: Any, along: Along) -> None:
@@ -133,6 +161,8 @@ def write_by_position(x: Tensor, indices: Indices, value: Any, along: Along) -> 
     flat = x.reshape(*x.shape[:2], math.prod(rest))
     picked = indices[1].expand(torch.broadcast_shapes(*(index.shape for index in indices)))
     value = value.to(x.dtype) if isinstance(value, Tensor) else x.new_full((), value)
+    while value.dim() > picked.dim() + len(rest) and value.shape[0] == 1:  # as an assignment has it
+        value = value[0]
     value = value.expand(*picked.shape, *rest).movedim(along[0], 0)
     at = _in_rows(flat, picked.movedim(along[0], 0))
     x.copy_(flat.scatter(1, at, value.reshape(at.shape)).reshape(x.shape))
