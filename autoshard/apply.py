@@ -51,6 +51,7 @@ from .lowering import (
     check_untaken,
     code_digest,
     converted,
+    even_sizes,
     keep_freed_memory,
     lower,
     open_board,
@@ -246,8 +247,8 @@ def _as_planned(
     except VerificationError as error:
         raise PlanMismatchError(
             f"a batch of {size} cannot have the layouts of the plan, which is one for {batch_size(plan)}: {error}. "
-            "Give a size of which every rank has a part, or make a plan for it (autoshard plan ... "
-            "--held-as PLAN.yaml) and give parallelize both"
+            f"Give {even_sizes(plan, size)}, or make a plan for it (autoshard plan ... --held-as PLAN.yaml) and give "
+            "parallelize both"
         ) from None
     return graph, resized, training
 

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
+import autoshard
 from autoshard import apply
 from autoshard.apply import check_once, check_plan
 from autoshard.errors import InputError, PlanMismatchError, VerificationError
 from autoshard.layout import Layout, R, S
 from autoshard.plans import Redistribution, ShardingPlan, TensorEntry
 
+from .one_process import fake_ranks
 from .plans.synthetic import costed
 from .plans_of import Planned, planned
 
@@ -183,3 +187,24 @@ def test_a_second_entry_for_a_tied_parameter_is_refused() -> None:
 def test_a_path_is_no_plan() -> None:
     with pytest.raises(InputError, match=r"got the path plan.yaml; read it: autoshard.read_plan\('plan.yaml'\)"):
         apply.parallelize(nn.Linear(2, 2), "plan.yaml", None)  # type: ignore[arg-type]
+
+
+def test_a_size_that_cuts_batch_and_sequence_otherwise_is_refused_with_those_that_do_not() -> None:
+    """3 and 2 samples of 6 words are 18 and 12 rows; a cut of the 30 has 15 and 15."""
+
+    class Words(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(super().forward(x)).square().mean()
+
+    def parallel(size: int) -> nn.Module:
+        return autoshard.parallelize(Words(nn.Linear(4, 4)), plan, mesh, (x,), batches=[size])
+
+    x = torch.randn(8, 6, 4)
+    plan = autoshard.plan(
+        Words(nn.Linear(4, 4)), (x,), mesh="dp=2", hardware="cpu-gloo", constraints=["baseline ddp"], cache=False
+    )
+    with fake_ranks(2):
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        parallel(6)
+        with pytest.raises(PlanMismatchError, match="Give a multiple of 2, the ranks that the batch is cut over"):
+            parallel(5)

@@ -19,7 +19,7 @@ from .match import check_graph, check_held_alike, check_mesh, check_order, mesh_
 from .module import ParallelModule, as_one_process, check_class, converted, manual_seed, plan_of
 from .needs import check_redistributions
 from .observe import CollectiveLog, MemoryLog, measure_collectives, measure_memory
-from .other_batch import at_batch, batch_size, with_batch
+from .other_batch import at_batch, batch_size, even_sizes, with_batch
 from .rank import Rank
 from .served_plan import ServedPlan
 from .shards import shard_parameters
@@ -44,6 +44,7 @@ __all__ = [
     "agreed",
     "at_batch",
     "batch_size",
+    "even_sizes",
     "as_one_process",
     "bind",
     "check_class",

@@ -25,6 +25,18 @@ def batch_size(plan: ShardingPlan) -> int:
     return plan.batch
 
 
+def even_sizes(plan: ShardingPlan, size: int) -> str:
+    """Which sizes have the layouts of a plan where this one has not: words for an error."""
+    dims = ((entry.layout, plan.batch_dim_of(entry.shape)) for entry in plan.inputs)
+    ranks = max((plan.mesh.parts(layout.axes_of(dim)) for layout, dim in dims if dim is not None), default=1)
+    if size % ranks == 0:
+        return f"{batch_size(plan)}, the size that the plan was made for"
+    return (
+        f"a multiple of {ranks}, the ranks that the batch is cut over (uneven parts are served only where no "
+        "operator makes one dim of the batch and another, as a linear layer does of batch and sequence)"
+    )
+
+
 def with_batch(plan: ShardingPlan, size: int) -> ShardingPlan:
     """A plan whose inputs and results have a batch of another size; those that have no batch stay as they are.
 
