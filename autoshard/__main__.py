@@ -8,7 +8,7 @@ import sys
 from io import TextIOWrapper
 from typing import Any
 
-from .garbage import seldom_collected
+from .garbage import at_the_end_of_the_process, seldom_collected
 
 LIBRARIES = ("typer", "rich")
 """What the extra ``cli`` installs."""
@@ -30,7 +30,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, interrupt)
     _part_from_native_code()
     try:
-        with seldom_collected():
+        with seldom_collected(), at_the_end_of_the_process():
             from .cli import main as command
 
             command()

@@ -29,3 +29,16 @@ def seldom_collected() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+@contextmanager
+def at_the_end_of_the_process() -> Iterator[None]:
+    """What is there when this ends is no more looked through: it goes with the process.
+
+    Python would search all of it twice more, once as it goes on as before and once as it ends: of Llama-3-8B and 70B
+    on 8x8 that was 0.9 to 2.3 of the 8.4 to 12.3 CPU seconds that ``autoshard plan`` takes from start to end.
+    """
+    try:
+        yield
+    finally:
+        gc.freeze()

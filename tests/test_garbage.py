@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autoshard.garbage import RARELY, seldom_collected
+from autoshard.garbage import RARELY, at_the_end_of_the_process, seldom_collected
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +47,17 @@ def test_cycles_are_freed_inside_too() -> None:
         kept = [[] for _ in range(RARELY + 1)]  # type: ignore[var-annotated]
     assert gone() is None
     assert len(kept) > RARELY
+
+
+def test_what_is_there_at_the_end_of_the_process_is_not_searched_errors_included() -> None:
+    try:
+        with pytest.raises(KeyError), at_the_end_of_the_process():
+            gone = weakref.ref(Cycle())
+            raise KeyError
+        gc.collect()
+        assert gone() is not None
+    finally:
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()  # as tests/conftest.py has it
+    assert gone() is None
