@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -41,6 +43,11 @@ def is_unknown(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return not all(isinstance(length, int) for length in value.shape)
     return is_number(value)
+
+
+def are_lengths(found: Iterable[Any], wanted: Iterable[Any]) -> bool:
+    """Whether lengths are known, and these: to compare one that only a step would know is an error of torch's."""
+    return all(type(a) is int and type(b) is int and a == b for a, b in zip_longest(found, wanted))
 
 
 def is_number(value: Any) -> bool:

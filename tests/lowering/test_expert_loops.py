@@ -484,7 +484,16 @@ def over_those_of_many(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -
     return out
 
 
+def widening(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """A part of another size for each expert."""
+    out = torch.zeros_like(x)
+    for e, (expert, mask) in enumerate(zip(m.experts, _masks(c))):
+        out[mask] += expert(x[mask]) * x[mask][:, : e + 1].sum(-1, keepdim=True)
+    return out
+
+
 REFUSED = (
+    widening,
     comprehended,
     generated,
     noted_elsewhere,

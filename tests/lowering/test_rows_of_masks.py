@@ -78,6 +78,18 @@ def ignored(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
     return loss + F.nll_loss(s.classify(x)[seen].log_softmax(1), t[seen], reduction="none").square().mean()
 
 
+def of_their_class(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    """Experts that overwrite their words, weighted by a probability of theirs, taken in several ways."""
+    p, out = s.classify(x).softmax(-1), torch.zeros_like(x)
+    for k in range(CLASSES):
+        own = t == k
+        weight = (
+            p[own, k, None] + p[own][:, k : k + 1] * p[own][:, k, None] + p[own, k].unsqueeze(-1) + p[own, :2][:, 1:]
+        )
+        out[own] = (x[own] * s.table.weight[k] + x[own, None, 1:][:, 0].sum(-1, keepdim=True)) * weight
+    return out.square().mean()
+
+
 def changing(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
     total = x.detach().abs().sum()
     factor = total.item()
@@ -120,6 +132,7 @@ BODIES: dict[str, Body] = {
     "of each class": of_each_class,
     "own loss": own_loss,
     "ignored": ignored,
+    "of their class": of_their_class,
 }
 
 

@@ -28,7 +28,7 @@ from torch import fx
 from torch.fx import GraphModule
 
 from ..dynamo.ways import begins, ends, is_among
-from ..examples import example, is_unknown, name_of, new_call, shape_of, tensor_of
+from ..examples import are_lengths, example, is_unknown, name_of, new_call, shape_of, tensor_of
 from ..operators.grouped_products import grouped_product
 from .choices import choices_found, counted, is_view, number_of_experts, order_of
 from .known_places import pick_by_known_numbers
@@ -307,7 +307,7 @@ class _Loop:
                 return self._meant[one]
             if all(value is one for value in values):
                 return one
-            if one in twins[0] or any(shape_of(value) != shape_of(one) for value in values):
+            if one in twins[0] or not all(are_lengths(shape_of(value), shape_of(one)) for value in values):
                 raise _OtherwiseError
             return _Each(tuple(values))
         if isinstance(one, (tuple, list)):
@@ -618,6 +618,8 @@ class _Loop:
         return self._call(node.target, *args, **kwargs)
 
     def _call(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        if not all(map(_is_plain, (*args, *kwargs.values()))):
+            raise _OtherwiseError
         with self._graph.inserting_before(self._anchor):
             self._made.append(new_call(self._like, function, *args, **kwargs))
         return self._made[-1]
@@ -639,6 +641,17 @@ class _Added:
     out: fx.Node
     index: Any
     rows: _Rows
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an argument is the same for all pairs: nothing in it stands for what an expert has."""
+    if isinstance(value, slice):
+        return all(map(_is_plain, (value.start, value.stop, value.step)))
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is not _NUMBER and not isinstance(
+        value, (_Each, _Mask, _Column, _Places, _Rows, _Some, _Chosen, _Own, _Added)
+    )
 
 
 def _dim(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..examples import example, is_unknown, name_of, new_call, shape_of, tensor_of
+from ..examples import are_lengths, example, is_unknown, name_of, new_call, shape_of, tensor_of
 from .masks import mask_of, memory_of, placed_by, same, seen_through, written_by, written_into
 
 POINTWISE = frozenset(
@@ -155,15 +155,18 @@ class _Rewriting:
         if not is_unknown(example(node)) or name_of(node) not in ("getitem", "masked_select") or len(node.args) != 2:
             return None
         x: Any = node.args[0]
-        mask = mask_of(node.args[1])
+        index, behind = _with_what_is_behind(node.args[1])
+        mask = mask_of(index)
         if mask is None or tensor_of(x) is None or memory_of(mask) in self._written:
             return None
         if name_of(node) == "masked_select":
             if shape_of(x) != torch.broadcast_shapes(shape_of(x), shape_of(mask)):
                 return None
             mask = self._call("expand", mask, tuple(shape_of(x)))
-        if shape_of(x)[: len(shape_of(mask))] != shape_of(mask):
+        if not are_lengths(shape_of(x)[: len(shape_of(mask))], shape_of(mask)):
             return None
+        if behind:
+            x = self._call(operator.getitem, x, (*(slice(None),) * len(shape_of(mask)), *behind))
         return self._left_out(_Rows(x, mask), 0)
 
     def _left_out(self, rows: _Rows, by: int) -> _Rows:
@@ -203,7 +206,7 @@ class _Rewriting:
     def _with_others(self, rows: _Rows, others: Sequence[fx.Node]) -> _Rows | None:
         """The sum of rows and as many others, which then stand in the places of those that are picked."""
         value = tensor_of(others[0])
-        if len(others) > 1 or value is None or value.dim() != 1 + len(rows.rest) or value.shape[1:] != rows.rest:
+        if len(others) > 1 or value is None or is_unknown(value) or not are_lengths(value.shape[1:], rows.rest):
             return None
         none, other = self._call(torch.zeros_like, rows.whole), self._call("type_as", others[0], rows.whole)
         placed = self._call("masked_scatter", none, self._beside(rows), other)
@@ -228,9 +231,10 @@ class _Rewriting:
         """Some features of each row: ``rows[:, 0]``, ``rows[..., 1:]``."""
         x, index = node.args
         first, *rest = index if isinstance(index, tuple) else (index,)
-        if x not in self._rows or first not in (Ellipsis, slice(None)) or len(rest) > len(rows.rest):
+        taken = sum(each is not None for each in rest)
+        if x not in self._rows or first not in (Ellipsis, slice(None)) or taken > len(rows.rest):
             return None
-        if not all(isinstance(each, (int, slice)) for each in rest):
+        if not all(_is_of_python(each) for each in rest):
             return None
         front = [first] if first is Ellipsis else [slice(None)] * rows.lead
         return _Rows(self._call(operator.getitem, rows.whole, (*front, *rest)), rows.mask)
@@ -340,7 +344,7 @@ class _Rewriting:
     def _keeps_rows(self, node: fx.Node, rows: _Rows) -> bool:
         """Whether a view, which has as many elements, has the rows as they are."""
         made = tensor_of(node)
-        return made is not None and made.dim() == 1 + len(rows.rest) and made.shape[1:] == rows.rest
+        return made is not None and made.dim() > 0 and are_lengths(made.shape[1:], rows.rest)
 
     def _put_back(self, node: fx.Node) -> fx.Node | None:
         """What is computed of rows, written into their places."""
@@ -351,7 +355,7 @@ class _Rewriting:
         rows = self._rows[value]
         if not same(mask, rows.mask, self._written.keys() - once):
             return None
-        if shape_of(rows.whole) != shape_of(x):
+        if not are_lengths(shape_of(rows.whole), shape_of(x)):
             return None
         new = self._call(torch.where, self._beside(rows), self._call("type_as", rows.whole, x), x)
         return self._call("copy_", x, new)
@@ -367,7 +371,23 @@ class _Rewriting:
 def _is_for_each(given: fx.Node, dims: int) -> bool:
     """Whether a tensor is the same for each row of so many dims."""
     shape = shape_of(given)
-    return tensor_of(given) is not None and (len(shape) <= dims or (len(shape) == dims + 1 and shape[0] == 1))
+    return tensor_of(given) is not None and (
+        len(shape) <= dims or (len(shape) == dims + 1 and are_lengths(shape[:1], (1,)))
+    )
+
+
+def _with_what_is_behind(index: Any) -> tuple[Any, tuple[Any, ...]]:
+    """An index, and what it takes of each row that the mask in front of it picks: ``x[mask, 0, None]``."""
+    if not isinstance(index, tuple) or not all(map(_is_of_python, index[1:])):
+        return index, ()
+    return index[0], () if all(each == slice(None) for each in index[1:]) else index[1:]
+
+
+def _is_of_python(index: Any) -> bool:
+    """Whether an index takes one, a range or all of a dim, or is a new one, and stands in the forward."""
+    if isinstance(index, slice):
+        return all(each is None or type(each) is int for each in (index.start, index.stop, index.step))
+    return index is None or type(index) is int
 
 
 def _features(node: fx.Node, name: str) -> int:
