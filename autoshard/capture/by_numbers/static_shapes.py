@@ -42,6 +42,10 @@ _INSTEAD = {
     "repeat_interleave": "Give it output_size, the sum of the counts, as a Python number",
 }
 _NAMED = re.compile(r"([\w.]*\.\w+)")
+_ASKED = re.compile(r"data-dependent expression (.+?) \(unhinted")
+_AS_ARGUMENT = re.compile(r"got SymInt|not Sym(Int|Float|Bool)\b")
+_WHOLE_NUMBER = re.compile(r"\bu\d")
+_BY_PYTHON = "in evaluate_expr)"  # what dynamo asks of a condition of the model's own
 
 
 class ByNumbersError(CaptureError):
@@ -83,12 +87,23 @@ def refuse_ways_by_numbers(model: nn.Module, module: GraphModule) -> None:
 def why_by_numbers(text: str) -> str:
     """What is wrong where torch refuses a forward, with such a text, because numbers in a tensor would decide."""
     first = text.partition("\n")[0]
-    if "got SymInt" in text or any(word in first for word in ("specialized integer", "_local_scalar_dense", "tolist")):
+    if _AS_ARGUMENT.search(text) or any(
+        word in first for word in ("specialized integer", "_local_scalar_dense", "tolist")
+    ):
+        return _of_number()
+    if _is_argument(text):
         return _of_number()
     if "output shape" in first or first.startswith("aten."):
         named = _NAMED.search(first)
         return of_shape(named[1] if named else "an operator")
     return _of_way()
+
+
+def _is_argument(text: str) -> bool:
+    """Whether a function of torch asked for a number with a fraction: it is none of a shape, and no way of Python's."""
+    asked = _ASKED.search(text)
+    is_fraction = asked is not None and "zuf" in asked[1] and not _WHOLE_NUMBER.search(asked[1])
+    return is_fraction and _BY_PYTHON not in text
 
 
 def _of_way() -> str:

@@ -19,7 +19,8 @@ _ON_NUMBERS = re.compile(
     r"data[- ]dependent (expression|branching|operator|output)|Tensor\.tolist\(\) with|Pending unbacked symbols",
     re.IGNORECASE,
 )
-_AS_INDEX = "valid indices (got SymInt)"  # of ``x[:, k]`` by a number out of a tensor
+# of ``x[:, k]`` by a number out of a tensor, and of an argument that is one
+_AS_ARGUMENT = re.compile(r"valid indices \(got SymInt\)|must be \w+, not Sym(Int|Float|Bool)\b")
 
 
 def model_stack(error: Exception) -> str:
@@ -33,7 +34,9 @@ def depends_on_numbers(error: Exception) -> bool:
         return True
     is_models_own = isinstance(error.__cause__, ObservedException)
     text = str(error)
-    return not is_models_own and (_ON_NUMBERS.search(text.partition("\n")[0]) is not None or _AS_INDEX in text)
+    return not is_models_own and (
+        _ON_NUMBERS.search(text.partition("\n")[0]) is not None or _AS_ARGUMENT.search(text) is not None
+    )
 
 
 def is_explained(error: Exception) -> bool:
