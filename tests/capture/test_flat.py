@@ -512,6 +512,70 @@ def test_attributes_by_number_are_all_looked_at() -> None:
     assert guards is not None and not isinstance(guards, BlockGuards)
 
 
+class Asking(Deep):
+    """Has settings for its blocks, which it reads by keys that it makes of their numbers."""
+
+    def __init__(self, read: Callable[[Any, int, nn.Module], float]) -> None:
+        super().__init__(block=Scaled)
+        self.read = read
+        self.skipped: dict[int, float] = {}
+        self.halves, self.doubles, self.fifths = [1.0] * 5, [1.0] * (2 * DEPTH), (1.0, 1.0)
+        self.named = {f"layer{k}.rate": 1.0 for k in range(DEPTH)}
+        self.paired = {("rate", k): 1.0 for k in range(DEPTH)}
+        self.functions: list[Callable[[float], float]] = [float] * 5
+        self.by_block = dict.fromkeys(self.blocks, 1.0)
+        self.rate0_x = self.rate1_x = self.rate2_x = self.rate3_x = self.rate4_x = 1.0
+        self.rate5_x = self.rate6_x = self.rate7_x = self.rate8_x = 1.0
+        self.unread, self.by_name = 1.0, {"read": 1.0, "unread": 1.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to ()."""
+        x = self.first(x)
+        for k, block in enumerate(self.blocks):
+            x = block(x, self.read(self, k, block))
+        return x.square().sum()
+
+
+def by_keys(model: Asking, k: int, block: nn.Module) -> float:
+    """Reads constants under numbers of all kinds, and under names that are made of them."""
+    if k in model.skipped:
+        return 0.5
+    found = model.halves[k // 2] * model.doubles[2 * k] * model.fifths[k // 5] * model.named[f"layer{k}.rate"]
+    return found * model.paired["rate", k] * model.by_name["read"]
+
+
+def test_what_only_a_deep_model_asks_a_container_for_is_seen() -> None:
+    model = Asking(by_keys)
+    guards = capture(model, (torch.randn(8, WIDTH),), guarded=True).guards
+    assert isinstance(guards, BlockGuards) and guards.broken() is None
+    others: dict[str, Any] = {"skipped": {6: 1.0}, "halves": [*[1.0] * 4, 2.0], "fifths": (1.0, 2.0)}
+    others["doubles"] = [2.0 if k == 12 else 1.0 for k in range(2 * DEPTH)]
+    others["named"] = model.named | {"layer6.rate": 2.0}
+    others["paired"] = model.paired | {("rate", 6): 2.0}
+    for name, other in others.items():
+        before = getattr(model, name)
+        setattr(model, name, other)
+        found = guards.broken()
+        setattr(model, name, before)
+        assert found is not None and name in found[0], name
+    model.unread = model.by_name["unread"] = 2.0
+    assert guards.broken() is None
+
+
+IN_TURN: dict[str, Callable[[Any, int, nn.Module], float]] = {
+    "attributes": lambda model, k, block: float(getattr(model, f"rate{k}_x")),
+    "attributes that are not there": lambda model, k, block: float(getattr(model, f"factor{k // 5}", 1.0)),
+    "functions": lambda model, k, block: model.functions[k // 2](1.0),
+    "keys that are blocks": lambda model, k, block: model.by_block[block],
+}
+
+
+@pytest.mark.parametrize("what", IN_TURN)
+def test_a_model_that_asks_in_turn_for_other_things_than_constants_is_captured_whole(what: str) -> None:
+    guards = capture(Asking(IN_TURN[what]), (torch.randn(8, WIDTH),), guarded=True).guards
+    assert guards is not None and not isinstance(guards, BlockGuards) and guards.broken() is None
+
+
 def test_another_order_of_blocks_is_seen() -> None:
     model, other = deep(), Taking("a plain list")
     guards, others = (capture(each, (torch.randn(8, WIDTH),), guarded=True).guards for each in (model, other))

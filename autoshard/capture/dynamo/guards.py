@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
@@ -26,7 +26,8 @@ from torch._dynamo.guards import CheckFunctionManager
 from torch._guards import Guard, GuardsSet, Source, TracingContext, tracing
 from torch.utils._ordered_set import OrderedSet
 
-from ..lines import is_of_library, line_in
+from ..lines import line_in
+from .families import CONSTANTS, asked_in_turn, has_one_owner
 from .observed import Observed
 from .sources import NotDataError, Read, Written
 
@@ -47,8 +48,6 @@ _OF_A_CALL = frozenset(
 # The arguments of the capture and what its own code reads; and what it switches off of distributions.
 _OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput")
 _SWITCHED_OFF = "._validate_args"
-# Of so many items or attributes in a row, a loop over the blocks of a short model may have read one at each.
-_IN_A_ROW = 5
 _MODULES = ("._modules", ".__dict__['_modules']")
 _IDENTITY = re.compile(r"(___check_(?:obj|type)_id\(.*), \d+\)")
 _UNNAMED = re.compile(r"G\['(___unnamed_scope_\w+)'\]")
@@ -100,8 +99,8 @@ class Guards:
     """The conditions on Python state under which the captured graph is what the model does.
 
     ``document`` is what :func:`guards_again` makes them of, as JSON has it; None where they name what only this process
-    has. ``numbered`` are containers of constants of which items were read by number, and ``families`` the names of
-    other things that were.
+    has. ``numbered`` are the containers of constants, and ``families`` the names of other things, of which a deeper
+    model may read more (:mod:`.families`), with whether one module alone has them.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class Guards:
         lines: dict[str, str],
         document: Document,
         numbered: Sequence[_Seen] = (),
-        families: Sequence[str] = (),
+        families: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
         self._manager = manager
         self._scope = scope
@@ -120,7 +119,7 @@ class Guards:
         self._lines = lines
         self.document = document
         self._numbered = tuple(numbered)
-        self.families = tuple(families)
+        self.families = families
 
     def for_all_numbers(self) -> Guards:
         """The same conditions, and that ``numbered`` containers are what they are: other items may be read of them."""
@@ -188,12 +187,13 @@ def written_as_they_are() -> Any:
     return patch.object(guards, "PyExprCSEPass", _AsTheyAre)
 
 
-def guards_of(graph: Any, module: nn.Module, frame: CodeType) -> Guards:
+def guards_of(graph: Any, module: nn.Module, frame: CodeType, codes: Iterable[CodeType]) -> Guards:
     """The guards that dynamo has noted on what stays as it is from call to call.
 
     Args:
         graph: dynamo's output graph.
         module: what dynamo traced, of which ``self`` is the name in the code ``frame``.
+        codes: all code that dynamo followed.
     """
     kept = [guard for guard in _of_state(graph.guards) if not _is_of_namedtuple(guard, graph.global_scope)]
     manager = _manager(graph, kept, frame)
@@ -203,7 +203,8 @@ def guards_of(graph: Any, module: nn.Module, frame: CodeType) -> Guards:
     nested, held = list(_nested(kept, scope)), list(_looks(map(_source, tensors), scope))
     by_condition = _by_condition(kept, lines)
     by_condition |= {each.condition: line for each, line in zip(held, map(_line, tensors)) if line}
-    containers, families = _by_number(kept, scope)
+    containers, others = asked_in_turn(kept, scope, codes)
+    families = {readable(where.name): has_one_owner(where, scope, module) for where in others}
     numbered = list(_looks(containers, scope))
     try:
         document: Document = _written(graph, kept, lines, tensors, containers) | _as_seen(nested, held, numbered)
@@ -247,7 +248,7 @@ def _by_condition(kept: Sequence[Guard], lines: Sequence[str]) -> dict[str, str]
 
 def _nested(guards: list[Guard], scope: dict[str, Any]) -> Iterator[_Seen]:
     """Containers that are constants to dynamo, and modules in lists and dicts that are no modules: which they are."""
-    of_values = [guard for guard in guards if guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH")]
+    of_values = [guard for guard in guards if guard.create_fn_name() in CONSTANTS]
     for where in map(_source, of_values):
         value = where.get_value(scope, {}, {})
         if isinstance(value, (tuple, list, dict)):
@@ -273,57 +274,6 @@ def _seen(where: Source, value: Any, scope: dict[str, Any]) -> _Seen:
 def _as_seen(nested: Sequence[_Seen], held: Sequence[_Seen], numbered: Sequence[_Seen]) -> dict[str, Any]:
     kinds = {"nested": nested, "held": held, "numbered": numbered}
     return {kind: [each.look for each in found] for kind, found in kinds.items()}
-
-
-def _by_number(kept: Iterable[Guard], scope: dict[str, Any]) -> tuple[list[Source], list[str]]:
-    """The containers of constants of which items in a row were read by number, or by names that end with one; and what
-    other things were, as readable names. Lists that hold modules are among the latter, however many were read.
-    """
-    items: dict[Source, set[int]] = {}
-    attributes: dict[str, set[int]] = {}
-    for guard in kept:
-        where: Any = _source(guard)
-        while where is not None:
-            key = getattr(where, "index", getattr(where, "member", None))
-            found = re.search(r"^(.*?)(\d+)$", str(key)) if isinstance(key, (int, str)) else None
-            if found is not None:
-                if hasattr(where, "member"):
-                    attributes.setdefault(f"{readable(where.base.name)}.{found[1]}", set()).add(int(found[2]))
-                elif not (isinstance(where, source.ConstDictKeySource) or isinstance(where.base, source.TypeMROSource)):
-                    items.setdefault(where.base, set()).add(int(found[2]))
-            where = getattr(where, "base", None)
-    plain = {where: keys for where, keys in items.items() if not where.name.endswith(_MODULES)}
-    own = {where: keys for where, keys in plain.items() if not _is_of_library(where)}
-    several = [where for where, keys in own.items() if _is_in_a_row(keys) or _has_modules(where, scope)]
-    constants = [where for where in several if _is_constant(where.get_value(scope, {}, {}))]
-    others = [readable(where.name) for where in several if where not in constants]
-    return constants, [*others, *(name for name, keys in attributes.items() if _is_in_a_row(keys))]
-
-
-def _is_of_library(where: Any) -> bool:
-    """Whether something is a global variable of a library's, which keeps what it found there."""
-    while getattr(where, "base", None) is not None:
-        where = where.base
-    module = readable(where.name) if isinstance(where, source.GlobalSource) else ""
-    return is_of_library(str(getattr(sys.modules.get(module), "__file__", None)))
-
-
-def _is_in_a_row(numbers: set[int]) -> bool:
-    return any(numbers.issuperset(range(first, first + _IN_A_ROW)) for first in numbers)
-
-
-def _has_modules(where: Source, scope: dict[str, Any]) -> bool:
-    value = where.get_value(scope, {}, {})
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return any(isinstance(each, nn.Module) for each in values)
-
-
-def _is_constant(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(map(_is_constant, (*value.keys(), *value.values())))
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_constant, value))
-    return value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype))
 
 
 def _code(name: str, scope: dict[str, Any], value: Any) -> CodeType | None:

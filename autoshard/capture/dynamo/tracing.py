@@ -56,7 +56,7 @@ class Dynamo:
         """
         assert self.answer is not None, "dynamo has given an answer"
         module, output = self.answer
-        return guards_of(output.output_graph, module, get_traced_fn(module)[0].__code__)
+        return guards_of(output.output_graph, module, get_traced_fn(module)[0].__code__, output.traced_code)
 
     def reads(self) -> frozenset[str]:
         """The names of all attributes that the forward has read."""

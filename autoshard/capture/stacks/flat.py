@@ -51,7 +51,8 @@ def captured_flat(
             short_run = fake_run(model, args, kwargs, dtype, stacks)
         if traced.has_custom_backward or any(stack.differing & traced.reads for stack in stacks):
             return None
-        if traced.guards is not None and not all(_is_in_blocks(name, stacks) for name in traced.guards.families):
+        families = {} if traced.guards is None else traced.guards.families
+        if not all(is_ones_own and _is_in_blocks(name, stacks) for name, is_ones_own in families.items()):
             return None  # what the short model reads of these is not all that the deep one does
         deep_run = run or fake_run(model, args, kwargs, dtype, stacks)
         if deep_run.backwards:  # of which no operator says what they do
