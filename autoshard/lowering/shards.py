@@ -39,7 +39,8 @@ def block_of(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tuple
 def shard_parameters(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> None:
     """Replaces every parameter of a model by a DTensor placed as planned, with the values of the mesh's first rank.
 
-    Parameters on the meta device stay there. Buffers move to the mesh's device. In containers that modules have
+    Parameters on the meta device stay there. Buffers move to the mesh's device. Both keep the attributes that the user
+    gave them. In containers that modules have
     as attributes both stand in the place of what they were. Tied parameters and buffers stay tied.
 
     Raises:
@@ -66,6 +67,7 @@ def shard_parameters(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> 
             if buffer is not None and buffer.device.type != "meta":
                 if id(buffer) not in copies:
                     copies[id(buffer)] = broadcast(_copy(buffer, device), mesh)
+                    vars(copies[id(buffer)]).update(vars(buffer))
                 module._buffers[key] = copies[id(buffer)]
     exchanged: list[tuple[torch.Tensor, torch.Tensor]] = [(each, made[id(each)]) for each in parameters]
     exchange(model, [*exchanged, *((each, copies[id(each)]) for each in buffers if id(each) in copies)])

@@ -6,6 +6,7 @@ import enum
 import functools
 import inspect
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -256,6 +257,51 @@ def test_the_class_of_a_parameter_is_no_condition_as_shards_are_of_another() -> 
     assert type(model.weight) is Shard and guards.broken() is None
     model.scale = 2
     assert guards.broken() is not None
+
+
+class Options:
+    """Attributes that are read as a whole."""
+
+    def __init__(self) -> None:
+        self.a = 1.0
+
+
+def scaled(a: float = 1.0, b: float = 1.0) -> float:
+    return a * b
+
+
+AS_A_WHOLE: dict[str, Callable[[Any], float]] = {
+    "length": lambda m: float(len(vars(m.options))),
+    "keywords": lambda m: scaled(**vars(m.options)),
+    "copy": lambda m: float(m.options.__dict__.copy().get("b", 1.0)),
+    "dict": lambda m: float(dict(vars(m.options)).get("b", 1.0)),
+    "list of the model's own": lambda m: float(len([*vars(m)])),
+    "items of the model's own": lambda m: float(sum(name == "b" for name, _ in vars(m).items())),
+    "list of a dict": lambda m: float(len([*m.table])),
+    "order": lambda m: float(next(iter(m.ordered.values()))),
+}
+
+
+@pytest.mark.skipif(BY_VALUE, reason="torch 2.13 on has a variable for the dict of an object")
+@pytest.mark.parametrize("how", AS_A_WHOLE)
+def test_which_names_there_are_and_their_order_are_conditions(how: str) -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.options, self.table, self.ordered = Options(), {"a": 1.0}, OrderedDict(a=1.0, b=2.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * AS_A_WHOLE[how](self)
+
+    model = Whole()
+    guards = capture(model, (torch.ones(2),), guarded=True).guards
+    assert isinstance(guards, Guards) and guards.document is not None
+    vars(model)["_autoshard"] = None  # what a parallel module has beside the user's
+    assert guards.broken() is None
+    again = guards_again(json.loads(json.dumps(guards.document)), model)
+    model.b = model.options.b = model.table["b"] = 3.0  # type: ignore[attr-defined]
+    model.ordered.move_to_end("a")
+    assert guards.broken() is not None and again is not None and again.broken() is not None
 
 
 BY_DTYPE = {torch.float32: (2.0, [3.0]), torch.float64: (4.0, [5.0])}

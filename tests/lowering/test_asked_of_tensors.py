@@ -114,7 +114,23 @@ def untied(model: Any) -> None:
     model.b.weight = nn.Parameter(torch.ones(SIZE, SIZE, dtype=torch.float64))
 
 
+def gain_of(name: str, value: float) -> Change:
+    """Sets an attribute of a parameter or buffer."""
+    return lambda model: setattr(model.get_parameter(name) if "." in name else model.get_buffer(name), "gain", value)
+
+
 REFUSED: dict[str, tuple[Body, Change, Change]] = {
+    "an attribute that a parameter had not": (
+        lambda m, x: x.sum() * getattr(m.a.weight, "gain", 1.0),
+        gain_of("a.weight", 2.0),
+        nothing,
+    ),
+    "an attribute that a buffer had not": (
+        lambda m, x: x.sum() * (2.0 if hasattr(m.table, "gain") else 1.0),
+        gain_of("table", 2.0),
+        nothing,
+    ),
+    "an attribute of a buffer": (lambda m, x: x.sum() * m.table.gain, gain_of("table", 2.0), gain_of("table", 1.0)),
     "the shape of a buffer": (lambda m, x: x.sum() * m.table.shape[0], put("table", lambda: torch.ones(6)), nothing),
     "the dtype of a buffer": (
         lambda m, x: x.sum() * (m.table.dtype == torch.float64),

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.variables import ConstantVariable, GetAttrVariable, TensorVariable, builtin, dicts
+from torch._dynamo.variables import ConstantVariable, GetAttrVariable, TensorVariable, builtin, dicts, lists
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.ctx_manager import CatchWarningsCtxManagerVariable
 
@@ -104,15 +104,43 @@ def unrecorded() -> Iterator[None]:
 
 @contextmanager
 def attributes_asked_for() -> Iterator[None]:
-    """Has ``"name" in vars(module)`` hold for the capture alone that found it so: dynamo guards on what it finds in the
-    dict of an object, and not on what it does not find there.
+    """Has ``"name" in vars(module)``, and which names there are (``len(vars(config))``, ``f(**vars(config))``), hold
+    for the capture alone that found it so: dynamo guards on what it finds in the dict of an object, and not on what it
+    does not find there.
     """
     of_objects = getattr(dicts, "DunderDictVariable", None)
     if of_objects is None:
         with _absent_in_2_11():
             yield
         return
-    with patch.object(of_objects, "install_dict_contains_guard", dicts.ConstDictVariable.install_dict_contains_guard):
+    method, kind = of_objects.call_method, dicts.ConstDictVariable
+
+    def and_keys(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name == "copy":
+            kind.install_dict_keys_match_guard(self)
+        return method(self, tx, name, args, kwargs)
+
+    with (
+        patch.object(of_objects, "install_dict_contains_guard", kind.install_dict_contains_guard),
+        patch.object(of_objects, "install_dict_keys_match_guard", kind.install_dict_keys_match_guard),
+        patch.object(of_objects, "call_method", and_keys),
+    ):
+        yield
+
+
+@contextmanager
+def keys_listed() -> Iterator[None]:
+    """Has ``[*table]`` hold for the keys that a dict has, in their order: dynamo does not guard on them there."""
+    method = lists.CommonListMethodsVariable.call_method
+
+    def and_guarded(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        given = args[0].realize() if name == "extend" and args else None
+        if isinstance(given, dicts.ConstDictVariable) and given.source is not None:
+            given.install_dict_keys_match_guard()
+            tx.output.guard_on_key_order.add(given.source)
+        return method(self, tx, name, args, kwargs)
+
+    with patch.object(lists.CommonListMethodsVariable, "call_method", and_guarded):
         yield
 
 

@@ -14,8 +14,7 @@ import sys
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass
-from types import CodeType, FunctionType, MappingProxyType, ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
@@ -27,11 +26,12 @@ from torch._guards import Guard, GuardsSet, Source, TracingContext, tracing
 from torch.utils._ordered_set import OrderedSet
 
 from ..lines import line_in
-from .families import CONSTANTS, asked_in_turn, has_one_owner
+from .families import asked_in_turn, has_one_owner
 from .observed import Observed
+from .readable import MODEL_SOURCE, readable
+from .seen import KEYS, Seen, aspect_of, is_dict_of_object, is_on_dict_of_object, nested, seen
 from .sources import NotDataError, Read, Written
 
-MODEL_SOURCE = "L['self']._modules['_export_root']._modules['model']"
 # Guards on modes of torch, and on tensors.
 _OF_A_CALL = frozenset(
     {
@@ -48,51 +48,9 @@ _OF_A_CALL = frozenset(
 # The arguments of the capture and what its own code reads; and what it switches off of distributions.
 _OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput")
 _SWITCHED_OFF = "._validate_args"
-_MODULES = ("._modules", ".__dict__['_modules']")
 _IDENTITY = re.compile(r"(___check_(?:obj|type)_id\(.*), \d+\)")
 _UNNAMED = re.compile(r"G\['(___unnamed_scope_\w+)'\]")
 Document: TypeAlias = "dict[str, Any] | None"
-
-
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """What dynamo's own guards do not say enough of, or what is another object under a plan: a tuple with lists in it,
-    which dynamo compares with itself, a module in a plain list, or a tensor. Its name, where it is, and how it looked
-    (:func:`_look`).
-
-    ``code`` reads it in a hundredth of the time of ``source``, and every call of the module does that; None where the
-    name is more than Python.
-    """
-
-    name: str
-    source: Any
-    code: CodeType | None
-    look: str
-
-    @property
-    def condition(self) -> str:
-        """That it looks so, as a reader writes it."""
-        return f"{self.name} == {self.look}"
-
-    def has_changed(self, scope: dict[str, Any]) -> bool:
-        """Whether it looks otherwise now, or is gone."""
-        try:
-            value = self.source.get_value(scope, {}, {}) if self.code is None else FunctionType(self.code, scope)()
-        except (LookupError, AttributeError, TypeError):
-            return True
-        return _look(value, scope) != self.look
-
-
-def _look(value: Any, scope: dict[str, Any]) -> str:
-    """How a tensor looks, a DTensor as the tensor that it is a sharding of; which of the model's a module is; how any
-    other value prints.
-    """
-    if isinstance(value, torch.Tensor):
-        return f"{value.dtype}{list(value.shape)}".removeprefix("torch.")
-    if isinstance(value, nn.Module):
-        model = scope["L"]["self"]._modules["_export_root"].model
-        return next((f"model.{path}" for path, module in model.named_modules() if module is value), "another module")
-    return repr(value)
 
 
 class Guards:
@@ -107,10 +65,10 @@ class Guards:
         self,
         manager: Any,
         scope: dict[str, Any],
-        seen: Sequence[_Seen],
+        seen: Sequence[Seen],
         lines: dict[str, str],
         document: Document,
-        numbered: Sequence[_Seen] = (),
+        numbered: Sequence[Seen] = (),
         families: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
         self._manager = manager
@@ -139,9 +97,9 @@ class Guards:
             parts = self._manager.check_verbose(self._scope["L"]).verbose_code_parts
             code = str(parts[0]).partition("  # ")[0].strip() if parts else "the state of the model"
             return readable(code), self._lines.get(code, "")
-        for seen in self._seen:
-            if seen.has_changed(self._scope):
-                return seen.condition, self._lines.get(seen.condition, "")
+        for each in self._seen:
+            if each.has_changed(self._scope):
+                return each.condition, self._lines.get(each.condition, "")
         return None
 
     def on(self, model: nn.Module) -> Guards:
@@ -153,22 +111,6 @@ class Guards:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guards:
         return self.on(deepcopy(self._scope["L"]["self"]._export_root.model, memo))
-
-
-def readable(source: str) -> str:
-    """Dynamo's name for an object, or its condition on one, as a reader writes it: ``model.layers.0.k == 3.0``."""
-    source = source.replace(MODEL_SOURCE, "model").replace(".__dict__['_modules']", "._modules")
-    source = re.sub(r"G\['__import_(\w+)'\]", lambda m: m[1].replace("_dot_", "."), source)
-    source = re.sub(r"\._modules\['([^']*)'\]|\._buffers\['([^']*)'\]|\._parameters\['([^']*)'\]", _dotted, source)
-    source = re.sub(r"[GL]\['([^']*)'\]", r"\1", source)
-    source = re.sub(r"___check_type_id\((.*), \d+\), type=<class '(.*)'>", r"type(\1) is \2", source)
-    source = re.sub(r"___check_obj_id\((.*), \d+\), type=.*", r"\1 is what it was", source)
-    source = re.sub(r"^len\((.*)\) != (\d+)$", r"len(\1) == \2", source)  # so dynamo prints the length of a dict
-    return re.sub(r"not ___dict_contains\((.*), (.*)\)", r"\1 not in \2", source)
-
-
-def _dotted(match: re.Match[str]) -> str:
-    return "." + next(group for group in match.groups() if group is not None)
 
 
 class _AsTheyAre:
@@ -195,22 +137,38 @@ def guards_of(graph: Any, module: nn.Module, frame: CodeType, codes: Iterable[Co
         module: what dynamo traced, of which ``self`` is the name in the code ``frame``.
         codes: all code that dynamo followed.
     """
-    kept = [guard for guard in _of_state(graph.guards) if not _is_of_namedtuple(guard, graph.global_scope)]
+    state = [guard for guard in _of_state(graph.guards) if not _is_of_namedtuple(guard, graph.global_scope)]
+    kept = [guard for guard in state if not is_on_dict_of_object(guard)]
+    in_order = sorted(filter(is_dict_of_object, graph.guard_on_key_order), key=lambda where: where.name)
+    graph.guard_on_key_order.difference_update(in_order)
     manager = _manager(graph, kept, frame)
     lines = list(map(_line, kept))
     scope = _scope(module, graph.global_scope)
-    tensors = list(_by_source(filter(_is_on_held_tensor, graph.guards)))
-    nested, held = list(_nested(kept, scope)), list(_looks(map(_source, tensors), scope))
+    on_tensors = list(filter(_is_on_held_tensor, graph.guards))
+    asked = [guard for guard in on_tensors if guard.create_fn_name() == "HASATTR"]
+    looked_at = {(_source(guard), ""): _line(guard) for guard in on_tensors}
+    looked_at |= dict.fromkeys([(where, KEYS) for where in in_order], "")
+    looked_at |= {(_source(guard), aspect): _line(guard) for guard, aspect in _aspects([*state, *asked], scope)}
+    constants = list(nested(kept, scope))
+    held = [seen(where, scope, aspect) for where, aspect in looked_at]
     by_condition = _by_condition(kept, lines)
-    by_condition |= {each.condition: line for each, line in zip(held, map(_line, tensors)) if line}
-    containers, others = asked_in_turn(kept, scope, codes)
+    by_condition |= {each.condition: line for each, line in zip(held, looked_at.values()) if line}
+    containers, others = asked_in_turn([*kept, *asked], scope, codes)
     families = {readable(where.name): has_one_owner(where, scope, module) for where in others}
-    numbered = list(_looks(containers, scope))
+    numbered = [seen(where, scope) for where in containers]
     try:
-        document: Document = _written(graph, kept, lines, tensors, containers) | _as_seen(nested, held, numbered)
+        written = _written(graph, kept, lines, looked_at, containers)
+        document: Document = written | _as_seen(constants, held, numbered)
     except NotDataError:
         document = None
-    return Guards(manager, scope, [*nested, *held], by_condition, document, numbered, families)
+    return Guards(manager, scope, [*constants, *held], by_condition, document, numbered, families)
+
+
+def _aspects(guards: Iterable[Guard], scope: dict[str, Any]) -> Iterator[tuple[Guard, str]]:
+    for guard in guards:
+        is_of_tensor = guard.create_fn_name() != "HASATTR" or _is_on_tensor(guard)
+        if is_of_tensor and (aspect := aspect_of(guard, scope)):
+            yield guard, aspect
 
 
 def _line(guard: Guard) -> str:
@@ -219,11 +177,6 @@ def _line(guard: Guard) -> str:
 
 def _source(guard: Guard) -> Source:
     return guard.originating_source
-
-
-def _by_source(guards: Iterable[Guard]) -> Iterable[Guard]:
-    """One guard of each source."""
-    return {guard.name: guard for guard in guards}.values()
 
 
 def _scope(traced: nn.Module, names: dict[str, Any]) -> dict[str, Any]:
@@ -246,42 +199,9 @@ def _by_condition(kept: Sequence[Guard], lines: Sequence[str]) -> dict[str, str]
     return {code: line for guard, line in zip(kept, lines) if line for code in guard.code_list or ()}
 
 
-def _nested(guards: list[Guard], scope: dict[str, Any]) -> Iterator[_Seen]:
-    """Containers that are constants to dynamo, and modules in lists and dicts that are no modules: which they are."""
-    of_values = [guard for guard in guards if guard.create_fn_name() in CONSTANTS]
-    for where in map(_source, of_values):
-        value = where.get_value(scope, {}, {})
-        if isinstance(value, (tuple, list, dict)):
-            yield _seen(where, value, scope)
-    for where in dict.fromkeys(map(_source, guards)):
-        item: Any = where.base if isinstance(where, source.NNModuleSource) else where
-        if hasattr(item, "index") and not item.base.name.endswith(_MODULES):
-            value = where.get_value(scope, {}, {})
-            if isinstance(value, nn.Module):
-                yield _seen(where, value, scope)
-
-
-def _looks(sources: Iterable[Source], scope: dict[str, Any]) -> Iterator[_Seen]:
-    """How tensors look that dynamo has met."""
-    for where in sources:
-        yield _seen(where, where.get_value(scope, {}, {}), scope)
-
-
-def _seen(where: Source, value: Any, scope: dict[str, Any]) -> _Seen:
-    return _Seen(readable(where.name), where, _code(where.name, scope, value), _look(value, scope))
-
-
-def _as_seen(nested: Sequence[_Seen], held: Sequence[_Seen], numbered: Sequence[_Seen]) -> dict[str, Any]:
-    kinds = {"nested": nested, "held": held, "numbered": numbered}
+def _as_seen(constants: Sequence[Seen], held: Sequence[Seen], numbered: Sequence[Seen]) -> dict[str, Any]:
+    kinds = {"nested": constants, "held": held, "numbered": numbered}
     return {kind: [each.look for each in found] for kind, found in kinds.items()}
-
-
-def _code(name: str, scope: dict[str, Any], value: Any) -> CodeType | None:
-    try:
-        code = compile(name, "<guard>", "eval")
-        return code if FunctionType(code, scope)() is value else None
-    except Exception:  # dynamo has functions of its own in some names
-        return None
 
 
 def _of_state(guards: Iterable[Guard]) -> list[Guard]:
@@ -369,15 +289,16 @@ def guards_again(document: Mapping[str, Any], model: nn.Module) -> Guards | None
     if list(map(_conditions, kept)) != document["conditions"]:
         return None
     try:
-        nested, held = list(_nested(kept, scope)), list(_looks(map(read.source, document["tensors"]), scope))
-        numbered = list(_looks(map(read.source, document["containers"]), scope))
+        constants = list(nested(kept, scope))
+        held = [seen(read.source(where), scope, aspect) for where, aspect in document["looked at"]]
+        numbered = [seen(read.source(where), scope) for where in document["containers"]]
     except (LookupError, AttributeError, TypeError):  # what it had it has no longer
         return None
-    if any(document[key] != looks for key, looks in _as_seen(nested, held, numbered).items()):
+    if any(document[key] != looks for key, looks in _as_seen(constants, held, numbered).items()):
         return None
     by_condition = _by_condition(kept, document["lines"])
-    by_condition |= {each.condition: line for each, line in zip(held, document["lines of tensors"]) if line}
-    found = Guards(manager, scope, [*nested, *held], by_condition, dict(document), numbered)
+    by_condition |= {each.condition: line for each, line in zip(held, document["lines of these"]) if line}
+    found = Guards(manager, scope, [*constants, *held], by_condition, dict(document), numbered)
     return None if found.broken() else found
 
 
@@ -389,7 +310,7 @@ def _written(
     graph: Any,
     kept: Sequence[Guard],
     lines: Sequence[str],
-    tensors: Collection[Guard],
+    looked_at: Mapping[tuple[Source, str], str],
     containers: Iterable[Source],
 ) -> dict[str, Any]:
     """Guards as data.
@@ -404,7 +325,7 @@ def _written(
         known[written.source(guard.originating_source), condition] = number
     found = [(where, *json.loads(condition)) for where, condition in known]
     ordered = sorted(map(written.source, graph.guard_on_key_order))
-    held = [written.source(guard.originating_source) for guard in tensors]
+    held = [(written.source(where), aspect) for where, aspect in looked_at]
     of_numbers = list(map(written.source, containers))
     modules, of_builtins = {}, graph.name_of_builtins_dict_key_in_fglobals
     for name in sorted(written.globals - {of_builtins}):
@@ -420,9 +341,9 @@ def _written(
         "builtins": of_builtins,
         "conditions": [_conditions(kept[number]) for number in known.values()],
         "lines": [lines[number] for number in known.values()],
-        "tensors": held,
+        "looked at": held,
         "containers": of_numbers,
-        "lines of tensors": list(map(_line, tensors)),
+        "lines of these": list(looked_at.values()),
     }
 
 

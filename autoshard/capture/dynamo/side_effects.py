@@ -17,7 +17,7 @@ from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariabl
 
 from ..arguments import same_constant
 from ..lines import line_in
-from .guards import MODEL_SOURCE, readable
+from .readable import MODEL_SOURCE, readable
 
 _BUFFERS = re.compile(re.escape(MODEL_SOURCE) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
 

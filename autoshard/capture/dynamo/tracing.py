@@ -26,7 +26,7 @@ from ..checks.autocast import check_autocast_within
 from ..lines import is_models_file, line_of
 from .asked_of_tensors import strides_asked_into
 from .draws_left_out import draws_left_out
-from .followed import attributes_asked_for, indexed_by_tensors, leaves_within, named_classes, unrecorded
+from .followed import attributes_asked_for, indexed_by_tensors, keys_listed, leaves_within, named_classes, unrecorded
 from .guards import Guards, guards_of, written_as_they_are
 from .side_effects import Changed, side_effects_into
 from .ways import conditions_known
@@ -87,6 +87,7 @@ def forward_graph(
         leaves_within(),
         named_classes(),
         attributes_asked_for(),
+        keys_listed(),
         indexed_by_tensors(),
         conditions_known(),
         draws_left_out(),
