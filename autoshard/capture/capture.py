@@ -63,6 +63,10 @@ _ADVICE = {
         "it draws a random number in Python (random.random()), which a captured step would do once and never again. "
         "Draw it in torch (torch.rand) and choose by it (torch.where), or leave it out of the forward"
     ),
+    "in output, which is not a known type": (
+        "its result holds an object that is neither a tensor nor a number or text (a dtype, a device); return its name "
+        "(str(x.dtype)), or leave it out"
+    ),
     "_ctc_loss": (
         "ctc_loss keeps a table whose shape depends on the numbers in target_lengths. Return the log-probabilities and "
         "compute the loss of them outside"

@@ -15,6 +15,13 @@ from ..capture import CapturedGraph, Contained, contained_in, global_hooks
 from ..errors import PlanMismatchError
 
 _MODES = frozenset({"is_grad_enabled", "is_inference_mode_enabled", "is_inference", "requires_grad", "is_leaf"})
+_DETERMINISM = frozenset(
+    {
+        "are_deterministic_algorithms_enabled",
+        "is_deterministic_algorithms_warn_only_enabled",
+        "get_deterministic_debug_mode",
+    }
+)
 _ENVIRONMENT = frozenset({"environ", "getenv"})
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _AGAIN = "set it back, or plan and parallelize the model as it is now"
@@ -40,6 +47,7 @@ class ModelState:
         self._contained = tuple(_contained(model, frozenset(node.name for _, node in graph.of_kind("buffer"))))
         self._methods = tuple(_methods(model))
         self._grad_mode = torch.is_grad_enabled() if graph.names & _MODES else None
+        self._determinism = torch.get_deterministic_debug_mode() if graph.names & _DETERMINISM else None
         self._trained = _trained(model) if "requires_grad" in graph.names else None
         self._strides = tuple(_strides(model)) if graph.asks_for_strides else ()
         self._environment = dict(os.environ) if graph.names & _ENVIRONMENT else None
@@ -87,6 +95,10 @@ class ModelState:
             raise PlanMismatchError(
                 f"the forward asks whether gradients are computed, and was captured where they "
                 f"{_are(self._grad_mode)}; now they {_are(torch.is_grad_enabled())}: make another plan for that"
+            )
+        if self._determinism not in (None, torch.get_deterministic_debug_mode()):
+            raise PlanMismatchError(
+                f"the forward asks whether torch is to use deterministic algorithms, which was switched since; {_AGAIN}"
             )
         if self._environment not in (None, dict(os.environ)):
             raise PlanMismatchError(f"the forward reads the environment, which has changed since; {_AGAIN}")

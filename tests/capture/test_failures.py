@@ -182,10 +182,11 @@ def _dropped(weight: Tensor, x: Tensor) -> Tensor:
         (lambda weight, x: torch.autograd.grad((x * weight).sum(), weight)[0], r"takes a gradient within the forward"),
         (_ctc, r"ctc_loss keeps a table .* compute the loss of them outside"),
         (lambda weight, x: pack_padded_sequence(x * weight, [2, 1, 1]).data, r"packs sequences.* mask the result"),
+        (lambda weight, x: (x * weight, x.dtype), r"neither a tensor nor a number .* return its name"),
         (_dropped, r"draws a random number in Python .*torch\.rand"),
         (lambda weight, x: F.relu(x, inplace=True) * weight, r"writes into its argument x .* write x = x.clone\(\)"),
     ],
-    ids=["cache", "gradient", "ctc", "packed", "random", "argument"],
+    ids=["cache", "gradient", "ctc", "packed", "dtype", "random", "argument"],
 )
 def test_what_is_not_supported_is_said_with_what_to_do(body: Callable[..., Any], message: str) -> None:
     with pytest.raises(CaptureError, match=message):

@@ -259,6 +259,28 @@ def test_the_class_of_a_parameter_is_no_condition_as_shards_are_of_another() -> 
     assert guards.broken() is not None
 
 
+def test_what_is_named_is_what_changed() -> None:
+    class Equal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear, self.kinds = nn.LayerNorm(2), nn.Linear(2, 2), [Kind.ONE, Kind.ONE]
+            self.function: Callable[[Tensor], Tensor] = F.relu
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.function(self.norm(self.linear(x))) * sum(kind is Kind.ONE for kind in self.kinds)
+
+    model = Equal()
+    guards = capture(model, (torch.ones(2, 2),), guarded=True).guards
+    assert guards is not None
+    for owner, name, value, condition in (
+        (model.kinds, 1, Kind.TWO, "model.kinds[0] is model.kinds[1]"),
+        (vars(model), "function", F.gelu, "model.function is what it was"),
+    ):
+        with item(owner, name, value):
+            broken = guards.broken()
+        assert broken is not None and broken[0] == condition
+
+
 class Options:
     """Attributes that are read as a whole."""
 

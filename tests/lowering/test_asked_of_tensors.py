@@ -21,6 +21,7 @@ from autoshard.errors import AutoshardError, CaptureError, InputError, PlanMisma
 
 from ..fuzz.judge import capturing_once
 from ..fuzz.ranks import run_ranks
+from ..one_process import one_rank
 
 SIZE = 4
 Body = Callable[..., Tensor]
@@ -176,6 +177,26 @@ def test_what_changes_is_noticed(asked: str) -> None:
     check_after(body, nothing, setup)
     with pytest.raises(PlanMismatchError):
         check_after(body, change, setup)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_deterministic_algorithms_are_looked_at_where_the_forward_asks_for_them(asks: bool) -> None:
+    def asking(m: Any, x: Tensor) -> Tensor:
+        return x.sum() * (2.0 if torch.are_deterministic_algorithms_enabled() else 1.0)
+
+    with one_rank() as mesh:
+        model = Model(asking if asks else lambda m, x: x.sum())
+        parallel = autoshard.auto_parallelize(model, mesh, (given(),), hardware="cpu-gloo", cache=False)
+        before = parallel(given())
+        torch.use_deterministic_algorithms(True)
+        try:
+            if asks:
+                with pytest.raises(PlanMismatchError, match="asks whether torch is to use deterministic algorithms"):
+                    parallel(given())
+            else:
+                assert parallel(given()) == before
+        finally:
+            torch.use_deterministic_algorithms(False)
 
 
 def doubled(model: Any) -> None:

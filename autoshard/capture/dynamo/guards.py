@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
-from types import CodeType, MappingProxyType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
@@ -95,12 +95,20 @@ class Guards:
         """
         if not self._manager.check(self._scope["L"]):
             parts = self._manager.check_verbose(self._scope["L"]).verbose_code_parts
-            code = str(parts[0]).partition("  # ")[0].strip() if parts else "the state of the model"
+            codes = [str(part).partition("  # ")[0].strip() for part in parts] or ["the state of the model"]
+            code = next(filter(self._is_false, codes), codes[0])
             return readable(code), self._lines.get(code, "")
         for each in self._seen:
             if each.has_changed(self._scope):
                 return each.condition, self._lines.get(each.condition, "")
         return None
+
+    def _is_false(self, code: str) -> bool:
+        """Whether a condition is known not to hold. Where one fails on which objects are the same, dynamo names all."""
+        try:
+            return not FunctionType(compile(code, "<guard>", "eval"), self._scope)()
+        except Exception:  # some of its names are no Python
+            return False
 
     def on(self, model: nn.Module) -> Guards:
         """The same conditions on another model that was made like the captured one."""

@@ -16,6 +16,8 @@ def readable(source: str) -> str:
     source = re.sub(r"___check_type_id\((.*), \d+\), type=<class '(.*)'>", r"type(\1) is \2", source)
     source = re.sub(r"___check_obj_id\((.*), \d+\), type=.*", r"\1 is what it was", source)
     source = re.sub(r"^len\((.*)\) != (\d+)$", r"len(\1) == \2", source)  # so dynamo prints the length of a dict
+    source = re.sub(r"^CodeGuardAccessor: Not a function on (.*)\.__code__$", r"\1 is what it was", source)
+    source = re.sub(r"^(?:getattr failed on source|KeyError on) (.*)$", r"what is read of \1 is there", source)
     return re.sub(r"not ___dict_contains\((.*), (.*)\)", r"\1 not in \2", source)
 
 
