@@ -209,7 +209,9 @@ def _lowered(
         graph, plan, training = _captured(model, plan, args, kwargs, size)
     program = lower(graph, plan, rank, random=random)
     verify(program, plan, rank.groups)
-    inputs = Inputs(model, plan, mesh, args, kwargs or {}, strided=graph.asks_for_strides)
+    inputs = Inputs(
+        model, plan, mesh, args, kwargs or {}, strided=graph.asks_for_strides, absent=graph.absent_attributes
+    )
     return _Lowered(plan, graph, program, inputs, grad, training)
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import TreeSpec
 
 from ..layout import batch_dim_of
 from ..precision import AS_IT_IS, Precision
-from .dynamo.asked_of_tensors import STRIDES
+from .dynamo.asked_of_tensors import ATTRIBUTE, STRIDES
 from .dynamo.guards import Guards
 from .stacks.block_guards import BlockGuards
 
@@ -169,6 +169,11 @@ class CapturedGraph:
     def asks_for_strides(self) -> bool:
         """Whether the model's own code asks how a tensor lies in memory."""
         return STRIDES in self.names
+
+    @property
+    def absent_attributes(self) -> frozenset[str]:
+        """The attributes that arguments had not when the forward asked for them."""
+        return frozenset(name.removeprefix(ATTRIBUTE) for name in self.names if name.startswith(ATTRIBUTE))
 
     def of_kind(self, kind: NodeKind) -> Iterator[tuple[int, Node]]:
         """The nodes of one kind with their index, in order."""

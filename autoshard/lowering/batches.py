@@ -132,10 +132,13 @@ class _Part:
                 self.count, self.index = self.count * ranks, self.index * ranks + self._coordinate[axis]
 
     def cut(self, entry: TensorEntry, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's shard of a full tensor, or of this rank's part of it, in memory of its own."""
+        """This rank's shard of a full tensor, or of this rank's part of it, in memory of its own. It has the attributes
+        that the user gave the tensor: a forward may ask for them.
+        """
         if not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor):
             raise InputError(f"{entry.name} is a {type(tensor).__name__}; only plain tensors are cut")
         batch, begins = self._dim_of(entry.shape), self._begins(entry, tensor)
+        noted = {name: value for name, value in vars(tensor).items() if not name.startswith("_autoshard")}
         for dim, size in enumerate(entry.shape):
             ranges = local_ranges(size, entry.layout, dim, self._mesh, self._coordinate)
             begin = begins if dim == batch else 0
@@ -146,7 +149,9 @@ class _Part:
                 )
             blocks = [tensor.narrow(dim, start - begin, stop - start) for start, stop in ranges]
             tensor = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim)
-        return tensor.to(self._device, copy=True, memory_format=torch.contiguous_format)
+        made = tensor.to(self._device, copy=True, memory_format=torch.contiguous_format)
+        vars(made).update(noted)
+        return made
 
     def _begins(self, entry: TensorEntry, tensor: torch.Tensor) -> int:
         """Where in the batch of the full tensor a given one begins."""

@@ -199,6 +199,21 @@ def test_deterministic_algorithms_are_looked_at_where_the_forward_asks_for_them(
             torch.use_deterministic_algorithms(False)
 
 
+def test_an_argument_with_an_attribute_that_the_forward_asks_for_is_refused() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        return x.sum() * getattr(x, "gain", 1.0)
+
+    with_gain = given()
+    with_gain.gain = 2.0  # type: ignore[attr-defined]
+    with pytest.raises(CaptureError, match=r"asks an argument for its attribute 'gain' at .*test_asked_of_tensors\.py"):
+        capture(Model(body), (with_gain,))
+    with one_rank() as mesh:
+        parallel = autoshard.auto_parallelize(Model(body), mesh, (given(),), hardware="cpu-gloo", cache=False)
+        assert parallel(given()) == Model(body)(given())
+        with pytest.raises(InputError, match="x has an attribute 'gain'"):
+            parallel(*autoshard.shard_inputs(parallel.plan, mesh, with_gain))
+
+
 def doubled(model: Any) -> None:
     for parameter in model.parameters():
         parameter.data.mul_(2)

@@ -5,14 +5,17 @@ Torch's own code asks so, too, to be quick; only what a model asks by itself is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch._dynamo.symbolic_convert import compare_op_handlers
 from torch._dynamo.variables import ConstantVariable, TensorVariable, builtin
+from torch._guards import Guard
 
 from ...errors import CaptureError
 from ..lines import at, is_models_file, lines_in
@@ -20,6 +23,8 @@ from .variables import constant_of, stack_here
 
 STRIDES = "Tensor.stride"
 """Stands among the names that a model's code uses where it asks how a tensor lies in memory."""
+ATTRIBUTE = "Tensor.hasattr "
+"""Begins such a name for each attribute that an argument had not when the forward asked for it."""
 _OF_STRIDES = {"stride", "is_contiguous", "storage_offset", "data_ptr", "untyped_storage", "storage"}
 _ARGUMENT = "L['flat_args']"
 
@@ -70,6 +75,27 @@ def strides_asked_into(names: set[str]) -> Iterator[None]:
 
     with patch.object(TensorVariable, "call_method", and_note):
         yield
+
+
+def attributes_asked(guards: Iterable[Guard], arguments: Iterable[Any]) -> frozenset[str]:
+    """Which attributes the forward asks arguments for that Python has put on tensors, and that none of them has.
+
+    Raises:
+        CaptureError: one has it: in another call it may have another value.
+    """
+    given = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    found = set()
+    for guard in guards:
+        if guard.create_fn_name() == "HASATTR" and _ARGUMENT in guard.name:
+            name = getattr(guard.create_fn, "keywords", {})["attr"]
+            if any(name in vars(argument) for argument in given):
+                line = at(lines_in("".join(traceback.format_list(guard.user_stack or []))))
+                raise CaptureError(
+                    f"the forward asks an argument for its attribute {name!r}{line}, which no plan can go by: in every "
+                    "call it may be another. Give it as an argument of its own instead"
+                )
+            found.add(name)
+    return frozenset(found)
 
 
 def _is_argument(variable: Any) -> bool:

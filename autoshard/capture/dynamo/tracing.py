@@ -19,12 +19,12 @@ from torch._dynamo import functional_export, trace_rules
 from torch._dynamo.convert_frame import get_traced_fn
 from torch._functorch.autograd_function import autograd_function_apply as autograd_function_apply
 from torch.export._trace import _restore_state_dict
-from torch.utils._pytree import SUPPORTED_NODES, TreeSpec, tree_structure
+from torch.utils._pytree import SUPPORTED_NODES, TreeSpec, tree_leaves, tree_structure
 
 from ...errors import CaptureError
 from ..checks.autocast import check_autocast_within
 from ..lines import is_models_file, line_of
-from .asked_of_tensors import strides_asked_into
+from .asked_of_tensors import ATTRIBUTE, attributes_asked, strides_asked_into
 from .draws_left_out import draws_left_out
 from .followed import attributes_asked_for, indexed_by_tensors, keys_listed, leaves_within, named_classes, unrecorded
 from .guards import Guards, guards_of, written_as_they_are
@@ -97,7 +97,10 @@ def forward_graph(
     ):
         graph = _traced(observed, args, kwargs)
     (found.answer,) = answers
-    found.names = frozenset(asked).union(*(_names(code) for code in found.answer[1].traced_code))
+    output = found.answer[1]
+    absent = attributes_asked(output.output_graph.guards, tree_leaves((args, kwargs)))
+    asked |= {f"{ATTRIBUTE}{name}" for name in absent}
+    found.names = frozenset(asked).union(*(_names(code) for code in output.traced_code))
     _check_autocast(graph.graph)
     _restore_state_dict(observed, graph)
     codegen: Any = graph.graph._codegen
