@@ -47,7 +47,9 @@ def asked_in_turn(
     attributes: dict[Source, set[Any]] = {}
     for guard in kept:
         for where, key, is_item in _asked(guard):
-            is_named = isinstance(key, str) and (key in words or (not is_item and _is_usual(key)))
+            is_named = isinstance(key, str) and (
+                key in words or key.startswith("__") or (not is_item and _is_usual(key))
+            )
             if not (is_named or where in whole or _is_of_library(where)):
                 (items if is_item else attributes).setdefault(where, set()).add(key)
     constants, others = [], []
@@ -57,7 +59,7 @@ def asked_in_turn(
             constants.append(where)
         elif not (isinstance(value, range) or _is_all_asked(value, keys, where in keyed) or _are_tensors(value, keys)):
             others.append(where)
-    others += [where for where in attributes if not _has_no_others(where, scope)]
+    others += [where for where, names in attributes.items() if _are_in_turn(names) and not _has_no_others(where, scope)]
     return constants, others
 
 
@@ -97,12 +99,28 @@ def _is_a_container(where: Source) -> bool:
 def _words(code: CodeType) -> Iterator[str]:
     yield from code.co_names
     yield from code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    yield from (constant for constant in code.co_consts if isinstance(constant, str))
+    yield from (word for word in _leaves(code.co_consts) if isinstance(word, str))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The constants in a constant, ``for name in ("a", "b")`` has a tuple of them."""
+    if isinstance(value, tuple | frozenset):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
 
 
 def _is_usual(name: str) -> bool:
     """Whether an attribute is one that Python or torch itself asks for."""
     return name in _ATTRIBUTES or name.startswith("__")
+
+
+def _are_in_turn(names: Set[str]) -> bool:
+    """Whether names that no code has may be those of blocks: numbered ones, or more than two. One or two are made of
+    something else (``config.output_router_logits``, of what a model can give).
+    """
+    return len(names) > 2 or any(map(str.isdigit, "".join(names)))
 
 
 def _is_of_library(where: Any) -> bool:
