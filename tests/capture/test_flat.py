@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import fields
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,6 +73,22 @@ class Deep(nn.Module):
         for index, block in enumerate(self.blocks):
             x = block(x) if index not in self.special else block(x).tanh()
         return x.square().sum()
+
+
+class Configured(Deep):
+    """Asks for attributes by names that stand in a list, and by one that is made of what a model can give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(scale=2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to ()."""
+        for name in ["scale", "shift", "stretch", "slant"]:
+            given = getattr(self.config, name, None)
+            x = x if given is None else given * x
+        wanted = [kind for kind in ("logits",) if getattr(self.config, f"output_{kind}", False)]
+        return super().forward(x) + len(wanted)
 
 
 class Normed(Block):
@@ -393,6 +410,7 @@ def gpt2() -> GPT2:
 
 FLAT: dict[str, Callable[[], nn.Module]] = {
     "blocks": deep,
+    "attributes by names that stand in the code": Configured,
     "buffers that are written": lambda: deep(block=Normed),
     "tables in dicts": lambda: deep(block=Tabled),
     "dropout": lambda: deep(lambda model: [setattr(block, "rate", 0.1) for block in model.blocks]),
