@@ -25,7 +25,7 @@ def _any_block(node: Node, inputs: Metas) -> list[Rule]:
 
 enter(
     "native_dropout bernoulli rand_like randn_like randint_like normal normal_functional uniform exponential "
-    "log_normal cauchy geometric random rrelu_with_noise_functional",
+    "log_normal cauchy geometric random",
     Operator(rules=_any_block, traits=("drawn",)),
 )
 enter(

@@ -60,7 +60,8 @@ def why_not(
     if found is None:
         return ""
     name, gathered = graph.nodes[found].name, "then what is needed is gathered"
-    instead = f"{gathered}. Or write '{scheme.text} gathering {name}'" if cut else gathered
+    also = f"{scheme.text} {name}" if scheme.gathering else f"{scheme.text} gathering {name}"
+    instead = f"{gathered}. Or write '{also}'" if cut and name not in scheme.gathering else gathered
     return (
         f"{begun} {where_of(graph.nodes[found])} goes on with nothing that the operators before it can make, and the "
         f"scheme lets nothing else be sent. Plan without the baseline: {instead}"

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
 
 from autoshard.capture import capture, model_key
 from autoshard.errors import CaptureError
@@ -185,8 +186,12 @@ def _dropped(weight: Tensor, x: Tensor) -> Tensor:
         (lambda weight, x: (x * weight, x.dtype), r"neither a tensor nor a number .* return its name"),
         (_dropped, r"draws a random number in Python .*torch\.rand"),
         (lambda weight, x: F.relu(x, inplace=True) * weight, r"writes into its argument x .* write x = x.clone\(\)"),
+        (
+            lambda weight, x: checkpoint(lambda y: y * weight, x, use_reentrant=True) + weight,
+            r"a reentrant checkpoint .* train nothing in it; .* use_reentrant=False",
+        ),
     ],
-    ids=["cache", "gradient", "ctc", "packed", "dtype", "random", "argument"],
+    ids=["cache", "gradient", "ctc", "packed", "dtype", "random", "argument", "reentrant"],
 )
 def test_what_is_not_supported_is_said_with_what_to_do(body: Callable[..., Any], message: str) -> None:
     with pytest.raises(CaptureError, match=message):

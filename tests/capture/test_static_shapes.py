@@ -252,7 +252,23 @@ def again_and_again(x: Tensor, n: Tensor) -> Tensor:
     return x
 
 
+def until_none_is_large(x: Tensor, n: Tensor) -> Tensor:
+    while (x > 2).any():  # culprit
+        for _ in range(2):
+            x = x * 0.5
+    return x
+
+
+def drawn_until_none_is_large(x: Tensor, n: Tensor) -> Tensor:
+    while True:
+        large = x > 2
+        if not large.any():  # culprit
+            return x
+        x = torch.where(large, torch.randn_like(x), x)
+
+
 WAYS += [some_finite, all_of_an_argument, each_row_finite, infinite_in_half_precision, again_and_again]
+WAYS += [until_none_is_large, drawn_until_none_is_large]
 
 
 @pytest.mark.parametrize("body", WAYS, ids=lambda body: body.__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -65,6 +66,14 @@ BODIES: dict[str, Callable[[Model, Tensor], Tensor]] = {
 def mesh() -> Iterator[DeviceMesh]:
     with one_rank() as made:
         yield made
+
+
+@pytest.mark.filterwarnings(f"ignore::{StrategyWarning.__module__}.StrategyWarning")
+def test_what_draws_by_the_values_of_others_runs_whole() -> None:
+    options: dict[str, Any] = {"mesh": "a=2", "hardware": "cpu-gloo", "cache": False}
+    plan = autoshard.plan(Model(BODIES["leaky"]), (X,), **options, pins=["x=a:S(0)"])
+    (drawn,) = (entry for entry in plan.operators if "rrelu" in entry.name and entry.phase == "forward")
+    assert drawn.outputs[0].is_replicated
 
 
 @pytest.mark.filterwarnings(f"ignore::{StrategyWarning.__module__}.StrategyWarning")

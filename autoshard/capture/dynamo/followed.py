@@ -12,6 +12,7 @@ from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables import ConstantVariable, GetAttrVariable, TensorVariable, builtin, dicts, lists
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.ctx_manager import CatchWarningsCtxManagerVariable
+from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable
 
 from ...errors import CaptureError
 from ..lines import at, lines_in
@@ -125,6 +126,34 @@ def attributes_asked_for() -> Iterator[None]:
         patch.object(of_objects, "install_dict_keys_match_guard", kind.install_dict_keys_match_guard),
         patch.object(of_objects, "call_method", and_keys),
     ):
+        yield
+
+
+@contextmanager
+def reentrant_cut_off() -> Iterator[None]:
+    """Refuses a reentrant checkpoint of parameters none of whose tensors wants a gradient: torch gives these parameters
+    none then, and dynamo knows no difference.
+    """
+    name = "_call_function" if hasattr(CheckpointHigherOrderVariable, "_call_function") else "call_function"
+    call = getattr(CheckpointHigherOrderVariable, name)
+
+    def and_looked_at(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        is_reentrant = "use_reentrant" in kwargs and constant_of(kwargs["use_reentrant"]) is True
+        wanted = any(isinstance(each, TensorVariable) and each.requires_grad for each in args[1:])
+        made = call(self, tx, args, kwargs)
+        if is_reentrant and not wanted:
+            VariableTracker.visit(refuse, made)
+        return made
+
+    def refuse(made: VariableTracker) -> None:
+        if isinstance(made, TensorVariable) and made.requires_grad:
+            line = lines_in(stack_here())
+            raise CaptureError(
+                f"a reentrant checkpoint{at(line)} is given no tensor that wants a gradient, so that torch would train "
+                "nothing in it; call torch.utils.checkpoint with use_reentrant=False, or give it a tensor that does"
+            )
+
+    with patch.object(CheckpointHigherOrderVariable, name, and_looked_at):
         yield
 
 

@@ -26,7 +26,15 @@ from ..checks.autocast import check_autocast_within
 from ..lines import is_models_file, line_of
 from .asked_of_tensors import ATTRIBUTE, attributes_asked, strides_asked_into
 from .draws_left_out import draws_left_out
-from .followed import attributes_asked_for, indexed_by_tensors, keys_listed, leaves_within, named_classes, unrecorded
+from .followed import (
+    attributes_asked_for,
+    indexed_by_tensors,
+    keys_listed,
+    leaves_within,
+    named_classes,
+    reentrant_cut_off,
+    unrecorded,
+)
 from .guards import Guards, guards_of, written_as_they_are
 from .side_effects import Changed, side_effects_into
 from .ways import conditions_known
@@ -88,6 +96,7 @@ def forward_graph(
         named_classes(),
         attributes_asked_for(),
         keys_listed(),
+        reentrant_cut_off(),
         indexed_by_tensors(),
         conditions_known(),
         draws_left_out(),

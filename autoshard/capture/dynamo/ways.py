@@ -43,6 +43,9 @@ _LEAVING = (
     "JUMP_BACKWARD_NO_INTERRUPT",
 )
 
+_MOST_AT_ONE = 1024
+"""So many ways begin at one instruction at most, as many as there are experts."""
+
 
 @contextmanager
 def conditions_known() -> Iterator[None]:
@@ -70,7 +73,7 @@ def _jump_if_known(jump: Any, ways: Ways, translator: Any, instruction: Any) -> 
     known = _numbers_of(condition)
     if known is None:
         known = _as_if_finite(condition)
-    if known is None and (known := _as_if_some(condition)) is not None:
+    if known is None and ways.may_begin(translator, instruction) and (known := _as_if_some(condition)) is not None:
         is_taken = known == ("IF_TRUE" in instruction.opname)
         target, behind = translator.indexof[instruction.target], translator.instruction_pointer
         ways.begin(condition.as_proxy().node, translator, behind if is_taken else target)
@@ -119,6 +122,7 @@ def _found(variable: TensorVariable) -> FxNode:
 
 
 def _next_in_turn(for_iter: Any, ways: Ways, translator: Any, instruction: Any) -> None:
+    ways.steps += 1
     before, depth = translator.stack[-1], len(translator.stack)
     node = next((node for turns, node in ways.turns if turns is before), None)
     here = translator.instruction_pointer - 1
@@ -157,9 +161,20 @@ class Ways:
 
     def __init__(self) -> None:
         self.turns: list[tuple[Any, FxNode]] = []
+        self.steps = 0
+        self._begun: dict[tuple[Any, int], tuple[int, int]] = {}
         self._open: list[_Way] = []
         self._count = 0
         self._live: dict[int, tuple[Any, list[frozenset[str]]]] = {}
+
+    def may_begin(self, translator: Any, instruction: Any) -> bool:
+        """Whether a way may begin at an instruction: not once more without a step of a loop over something, as
+        ``while x.any():`` would have it, which ends by numbers alone; nor ever again.
+        """
+        key = translator, translator.indexof[instruction]
+        last, count = self._begun.get(key, (-1, 0))
+        self._begun[key] = self.steps, count + 1
+        return last != self.steps and count < _MOST_AT_ONE
 
     def begin(self, condition: FxNode, translator: Any, other: int) -> None:
         """Notes in the graph that a way begins, with what Python asks on top of the stack.
