@@ -86,7 +86,7 @@ enter("log_sigmoid_forward", Operator(rules=_element_rules, local=on_rows(or_ali
 enter(
     "elu_backward hardtanh_backward hardswish_backward hardsigmoid_backward logit_backward glu_backward "
     "binary_cross_entropy_backward xlogy.Tensor special_xlog1py copysign.Tensor ldexp heaviside "
-    "logical_and logical_or logical_xor",
+    "logical_and logical_or logical_xor logaddexp logaddexp2",  # the last two in torch 2.11 alone
     Operator(local=on_rows()),
 )
 enter(

@@ -170,6 +170,11 @@ REFUSED: dict[str, tuple[Body, Change, Change]] = {
 }
 
 
+if torch.__version__ < "2.12":  # whose guards do not say which attribute was asked for
+    for asked in ("an attribute that a parameter had not", "an attribute that a buffer had not"):
+        del REFUSED[asked]
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("asked", REFUSED)
 def test_what_changes_is_noticed(asked: str) -> None:
@@ -199,6 +204,7 @@ def test_deterministic_algorithms_are_looked_at_where_the_forward_asks_for_them(
             torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="guards of torch 2.11 do not say which attribute was asked for")
 def test_an_argument_with_an_attribute_that_the_forward_asks_for_is_refused() -> None:
     def body(m: Any, x: Tensor) -> Tensor:
         return x.sum() * getattr(x, "gain", 1.0)

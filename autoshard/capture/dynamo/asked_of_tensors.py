@@ -19,6 +19,7 @@ from torch._guards import Guard
 
 from ...errors import CaptureError
 from ..lines import at, is_models_file, lines_in
+from .seen import attribute_asked
 from .variables import constant_of, stack_here
 
 STRIDES = "Tensor.stride"
@@ -86,8 +87,8 @@ def attributes_asked(guards: Iterable[Guard], arguments: Iterable[Any]) -> froze
     given = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     found = set()
     for guard in guards:
-        if guard.create_fn_name() == "HASATTR" and _ARGUMENT in guard.name:
-            name = getattr(guard.create_fn, "keywords", {})["attr"]
+        name = attribute_asked(guard) if guard.create_fn_name() == "HASATTR" and _ARGUMENT in guard.name else ""
+        if name:
             if any(name in vars(argument) for argument in given):
                 line = at(lines_in("".join(traceback.format_list(guard.user_stack or []))))
                 raise CaptureError(

@@ -108,11 +108,18 @@ def aspect_of(guard: Guard, scope: dict[str, Any]) -> str:
     the order of an ``OrderedDict``, of which dynamo sees the dict alone. Empty for any other.
     """
     if guard.create_fn_name() == "HASATTR":
-        return f"{_HAS}{getattr(guard.create_fn, 'keywords', {})['attr']}"
+        attribute = attribute_asked(guard)
+        return attribute and f"{_HAS}{attribute}"
     if is_on_dict_of_object(guard):
         return KEYS
     is_ordered = guard.create_fn_name() == "DICT_KEYS_MATCH" and not guard.name.endswith("_hooks")
     return KEYS if is_ordered and isinstance(_source(guard).get_value(scope, {}, {}), OrderedDict) else ""
+
+
+def attribute_asked(guard: Guard) -> str:
+    """The attribute for which the forward asks something; empty before torch 2.12, which says it in another way."""
+    attribute: str = getattr(guard.create_fn, "keywords", {}).get("attr", "")
+    return attribute
 
 
 def _code(name: str, scope: dict[str, Any], value: Any) -> CodeType | None:
