@@ -3,7 +3,7 @@
 No rule of theirs can be checked by numbers: on shards they draw others than on the whole. Each element is drawn by
 itself, whatever the other elements are, so every dim can be cut that all tensors have alike; the verified law is the
 distribution (``tests/distributed/test_draws.py``). Left out are operators that draw how often they need to
-(``poisson``, ``binomial``), which one process draws in a row.
+(``poisson``, ``binomial``), or for some elements alone (slopes of negative numbers), which one process draws in a row.
 """
 
 from __future__ import annotations
@@ -23,11 +23,18 @@ def _any_block(node: Node, inputs: Metas) -> list[Rule]:
     return [Rule((S(d),) * len(inputs), (S(d),) * len(node.outputs)) for d in range(len(shape))]
 
 
+def _where_none_is_drawn(node: Node, inputs: Metas) -> list[Rule]:
+    """Slopes of negative numbers are drawn in training alone."""
+    is_training = node.args[4] if len(node.args) > 4 else dict(node.kwargs).get("training", False)
+    return [] if is_training else _any_block(node, inputs)
+
+
 enter(
     "native_dropout bernoulli rand_like randn_like randint_like normal normal_functional uniform exponential "
     "log_normal cauchy geometric random",
     Operator(rules=_any_block, traits=("drawn",)),
 )
+enter("rrelu_with_noise_functional", Operator(rules=_where_none_is_drawn, traits=("drawn",)))
 enter(
     "normal.Tensor_Tensor normal.float_Tensor",
     Operator(rules=_any_block, local=on_rows(or_alike=False), traits=("drawn",)),
