@@ -48,6 +48,14 @@ class Block(nn.Module):
         return x
 
 
+class Gained(Block):
+    """Asks its weight for a factor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) to (B, C)."""
+        return super().forward(x) * getattr(self.inner.weight, "gain", 1.0)
+
+
 class Rooted(Block):
     """What it begins with keeps something for the backward, where what it is given wants a gradient."""
 
@@ -445,6 +453,9 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "one block has a hook": lambda: deep(hooked),
     "a block in between is special": lambda: deep(specials(5)),
     "the last block is special": lambda: deep(specials(DEPTH - 1)),
+    "one weight has a factor that changes nothing": lambda: deep(
+        lambda model: setattr(model.blocks[6].inner.weight, "gain", 1.0), Gained
+    ),
     "an index is read": lambda: deep(block=Indexed),
     "blocks of two kinds in turn": lambda: deep(block=lambda k: Normed(k) if k % 2 else Block(k)),
     "a weight of two blocks": lambda: deep(tied),

@@ -67,7 +67,10 @@ def captured_flat(
         return None
     if list(map(seen, short)) != list(map(seen, deep_run.nodes)):
         return None
-    return replace(graph, guards=traced.guards and BlockGuards(traced.guards, model, stacks))
+    guards = traced.guards and BlockGuards(traced.guards, model, stacks)
+    if guards is not None and guards.broken() is not None:
+        return None  # what holds for the blocks that were captured need not hold for all, though all do the same
+    return replace(graph, guards=guards)
 
 
 def _is_in_blocks(name: str, stacks: Sequence[Stack]) -> bool:
