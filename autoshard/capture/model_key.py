@@ -262,16 +262,20 @@ def _read_by(function: Any, known: set[CodeType]) -> Iterator[object]:
             continue
         if not isinstance(value, (ModuleType, type)):
             yield name, value
-        owners = (
-            [value] if isinstance(value, ModuleType) else (value if isinstance(value, type) else type(value)).__mro__
-        )
-        for owner in filter(_is_own, owners):
+        for owner in filter(_is_own, _owners(value)):
             held = {key: vars(owner)[key] for key in sorted(names & vars(owner).keys())}
             yield name, {key: each for key, each in held.items() if isinstance(each, _TEXTS + (list, tuple, dict))}
             for each in held.values():
                 yield from _read_by_own(getattr(each, "__func__", each), known)
     for cell in function.__closure__ or ():
         yield from _read_by_own(_content(cell), known)
+
+
+def _owners(value: object) -> tuple[Any, ...]:
+    """What has the attributes of a module, or those that a class or an object of it has of the class."""
+    if isinstance(value, ModuleType):
+        return (value,)
+    return (value if isinstance(value, type) else type(value)).__mro__
 
 
 def _read_by_own(value: object, known: set[CodeType]) -> Iterator[object]:

@@ -111,7 +111,7 @@ def test_what_works_element_by_element_makes_what_the_graph_says_however_its_ten
         op(*(ORDERS[0] if isinstance(arg, TensorMeta) else arg for arg in args), **kwargs)
         graph = operator(op, *args, **kwargs)
     except (RuntimeError, TypeError) as error:  # of other dtypes than these; or torch 2.12 cannot say what it makes
-        assert known(op).local is None or isinstance(error, NotImplementedError)
+        assert known(op).local is None or (torch.__version__ < "2.13" and isinstance(error, NotImplementedError))
         return
     count = len(graph.nodes[-1].inputs)
     for values in product((*ORDERS, REPEATED), *[ORDERS] * (min(count, 2) - 1)):

@@ -47,10 +47,8 @@ def asked_in_turn(
     attributes: dict[Source, set[Any]] = {}
     for guard in kept:
         for where, key, is_item in _asked(guard):
-            is_named = isinstance(key, str) and (
-                key in words or key.startswith("__") or (not is_item and _is_usual(key))
-            )
-            if not (is_named or where in whole or _is_of_library(where)):
+            is_usual = isinstance(key, str) and (key.startswith("__") or (not is_item and key in _ATTRIBUTES))
+            if not (is_usual or key in words or where in whole or _is_of_library(where)):
                 (items if is_item else attributes).setdefault(where, set()).add(key)
     constants, others = [], []
     for where, keys in items.items():
@@ -109,11 +107,6 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield from _leaves(each)
     else:
         yield value
-
-
-def _is_usual(name: str) -> bool:
-    """Whether an attribute is one that Python or torch itself asks for."""
-    return name in _ATTRIBUTES or name.startswith("__")
 
 
 def _are_in_turn(names: Set[str]) -> bool:

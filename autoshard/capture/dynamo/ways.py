@@ -73,7 +73,8 @@ def _jump_if_known(jump: Any, ways: Ways, translator: Any, instruction: Any) -> 
     known = _numbers_of(condition)
     if known is None:
         known = _as_if_finite(condition)
-    if known is None and ways.may_begin(translator, instruction) and (known := _as_if_some(condition)) is not None:
+    if known is None and (some := _as_if_some(condition)) is not None and ways.may_begin(translator, instruction):
+        known = some
         is_taken = known == ("IF_TRUE" in instruction.opname)
         target, behind = translator.indexof[instruction.target], translator.instruction_pointer
         ways.begin(condition.as_proxy().node, translator, behind if is_taken else target)
