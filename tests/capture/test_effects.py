@@ -10,7 +10,7 @@ import threading
 import types
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -251,15 +251,46 @@ def behind_checkpoint(m: Any, x: Tensor) -> Tensor:
     return made
 
 
+class Noting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seen: Tensor) -> Tensor:
+        ctx.save_for_backward(seen)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.saved_tensors[0].add_(gradient.mean(0))
+        return 2 * gradient, None
+
+
+def in_a_backward(m: Any, x: Tensor) -> Tensor:
+    return cast(Tensor, Noting.apply(m.linear(x), m.ema))
+
+
+def in_forward_and_backward(m: Any, x: Tensor) -> Tensor:
+    m.ema.mul_(0.9)
+    return in_a_backward(m, x)
+
+
+def in_a_hook(m: Any, x: Tensor) -> Tensor:
+    made: Tensor = m.linear(x)
+    made.register_hook(lambda gradient: [m.ema.add_(gradient.mean(0)), None][1])
+    return made
+
+
 WRITES = [
     (to_argument, "writes into its argument x", "x = x.clone()"),
     (to_a_view_of_an_argument, "writes into its argument x", "x = x.clone()"),
     (with_gradient, "writes into the buffer ema what carries a gradient", "detach"),
     (within_checkpoint, "writes into the buffer ema", "out of the checkpoint"),
     (behind_checkpoint, "writes into ema", "give it a copy"),
+    (in_a_backward, "writes into the buffer ema", "outside of the step"),
+    (in_forward_and_backward, "writes into the buffer ema", "outside of the step"),
+    (in_a_hook, "writes into the buffer ema", "outside of the step"),
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # which dynamo does
 @pytest.mark.parametrize(("body", "what", "remedy"), WRITES, ids=[body.__name__ for body, *_ in WRITES])
 def test_a_write_in_place_that_shards_cannot_repeat_is_refused(body: Any, what: str, remedy: str) -> None:
     text = refused(body)

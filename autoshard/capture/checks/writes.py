@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import cast
 
+import torch
 from torch import nn
 from torch.fx import Node as FxNode
 
 from ...errors import CaptureError
 from ..adapter import Trace
+from ..ancestors import ancestors
 from ..lines import at, line_of
 
 
 def refuse_writes(trace: Trace, model: nn.Module, input_names: list[str]) -> None:
-    """Refuses writes to arguments, and to buffers and parameters where more comes of it than a new value.
+    """Refuses writes to arguments, to buffers and parameters where more comes of it than a new value, and all writes in
+    the backward.
 
     Raises:
-        CaptureError: the forward has one; the message names the tensor and the line.
+        CaptureError: the step has one; the message names the tensor and the line.
     """
+    _refuse_in_backward(trace, input_names)
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     with_gradient = {name for kind, name in trace.placeholders if kind == "state tangent"} - parameters
     goes_back = any(kind == "gradient" for kind, _ in trace.outputs)
@@ -50,6 +55,27 @@ def refuse_writes(trace: Trace, model: nn.Module, input_names: list[str]) -> Non
     for name, kinds in written.items():
         if len(kinds) > 1:
             raise CaptureError(f"the forward both writes into the buffer {name} and replaces it; do one of the two")
+
+
+def _refuse_in_backward(trace: Trace, input_names: list[str]) -> None:
+    """Writes of a ``torch.autograd.Function``'s backward, or of a gradient's hook. Torch leaves them in the graph, and
+    makes one of them and those of the forward into the same tensor.
+    """
+    placeholders = dict(zip(trace.graph.find_nodes(op="placeholder"), trace.placeholders, strict=True))
+    tangents = {node for node, (kind, _) in placeholders.items() if kind == "tangent"}
+    copies = trace.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    written = [(*placeholders[node.args[0]], node.args[1]) for node in copies if node.args[0] in placeholders]
+    results = cast("tuple[FxNode | None, ...]", trace.graph.output_node().args[0])
+    changed = [(*each, value) for each, value in zip(trace.outputs, results) if value and "mutation" in each[0]]
+    if not tangents.isdisjoint(ancestors(value for *_, value in changed)):
+        both = (each for each in changed if not tangents.isdisjoint(ancestors([each[-1]])))
+        written += [(kind.removesuffix("mutation").strip() or "buffer", detail, value) for kind, detail, value in both]
+    for kind, detail, value in written:
+        name = f"argument {input_names[detail]}" if kind == "input" else f"{kind} {detail}"
+        raise CaptureError(
+            f"a backward of the model's own, or a hook of a gradient, writes into the {name}{at(line_of(value))}; a "
+            "planned backward makes gradients alone. Write it in the forward, or outside of the step"
+        )
 
 
 def _check_write(name: str, value: object, where: str, with_gradient: bool, goes_back: bool) -> None:
