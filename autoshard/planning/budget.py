@@ -101,12 +101,12 @@ class SolverOptions:
     """How the program is solved; ``time_limit_s`` is for all attempts together.
 
     ``start`` is a known assignment of the program without memory, ``free`` the solver's solution of it, where there is
-    one; ``known`` the answer of the program with memory on another schedule, ``leanest`` the plan found so far that
-    holds least. Where the cheapest plan holds FAR times the budget, ``ask`` says what people do that fits.
-    ``explains`` says whether an error of the budget looks for what would free the most, which takes as
-    long as a plan. A search that ``is_thorough`` does not give up where what the timeline has more leaves the program
-    no answer. ``report`` is told of better costs and bounds, from any thread. ``results`` are what operators make, as
-    far as it is known.
+    one; ``known`` the answer of the program with memory on another schedule, ``bound`` that of a schedule whose prices
+    are no higher, ``leanest`` the plan found so far that holds least. Where the cheapest plan holds FAR times the
+    budget, ``ask`` says what people do that fits. ``explains`` says whether an error of the budget looks for what would
+    free the most, which takes as long as a plan. A search that ``is_thorough`` does not give up where what the timeline
+    has more leaves the program no answer. ``report`` is told of better costs and bounds, from any thread. ``results``
+    are what operators make, as far as it is known.
 
     Raises:
         ValueError: the time limit is no time.
@@ -117,6 +117,7 @@ class SolverOptions:
     start: tuple[int, ...] | None = None
     free: Solution | None = None
     known: Found | None = None
+    bound: int | None = None
     leanest: Found | None = None
     ask: Callable[[], Found | None] = lambda: None
     explains: bool = True
@@ -194,9 +195,10 @@ def plan_within_budget(
     if other is None and limit.soft_ms_per_gib is None and free.peak_bytes > FAR * budget:
         other = options.ask()
     known = None if other is None else moved(program, other.formulation, other.assignment)
+    weighed = None
     if known is not None:
         search.start = known
-        search.weigh(program, known)
+        weighed = search.weigh(program, known)
     if limit.soft_ms_per_gib is not None:
         price = limit.soft_ms_per_gib
         soft = _soft(program.problem, budget, price)
@@ -206,7 +208,7 @@ def plan_within_budget(
             key=lambda found: found.cost_ns + _penalty_ns(found.peak_bytes, budget, price),
         )
         return search.stated(least, free.solution.bound)
-    found, bound = search.within(program, budget, free)
+    found, bound = search.within(program, budget, free, weighed)
     bound = max(bound or 0, free.solution.bound or 0)
     if found is None:
         said = search.explanation(relaxed()) + _remedy(options, formulation, wider)
@@ -319,9 +321,9 @@ class _Search:
             self._fitting = min(self._fitting or found, found, key=lambda each: each.cost_ns)
         return found
 
-    def weigh(self, formulation: Formulation, known: Assignment) -> None:
+    def weigh(self, formulation: Formulation, known: Assignment) -> Found:
         """Takes a known assignment for an answer, which comes without a bound."""
-        self._found(formulation, replace(self.last, choices=known.choices, routes=known.routes, bound=None))
+        return self._found(formulation, replace(self.last, choices=known.choices, routes=known.routes, bound=None))
 
     def _left_s(self, part: float = 1.0) -> float | None:
         limit_s = self._options.time_limit_s
@@ -329,12 +331,20 @@ class _Search:
             return limit_s
         return max(LAST_S, part * (limit_s - (time.monotonic() - self._started_s)))
 
-    def within(self, program: Formulation, budget: int, free: Found) -> tuple[Found | None, int | None]:
+    def within(
+        self, program: Formulation, budget: int, free: Found, known: Found | None
+    ) -> tuple[Found | None, int | None]:
         """The cheapest answer found whose peak is within the budget, None where there is none or none was found in the
         time given; and a bound for all plans within the budget.
+
+        Args:
+            known: an answer of another schedule, which is one of this program, too, if it is near the bound.
         """
         charges: dict[int, int] = {}
-        program, found = self._alike_or_in_groups(program, budget)
+        if known is not None and self._is_near_bound(known, budget):
+            found: Found | None = known
+        else:
+            program, found = self._alike_or_in_groups(program, budget)
         bound, self.is_proven = self.last.bound, self.last.status is Status.INFEASIBLE
         if found is not None and found.peak_bytes > budget and not self._options.is_thorough:
             self.nearest = found
@@ -357,6 +367,12 @@ class _Search:
             return None, bound
         counted = evaluate(program.problem, *leanest.assignment).peak_usage
         return self._between(program, counted, budget, budget, leanest), bound
+
+    def _is_near_bound(self, known: Found, budget: int) -> bool:
+        """Whether a solver could find nothing better than an answer, as far as it would look."""
+        problem, bound = replace(known.formulation.problem, usage_limit=budget), self._options.bound
+        judged = evaluate(problem, *known.assignment)
+        return judged.feasible and bound is not None and judged.cost - bound <= gap_of(problem) * judged.cost
 
     def _between(self, program: Formulation, low: int, high: int, budget: int, best: Found) -> Found:
         """The cheapest answer found under limits between one whose answer fits and one whose answer does not."""

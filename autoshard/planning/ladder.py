@@ -1,8 +1,8 @@
 """A plan under a budget on the first of several schedules that allows a good one.
 
 Collectives that travel together and ahead hold memory. So where a search finds nothing that fits on the planner's
-schedule, or nothing good, it goes on with schedules that hold less: smaller buckets that are not gathered ahead, at
-last each tensor alone. An answer that does not fit on one schedule is where the next search starts. Before the last
+schedule, or nothing good, it goes on with schedules that hold less: buckets that are not gathered ahead, smaller ones,
+at last each tensor alone. An answer that does not fit on one schedule is where the next search starts. Before the last
 search baselines are looked at (:mod:`autoshard.planning.experts`), and before the first one where it has far to go.
 
 The bound is that of the first schedule, whose prices are the lowest: what travels in smaller buckets takes no less.
@@ -32,11 +32,12 @@ FOR_EXPERTS = 0.25
 @dataclass(frozen=True, eq=False)
 class Hints:
     """What is known before a search: whether it is the last one, and nothing fits so far; the answer of a search before
-    that is nearest to the budget; the plan that holds least; and what finds a baseline that fits.
+    that is nearest to the budget; the bound; the plan that holds least; and what finds a baseline that fits.
     """
 
     is_last: bool = True
     known: Found | None = None
+    bound_ns: int | None = None
     leanest: Found | None = None
     ask: Callable[[], Found | None] = lambda: None
 
@@ -103,7 +104,7 @@ class _Ladder(Generic[_P]):
         return self._stated(self._best)
 
     def _searched(self, planner: _P, is_last: bool) -> ShardingPlan:
-        hints = Hints(is_last and self._best is None, self._known, self._leanest, self._first_expert)
+        hints = Hints(is_last and self._best is None, self._known, self._bound_ns, self._leanest, self._first_expert)
         if planner is self._planner:
             return self._search(planner, self._formulation, hints)
         left_s = self._left_s()
@@ -159,7 +160,8 @@ class _Ladder(Generic[_P]):
         """Whether a plan on a schedule that holds less is not worth a look."""
         # what of a schedule does not hide is in the gap, too, and on one that holds less it is no less
         good = DOUBTFUL if self._planner.objective == "overlapped-step-time" else 2 * gap_of(self._formulation.problem)
-        return self._planner.limit.allowed_bytes is None or plan.solver.gap <= good
+        gap = min(plan.solver.gap, self._stated(plan).solver.gap)  # to the bound of its own schedule, or of all
+        return self._planner.limit.allowed_bytes is None or gap <= good
 
     def _left_s(self) -> float | None:
         """Seconds of the time limit that are left, never negative; None where there is no limit."""
@@ -178,10 +180,12 @@ _WIDEST = 16
 
 
 def _leaner(planner: _P, travelling_bytes: int) -> Iterator[_P]:
-    """Planners of plans that hold less on the way: in ever smaller buckets and not ahead; at last each alone. Of sizes
-    that hold all that travels the smallest.
+    """Planners of plans that hold less on the way: not ahead, in ever smaller buckets; at last each alone. Of smaller
+    sizes that hold all that travels the smallest.
     """
     if planner.bucket_bytes and planner.limit.allowed_bytes is not None:
+        if planner.gathers_ahead:
+            yield planner.having(gathers_ahead=False)
         smaller = [size for size in LEAN_BUCKETS_BYTES if size < planner.bucket_bytes]
         for lean in smaller:
             if lean == smaller[-1] or travelling_bytes > smaller[-1]:

@@ -210,7 +210,7 @@ def test_where_a_schedule_holds_too_much_one_that_holds_less_is_taken() -> None:
     options: dict[str, Any] = {"mesh": "dp=4", "hardware": profile_of("slow"), "constraints": "family dp=fsdp"}
     free = autoshard.plan(model, args, **options, optimizer="sgd", checkpointing="none")
     graph, policy, before = capture(model, args), optimizer_policy("sgd"), free
-    for bucket, ahead in (("4MiB", False), ("1MiB", False), ("0", True)):
+    for bucket, ahead in (("25MiB", False), ("4MiB", False), ("1MiB", False), ("0", True)):
         leaner = replace(free, bucket_bytes=parse_bytes(bucket), gathers_ahead=ahead)
         budget = timeline_of(graph, leaner, policy).peak.size_bytes
         found = autoshard.plan(model, args, **options, optimizer="sgd", checkpointing="none", memory=budget)
