@@ -25,6 +25,7 @@ from .solution import relative_gap as gap_of
 from .usages import exact_usages
 
 GRACE_S = 3.0
+LEAVING_S = 1.0
 FIRST_ANSWER_S = 10.0
 EXPLAIN_S = 10.0
 FOREVER_S = 1e9
@@ -42,6 +43,7 @@ def solve(
     explains: bool = True,
     start: Sequence[int] | Assignment | None = None,
     cutoff: int | None = None,
+    answers_interrupt: bool = True,
     progress: Callable[[Incumbent], None] | None = None,
 ) -> Solution:
     """Minimises the problem; see `solver.problem` for its objective and constraints.
@@ -69,11 +71,14 @@ def solve(
             choices alone are given cheapest routes. The answer is never worse than a feasible start.
         cutoff: only answers that cost less are of interest: "auto" ends a problem of networks alone once its bound is
             no less, with the status CUT where it has no answer.
+        answers_interrupt: whether Ctrl-C ends the search like a time limit; else it is raised at once, as whoever
+            solves several problems wants it, who would go on with the next one.
         progress: called, from any thread, whenever the best cost or the bound improves.
 
     Raises:
         ProblemError: an argument is out of range, `start` does not fit the problem, or usages are too large to be added
             exactly (see `solver.usages`).
+        KeyboardInterrupt: Ctrl-C, where that is to have no answer.
         BackendUnavailable: a package that the backend needs is not installed.
     """
     _check(time_limit_s, seed, relative_gap, node_limit)
@@ -82,12 +87,15 @@ def solve(
     unit = cost_unit(problem)
     deadline_s = None if time_limit_s is None or time_limit_s >= FOREVER_S else time.monotonic() + time_limit_s
     least = None if cutoff is None else -(-cutoff // unit)
-    request = Request(deadline_s, relative_gap, seed, known, node_limit=node_limit, cutoff=least)
+    request = Request(
+        deadline_s, relative_gap, seed, known, node_limit=node_limit, cutoff=least, answers_interrupt=answers_interrupt
+    )
     run = _Run(problem, unit, backend, progress, explains, cutoff)
     run.step("original", problem)
     try:
         answer, explanation = _answer(in_units(exact, unit), chosen, request, run)
     except KeyboardInterrupt:
+        request.interrupt()
         answer, explanation = Answer(), "interrupted"
     return run.solution(answer, request.start, explanation)
 
@@ -112,7 +120,7 @@ def _reduced(problem: Problem, request: Request, run: _Run) -> Chain | Contradic
     try:
         return reduce(problem, request.deadline_s, run.step)
     except KeyboardInterrupt:
-        request.stop.set()
+        request.interrupt()
         return reduce(problem, time.monotonic())
 
 
@@ -179,9 +187,14 @@ def _stoppable(backend: Backend, problem: Problem, request: Request) -> Answer:
             done.set()
 
     start_thread(work)
-    _wait(done, request)
+    try:
+        _wait(done, request)
+    except KeyboardInterrupt:
+        stop.set()
+        done.wait(LEAVING_S)  # for a process that the backend has started, which ends with it
+        raise
     stop.set()
-    _wait(done, Request(time.monotonic() + GRACE_S))
+    _wait(done, replace(request, deadline_s=time.monotonic() + GRACE_S, stop=threading.Event()))
     if failures:
         raise failures[0]
     return answers[-1]
@@ -193,7 +206,7 @@ def _wait(done: threading.Event, request: Request) -> None:
         while not request.ended() and not done.wait(POLL_S):
             pass
     except KeyboardInterrupt:
-        request.stop.set()
+        request.interrupt()
 
 
 def _explained(run: _Run, backend: Backend, request: Request, reason: str) -> str:
@@ -201,7 +214,8 @@ def _explained(run: _Run, backend: Backend, request: Request, reason: str) -> st
         return reason
     left_s = request.seconds_left()
     until_s = time.monotonic() + (EXPLAIN_S if left_s is None else min(EXPLAIN_S, left_s))
-    minimise = partial(_minimised, backend, Request(until_s, stop=request.stop))
+    own = Request(until_s, stop=request.stop, answers_interrupt=request.answers_interrupt)
+    minimise = partial(_minimised, backend, own)
     try:
         return "; ".join(text for text in (reason, explain_infeasibility(run.problem, minimise)) if text)
     except ProblemError:  # numbers that are too large for the problem of the least peak or budget

@@ -33,7 +33,7 @@ SLOW = (
     *(f"planning/test_{name}.py" for name in ("allocator_margin", "budget", "chosen_again", "comparison")),
     *(f"planning/test_{name}.py" for name in ("formulation", "layer_ties", "lives", "micro_batch_laws")),
     *(f"planning/test_{name}.py" for name in ("optimizer_step", "schedule_prices", "tensor_networks", "timeline")),
-    *(f"planning/test_{name}.py" for name in ("interpretation", "precision_policy")),
+    *(f"planning/test_{name}.py" for name in ("interpretation", "interruption", "precision_policy")),
     *(f"solver/test_{name}.py" for name in ("interruption", "networks", "reductions")),
     *(f"strategies/test_{name}.py" for name in ("enumerator", "meaning", "rules_are_right")),
 )

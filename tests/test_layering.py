@@ -394,6 +394,13 @@ def test_every_import_is_in_the_table() -> None:
     assert violations(ROOT) == []
 
 
+def test_all_that_plans_asks_the_solver_by_the_door_at_which_ctrl_c_ends_the_search() -> None:
+    sources = modules(ROOT)
+    known = frozenset(sources)
+    found = {each.target for name, source in sources.items() for each in imports(source, known) if name[:4] == "auto"}
+    assert "solver" in found and "solver.solve" not in found
+
+
 def test_modules_form_no_import_cycle() -> None:
     assert cycle(ROOT) is None
 

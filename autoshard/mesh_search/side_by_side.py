@@ -106,7 +106,7 @@ _said: int
 def _begin(work: Callable[[Any, Say], Any], said: int) -> None:
     global _work, _said
     _work, _said = work, said
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a solver takes KeyboardInterrupt for the end of its time
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which the process before answers for all
     torch.set_num_threads(1)  # the threads of the process before are not here
 
 

@@ -9,6 +9,7 @@ from .limit import MemoryLimit, memory_limit
 from .pairs import demand_edges, pair_problem
 from .planner import CHECKPOINTING, Checkpointing, Planner, is_proven, profile_of, warn_if_unproven
 from .pricing import Prices
+from .solving import solve
 from .tensor_networks import Demand, TensorNetwork
 from .timeline import outcome, timeline_of
 
@@ -34,6 +35,7 @@ __all__ = [
     "outcome",
     "pair_problem",
     "profile_of",
+    "solve",
     "timeline_of",
     "warn_if_unproven",
 ]

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from dataclasses import replace
 
 from cost_models import Profile
-from solver import Status, solve
+from solver import Status
 
 from ..capture import CapturedGraph
 from ..constraints import CUT_OF_INPUTS, CUT_THE_BATCH, AxisScheme
@@ -20,6 +20,7 @@ from ..strategies import Rulebook
 from .formulation import assemble
 from .mixing import Offered, offered_under, where_of, without_strategies
 from .pricing import Prices
+from .solving import solve
 
 ANY_PLAN = 1e9
 """A gap at which the solver stops with the first assignment it finds."""

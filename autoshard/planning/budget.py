@@ -36,7 +36,6 @@ from solver import (
     fullest,
     leaner,
     routed,
-    solve,
 )
 from solver import Node as SolverNode
 
@@ -50,6 +49,7 @@ from .formulation import Formulation
 from .limit import MemoryLimit
 from .lives import uncounted, with_charges, with_lives
 from .moved import as_choices, moved
+from .solving import solve
 from .timeline import Timeline, timeline_of, timelines_of
 
 GAP = 4e-3

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from torch import nn
 
 from cost_models import Profile, load_profile
-from solver import Assignment, Solution, Status, solve
+from solver import Assignment, Solution, Status
 
 from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, micro_batched, recomputed
 from ..constraints import CUT_THE_BATCH, AxisScheme, Constraint, Constraints
@@ -33,6 +33,7 @@ from .interpretation import interpret
 from .ladder import Hints, Search, on_any_schedule
 from .limit import MemoryLimit
 from .mixing import mixers, said_of_mixers
+from .solving import solve
 
 BLAME_S = 20.0
 """Seconds for finding out which constraints contradict each other."""

@@ -13,11 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from solver import solve
-
 from ..errors import PlanMismatchError
 from ..layout import Layout, format_layout
-from ..planning import Formulation, Planner
+from ..planning import Formulation, Planner, solve
 from ..plans import Redistribution, ShardingPlan
 from ..plans.text.name_patterns import count_repeats, fold, format_pattern
 from ..strategies import Strategy

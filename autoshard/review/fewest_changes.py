@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver import INFEASIBLE, Assignment, Edge, Node, Problem, Solution, evaluate, routed, solve
+from solver import INFEASIBLE, Assignment, Edge, Node, Problem, Solution, evaluate, routed
 from solver.solution import relative_gap
 
-from ..planning import Formulation, Planner
+from ..planning import Formulation, Planner, solve
 
 LARGEST_COST = 1 << 50
 """Of a scaled problem: solvers compute with doubles, which hold whole numbers up to 2^53."""

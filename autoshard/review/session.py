@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from cost_models import Profile, ProfileError, load_profile
-from solver import Routes, Solution, SolveReport, Status, solve
+from solver import Routes, Solution, SolveReport, Status
 
 from ..capture import in_mode, recomputed
 from ..constraints import Constraints, gather_constraints
 from ..errors import ConstraintError, PlanMismatchError
 from ..layout import Layout
 from ..mesh import HybridMesh, Mesh
-from ..planning import Formulation, MemoryLimit, Planner, TensorNetwork, profile_of, timeline_of
+from ..planning import Formulation, MemoryLimit, Planner, TensorNetwork, profile_of, solve, timeline_of
 from ..plans import ShardingPlan
 from ..strategies import Strategy, asked_by
 from .decisions import Decisions, choices_of, decision_text, decisions_of

@@ -66,6 +66,7 @@ class Request:
         node_limit: it may stop once it has searched so many nodes of a tree; None for none. Backends that search no
             tree, or do not tell, do not heed it.
         cutoff: it may stop once the bound is no less: only answers that cost less are of interest. None for none.
+        answers_interrupt: whether an answer is wanted after Ctrl-C; else that is an exception, as anywhere.
     """
 
     deadline_s: float | None = None
@@ -77,6 +78,17 @@ class Request:
     on_answer: Callable[[Answer], None] = lambda answer: None
     node_limit: int | None = None
     cutoff: int | None = None
+    answers_interrupt: bool = True
+
+    def interrupt(self) -> None:
+        """Notes Ctrl-C.
+
+        Raises:
+            KeyboardInterrupt: no answer is wanted.
+        """
+        self.stop.set()
+        if not self.answers_interrupt:
+            raise KeyboardInterrupt
 
     def seconds_left(self) -> float | None:
         """Seconds until the deadline, never negative; None where there is none."""

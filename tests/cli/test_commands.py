@@ -541,6 +541,17 @@ def test_an_interruption_that_native_code_makes_an_error_of_ends_in_silence(fold
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_an_interruption_while_it_plans_leaves_the_plan_that_was_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(*model: object, **options: object) -> object:
+        raise KeyboardInterrupt
+
+    fake_api(monkeypatch, plan)
+    result = invoke("plan", "model.py:model", "--mesh", "dp=2", "-o", "plan.yaml")
+    assert result.exit_code == 130 and read_plan("plan.yaml") == PLAN
+
+
 def test_every_command_has_examples_that_it_takes() -> None:
     group = typer.main.get_command(app)
     assert EXAMPLES.keys() == group.commands.keys()

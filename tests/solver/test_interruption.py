@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,15 @@ def test_ctrl_c_gives_every_backends_best_answer_and_leaves_no_process(
     routes = [Routes(*map(tuple, phases)) for phases in solution.get("routes", [])]
     assert evaluate(problem, solution["choices"], routes).cost == solution["cost"]
     assert _running_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("backend", SEARCHING)
+def test_ctrl_c_that_is_to_have_no_answer_is_raised_at_once(backend: str) -> None:
+    begun_s = time.monotonic()
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        solve(net(60, 6, 90, 150), backend=backend, time_limit_s=10, answers_interrupt=False)
+    assert time.monotonic() - begun_s < 6
 
 
 def _running_in(folder: Path) -> list[str]:
