@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started_s = time.monotonic()
     try:
         if options.output:
-            _check_writable(Path(options.output))
+            _check_writable(Path(options.output), Path(options.problem))
         problem = read_problem(options.problem)
         solution = solve(
             problem,
@@ -81,8 +81,10 @@ def _left_s(time_limit_s: float | None, used_s: float) -> float | None:
     return max(LEAST_S, time_limit_s - used_s - reserve_s)
 
 
-def _check_writable(path: Path) -> None:
-    """Refuses a solution file that cannot be written, before the long work."""
+def _check_writable(path: Path, problem: Path) -> None:
+    """Refuses a solution file that cannot be written, or is the problem's, before the long work."""
+    if path.resolve() == problem.resolve():
+        raise ProblemError(f"the solution would be written over the problem {problem}; name another file")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ProblemError(f"cannot write the solution to {path}: give a file in a folder that exists and is writable")
 

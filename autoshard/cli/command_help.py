@@ -1,4 +1,6 @@
-"""What ``--help`` says of a command below its options: examples, and the names that options take, from their tables."""
+"""What all commands have: below the options of ``--help`` examples, and the names that options take, from their tables;
+and a look at the files that they write.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Any
 from typer.core import TyperCommand
 
 from .option_names import option_names
+from .written_files import check_files
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "plan": (
@@ -46,7 +49,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 class Command(TyperCommand):
-    """A command whose help ends with examples and names."""
+    """A command whose help ends with examples and names, and that writes over nothing that it reads."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """As in typer: runs the command."""
+        check_files(ctx)
+        return super().invoke(ctx)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Writes them; the tables are loaded here, as only ``--help`` needs them."""

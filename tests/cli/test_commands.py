@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 from autoshard.cli.command_help import EXAMPLES
 from autoshard.cli.commands import Dtype, Objective, app
+from autoshard.cli.written_files import WRITTEN
 from autoshard.constraints.baselines import baselines
 from autoshard.errors import BudgetError, CaptureError, InfeasibleError
 from autoshard.mesh import Mesh
@@ -413,6 +414,43 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("plan model.py:model --mesh dp=2 -o ./model.py", "--output would write over model.py, which FILE.py:FACTORY"),
+        (
+            "plan model.py:model --mesh dp=2 --hardware link.yaml -o plan.yaml",
+            "link.yaml, which --hardware has it read",
+        ),
+        ("plan model.py:model --mesh dp=2 --held-as plan.yaml -o link.yaml", "over plan.yaml, which --held-as"),
+        ("plan model.py:model --mesh dp=2 --constraints plan.yaml -o plan.yaml", "over plan.yaml, which --constraints"),
+        ("report plan.yaml -o plan.yaml", "--output would write over plan.yaml, which PLAN [OTHER] has it read"),
+        ("report plan.yaml -o r.html --trace plan.yaml", "--trace would write over plan.yaml"),
+        ("report plan.yaml --baseline link.yaml -o plan.yaml", "over plan.yaml"),
+        ("report plan.yaml -o both.html --trace ./both.html", "--output and --trace both name both.html"),
+        ("export plan.yaml --to partition-spec -o plan.yaml", "over plan.yaml, which PLAN has it read"),
+        ("explain plan.yaml --why x -o plan.yaml", "over plan.yaml, which PLAN has it read"),
+        ("replan plan.yaml model.py:model -o model.py", "over model.py, which FILE.py:FACTORY has it read"),
+        ("search model.py:model --devices 4 -o model.py", "over model.py"),
+        ("compare model.py:model --mesh dp=2 --plans model.py", "--plans would write over model.py"),
+        ("calibrate --mesh dp=2 -o new.yaml --samples new.yaml", "--output and --samples both name new.yaml"),
+    ],
+)
+def test_what_would_write_over_what_it_reads_is_refused_at_once(folder: Path, command: str, said: str) -> None:
+    (folder / "link.yaml").symlink_to("plan.yaml")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    result = invoke(*command.split())
+    assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_every_option_that_writes_a_file_is_known_as_one() -> None:
+    commands = typer.main.get_command(app).commands.values()
+    assert {each.name for command in commands for each in command.params} >= WRITTEN
+    told = {each.name for command in commands for each in command.params if "write" in (each.help or "").lower()}
+    assert told - {"quick"} <= WRITTEN | {"path", "paths"}
 
 
 def test_the_module_runs_as_a_program(folder: Path) -> None:

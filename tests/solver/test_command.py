@@ -111,6 +111,7 @@ MISTAKES = {
     "truncated gzip": (("{truncated}",), "truncated: neither text nor gzipped text"),
     "unwritable output": (("{good}", "-o", "{directory}/none/solution.json"), "solution.json"),
     "output is a directory": (("{good}", "-o", "{directory}"), "/directory"),
+    "output is the problem": (("{good}", "-o", "{directory}/../{good.name}"), "written over the problem"),
     "too many to try all": (("{many}", "--backend", "exhaustive"), "too many to try all"),
 }
 

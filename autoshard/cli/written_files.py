@@ -1,0 +1,50 @@
+"""What a command writes is none of the files that it reads, and no two of what it writes are one file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+from typing import Any, TypeAlias
+
+from .terminal import EXIT_MISTAKE, fail
+
+WRITTEN = frozenset({"output", "plans", "report", "samples", "trace"})
+"""The parameters of commands that name what is written. Any other may name what is read."""
+IN_PLACE = {"replan": ("path", "original")}
+"""Parameters of a command that may name what it writes, too: of ``replan`` the plans whose place the new one takes."""
+
+Named: TypeAlias = tuple[str, str]
+"""What a parameter is called on the command line, and the path it names."""
+
+
+def check_files(context: Any) -> None:
+    """Ends a command with one line on stderr where its arguments have it write over a file that they name."""
+    parameters = [each for each in context.command.params if each.name not in IN_PLACE.get(context.command.name, ())]
+    written = [each for each in parameters if each.name in WRITTEN]
+    read = [each for each in parameters if each.name not in WRITTEN]
+    check_apart(_named(written, context.params), _named(read, context.params))
+
+
+def check_apart(written: Iterable[Named], read: Iterable[Named] = ()) -> None:
+    """Ends the command where a path to write is one to read, or another one to write; links are followed. A model may
+    be read by its file and function.
+    """
+    written = list(written)
+    files = [(name, path) for name, text in read for path in (text, text.rpartition(":")[0]) if os.path.isfile(path)]
+    for name, path in written:
+        for other, source in files:
+            if os.path.realpath(path) == os.path.realpath(source):
+                fail(f"{name} would write over {source}, which {other} has it read; name another file", EXIT_MISTAKE)
+    for (name, path), (other, target) in combinations(written, 2):
+        if os.path.realpath(path) == os.path.realpath(target):
+            fail(f"{name} and {other} both name {path}; give each a file of its own", EXIT_MISTAKE)
+
+
+def _named(parameters: Iterable[Any], values: dict[str, Any]) -> Iterator[Named]:
+    for each in parameters:
+        given = values.get(each.name)
+        name = each.opts[0] if each.param_type_name == "option" else each.metavar
+        for value in given if isinstance(given, list | tuple) else [given]:
+            if isinstance(value, str | os.PathLike):
+                yield name, os.fspath(value)
