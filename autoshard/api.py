@@ -219,7 +219,8 @@ def plan(
             return search_meshes([Asked(planner)], devices, decided, experts=experts, report=report).plan
         held = gathered
         if held_as is not None:
-            shapes = {n.name: n.outputs[0].shape for _, n in planner.graph.of_kind("parameter") if n.outputs[0]}
+            metas = [(n.name, n.outputs[0]) for _, n in planner.graph.of_kind("parameter") if n.outputs[0]]
+            shapes = {called: meta.shape for name, meta in metas for called in planner.graph.called(name)}
             pinned = held_pins(held_as, shapes, mesh)
             held = gather_constraints((*pinned, *_listed(pins), *_listed(constraints)), mesh)
         made = planner.plan(held, report)

@@ -121,7 +121,8 @@ TABLE = {
     "autoshard.constraints.roles": Row(VOCABULARY | GRAPH | {"autoshard.constraints", "autoshard.constraints.layers"}),
     "autoshard.constraints.limits": Row(
         VOCABULARY
-        | {"autoshard.capture", "autoshard.constraints", "autoshard.constraints.roles", "autoshard.redistribution"}
+        | {"autoshard.capture", "autoshard.constraints", "autoshard.redistribution"}
+        | {"autoshard.constraints.names", "autoshard.constraints.roles"}
     ),
     "autoshard.constraints.schemes": Row(
         VOCABULARY

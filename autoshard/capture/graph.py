@@ -150,6 +150,19 @@ class CapturedGraph:
         name = self.nodes[ref.node].name
         return f"{name}:{ref.output}" if ref.output else name
 
+    def called(self, name: str) -> tuple[str, ...]:
+        """Every name of a tied parameter, this one first; of anything else its own."""
+        return (name, *(other for other in self._tied.get(name, ()) if other != name))
+
+    @cached_property
+    def _tied(self) -> dict[str, list[str]]:
+        """The names of each tied parameter, by each of them."""
+        found: dict[str, list[str]] = {}
+        for name, first in self.aliases:
+            found[name] = found.setdefault(first, [first])
+            found[name].append(name)
+        return found
+
     @cached_property
     def first_shape(self) -> tuple[int, ...]:
         """The shape of the first input that has dims, of no dims where there is none."""

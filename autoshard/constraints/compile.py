@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..capture import CapturedGraph, Node, Ref, annotated
 from ..errors import ConstraintError, LayoutError
@@ -34,9 +34,10 @@ def compile_constraints(constraints: Sequence[Constraint], graph: CapturedGraph,
     """
     names, results = names_of(graph), results_of(graph)
     tensors = [graph.tensor_name(Ref(i, k)) for i, node in enumerate(graph.nodes) for k in range(len(node.outputs))]
-    check_constraints_match(constraints, names, tensors)
+    check_constraints_match(constraints, _every(names, graph), _every(tensors, graph))
     metas = [node.outputs[0] for node in graph.nodes] + [graph.meta(ref) for _, ref in results]
-    check_specs_fit(constraints, {name: meta.shape for name, meta in zip(names, metas) if meta is not None})
+    shapes = {name: meta.shape for name, meta in zip(names, metas) if meta is not None}
+    check_specs_fit(constraints, {each: shape for name, shape in shapes.items() for each in graph.called(name)})
     limits = Limits(graph, names)
     for constraint in constraints:
         if not isinstance(constraint, AxisScheme | Alike | Recompute | Recomputation):
@@ -46,6 +47,11 @@ def compile_constraints(constraints: Sequence[Constraint], graph: CapturedGraph,
     limit_to_schemes(limits, [c for c in constraints if isinstance(c, AxisScheme)], graph, mesh)
     limit_to_dtype(limits, graph, mesh)
     return limits
+
+
+def _every(names: Iterable[str], graph: CapturedGraph) -> list[str]:
+    """Names, and the further ones of tied parameters."""
+    return [each for name in names for each in graph.called(name)]
 
 
 def _annotation(node: Node, text: str, mesh: Mesh) -> Limit:

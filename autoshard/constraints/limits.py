@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import Protocol
 
 from ..capture import CapturedGraph, Ref
 from ..layout import Layout, Placement
 from ..redistribution import Banned
+from .names import is_meant
 from .roles import Roles
 from .values import CollectiveRule, Exclusion, Pin, PlacementRule, StrategyPin, matches
 
@@ -179,7 +179,9 @@ class Limits:
             return ()
         name, role = self._graph.tensor_name(ref), self.roles.of(ref)
         return tuple(
-            rule for rule in self._rules if rule.tensors in ("tensors", role) and fnmatchcase(name, rule.pattern)
+            rule
+            for rule in self._rules
+            if rule.tensors in ("tensors", role) and is_meant(name, self._graph, [rule.pattern])
         )
 
     def remade(self, ref: Ref) -> bool:
@@ -214,7 +216,7 @@ class Limits:
             return
         limit = _limit(constraint)
         for index, name in enumerate(self._names):
-            if fnmatchcase(name, constraint.pattern):
+            if is_meant(name, self._graph, [constraint.pattern]):
                 self.limit(index, limit)
 
 

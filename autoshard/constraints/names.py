@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
 from ..capture import CapturedGraph, Node, Ref
 
 Results = tuple[tuple[str, Ref], ...]
@@ -33,3 +36,8 @@ def results_of(graph: CapturedGraph) -> Results:
 def names_of(graph: CapturedGraph) -> tuple[str, ...]:
     """The name of every node, then of every result: the order in which limits are numbered."""
     return (*(pin_name(node) for node in graph.nodes), *(name for name, _ in results_of(graph)))
+
+
+def is_meant(name: str, graph: CapturedGraph, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns is for what has this name: a tied parameter goes by each of its names."""
+    return any(fnmatchcase(each, pattern) for each in graph.called(name) for pattern in patterns)

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import Literal
@@ -35,7 +34,7 @@ from ..constraints import Alike, Constraint
 from ..constraints.compile import compile_constraints
 from ..constraints.computed_again import again_under, may_be_again
 from ..constraints.limits import Limits
-from ..constraints.names import Results, names_of, results_of
+from ..constraints.names import Results, is_meant, names_of, results_of
 from ..errors import ConstraintError
 from ..layout import Layout
 from ..mesh import Mesh
@@ -374,7 +373,7 @@ def _equal_layouts(
     """For tensors that are to be alike: an edge from the first to each other that allows equal layouts only."""
     names, twice = names_of(graph), set(seconds.values())
     for alike in (constraint for constraint in constraints if isinstance(constraint, Alike)):
-        members = [i for i, name in enumerate(names) if any(fnmatchcase(name, p) for p in alike.patterns)]
+        members = [i for i, name in enumerate(names) if is_meant(name, graph, alike.patterns)]
         members = [i for i in members if i not in seconds]
         for other in members[1:]:
             rows, columns = ([s.outputs[0] for s in strategies[i]] for i in (members[0], other))

@@ -21,7 +21,8 @@ def held_pins(plan: ShardingPlan, shapes: Mapping[str, tuple[int, ...]], mesh: M
     have each of them decided for itself.
 
     Args:
-        shapes: of the parameters that are to be pinned, by name; those that the plan does not have are left free.
+        shapes: of the parameters that are to be pinned, by every name of theirs; those that the plan does not have are
+            left free.
         mesh: that of the new plan.
 
     Raises:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 
 from ..capture import CapturedGraph, Ref
 from ..constraints import Alike, Constraint
 from ..constraints.layers import layers, tied_nodes
 from ..constraints.limits import Limits
+from ..constraints.names import is_meant
 from ..plans import fold_names
 
 Mark = tuple[object, ...]
@@ -98,16 +98,13 @@ def marks_of(
         makers: for each of these the node that makes it.
     """
     said: list[list[object]] = [[] for _ in graph.nodes]
+    alike = [each for each in constraints if isinstance(each, Alike)]
     for index, name in enumerate(names):
         said[makers[index]].extend(limits.of(index))
-        said[makers[index]].extend(c for c in constraints if isinstance(c, Alike) and _names(c, name))
+        said[makers[index]].extend(each for each in alike if is_meant(name, graph, each.patterns))
     for i in range(len(graph.nodes)):
         said[i].extend((position, limits.rules(ref)) for position, ref in _tensors(graph, i))
     return [tuple(of_node) for of_node in said]
-
-
-def _names(constraint: Alike, name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in constraint.patterns)
 
 
 def _tensors(graph: CapturedGraph, i: int) -> Iterator[tuple[int, Ref]]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
+from ..constraints.names import is_meant
 from ..errors import PlanMismatchError
 from ..layout import Layout, format_layout
 from ..planning import Formulation, Planner, solve
@@ -105,7 +105,7 @@ def _edits(changed: list[tuple[str, tuple[Strategy, Strategy]]], formulation: Fo
         before, after = line.value
         names, pattern = tuple(line.pattern.names()), format_pattern(line.pattern, repeats)
         said = _constraint(before, after, formulation)
-        matched = {name for name in known if fnmatchcase(name, pattern)}
+        matched = {name for name in known if is_meant(name, formulation.graph, [pattern])}
         globs = (pattern,) if matched == set(names) else tuple(map(glob.escape, names))
         yield Edit(
             pattern,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Unpack
 
 from torch import nn
 
 from ..constraints import Constraints, Pin, gather_constraints, nearest_name
+from ..constraints.names import is_meant
 from ..errors import BudgetError, ConstraintError, InfeasibleError, LayoutError
 from ..layout import Layout, check_fits, format_layout, has_empty_shard, is_even
 from ..planning import Planner
@@ -104,9 +104,9 @@ class _Question:
         self._planner, self._now, self._why = planner, now, why
         self._instead = None if instead is None else " ".join(instead.split())
         known = now.formulation.names
-        self._nodes = [i for i, name in enumerate(known) if name and fnmatchcase(name, why)]
+        self._nodes = [i for i, name in enumerate(known) if name and is_meant(name, planner.graph, [why])]
         if not self._nodes:
-            listed = [name for name in known if name]
+            listed = [each for name in known if name for each in planner.graph.called(name)]
             raise ConstraintError(f"{why!r} names no parameter, input, operator or output{nearest_name(why, listed)}")
         self._names = tuple(known[i] for i in self._nodes)
         self._present = self._layouts(decisions_made(now.formulation, now.choices))

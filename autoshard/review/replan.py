@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any, Unpack
 
 from torch import nn
 
 from ..constraints import Constraint, Constraints, Pin, StrategyPin, gather_constraints, patterns_of
-from ..planning import warn_if_unproven
+from ..constraints.names import is_meant
+from ..planning import Formulation, warn_if_unproven
 from ..plans import ShardingPlan
 from ..plans.text.line_numbers import line_of_decision
 from .decisions import decisions_of
@@ -76,7 +76,7 @@ def replan(
     old = constraints_of(plan)
     before = planner.formulate(old)
     edits = find_edits(plan, planner, before, original)
-    kept, replaced = _kept(old, edits, before.names)
+    kept, replaced = _kept(old, edits, before)
     constraints = _with_edits(kept, edits, plan, text, source)
     report("planning around the edits")
     wanted = decisions_of(plan, before)
@@ -91,14 +91,14 @@ def replan(
     return Replanned(edits, replaced, made, others)
 
 
-def _kept(old: Constraints, edits: Iterable[Edit], names: tuple[str, ...]) -> tuple[Constraints, tuple[str, ...]]:
+def _kept(old: Constraints, edits: Iterable[Edit], before: Formulation) -> tuple[Constraints, tuple[str, ...]]:
     """The constraints of the old plan that stay, and the texts of those that go: pins of nothing but what was edited by
     hand since, where the edit counts.
     """
     edited = edited_names(edits)
 
     def is_replaced(constraint: Constraint) -> bool:
-        held = {name for name in names for pattern in patterns_of(constraint) if fnmatchcase(name, pattern)}
+        held = {name for name in before.names if is_meant(name, before.graph, patterns_of(constraint))}
         return isinstance(constraint, Pin | StrategyPin) and held <= edited
 
     kept = tuple(constraint for constraint in old.values if not is_replaced(constraint))
