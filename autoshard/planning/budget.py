@@ -137,14 +137,16 @@ class NothingFitsError(BudgetError):
         bound_ns: what one takes at least.
         is_proven: whether none does.
         least_bytes: the smallest budget that was found to work.
+        free: the cheapest plan without a budget.
         nearest: the program's answer, where it has one, which does not fit on its schedule.
     """
 
     def __init__(
-        self, message: str, bound_ns: int, is_proven: bool, least_bytes: int, nearest: Found | None = None
+        self, message: str, bound_ns: int, is_proven: bool, least_bytes: int, free: Found, nearest: Found | None
     ) -> None:
         super().__init__(message)
-        self.bound_ns, self.is_proven, self.least_bytes, self.nearest = bound_ns, is_proven, least_bytes, nearest
+        self.bound_ns, self.is_proven, self.least_bytes = bound_ns, is_proven, least_bytes
+        self.free, self.nearest = free, nearest
 
 
 def said_by(report: Callable[[str], None]) -> Callable[[Incumbent], None]:
@@ -212,7 +214,7 @@ def plan_within_budget(
     bound = max(bound or 0, free.solution.bound or 0)
     if found is None:
         said = search.explanation(relaxed()) + _remedy(options, formulation, wider)
-        raise NothingFitsError(said, bound, search.is_proven, search.least_bytes, search.nearest)
+        raise NothingFitsError(said, bound, search.is_proven, search.least_bytes, free, search.nearest)
     return search.stated(found, bound)
 
 

@@ -92,6 +92,7 @@ class _Ladder(Generic[_P]):
                     raise
                 self._note_bound(error.bound_ns)
                 self._cannot |= error.is_proven
+                self._note_lean(error.free)  # which every budget that it fits has for an answer
                 # without an answer there is none on other schedules either: the program counts none at first
                 near = self._known = error.nearest
                 left = [other for other in left[:-1] if near and _is_near(other, near)] + left[-1:]
@@ -136,7 +137,7 @@ class _Ladder(Generic[_P]):
     def _noted(self, found: Found) -> bool:
         """Notes a baseline's plan; whether it fits."""
         limit, budget = self._planner.limit, self._planner.limit.allowed_bytes
-        self._leanest = min(self._leanest or found, found, key=lambda each: each.peak_bytes)
+        self._note_lean(found)
         if budget is not None and found.peak_bytes > budget:
             return False
         self._note(replace(found.plan, memory=limit.outcome(found.timeline)))
@@ -148,6 +149,9 @@ class _Ladder(Generic[_P]):
 
     def _note(self, found: ShardingPlan) -> None:
         self._best = min(self._best or found, found, key=lambda plan: plan.solver.cost_ns)
+
+    def _note_lean(self, found: Found) -> None:
+        self._leanest = min(self._leanest or found, found, key=lambda each: each.peak_bytes)
 
     def _note_bound(self, bound_ns: int) -> None:
         self._bound_ns = bound_ns if self._bound_ns is None else self._bound_ns

@@ -215,6 +215,7 @@ class Planner:
                 free if program is formulation else None,
                 hints.known,
                 hints.bound_ns,
+                hints.leanest,
                 explains=False,
                 is_thorough=hints.is_last,
                 report=self.report,

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 import autoshard
 from autoshard.capture import capture
+from autoshard.constraints import Constraints
 from autoshard.constraints.baselines import baseline
 from autoshard.errors import BudgetError
 from autoshard.mesh import Mesh
-from autoshard.planning import timeline_of
-from autoshard.planning.budget import GAP
+from autoshard.planning import Formulation, MemoryLimit, NothingFitsError, Planner, timeline_of
+from autoshard.planning.budget import GAP, SolverOptions, plan_within_budget
+from autoshard.planning.ladder import Hints, on_any_schedule
 from autoshard.plans import ShardingPlan, dump_plan
 from autoshard.plans.units import format_bytes, parse_bytes
 from cost_models import load_profile, optimizer_policy
@@ -153,6 +155,25 @@ def test_a_budget_below_the_parameters_names_the_smallest_that_works_and_that_on
     assert found.memory is not None and found.memory.peak.size_bytes <= needed
     with pytest.raises(BudgetError):
         plan("mlp", optimizer=optimizer, memory=needed // 2, time_limit_s=5.0)
+
+
+def test_no_schedule_forgets_what_the_plan_without_a_budget_holds() -> None:
+    """The budget that is named as one that works is never above that."""
+    planner = Planner.of_model(*example("deep"), None, "dp=2,tp=2", profile_of("slow"))
+    free = planner.fitted(planner.formulate(Constraints()))
+    assert free.memory is not None
+    known: list[int | None] = []
+
+    def search(planner: Planner, program: Formulation, hints: Hints) -> ShardingPlan:
+        known.append(hints.leanest and hints.leanest.peak_bytes)
+        options = SolverOptions(leanest=hints.leanest, explains=False, is_thorough=False)
+        return plan_within_budget(program, planner.limit, options, planner.write)
+
+    short = planner.having(limit=MemoryLimit(budget_bytes=1000))
+    with pytest.raises(NothingFitsError) as caught:
+        on_any_schedule(short, short.formulate(Constraints()), search, asks_experts=False)
+    assert len(known) > 1 and known == [None, *[free.memory.peak.size_bytes] * (len(known) - 1)]
+    assert caught.value.least_bytes <= free.memory.peak.size_bytes
 
 
 def test_pins_that_contradict_a_budget_are_named_with_what_they_cost() -> None:
