@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..capture import CapturedGraph
 from ..constraints.limits import Limit, Limits, Taking, TakingCut
 from ..constraints.names import names_of, results_of
@@ -35,6 +37,18 @@ def candidates(
     return tuple(limited.of(i, name, offered) for i, (name, offered) in enumerate(zip(names_of(graph), found)))
 
 
+def what_it_can_have(name: str, strategies: tuple[Strategy, ...], limits: Sequence[Limit], mesh: Mesh) -> str:
+    """``up.weight can have dp:R tp:S(1) under the pin 'up.weight=tp:S(1)'``, of what limits leave of it."""
+    said = " and ".join(dict.fromkeys(f"the {limit.kind} {limit.text!r}" for limit in limits))
+    can = listed([format_layout(each, mesh) for each in _layouts(strategies)])
+    return f"{name} can have {can}{said and ' under '}{said}"
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Texts in one line, of many the first."""
+    return "; ".join([*texts[:MOST_SHOWN], *[f"and {len(texts) - MOST_SHOWN} more"] * (len(texts) > MOST_SHOWN)])
+
+
 class _Limited:
     """Applies limits to strategies, each pair of them once."""
 
@@ -62,9 +76,7 @@ class _Limited:
             texts = [format_layout(layout, self._mesh) for layout in _layouts(strategies)]
             if isinstance(limit, Taking):
                 texts = [format_strategy(s.inputs, s.outputs, self._mesh) for s in strategies]
-            possible = "; ".join(texts[:MOST_SHOWN]) + (
-                f"; and {len(texts) - MOST_SHOWN} more" * (len(texts) > MOST_SHOWN)
-            )
+            possible = listed(texts)
             return f"the {limit.kind} {limit.text!r} cannot hold: on the mesh {self._mesh}, {name} can have {possible}"
         against = [other for other in applied if not _kept(other, alone)][:1] or applied
         others = " and ".join(f"the {other.kind} {other.text!r}" for other in against)

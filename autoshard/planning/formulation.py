@@ -42,7 +42,7 @@ from ..micro_batches import operator_runs
 from ..ops import is_free, known
 from ..recomputation import again_name
 from ..strategies import Asked, Rulebook, Strategy
-from .candidates import candidates
+from .candidates import candidates, what_it_can_have
 from .layer_ties import in_groups, marks_of, tied_classes
 from .pricing import NO_OPTIMIZER, Prices, is_looked_at_again
 from .tensor_networks import HELD, Demand, TensorNetwork, layout_of, networks_of
@@ -216,7 +216,7 @@ def assemble(
     nodes = tuple(_nodes(named, _node_costs(graph, costs, seconds, wanted)))
     networks = tuple(networks_of(graph, prices, strategies, demands, keep_copies=keep_copies, seconds=seconds))
     edges = (
-        *_equal_layouts(graph, mesh, constraints, strategies, seconds),
+        *_equal_layouts(graph, mesh, constraints, limits, strategies, seconds),
         *_views_as_made(graph, strategies, seconds),
         *_parts_as_wholes(graph, strategies, seconds),
         *_first_readers(graph, prices, strategies, demands, seconds),
@@ -367,6 +367,7 @@ def _equal_layouts(
     graph: CapturedGraph,
     mesh: Mesh,
     constraints: Sequence[Constraint],
+    limits: Limits,
     strategies: tuple[tuple[Strategy, ...], ...],
     seconds: Mapping[int, int],
 ) -> Iterator[Edge]:
@@ -378,9 +379,10 @@ def _equal_layouts(
         for other in members[1:]:
             rows, columns = ([s.outputs[0] for s in strategies[i]] for i in (members[0], other))
             if not set(rows) & set(columns):
+                said = (what_it_can_have(names[i], strategies[i], limits.of(i), mesh) for i in (members[0], other))
                 raise ConstraintError(
                     f"the constraint {alike.text!r} cannot hold: no layout is one that both {names[members[0]]} and "
-                    f"{names[other]} can have on the mesh {mesh}"
+                    f"{names[other]} can have on the mesh {mesh}: {', and '.join(said)}"
                 )
             costs = np.array([[0 if row == column else INFEASIBLE for column in columns] for row in rows], np.int64)
             yield Edge.dense(members[0], other, np.tile(costs, [1 + (i in twice) for i in (members[0], other)]))

@@ -15,7 +15,7 @@ from cost_models import Profile, load_profile
 from solver import Assignment, Solution, Status
 
 from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, micro_batched, recomputed
-from ..constraints import CUT_THE_BATCH, AxisScheme, Constraint, Constraints
+from ..constraints import CUT_THE_BATCH, AxisScheme, Constraint, Constraints, Pin, StrategyPin
 from ..errors import BudgetError, ConstraintError, InfeasibleError, StrategyWarning
 from ..lowering import Results
 from ..mesh import HybridMesh, Mesh
@@ -33,6 +33,7 @@ from .interpretation import interpret
 from .ladder import Hints, Search, on_any_schedule
 from .limit import MemoryLimit
 from .mixing import mixers, said_of_mixers
+from .possible import said_of_possible
 from .solving import solve
 
 BLAME_S = 20.0
@@ -363,6 +364,8 @@ class Planner:
             if len(blamed) == 1:
                 if isinstance(blamed[0], AxisScheme) and (why := self._blocking(blamed[0], solves=True)):
                     return f"no plan{under}: {why}"
+                if isinstance(blamed[0], Pin | StrategyPin) and (why := self._possible(blamed[0])):
+                    return f"no plan{under}: {blamed[0].text!r} leaves none, whatever the others say; in a plan {why}"
                 return f"{said} The constraint {blamed[0].text!r} leaves none, whatever the others say."
             if blamed:
                 named = " and ".join(repr(constraint.text) for constraint in blamed)
@@ -374,6 +377,10 @@ class Planner:
     def _blocking(self, scheme: AxisScheme, solves: bool) -> str:
         """The operator that stands in the way of a scheme; empty where none is found."""
         return why_not(self.graph, scheme, self.mesh, self.profile, self.rulebook, solves)
+
+    def _possible(self, pin: Pin | StrategyPin) -> str:
+        """What a pin can have that leaves no plan; empty where that is not found."""
+        return said_of_possible(self.program(()), self.program([pin]), self.mesh, isinstance(pin, StrategyPin))
 
     def contradiction(self, constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
         """Of constraints under which there is no plan a minimal part under which there is none.

@@ -210,6 +210,24 @@ def test_tensors_that_have_no_layout_in_common_cannot_be_alike() -> None:
         formulated(
             graph_of("mlp"), "dp=2", "slow", ("up.weight=dp:S(0)", "down.weight=dp:S(1)", "alike up.weight down.weight")
         )
+    with pytest.raises(ConstraintError) as error:
+        formulated(graph_of("mlp"), "dp=2", "slow", ("only up.weight dp:S(1)", "alike up.weight up.bias"))
+    assert str(error.value).endswith(
+        "up.weight can have dp:S(1) under the constraint 'only up.weight dp:S(1)', and up.bias can have dp:R; dp:S(0)"
+    )
+
+
+@pytest.mark.parametrize("pin", ["down/bwd.mm=dp:P(sum), * -> *", "down/addmm=*, dp:P(sum) -> *"])
+def test_a_pin_to_what_nothing_leads_to_is_refused_with_what_the_operator_can_have(pin: str) -> None:
+    def made(text: str) -> object:
+        return plan(*mlp(), mesh="dp=2", hardware=profile_of("slow"), constraints=text, cache=False)
+
+    with pytest.raises(InfeasibleError) as error:
+        made(pin)
+    said = str(error.value)
+    assert f"{pin!r} leaves none, whatever the others say; in a plan {pin.partition('=')[0]} can have dp:" in said
+    for strategy in said.partition(" can have ")[2].split("; "):
+        made(f"{pin.partition('=')[0]}={strategy}")
 
 
 def test_the_strategy_of_an_operator_can_be_pinned_in_part() -> None:
