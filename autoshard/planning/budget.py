@@ -105,8 +105,8 @@ class SolverOptions:
     are no higher, ``leanest`` the plan found so far that holds least. Where the cheapest plan holds FAR times the
     budget, ``ask`` says what people do that fits. ``explains`` says whether an error of the budget looks for what would
     free the most, which takes as long as a plan. A search that ``is_thorough`` does not give up where what the timeline
-    has more leaves the program no answer. ``report`` is told of better costs and bounds, from any thread. ``results``
-    are what operators make, as far as it is known.
+    has more leaves the program no answer. ``report`` is told of better costs, from any thread, and of bounds where it
+    ``says_bounds``. ``results`` are what operators make, as far as it is known.
 
     Raises:
         ValueError: the time limit is no time.
@@ -123,6 +123,7 @@ class SolverOptions:
     explains: bool = True
     is_thorough: bool = True
     report: Callable[[str], None] = lambda said: None
+    says_bounds: bool = True
     results: Results = field(default_factory=Results)
 
     def __post_init__(self) -> None:
@@ -149,10 +150,14 @@ class NothingFitsError(BudgetError):
         self.free, self.nearest = free, nearest
 
 
-def said_by(report: Callable[[str], None]) -> Callable[[Incumbent], None]:
-    """What tells ``report`` of the solver's costs and bounds: ``solving: 2.34 ms, at least 2.31 ms, gap 1.3%``."""
+def said_by(report: Callable[[str], None], says_bounds: bool = True) -> Callable[[Incumbent], None]:
+    """What tells ``report`` of the solver's costs and bounds: ``solving: 2.34 ms, at least 2.31 ms, gap 1.3%``. Costs
+    alone where the bound is none for the plan that was asked for.
+    """
 
     def say(found: Incumbent) -> None:
+        if not says_bounds:
+            found = replace(found, bound=None)
         known = [] if found.cost is None else [format_seconds(found.cost / 1e9)]
         known += [] if found.bound is None or found.bound <= 0 else [f"at least {format_seconds(found.bound / 1e9)}"]
         if found.cost is not None and found.bound is not None:
@@ -304,12 +309,13 @@ class _Search:
             self.last = known
         return None if self.last.choices is None else self._found(formulation, self.last)
 
-    def _solve(self, problem: Problem, part: float, **options: Any) -> None:
+    def _solve(self, problem: Problem, part: float, is_asked: bool = True, **options: Any) -> None:
+        """Solves a problem; one that ``is_asked`` leaves every plan that was asked for, so that its bound is said."""
         self.last = solve(
             problem,
             backend=self._options.backend,
             time_limit_s=self._left_s(part),
-            progress=said_by(self._options.report),
+            progress=said_by(self._options.report, is_asked and self._options.says_bounds),
             **options,
         )
 
@@ -407,12 +413,14 @@ class _Search:
         return program, self._under(program, budget)
 
     def _under(self, program: Formulation, limit: int, charges: Mapping[int, int] = {}) -> Found | None:
-        self._solve_under(with_charges(program, charges), limit, NODES)
+        self._solve_under(
+            with_charges(program, charges), limit, NODES, not charges and limit == self._limit.allowed_bytes
+        )
         return None if self.last.choices is None else self._found(program, self.last)
 
-    def _solve_under(self, problem: Problem, limit: int, nodes: int) -> None:
+    def _solve_under(self, problem: Problem, limit: int, nodes: int, is_asked: bool = True) -> None:
         options: dict[str, Any] = {"relative_gap": gap_of(problem), "node_limit": nodes, "explains": False}
-        self._solve(replace(problem, usage_limit=limit), SEARCHED, start=self.start, **options)
+        self._solve(replace(problem, usage_limit=limit), SEARCHED, is_asked, start=self.start, **options)
 
     def _look_for_leanest(self, program: Formulation, free: Found) -> None:
         """Notes answers of ever lower peaks."""

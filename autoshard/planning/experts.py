@@ -105,7 +105,7 @@ def experts(
         known_ns: the cost of the best plan that is known, those given out so far included.
     """
     budget = planners[0].limit.allowed_bytes
-    told = [planner.having(chooses_again=False) for planner in planners]
+    told = [planner.having(chooses_again=False, says_bounds=False) for planner in planners]
     for baseline in reversed(baselines(told[0].mesh)):  # those that hold least first
         if _cuts_several_rows(baseline, told[0]):
             continue  # many choices, and of a batch that can be cut nobody cuts the sequence

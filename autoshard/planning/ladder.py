@@ -5,7 +5,8 @@ schedule, or nothing good, it goes on with schedules that hold less: buckets tha
 at last each tensor alone. An answer that does not fit on one schedule is where the next search starts. Before the last
 search baselines are looked at (:mod:`autoshard.planning.experts`), and before the first one where it has far to go.
 
-The bound is that of the first schedule, whose prices are the lowest: what travels in smaller buckets takes no less.
+The bound is that of the first schedule, whose prices are the lowest: what travels in smaller buckets takes no less. Of
+the others none is said while they are solved.
 """
 
 from __future__ import annotations
@@ -193,8 +194,8 @@ def _leaner(planner: _P, travelling_bytes: int) -> Iterator[_P]:
         smaller = [size for size in LEAN_BUCKETS_BYTES if size < planner.bucket_bytes]
         for lean in smaller:
             if lean == smaller[-1] or travelling_bytes > smaller[-1]:
-                yield planner.having(bucket_bytes=lean, gathers_ahead=False)
-        yield planner.having(bucket_bytes=0, gathers_ahead=True)
+                yield planner.having(bucket_bytes=lean, gathers_ahead=False, says_bounds=False)
+        yield planner.having(bucket_bytes=0, gathers_ahead=True, says_bounds=False)
 
 
 def _is_near(planner: Planning, found: Found) -> bool:

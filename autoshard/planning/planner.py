@@ -66,10 +66,10 @@ class Planner:
 
     ``model`` is the name that plans give it, ``call`` how it is called (:mod:`autoshard.capture.calls`); where it
     ``chooses_again``, a budget that binds lets the program decide what is computed again. ``report`` is told of better
-    costs and bounds while it solves, from any thread. The ``rulebook`` fills with the rules that its programs want,
-    ``results`` with what operators make where plans are lowered, ``mixing`` with the operators that mix what a scheme
-    cuts over so many ranks. ``asked`` are cuts in parts that are to be choices, beside those that the graph asks for.
-    The other options are those of :func:`autoshard.plan`.
+    costs while it solves, from any thread, and of bounds where it ``says_bounds``. ``rulebook`` fills with the rules
+    that its programs want, ``results`` with what operators make where plans are lowered, ``mixing`` with the operators
+    that mix what a scheme cuts over so many ranks. ``asked`` are cuts in parts that are to be choices, beside those
+    that the graph asks for. The other options are those of :func:`autoshard.plan`.
     """
 
     graph: CapturedGraph
@@ -86,6 +86,7 @@ class Planner:
     bucket_bytes: int = BUCKET_BYTES
     gathers_ahead: bool = True
     report: Callable[[str], None] = lambda said: None
+    says_bounds: bool = True
     rulebook: Rulebook = field(default_factory=Rulebook.of_process)
     results: Results = field(default_factory=Results)
     asked: Asked = ()
@@ -176,6 +177,7 @@ class Planner:
             explains=hints.is_last,
             is_thorough=hints.is_last,
             report=self.report,
+            says_bounds=self.says_bounds,
             results=self.results,
         )
         try:
@@ -219,8 +221,9 @@ class Planner:
                 hints.leanest,
                 explains=False,
                 is_thorough=hints.is_last,
-                report=self.report,
-                results=self.results,
+                report=planner.report,
+                says_bounds=planner.says_bounds,
+                results=planner.results,
             )
             wider = planner._wider(program.constraints)
             return plan_within_budget(program, planner.limit, options, planner.write, wider=wider)
@@ -336,7 +339,7 @@ class Planner:
             start=start,
             explains=explains,
             cutoff=None if math.isinf(cutoff_ns) else math.ceil(cutoff_ns),
-            progress=said_by(self.report),
+            progress=said_by(self.report, self.says_bounds),
         )
 
     def write(self, formulation: Formulation, solution: Solution) -> ShardingPlan:

@@ -21,7 +21,7 @@ from autoshard.planning import Formulation, MemoryLimit, NothingFitsError, Plann
 from autoshard.planning.budget import GAP, SolverOptions, plan_within_budget
 from autoshard.planning.ladder import Hints, on_any_schedule
 from autoshard.plans import ShardingPlan, dump_plan
-from autoshard.plans.units import format_bytes, parse_bytes
+from autoshard.plans.units import format_bytes, format_seconds, parse_bytes
 from cost_models import load_profile, optimizer_policy
 
 from ..distributed import cases
@@ -239,6 +239,23 @@ def test_where_a_schedule_holds_too_much_one_that_holds_less_is_taken() -> None:
         assert (found.bucket_bytes, found.gathers_ahead) == (leaner.bucket_bytes, leaner.gathers_ahead)
         assert found.solver.bound_ns <= free.solver.cost_ns <= before.solver.cost_ns <= found.solver.cost_ns
         before = found
+
+
+@pytest.mark.filterwarnings("ignore:the plan is not proven optimal")
+def test_every_bound_that_is_said_is_one_for_the_plan_that_was_asked_for() -> None:
+    """Each tensor alone takes longer here, which is a bound of that schedule only."""
+    torch.manual_seed(0)
+    model, args = Deep(layers=8, width=512), (torch.randn(8, 512),)
+    options: dict[str, Any] = {"mesh": "dp=4", "hardware": "cpu-gloo", "constraints": "family dp=fsdp"}
+    options |= {"optimizer": "sgd", "checkpointing": "none", "cache": False}
+    free = autoshard.plan(model, args, **options)
+    alone = replace(free, bucket_bytes=0)
+    budget = timeline_of(capture(model, args), alone, optimizer_policy("sgd")).peak.size_bytes
+    said: list[str] = []
+    found = autoshard.plan(model, args, **options, memory=budget, progress=said.append)
+    assert found.bucket_bytes == 0 and found.solver.cost_ns > 1.2 * found.solver.bound_ns
+    bounds = {each.split(",")[0] for text in said for each in text.split("at least ")[1:]}
+    assert bounds == {format_seconds(found.solver.bound_ns / 1e9)}
 
 
 def test_where_only_an_expert_has_a_plan_that_fits_it_is_that_one_however_short_the_search() -> None:
