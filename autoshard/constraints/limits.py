@@ -79,7 +79,7 @@ class Taking:
 
 @dataclass(frozen=True)
 class TakingCut:
-    """An operator that takes no tensor at these positions that is whole on an axis."""
+    """An operator that takes the tensors at these positions cut on an axis, if it can take them so at all."""
 
     axis: int
     positions: tuple[int, ...]
@@ -92,7 +92,7 @@ class TakingCut:
 
     def allows(self, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> bool:
         """Whether a strategy is of this kind."""
-        return all(inputs[k][self.axis].kind != "R" for k in self.positions)
+        return all(inputs[k][self.axis].kind == "S" for k in self.positions)
 
 
 @dataclass(frozen=True)

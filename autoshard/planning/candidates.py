@@ -87,7 +87,8 @@ def _kept(limit: Limit, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...
     layouts = limit.keep(_layouts(strategies))
     if isinstance(limit, Taking | TakingCut):
         kept = (s for s in strategies if s.outputs[0] is None or s.outputs[0] in layouts)
-        return tuple(s for s in kept if limit.allows(s.inputs, s.outputs))
+        allowed = tuple(s for s in kept if limit.allows(s.inputs, s.outputs))
+        return strategies if isinstance(limit, TakingCut) and not allowed else allowed
     return tuple(s for s in strategies if s.outputs[0] in layouts)
 
 

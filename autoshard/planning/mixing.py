@@ -3,7 +3,7 @@
 What reaches each operator under the scheme is followed on its axis alone, which takes no solver: rules are products
 over the axes. (A sequence is cut of what rows a rank has; so there, on the axes that cut the batch, too.) What an
 operator takes is looked up for each of its inputs apart, so one may be missed, but none is named that could run as its
-inputs lie.
+inputs lie, other than one that would have rows cut elsewhere than the batch is (:func:`without_strategies`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def mixers(
     if offered is None or (offered.limits.roles.sequence if scheme.scheme == "cp" else graph.batch) % ranks:
         return ()
     axis = offered.mesh.index(mesh.axes[scheme.axis])
-    return tuple(_patterns(graph.nodes[i] for i in without_strategies(graph, offered, axis)))
+    in_place = scheme.scheme in CUT_THE_BATCH
+    return tuple(_patterns(graph.nodes[i] for i in without_strategies(graph, offered, axis, in_place)))
 
 
 def said_of_mixers(graph: CapturedGraph, given: AxisScheme, gathering: AxisScheme) -> str:
@@ -108,11 +109,18 @@ def where_of(node: Node) -> str:
     return f"{node.name} ({node.source})" if node.source else node.name
 
 
-def without_strategies(graph: CapturedGraph, offered: Offered, axis: int = 0) -> Iterator[int]:
+def without_strategies(
+    graph: CapturedGraph, offered: Offered, axis: int = 0, rows_in_place: bool = False
+) -> Iterator[int]:
     """Operators that can run on nothing that earlier operators make and the schemes let be sent, in order. What follows
     them is looked at as if all that they read and make could be sent over an axis.
+
+    Args:
+        rows_in_place: also those of the forward behind them that would run on rows alone which are not where the batch
+            is: a matrix of all rows against all, of which something is taken for each column.
     """
     possible: dict[Ref, frozenset[Layout]] = {}
+    behind = set[int]()
     limits, in_parts = offered.limits, _wanted_in_parts(graph, offered)
     known: dict[object, list[Strategy]] = {}
 
@@ -133,9 +141,28 @@ def without_strategies(graph: CapturedGraph, offered: Offered, axis: int = 0) ->
     def without(ref: Ref) -> Banned:
         return frozenset(move for move in limits.banned(ref) if move[1] != axis)
 
+    def misplaced(index: int, fitting: list[Strategy]) -> bool:
+        """Whether an operator makes rows that are cut elsewhere, where what stands behind a mixer has them in place."""
+        node = graph.nodes[index]
+        meta = node.outputs[0] if node.outputs and node.phase == "forward" else None
+        dim = None if meta is None else graph.batch_dim_of(meta.shape)
+        if dim is None:
+            return False
+        rows = Placement("S", dim)
+        if any(made[axis].kind != "S" or made[axis] == rows for each in fitting if (made := each.outputs[0])):
+            return False
+        return any(
+            ref.node in behind and layout[axis] == rows and layout in possible[ref]
+            for strategy in offered.strategies[index]
+            if (made := strategy.outputs[0]) and made[axis] == rows
+            for ref, layout in zip(node.inputs, strategy.inputs)
+        )
+
     for i, node in enumerate(graph.nodes):
         fitting = fitting_on(i, tuple([possible[ref] for ref in node.inputs]))
-        mixes = not fitting
+        mixes = not fitting or (rows_in_place and misplaced(i, fitting))
+        if mixes or any(ref.node in behind for ref in node.inputs):
+            behind.add(i)
         if mixes:
             yield i
             fitting = fitting_on(i, tuple([opened(ref) for ref in node.inputs]))

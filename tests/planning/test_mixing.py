@@ -47,6 +47,35 @@ class Contrastive(nn.Module):
         return F.cross_entropy(alike, right) + F.cross_entropy(alike.t(), right)
 
 
+class Corrected(nn.Module):
+    """Two towers whose softmax over the rows is corrected for how often each is drawn: what is subtracted of a column
+    is of the row that the column is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Tower(), Tower()
+
+    def forward(self, x: Tensor) -> Tensor:
+        often = x[:, 0].sigmoid()
+        alike = self.first(x) @ self.second(x.tanh()).t() * often[None] - often.log()[None]
+        return F.cross_entropy(alike, torch.arange(len(x)))
+
+
+class Process(nn.Module):
+    """The likelihood of a Gaussian process: a matrix of all rows, which is decomposed whole and read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = Tower()
+
+    def forward(self, x: Tensor) -> Tensor:
+        z, seen = self.tower(x), x[:, :1]
+        alike = torch.exp(-(z[:, None] - z[None]).square().sum(-1)) + torch.eye(len(x), dtype=x.dtype)
+        root = torch.linalg.cholesky_ex(alike).L
+        return (seen * torch.cholesky_solve(seen, root)).sum() + torch.diagonal(root).log().sum()
+
+
 class Views(nn.Module):
     """SimCLR's loss: two views of each row against all others, put behind each other."""
 
@@ -159,7 +188,8 @@ class Taken(nn.Module):
         return (self.features(x).take((x > 0).long()) * x).square().mean()
 
 
-MODELS = {each.__name__: each for each in (Contrastive, Views, Neighbours, Hardest, Triplets, Mixed, Packed, Taken)}
+_ALL = (Contrastive, Corrected, Process, Views, Neighbours, Hardest, Triplets, Mixed, Packed, Taken)
+MODELS = {each.__name__: each for each in _ALL}
 
 
 def _example(name: str) -> tuple[nn.Module, tuple[Tensor]]:
@@ -208,6 +238,7 @@ def test_what_mixes_a_sequence_is_gathered_for(mesh: str, baseline: str) -> None
     ("name", "found"),
     [
         ("Contrastive", ("/mm",)),
+        ("Corrected", ("/mm", "/mul", "/sub", "/bwd.mm")),
         (
             "Neighbours",
             ("/index", "/index.*", "/index_add", "/index_add.*", "/bwd.index_select", "/bwd.index_select.*"),
