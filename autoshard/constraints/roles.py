@@ -347,16 +347,21 @@ class Roles:
         return frozenset(self._graph.nodes[i].inputs[0].node for i in self._takes_heads)
 
     def made_for(self, index: int) -> frozenset[int]:
-        """Parameters of the product whose columns an operator takes apart, its bias included; or the one parameter that
-        it takes apart itself.
+        """Parameters of the product whose columns an operator takes apart, its bias included, and of convolutions of
+        single columns between them; or the one parameter that it takes apart itself.
         """
         found: set[int] = set()
         while True:
             node = self._graph.nodes[index]
             found |= {self.origins[ref.node] for ref in node.inputs if ref.node in self.origins}
-            if is_contraction(node) or not node.inputs or node.inputs[0].node in self.origins:
+            is_made = is_contraction(node) and not self._is_of_single_channels(node)
+            if is_made or not node.inputs or node.inputs[0].node in self.origins:
                 return frozenset(found)
             index = node.inputs[0].node
+
+    def _is_of_single_channels(self, node: Node) -> bool:
+        image, filters = (self._graph.meta(ref).shape for ref in node.inputs[:2])
+        return known(node.op).kernel == "convolution" and filters[1] == 1 < image[1]
 
     def _multiplied(self) -> Iterator[tuple[int, Node, int]]:
         """Each parameter that a matrix product reads, with the product and the parameter's number of dims."""

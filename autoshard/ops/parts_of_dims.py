@@ -25,6 +25,7 @@ from .rule import Rule
 aten = torch.ops.aten
 
 _MOVES_DIMS = frozenset({"permute", "transpose", "t", "unsqueeze", "squeeze", "clone", "contiguous", "alias", "detach"})
+_CHANGES_ENDS = frozenset({"slice", "constant_pad_nd"})
 _JOINS = frozenset({"cat", "repeat", "stack", "expand"})
 _RANGE_DEFAULTS = (0, None, None, 1)
 
@@ -167,6 +168,8 @@ def _back_to_where_it_begins(
         moved = _moved_from(node, graph.meta(node.inputs[0]).shape) if _name(node) in _MOVES_DIMS else None
         if moved is not None:
             ref, dim = node.inputs[0], moved[dim]
+        elif _name(node) in _CHANGES_ENDS and graph.meta(node.inputs[0]).shape[dim] == meta.shape[dim]:
+            ref = node.inputs[0]
         elif len(alike) == 1 and torch.Tag.pointwise in node.op.tags:  # type: ignore[union-attr]
             (ref,) = alike
         else:
