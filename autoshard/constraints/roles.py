@@ -213,7 +213,7 @@ class Roles:
 
     @cached_property
     def matrices(self) -> frozenset[int]:
-        """Parameters of two or more dims that a matrix product of a layer reads.
+        """Parameters of two or more dims that a matrix product of a layer reads for what is made of the batch.
 
         Without routers of experts, and others that are as small beside the largest: below a twentieth of it.
         """

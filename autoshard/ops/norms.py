@@ -7,41 +7,48 @@ from functools import partial
 from typing import Any
 
 from ..capture import Node
-from ..layout import P_SUM, R, S, local_shape
+from ..layout import P_SUM, Placement, R, S, local_shape
 from .local import on_contiguous, on_rows
 from .operator import LocalCall, Metas, Operator, enter
 from .rule import Rule
 
-# Group norms carry the length of the batch dim at these positions; the number of channels and the size of an image
-# follow, and then, in the forward, weights.
+# Group norms carry the length of the batch dim at these positions; the number of channels, the size of an image and the
+# number of groups follow, and then, in the forward, weights.
 _FORWARD, _BACKWARD = 3, 5
 
 
-def _group_norm_rules(node: Node, inputs: Metas) -> list[Rule]:
-    """Images cut over the batch, weights whole; torch 2.11 and 2.12 have no rule."""
-    cut = (S(0), *(R,) * (len(inputs) - 1))
-    return [Rule(cut, (S(0), S(0), S(0)))]
+def _group_norm_rules(position: int, node: Node, inputs: Metas) -> list[Rule]:
+    """Images cut over the batch, weights whole, whose gradients are then partial sums; all cut along the groups."""
+
+    def rule(weights: Placement, cut: Placement, given: Placement) -> Rule:
+        taken = tuple(weights if len(meta.shape) == 1 else cut for meta in inputs)
+        results = (cut if meta and len(meta.shape) > 1 else given for meta in node.outputs)
+        return Rule(taken, tuple(p if meta else None for meta, p in zip(node.outputs, results)))
+
+    batch = rule(R, S(0), P_SUM)
+    return [batch, rule(S(0), S(1), S(0))] if node.args[position + 3] > 1 else [batch]
 
 
-def _group_norm_backward_rules(node: Node, inputs: Metas) -> list[Rule]:
-    """One rule: images cut over the batch, weights whole; the gradients of the weights are then partial sums."""
-    batch = tuple(R if len(meta.shape) == 1 else S(0) for meta in inputs)
-    results = (p if meta else None for meta, p in zip(node.outputs, (S(0), P_SUM, P_SUM)))
-    return [Rule(batch, tuple(results))]
+def _whole_groups(position: int, node: Node, inputs: Metas, *given: Any) -> bool:
+    """Whether every rank has whole groups, where channels are cut."""
+    layouts, _, mesh = given
+    return bool(node.args[position + 3] % math.prod(mesh.shape[axis] for axis in layouts[0].axes_of(1)) == 0)
 
 
 def _group_norm(call: LocalCall) -> Any:
-    return call.run(call.node.op, *_of_local_batch(_FORWARD, call), **call.kwargs)
+    return call.run(call.node.op, *_of_local_images(_FORWARD, call), **call.kwargs)
 
 
 def _group_norm_backward(call: LocalCall) -> Any:
-    grad, x, *others = _of_local_batch(_BACKWARD, call)
+    grad, x, *others = _of_local_images(_BACKWARD, call)
     return call.run(call.node.op, *call.lying_alike(grad, x), *others, **call.kwargs)
 
 
-def _of_local_batch(position: int, call: LocalCall) -> tuple[Any, ...]:
-    batch = local_shape(call.metas[0].shape, call.inputs[0], call.mesh, call.coordinate)[0]
-    return (*call.args[:position], batch, *call.args[position + 1 :])
+def _of_local_images(position: int, call: LocalCall) -> tuple[Any, ...]:
+    whole = call.metas[0].shape
+    rows, channels, *_ = local_shape(whole, call.inputs[0], call.mesh, call.coordinate)
+    before, (size, groups, *rest) = call.args[:position], call.args[position + 2 :]
+    return (*before, rows, channels, size, groups * channels // whole[1], *rest)
 
 
 def _small_group_norm(
@@ -74,7 +81,8 @@ enter("_weight_norm_interface_backward", Operator(rules=_weight_norm_backward_ru
 enter(
     "native_group_norm",
     Operator(
-        more_rules=_group_norm_rules,
+        more_rules=partial(_group_norm_rules, _FORWARD),
+        suits=partial(_whole_groups, _FORWARD),
         local=_group_norm,
         small=partial(_small_group_norm, _FORWARD),
         keeps=_keeps_channels,
@@ -84,7 +92,8 @@ enter(
 enter(
     "native_group_norm_backward",
     Operator(
-        more_rules=_group_norm_backward_rules,
+        more_rules=partial(_group_norm_rules, _BACKWARD),
+        suits=partial(_whole_groups, _BACKWARD),
         local=_group_norm_backward,
         small=partial(_small_group_norm, _BACKWARD),
         keeps=_keeps_channels,

@@ -1,0 +1,84 @@
+"""Layers that people cut by columns: each under the baseline ``tp`` against one process, on simulated ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autoshard
+
+from .as_before import check_as_before
+
+WIDTH, HEADS = 16, 4
+
+
+class GroupOfEachHead(nn.Module):
+    """A norm of each head, as RWKV's and xLSTM's, of words in a row and of sequences; one without weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm, self.plain = nn.GroupNorm(HEADS, WIDTH), nn.GroupNorm(2 * HEADS, WIDTH, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x)
+        h = self.norm(h.reshape(-1, WIDTH)).view(x.shape) + self.plain(h.transpose(1, 2)).transpose(1, 2)
+        return self.leave(F.silu(h))
+
+
+class ConvolvedTogether(nn.Module):
+    """Queries, keys and values of one projection are convolved along the sequence, channel by channel, shifted, and
+    taken apart; there are as many of each, or of few and more.
+    """
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.sizes, whole = sizes, sum(sizes)
+        self.enter, self.leave = nn.Linear(WIDTH, whole), nn.Linear(WIDTH, WIDTH)
+        self.near = nn.Conv1d(whole, whole, 4, groups=whole, padding=3)
+        self.nearer = nn.Conv1d(whole, whole, 3, groups=whole, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x).transpose(1, 2)
+        h = self.nearer(F.pad(F.silu(self.near(h)[..., : x.shape[1]]), (2, 0)))
+        q, k, v = F.pad(h, (1, 0))[..., :-1].transpose(1, 2).split(self.sizes, -1)
+        gate = k * v if k.shape == q.shape else torch.cat([k, v], -1)
+        return self.leave(q.unflatten(-1, (HEADS, -1)).softmax(-1).flatten(-2) * gate)
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "a group of each head": GroupOfEachHead,
+    "convolved together": partial(ConvolvedTogether, WIDTH, WIDTH, WIDTH),
+    "unequal, convolved together": partial(ConvolvedTogether, WIDTH, WIDTH // 2, WIDTH // 2),
+}
+
+
+class Stack(nn.Module):
+    """Three layers around a residual stream."""
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(make() for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms):
+            x = x + layer(norm(x))
+        return x.square().mean()
+
+
+@pytest.mark.parametrize(("mesh", "baseline"), [("a=4", "tp"), ("a=2,b=2", "fsdp+tp")])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_is_cut_by_columns_and_is_as_before(name: str, mesh: str, baseline: str) -> None:
+    torch.manual_seed(0)
+    model, args = Stack(LAYERS[name]).double(), (torch.randn(4, 5, WIDTH, dtype=torch.float64),)
+    plan = autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=[f"baseline {baseline}"])
+    if "unequal" not in name:
+        entered = [entry.layout[-1] for entry in plan.parameters if entry.name.endswith("enter.weight")]
+        assert len(entered) == len(model.layers) and all(str(placement).startswith("S(0") for placement in entered)
+    check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
