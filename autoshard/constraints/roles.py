@@ -15,7 +15,13 @@ from ..capture import CapturedGraph, Node, Ref, TensorMeta
 from ..layout import Placement
 from ..ops import are_rows_of, has, is_causal_attention, is_contraction, is_free, known, parts_asked_for
 from .layers import layers
+from .low_rank import narrowing
 from .values import TensorClass
+
+_NARROW = 4
+"""How many times as many rows as columns a matrix has, and the matrix behind it columns, that are the two of one of low
+rank.
+"""
 
 
 class Roles:
@@ -213,16 +219,23 @@ class Roles:
 
     @cached_property
     def matrices(self) -> frozenset[int]:
-        """Parameters of two or more dims that a matrix product of a layer reads for what is made of the batch.
+        """Parameters of two or more dims that a matrix product of a layer reads beside what is made of an input.
 
         Without routers of experts, and others that are as small beside the largest: below a twentieth of it.
         """
+        made_of_inputs = self._made_of(i for i, _ in self._graph.of_kind("input"))
         sizes = {
             i: math.prod(self._graph.meta(Ref(i)).shape[-2:])
-            for i, _, dims in self._multiplied()
-            if dims >= 2 and i in self.layered and i not in self.routers
+            for i, product, dims in self._multiplied()
+            if dims >= 2 and i in self.layered and i not in self.routers and product in made_of_inputs
         }
         return frozenset(i for i, size in sizes.items() if 20 * size >= max(sizes.values()))
+
+    @cached_property
+    def narrow(self) -> frozenset[int]:
+        """Matrices that are the first half of one of low rank, wherever they are read."""
+        products = set(narrowing(self._graph, self.origins, self.layered))
+        return self.matrices - {i for i, product, _ in self._multiplied() if product not in products}
 
     @cached_property
     def routers(self) -> frozenset[int]:
@@ -245,12 +258,16 @@ class Roles:
     @cached_property
     def experts(self) -> frozenset[int]:
         """Parameters of three dims that a batched matrix product reads: one matrix per expert."""
-        return frozenset(i for i, node, dims in self._multiplied() if dims == 3 and has(node, "batched"))
+        return frozenset(
+            i for i, product, dims in self._multiplied() if dims == 3 and has(self._graph.nodes[product], "batched")
+        )
 
     @cached_property
     def dropless(self) -> frozenset[int]:
         """Matrices of experts that take as many tokens as come: how many is seen when the step runs."""
-        return frozenset(i for i, node, dims in self._multiplied() if dims == 3 and has(node, "grouped"))
+        return frozenset(
+            i for i, product, dims in self._multiplied() if dims == 3 and has(self._graph.nodes[product], "grouped")
+        )
 
     @cached_property
     def attentions(self) -> frozenset[int]:
@@ -363,14 +380,14 @@ class Roles:
         image, filters = (self._graph.meta(ref).shape for ref in node.inputs[:2])
         return known(node.op).kernel == "convolution" and filters[1] == 1 < image[1]
 
-    def _multiplied(self) -> Iterator[tuple[int, Node, int]]:
+    def _multiplied(self) -> Iterator[tuple[int, int, int]]:
         """Each parameter that a matrix product reads, with the product and the parameter's number of dims."""
-        for node in self._graph.nodes:
+        for i, node in enumerate(self._graph.nodes):
             if is_contraction(node):
                 for ref in node.inputs:
                     if ref.node in self.origins:
                         origin = self.origins[ref.node]
-                        yield origin, node, len(self._graph.meta(Ref(origin)).shape)
+                        yield origin, i, len(self._graph.meta(Ref(origin)).shape)
 
 
 def _dim_taken_apart(node: Node) -> int:

@@ -16,7 +16,7 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
     S. Rajbhandari et al., "ZeRO", SC20, arXiv:1910.02054, section 5.3; Y. Zhao et al., "PyTorch FSDP",
     arXiv:2304.11277.
 ``tp`` (Megatron tensor parallelism)
-    In a layer every matrix is cut, attention runs on its share of the heads, and activations communicate by all-reduce
+    In a layer every matrix is cut (the first half of one of low rank may be whole), attention runs on its share of the heads, and activations communicate by all-reduce
     alone: one after each pair of a matrix cut by columns and one cut by rows, and one in the backward.
     M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3.
 ``sp`` (the same with sequence parallelism)
@@ -326,7 +326,7 @@ class _SchemeLimits:
             self._to.limit(i, CutMost(self._sharding, True, self._text))
 
     def _cut_layers(self) -> None:
-        for i in self._roles.matrices - self._not_shared:
+        for i in self._roles.matrices - self._roles.narrow - self._not_shared:
             self._only(i, _ANY_DIM)
         for i in self._roles.attentions:
             self._only(i, S(1))

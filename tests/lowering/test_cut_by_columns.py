@@ -51,8 +51,37 @@ class ConvolvedTogether(nn.Module):
         return self.leave(q.unflatten(-1, (HEADS, -1)).softmax(-1).flatten(-2) * gate)
 
 
+class OfLowRank(nn.Module):
+    """A projection with what is added of low rank, as LoRA's, and a gate of low rank, as RWKV's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.down, self.up = nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False)
+        self.first, self.second = nn.Parameter(torch.randn(WIDTH, 4)), nn.Parameter(torch.randn(4, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(torch.tanh(x @ self.first) @ self.second)
+        return self.leave((self.enter(x) + self.up(F.rms_norm(self.down(x), (4,)))).relu() * gate)
+
+
+class OfATable(nn.Module):
+    """What each place weighs is computed of a table that is learned: at once, or by a small network, as Hyena's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.table, self.places = nn.Parameter(torch.randn(5, 8)), nn.Parameter(torch.randn(5, 8))
+        self.weigh, self.more = nn.Linear(8, WIDTH), nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.enter(x) * self.weigh(self.table) + self.more(self.places) * self.enter(x.cos()))
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "a group of each head": GroupOfEachHead,
+    "of low rank": OfLowRank,
+    "of a table": OfATable,
     "convolved together": partial(ConvolvedTogether, WIDTH, WIDTH, WIDTH),
     "unequal, convolved together": partial(ConvolvedTogether, WIDTH, WIDTH // 2, WIDTH // 2),
 }
