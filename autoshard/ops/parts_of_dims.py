@@ -64,7 +64,7 @@ def batches_joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement]]:
 def _is_turned(graph: CapturedGraph, ref: Ref) -> bool:
     """Whether few steps are in front of the batch, which was in front of them."""
     few, rows = graph.meta(ref).shape[:2]
-    if rows != graph.batch or rows < 2 or few == rows or not 1 < few <= MOST_PARTS:
+    if rows != graph.batch or rows < 2 or not 1 < few <= MOST_PARTS:
         return False
     dim, node = 1, graph.nodes[ref.node]
     while node.kind == "operator" and dim == 1:

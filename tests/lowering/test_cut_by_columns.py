@@ -78,10 +78,28 @@ class OfATable(nn.Module):
         return self.leave(self.enter(x) * self.weigh(self.table) + self.more(self.places) * self.enter(x.cos()))
 
 
+class HeadsByPieces(nn.Module):
+    """Heads that are made by taking features apart, and joining the pieces along the batch, or along a new dim."""
+
+    def __init__(self, is_stacked: bool) -> None:
+        super().__init__()
+        self.is_stacked = is_stacked
+        self.enter, self.keys, self.leave = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_stacked:
+            q, k = (torch.stack(each(x).chunk(HEADS, dim=-1), dim=1) for each in (self.enter, self.keys))
+            return self.leave(torch.cat(((q @ k.mT).softmax(-1) @ k).unbind(1), -1))
+        q, k = (torch.cat(each(x).split(WIDTH // HEADS, 2), 0) for each in (self.enter, self.keys))
+        return self.leave(torch.cat((q + (q @ k.mT).softmax(-1) @ k).split(len(x), 0), 2))
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "a group of each head": GroupOfEachHead,
     "of low rank": OfLowRank,
     "of a table": OfATable,
+    "heads behind each other": partial(HeadsByPieces, False),
+    "heads that are stacked": partial(HeadsByPieces, True),
     "convolved together": partial(ConvolvedTogether, WIDTH, WIDTH, WIDTH),
     "unequal, convolved together": partial(ConvolvedTogether, WIDTH, WIDTH // 2, WIDTH // 2),
 }

@@ -20,10 +20,11 @@ from torch.fx.node import map_arg
 from ..examples import example
 from .equations import equation_of
 from .matrix_products import are_matrices, product, product_of_equation
+from .moved_pieces import moved
 
 
 class Fold(NamedTuple):
-    """The dim that is folded, and how many rows and heads it has."""
+    """The dim that is folded, and how many rows and heads it has; or heads and rows, where heads are in front."""
 
     dim: int
     rows: int
@@ -102,6 +103,18 @@ def _reshaped(node: fx.Node, folds: Folds, batch: int) -> Call | None:
     if rest or heads < 2 or not rows or not is_fold:
         return None
     return Call(torch.reshape, (x, (*shape[:d], rows, heads, *shape[d + 1 :])), fold=Fold(d, rows, heads))
+
+
+def _moved(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """Heads that are put behind each other along the batch, so that they are in front, and beside each other again."""
+    x, dim, count, along, is_stack = _args(node)
+    if x in folds:
+        is_taken_apart = (dim, count) == folds[x][:2]
+        return Call(moved, (Apart(x, folds[x]), dim, 0, along, is_stack)) if is_taken_apart else None
+    rows = example(node).shape[along] // max(count, 1)
+    if is_stack or count < 2 or along or rows != batch:
+        return None
+    return Call(moved, (x, dim, count, along, True), fold=Fold(along, count, rows))
 
 
 def _repeated(node: fx.Node, folds: Folds, batch: int) -> Call | None:
@@ -207,9 +220,11 @@ def _beside(dim: int, fold: Fold, rank: int) -> int | None:
 
 
 def _transposed(node: fx.Node, folds: Folds, batch: int) -> Call | None:
-    if len(node.args) != 3 or _args(node)[0] not in folds:
+    x, *given = _args(node)
+    swapped = [-2, -1] if node.target is getattr and given == ["mT"] else given
+    if x not in folds or len(swapped) != 2 or type(swapped[0]) is not int:
         return None
-    x, a, b = _args(node)
+    a, b = swapped
     rank, dims = example(x).dim(), list(range(example(x).dim()))
     dims[a % rank], dims[b % rank] = dims[b % rank], dims[a % rank]
     return _in_order(x, dims, folds[x])
@@ -377,6 +392,7 @@ Handler = Callable[[fx.Node, Folds, int], Call | None]
 HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((torch.reshape, torch.flatten, torch.unflatten), _reshaped),
     **dict.fromkeys(("view", "reshape", "reshape_as", "view_as", "flatten", "unflatten"), _reshaped),
+    moved: _moved,
     "repeat": _repeated,
     "expand": _expanded,
     **dict.fromkeys((operator.add, operator.sub, operator.mul, operator.truediv, operator.neg), _elementwise),
@@ -387,7 +403,7 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys(("half", "bfloat16", *_IN_PLACE), _elementwise),
     **dict.fromkeys((F.softmax, torch.softmax, "softmax", F.log_softmax, torch.log_softmax), _along),
     **dict.fromkeys(("log_softmax", torch.gather, "gather"), _along),
-    **dict.fromkeys((torch.transpose, "transpose", torch.swapaxes, "swapaxes"), _transposed),
+    **dict.fromkeys((torch.transpose, "transpose", torch.swapaxes, "swapaxes", getattr), _transposed),
     **dict.fromkeys((torch.permute, "permute"), _permuted),
     **dict.fromkeys((torch.unbind, "unbind"), _unbound),
     operator.getitem: _picked,

@@ -15,6 +15,7 @@ from .bags import can_be_added_up, embedding_bag
 from .batch_inside import keep_batch_inside
 from .folded_heads import keep_heads_apart
 from .matrix_products import is_product, product, take_equation_apart
+from .moved_pieces import move_pieces
 from .multihead import has_a_batch, multihead_attention
 from .put_together import put_together
 from .recurrent import STEP_BY_STEP
@@ -35,14 +36,16 @@ def take_apart(module: fx.GraphModule) -> int:
     """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, but for
     those on packed sequences, bags, attention of several heads, without a kernel or to one head, products of matrices
     with several dims in front, or with a batch that is not in front, spreads and lengths over the batch, batches in a
-    list that are joined again, windows by strides, determinants, picking from each row, writing into each, picking by
-    numbers in a row, and means that are written as pools.
+    list that are joined again, pieces of one dim that are joined along another, windows by strides, determinants,
+    picking from each row, writing into each, picking by numbers in a row, and means that are written as pools.
 
     Returns:
         The dim of the batch in what the model is called with.
     """
     dim = batch_dim(module.graph)
     batch = next(iter(first_shape(module.graph)[dim:]), 0)
+    for node in module.graph.nodes:
+        move_pieces(node)
     keep_heads_apart(module.graph, batch)
     for node in module.graph.nodes:
         if is_product(node):
