@@ -310,10 +310,18 @@ class Roles:
     @cached_property
     def heads(self) -> tuple[tuple[int, int], ...]:
         """Operators of layers that make heads of the last dim of (batch, sequence, C), or take some of the heads of a
-        fused projection, with how many they make.
+        fused projection, with how many they make. One of each is none where a layer has no attention.
         """
         made = {i: heads for i, heads in self._made_heads.items() if i not in self._taken_from}
-        return tuple(sorted((made | {i: self._graph.meta(Ref(i)).shape[2] for i in self._takes_heads}).items()))
+        made |= {i: self._graph.meta(Ref(i)).shape[2] for i in self._takes_heads}
+        return tuple(sorted((i, n) for i, n in made.items() if n > 1 or self.layered.get(i) in self.attending))
+
+    @cached_property
+    def attending(self) -> frozenset[str]:
+        """Layers that have attention, or a softmax."""
+        nodes = ((path, self._graph.nodes[i]) for i, path in self.layered.items())
+        kernels = ((path, known(node.op).kernel) for path, node in nodes if node.kind == "operator")
+        return frozenset(path for path, kernel in kernels if kernel in ("attention", "softmax"))
 
     @cached_property
     def equal_parts(self) -> Mapping[int, tuple[tuple[int, Placement], ...]]:

@@ -16,8 +16,9 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
     S. Rajbhandari et al., "ZeRO", SC20, arXiv:1910.02054, section 5.3; Y. Zhao et al., "PyTorch FSDP",
     arXiv:2304.11277.
 ``tp`` (Megatron tensor parallelism)
-    In a layer every matrix is cut (the first half of one of low rank may be whole), attention runs on its share of the heads, and activations communicate by all-reduce
-    alone: one after each pair of a matrix cut by columns and one cut by rows, and one in the backward.
+    In a layer every matrix is cut (the first half of one of low rank may be whole), attention runs on its share of the
+    heads, and activations communicate by all-reduce alone: one after each pair of a matrix cut by columns and one cut
+    by rows, and one in the backward.
     M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3.
 ``sp`` (the same with sequence parallelism)
     The all-reduce becomes a reduce-scatter and an all-gather: between the pairs activations are cut along a dim behind
@@ -251,10 +252,13 @@ class _SchemeLimits:
 
     def _check_heads(self, axis: str, ranks: int) -> None:
         for node, heads in self._roles.heads:
-            if heads % ranks and self._most_heads[self._roles.layered[node]] % ranks:
+            layer, name = self._roles.layered[node], self._graph.nodes[node].name
+            if heads % ranks and self._most_heads[layer] % ranks:
+                what, shared = "attention by heads", f"{heads} heads of {name}"
+                if layer not in self._roles.attending:
+                    what, shared = "layers by columns", f"{heads} parts that {name} makes of columns, as of heads"
                 raise ConstraintError(
-                    f"{self._text!r} cuts attention by heads, but the {ranks} ranks of {axis} cannot share the {heads} "
-                    f"heads of {self._graph.nodes[node].name}"
+                    f"{self._text!r} cuts {what}, but the {ranks} ranks of {axis} cannot share the {shared}"
                 )
 
     def _shares(self, size: int, axes: tuple[int, ...]) -> bool:

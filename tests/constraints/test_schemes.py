@@ -354,6 +354,25 @@ def test_a_vector_that_tensor_parallelism_cuts_is_whole_over_the_axis_that_shard
     assert layouts["0.down.bias"] == Layout((S(0), R))
 
 
+class Parted(nn.Module):
+    """A layer whose channels are seen as some parts, as by hyper-connections; there is no attention."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.parts, self.up, self.down = parts, nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).unflatten(-1, (self.parts, -1)).flatten(2).relu())
+
+
+def test_parts_of_columns_are_not_called_heads_of_attention() -> None:
+    model, args = nn.Sequential(Parted(3), nn.Flatten(0)), (torch.ones(2, 5, 12),)
+    with pytest.raises(ConstraintError, match=r"cannot share the 3 parts that 0/view makes of columns") as said:
+        planned_by(model, args, "tp=2", ["family tp=tp"])
+    assert "attention" not in str(said.value)
+    assert planned_by(nn.Sequential(Parted(1), nn.Flatten(0)), args, "tp=2", ["family tp=tp"]).parameters
+
+
 class Choosing(nn.Module):
     """A layer that keeps the largest two of eight channels, by a router that is as large as any matrix."""
 
