@@ -118,7 +118,10 @@ TABLE = {
     "autoshard.strategies": Row(VOCABULARY | GRAPH, frozenset({"torch"})),
     "autoshard.constraints": Row(VOCABULARY | {"autoshard.plans.text"}, frozenset({"pydantic"})),
     "autoshard.constraints.layers": Row(GRAPH),
-    "autoshard.constraints.roles": Row(VOCABULARY | GRAPH | {"autoshard.constraints", "autoshard.constraints.layers"}),
+    "autoshard.constraints.low_rank": Row(GRAPH),
+    "autoshard.constraints.roles": Row(
+        VOCABULARY | GRAPH | {"autoshard.constraints", "autoshard.constraints.layers", "autoshard.constraints.low_rank"}
+    ),
     "autoshard.constraints.limits": Row(
         VOCABULARY
         | {"autoshard.capture", "autoshard.constraints", "autoshard.redistribution"}
