@@ -383,7 +383,8 @@ class Planner:
 
     def _possible(self, pin: Pin | StrategyPin) -> str:
         """What a pin can have that leaves no plan; empty where that is not found."""
-        return said_of_possible(self.program(()), self.program([pin]), self.mesh, isinstance(pin, StrategyPin))
+        programs = self.program(()), self.program([pin])
+        return said_of_possible(*programs, self.mesh, isinstance(pin, StrategyPin), self.backend)
 
     def contradiction(self, constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
         """Of constraints under which there is no plan a minimal part under which there is none.

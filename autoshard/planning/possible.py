@@ -20,7 +20,7 @@ LISTED_S = 10.0
 """Seconds for finding that out."""
 
 
-def said_of_possible(free: Formulation, pinned: Formulation, mesh: Mesh, by_inputs: bool) -> str:
+def said_of_possible(free: Formulation, pinned: Formulation, mesh: Mesh, by_inputs: bool, backend: str) -> str:
     """``NAME can have A; B``, of the first name for which none of what a pin leaves is in a plan; empty where none is
     found in time.
 
@@ -30,17 +30,19 @@ def said_of_possible(free: Formulation, pinned: Formulation, mesh: Mesh, by_inpu
     """
     until_s = time.monotonic() + LISTED_S
     for node, (offered, left) in enumerate(zip(free.strategies, pinned.strategies)):
-        if len(left) < len(offered) and next(_in_a_plan(free, node, left, until_s), None) is None:
+        if len(left) < len(offered) and next(_in_a_plan(free, node, left, until_s, backend), None) is None:
             texts = dict.fromkeys(
                 format_strategy(each.inputs, each.outputs, mesh) if by_inputs else format_layout(each.outputs[0], mesh)
-                for each in _in_a_plan(free, node, offered, until_s)
+                for each in _in_a_plan(free, node, offered, until_s, backend)
                 if each.outputs[0] is not None
             )
             return f"{free.names[node]} can have {listed(list(texts))}" if texts else ""
     return ""
 
 
-def _in_a_plan(program: Formulation, node: int, wanted: Iterable[Strategy], until_s: float) -> Iterator[Strategy]:
+def _in_a_plan(
+    program: Formulation, node: int, wanted: Iterable[Strategy], until_s: float, backend: str
+) -> Iterator[Strategy]:
     """Those of the strategies of a node with which there is a plan."""
     number = {strategy: k for k, strategy in enumerate(program.strategies[node])}
     for each in wanted:
@@ -48,5 +50,6 @@ def _in_a_plan(program: Formulation, node: int, wanted: Iterable[Strategy], unti
         if left_s <= 0:
             return
         fixed = replace(program.problem, fixed=dict(program.problem.fixed) | {node: number[each]})
-        if solve(fixed, time_limit_s=left_s, relative_gap=ANY_PLAN, explains=False).status is not Status.INFEASIBLE:
+        found = solve(fixed, backend=backend, time_limit_s=left_s, relative_gap=ANY_PLAN, explains=False)
+        if found.status is not Status.INFEASIBLE:
             yield each
