@@ -71,8 +71,8 @@ def as_format_3(plan: ShardingPlan) -> str:
 def as_format_2(plan: ShardingPlan) -> str:
     """A plan as format 2 wrote it, which did not say what became of identical layers."""
     lines = dump_plan(plan).splitlines(keepends=True)
-    kept = (line for line in lines if not line.startswith("  identical_layers:"))
-    return "".join(kept).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 2", 1)
+    lines.remove(next(line for line in lines if line.startswith("  identical_layers:")))  # a tensor may be called so
+    return "".join(lines).replace(f"autoshard_plan: {FORMAT_VERSION}", "autoshard_plan: 2", 1)
 
 
 def as_format_1(plan: ShardingPlan) -> str:
