@@ -18,11 +18,6 @@ from .layers import layers
 from .low_rank import narrowing
 from .values import TensorClass
 
-_NARROW = 4
-"""How many times as many rows as columns a matrix has, and the matrix behind it columns, that are the two of one of low
-rank.
-"""
-
 
 class Roles:
     """The roles in one graph; nodes are named by their index."""
