@@ -29,6 +29,9 @@ class Inputs:
         args, kwargs: those that the model was captured with.
         strided: whether the forward asks how tensors lie in memory.
         absent: attributes that the forward asks its arguments for, and that none of them had.
+
+    Attributes:
+        absent: as it was given.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class Inputs:
         self._signature = CallSignature(model)
         planned = self._signature.bind(args, kwargs)
         self._planned = replace(planned, leaves=tuple(_without_memory(leaf) for leaf in planned.leaves))
-        self._plan, self._absent = plan, absent
+        self._plan, self.absent = plan, absent
         self._mesh = mesh
         self._device = device_of(mesh)
         self._coordinate = tuple(mesh.get_coordinate() or ())
@@ -72,8 +75,8 @@ class Inputs:
         tensors = call.tensors()
         for name, tensor in tensors.items():
             self._check(self._entries[name], tensor)
-        for name, tensor in tensors.items() if self._absent else ():
-            for attribute in sorted(self._absent & vars(tensor).keys()):
+        for name, tensor in tensors.items() if self.absent else ():
+            for attribute in sorted(self.absent & vars(tensor).keys()):
                 raise InputError(
                     f"{name} has an attribute {attribute!r}, for which the forward asks and which no argument had when "
                     "the model was captured; give what it says as an argument of its own"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +82,7 @@ class _Tensor(NamedTuple):
     placements: tuple[Placement, ...]
     mesh: DeviceMesh | None
     cut: str | None
+    attributes: list[str]
 
 
 _TENSOR = "autoshard: a tensor"
@@ -93,7 +95,7 @@ def let_be_traced(module: nn.Module) -> None:
 
 def way_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Way:
     """The way of a call that is traced."""
-    described = tree_map(_described, (args, kwargs))
+    described = tree_map(partial(_described, _asked(id(module))), (args, kwargs))
     found: Way = getattr(_WAYS, _decided(id(module), module.training, torch.is_grad_enabled(), *described))
     return found
 
@@ -134,8 +136,16 @@ def _placed(value: torch.Tensor, place: _Placed, mesh: DeviceMesh | None) -> tor
     return DTensor.from_local(value, mesh, place.placements, run_check=False, shape=shape, stride=place.stride)
 
 
-def _described(leaf: Any) -> Any:
-    """A leaf of a call; sizes that dynamo has made symbols of are numbers again, as ``range`` takes no symbols."""
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _asked(number: int) -> tuple[str, ...]:
+    """The attributes that plans refuse arguments for; runs as it is, while dynamo traces."""
+    return tuple(sorted(set().union(*(plan.inputs.absent for plan in _MODULES[number]._autoshard.plans))))
+
+
+def _described(asked: tuple[str, ...], leaf: Any) -> Any:
+    """A leaf of a call, a tensor with those of the attributes asked for that it has; sizes that dynamo has made symbols
+    of are numbers again, as ``range`` takes no symbols.
+    """
     if not isinstance(leaf, torch.Tensor):
         return leaf
     placements: tuple[Placement, ...] = ()
@@ -143,7 +153,9 @@ def _described(leaf: Any) -> Any:
     if isinstance(leaf, DTensor):
         placements, mesh, local = leaf.placements, leaf.device_mesh, leaf.to_local()
     shape, whole = ([len(range(size)) for size in sizes] for sizes in (local.shape, leaf.shape))
-    return (_TENSOR, shape, leaf.dtype, leaf.device, leaf.requires_grad, whole, placements, mesh, noted_cut(leaf))
+    noted = [name for name in asked if hasattr(leaf, name)]
+    kind = leaf.dtype, leaf.device, leaf.requires_grad
+    return (_TENSOR, shape, *kind, whole, placements, mesh, noted_cut(leaf), noted)
 
 
 def _is_described(leaf: Any) -> bool:
@@ -157,11 +169,12 @@ def _stand_in(leaf: Any) -> Any:
     like = _Tensor(*leaf)
     local = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     if like.mesh is None:
-        local.requires_grad_(like.requires_grad)
-        return local if like.cut is None else note_cut(local, like.cut)
-    shape = torch.Size(like.whole)
-    stride = strides_of(shape)
-    made = DTensor.from_local(local, like.mesh, like.placements, run_check=False, shape=shape, stride=stride)
+        made = local if like.cut is None else note_cut(local, like.cut)
+    else:
+        shape = torch.Size(like.whole)
+        stride = strides_of(shape)
+        made = DTensor.from_local(local, like.mesh, like.placements, run_check=False, shape=shape, stride=stride)
+    vars(made).update(dict.fromkeys(like.attributes))
     return made.requires_grad_(like.requires_grad)
 
 

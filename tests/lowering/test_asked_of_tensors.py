@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 import autoshard
 from autoshard.capture import capture
@@ -218,6 +218,40 @@ def test_an_argument_with_an_attribute_that_the_forward_asks_for_is_refused() ->
         assert parallel(given()) == Model(body)(given())
         with pytest.raises(InputError, match="x has an attribute 'gain'"):
             parallel(*autoshard.shard_inputs(parallel.plan, mesh, with_gain))
+
+
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="guards of torch 2.11 do not say which attribute was asked for")
+@pytest.mark.parametrize("asks", [lambda x: getattr(x, "gain", 1.0), lambda x: 2.0 if hasattr(x, "gain") else 1.0])
+def test_so_it_is_where_the_call_is_compiled(asks: Callable[[Tensor], float]) -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        return x.sum() * asks(x)
+
+    with_gain, plain = given(), given()
+    with_gain.gain = 2.0  # type: ignore[attr-defined]
+    with one_rank() as mesh:
+        parallel = autoshard.auto_parallelize(Model(body), mesh, (plain,), hardware="cpu-gloo", cache=False)
+        placed = DTensor.from_local(given(), mesh, (Replicate(),))
+        placed.gain = 2.0  # type: ignore[attr-defined]
+
+        def set_within(x: Tensor) -> Any:
+            x = x * 1.0
+            x.gain = 2.0  # type: ignore[attr-defined]
+            return parallel(x)
+
+        calls: list[tuple[Callable[..., Any], Tensor]] = [
+            (parallel, with_gain),
+            (parallel, placed),
+            (set_within, plain),
+        ]
+        for call, x in calls:
+            compiled = torch.compile(call, backend="aot_eager")
+            if call is parallel:
+                assert compiled(plain) == Model(body)(plain)
+            with pytest.raises(InputError, match="x has an attribute 'gain'"):
+                compiled(x)
+            torch._dynamo.reset()  # what was compiled with a break, it runs
+            with pytest.raises(torch._dynamo.exc.Unsupported, match="x has an attribute 'gain'"):
+                torch.compile(call, backend="aot_eager", fullgraph=True)(x)
 
 
 def doubled(model: Any) -> None:
