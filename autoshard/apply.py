@@ -210,7 +210,14 @@ def _lowered(
     program = lower(graph, plan, rank, random=random)
     verify(program, plan, rank.groups)
     inputs = Inputs(
-        model, plan, mesh, args, kwargs or {}, strided=graph.asks_for_strides, absent=graph.absent_attributes
+        model,
+        plan,
+        mesh,
+        args,
+        kwargs or {},
+        strided=graph.asks_for_strides,
+        classed=graph.asks_for_classes,
+        absent=graph.absent_attributes,
     )
     return _Lowered(plan, graph, program, inputs, grad, training)
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import TreeSpec
 
 from ..layout import batch_dim_of
 from ..precision import AS_IT_IS, Precision
-from .dynamo.asked_of_tensors import ATTRIBUTE, STRIDES
+from .dynamo.asked_of_tensors import ATTRIBUTE, CLASS, STRIDES
 from .dynamo.guards import Guards
 from .stacks.block_guards import BlockGuards
 
@@ -182,6 +182,11 @@ class CapturedGraph:
     def asks_for_strides(self) -> bool:
         """Whether the model's own code asks how a tensor lies in memory."""
         return STRIDES in self.names
+
+    @property
+    def asks_for_classes(self) -> bool:
+        """Whether the model's own code asks an argument whether it is a parameter or a buffer."""
+        return CLASS in self.names
 
     @property
     def absent_attributes(self) -> frozenset[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sized
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset, DistributedSampler
@@ -133,11 +134,12 @@ class _Part:
 
     def cut(self, entry: TensorEntry, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's shard of a full tensor, or of this rank's part of it, in memory of its own. It has the attributes
-        that the user gave the tensor: a forward may ask for them.
+        that the user gave the tensor, and is a parameter where that is one: a forward may ask for them.
         """
         if not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor):
             raise InputError(f"{entry.name} is a {type(tensor).__name__}; only plain tensors are cut")
         batch, begins = self._dim_of(entry.shape), self._begins(entry, tensor)
+        kind = type(tensor)
         noted = {name: value for name, value in vars(tensor).items() if not name.startswith("_autoshard")}
         for dim, size in enumerate(entry.shape):
             ranges = local_ranges(size, entry.layout, dim, self._mesh, self._coordinate)
@@ -150,6 +152,8 @@ class _Part:
             blocks = [tensor.narrow(dim, start - begin, stop - start) for start, stop in ranges]
             tensor = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim)
         made = tensor.to(self._device, copy=True, memory_format=torch.contiguous_format)
+        if kind is nn.Parameter:
+            made = nn.Parameter(made, made.requires_grad)
         vars(made).update(noted)
         return made
 

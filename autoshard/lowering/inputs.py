@@ -20,6 +20,8 @@ from .cuts import cut_as, noted_cut
 from .placements import placements_of
 
 _PLAIN = (torch.Tensor, nn.Parameter)
+_MARKS = {"_is_param": nn.Parameter, "_is_buffer": nn.Buffer}
+"""Attributes by which torch knows tensors of its classes, of which they need be no objects."""
 
 
 class Inputs:
@@ -28,10 +30,9 @@ class Inputs:
     Args:
         args, kwargs: those that the model was captured with.
         strided: whether the forward asks how tensors lie in memory.
+        classed: whether the forward asks an argument whether it is a parameter or a buffer; what it was captured with
+            is neither.
         absent: attributes that the forward asks its arguments for, and that none of them had.
-
-    Attributes:
-        absent: as it was given.
     """
 
     def __init__(
@@ -42,12 +43,13 @@ class Inputs:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         strided: bool,
+        classed: bool,
         absent: frozenset[str],
     ) -> None:
         self._signature = CallSignature(model)
         planned = self._signature.bind(args, kwargs)
         self._planned = replace(planned, leaves=tuple(_without_memory(leaf) for leaf in planned.leaves))
-        self._plan, self.absent = plan, absent
+        self._plan, self._classed, self._absent = plan, classed, absent
         self._mesh = mesh
         self._device = device_of(mesh)
         self._coordinate = tuple(mesh.get_coordinate() or ())
@@ -59,6 +61,11 @@ class Inputs:
     def names(self) -> Collection[str]:
         """The names of the plan's inputs."""
         return self._entries.keys()
+
+    @property
+    def unwanted(self) -> frozenset[str]:
+        """The attributes that tell an argument from those that the plan was made for, as the forward asks."""
+        return self._absent.union(_MARKS if self._classed else ())
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
         """The tensors of a call by name: DTensors, or this rank's shards.
@@ -75,12 +82,8 @@ class Inputs:
         tensors = call.tensors()
         for name, tensor in tensors.items():
             self._check(self._entries[name], tensor)
-        for name, tensor in tensors.items() if self.absent else ():
-            for attribute in sorted(self.absent & vars(tensor).keys()):
-                raise InputError(
-                    f"{name} has an attribute {attribute!r}, for which the forward asks and which no argument had when "
-                    "the model was captured; give what it says as an argument of its own"
-                )
+        for name, tensor in tensors.items() if self.unwanted else ():
+            self._refuse_what_is_asked_for(name, tensor)
         for name, lies in self._lies.items():
             if _lies(tensors[name]) != lies:
                 raise InputError(
@@ -89,6 +92,19 @@ class Inputs:
                     "a tensor lies there; capture and call it with x.contiguous()"
                 )
         return tensors
+
+    def _refuse_what_is_asked_for(self, name: str, tensor: torch.Tensor) -> None:
+        for kind in _MARKS.values() if self._classed else ():
+            if isinstance(tensor, kind):
+                raise InputError(
+                    f"{name} is a {kind.__name__}, and the forward asks of which class it is: the plan is that of a "
+                    "plain tensor. Give it a .detach(), or what the class says as an argument of its own"
+                )
+        for attribute in sorted(self._absent & vars(tensor).keys()):
+            raise InputError(
+                f"{name} has an attribute {attribute!r}, for which the forward asks and which no argument had when "
+                "the model was captured; give what it says as an argument of its own"
+            )
 
     def refuse_aliases(self, given: dict[str, torch.Tensor], written: dict[str, torch.Tensor]) -> None:
         """Refuses an argument that shares memory with a buffer that the step writes in place: one process would read

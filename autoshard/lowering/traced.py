@@ -139,7 +139,7 @@ def _placed(value: torch.Tensor, place: _Placed, mesh: DeviceMesh | None) -> tor
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _asked(number: int) -> tuple[str, ...]:
     """The attributes that plans refuse arguments for; runs as it is, while dynamo traces."""
-    return tuple(sorted(set().union(*(plan.inputs.absent for plan in _MODULES[number]._autoshard.plans))))
+    return tuple(sorted(set().union(*(plan.inputs.unwanted for plan in _MODULES[number]._autoshard.plans))))
 
 
 def _described(asked: tuple[str, ...], leaf: Any) -> Any:
@@ -153,7 +153,8 @@ def _described(asked: tuple[str, ...], leaf: Any) -> Any:
     if isinstance(leaf, DTensor):
         placements, mesh, local = leaf.placements, leaf.device_mesh, leaf.to_local()
     shape, whole = ([len(range(size)) for size in sizes] for sizes in (local.shape, leaf.shape))
-    noted = [name for name in asked if hasattr(leaf, name)]
+    is_parameter = isinstance(leaf, nn.Parameter)
+    noted = [name for name in asked if hasattr(leaf, name) or (is_parameter and name == "_is_param")]
     kind = leaf.dtype, leaf.device, leaf.requires_grad
     return (_TENSOR, shape, *kind, whole, placements, mesh, noted_cut(leaf), noted)
 
@@ -174,7 +175,7 @@ def _stand_in(leaf: Any) -> Any:
         shape = torch.Size(like.whole)
         stride = strides_of(shape)
         made = DTensor.from_local(local, like.mesh, like.placements, run_check=False, shape=shape, stride=stride)
-    vars(made).update(dict.fromkeys(like.attributes))
+    vars(made).update(dict.fromkeys(like.attributes, True))
     return made.requires_grad_(like.requires_grad)
 
 

@@ -254,6 +254,48 @@ def test_so_it_is_where_the_call_is_compiled(asks: Callable[[Tensor], float]) ->
                 torch.compile(call, backend="aot_eager", fullgraph=True)(x)
 
 
+CLASSES: dict[str, tuple[Callable[[Tensor], bool], type]] = {
+    "type": (lambda x: type(x) is torch.Tensor, nn.Parameter),
+    "__class__": (lambda x: x.__class__ is torch.Tensor, nn.Parameter),
+    "a parameter": (lambda x: not isinstance(x, (list, nn.Parameter)), nn.Parameter),
+    "a buffer": (lambda x: not isinstance(x, nn.Buffer), nn.Buffer),
+}
+
+
+@pytest.mark.parametrize("asked", CLASSES)
+def test_of_which_class_an_argument_is_is_looked_at_where_that_is_asked(asked: str) -> None:
+    asks, kind = CLASSES[asked]
+
+    def body(m: Any, x: Tensor) -> Tensor:
+        return x.sum() * (1.0 if asks(x) else 2.0)
+
+    other = kind(given()).requires_grad_(False)
+    with one_rank() as mesh:
+        parallel = autoshard.auto_parallelize(Model(body), mesh, (given(),), hardware="cpu-gloo", cache=False)
+        compiled = torch.compile(parallel, backend="aot_eager")
+        for call in (parallel, compiled):
+            assert call(given()) == call(other.detach()) == Model(body)(given())
+            for x in (other, *autoshard.shard_inputs(parallel.plan, mesh, other)):
+                with pytest.raises(InputError, match=f"x is a {kind.__name__}, and the forward asks"):
+                    call(x)
+
+
+@pytest.mark.parametrize("classes", [Tensor, (list, tuple), (Tensor, list), list])
+def test_a_parameter_may_be_an_argument_where_what_is_asked_is_true_of_it_too(classes: Any) -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        return x.sum() * (1.0 if isinstance(x, classes) else 2.0)
+
+    with one_rank() as mesh:
+        parallel = autoshard.auto_parallelize(Model(body), mesh, (given(),), hardware="cpu-gloo", cache=False)
+        assert parallel(nn.Parameter(given(), requires_grad=False)) == Model(body)(given())
+
+
+@pytest.mark.parametrize("asks", [lambda x: x.grad, lambda x: x._base, lambda x: getattr(x, "grad", None)])
+def test_what_gradient_an_argument_has_or_what_it_is_a_view_of_is_refused(asks: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(CaptureError, match=r"asks for .* of an argument at .*test_asked_of_tensors\.py"):
+        capture(Model(lambda m, x: x.sum() * (1.0 if asks(x) is None else 2.0)), (given(),))
+
+
 def doubled(model: Any) -> None:
     for parameter in model.parameters():
         parameter.data.mul_(2)

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import nn
 from torch._dynamo.symbolic_convert import compare_op_handlers
 from torch._dynamo.variables import ConstantVariable, TensorVariable, builtin
 from torch._guards import Guard
@@ -24,10 +25,16 @@ from .variables import constant_of, stack_here
 
 STRIDES = "Tensor.stride"
 """Stands among the names that a model's code uses where it asks how a tensor lies in memory."""
+CLASS = "Tensor.__class__"
+"""Stands there where it asks of which class an argument is, as far as that tells plain tensors, parameters and buffers
+apart.
+"""
 ATTRIBUTE = "Tensor.hasattr "
 """Begins such a name for each attribute that an argument had not when the forward asked for it."""
 _OF_STRIDES = {"stride", "is_contiguous", "storage_offset", "data_ptr", "untyped_storage", "storage"}
+_OF_ONE_CALL = {"grad", "_base"}
 _ARGUMENT = "L['flat_args']"
+_KINDS = (torch.empty(0), nn.Parameter(torch.empty(0)), nn.Buffer(torch.empty(0)))
 
 
 @contextmanager
@@ -65,17 +72,45 @@ def real_objects(numbers: Mapping[int, int]) -> Iterator[None]:
 
 
 @contextmanager
-def strides_asked_into(names: set[str]) -> Iterator[None]:
-    """Adds :data:`STRIDES` to the names where the forward asks how a tensor lies in memory."""
-    call = TensorVariable.call_method
+def asked_into(names: set[str]) -> Iterator[None]:
+    """Adds :data:`STRIDES` to the names where the forward asks how a tensor lies in memory, :data:`CLASS` where it asks
+    of which class an argument is; and refuses to say what gradient an argument has, or what it is a view of, which no
+    shard of it knows.
+    """
+    call_method, attribute = TensorVariable.call_method, TensorVariable.var_getattr
+    call = builtin.BuiltinVariable.call_function
 
-    def and_note(self: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def of_method(self: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name in _OF_STRIDES and _is_models_own(tx):
             names.add(STRIDES)
-        return call(self, tx, name, args, kwargs)
+        return call_method(self, tx, name, args, kwargs)
 
-    with patch.object(TensorVariable, "call_method", and_note):
+    def of_attribute(self: Any, tx: Any, name: str) -> Any:
+        if (name == "__class__" or name in _OF_ONE_CALL) and _is_argument(self) and _is_models_own(tx):
+            if name in _OF_ONE_CALL:
+                raise _which(f"asks for {name} of an argument")
+            names.add(CLASS)
+        return attribute(self, tx, name)
+
+    def of_function(self: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if self.fn in (type, isinstance) and args and _is_argument(args[0].realize()) and _is_models_own(tx):
+            if len(args) == 1 or _tells_apart(constant_of(args[1])):
+                names.add(CLASS)
+        return call(self, tx, args, kwargs)
+
+    with (
+        patch.object(TensorVariable, "call_method", of_method),
+        patch.object(TensorVariable, "var_getattr", of_attribute),
+        patch.object(builtin.BuiltinVariable, "call_function", of_function),
+    ):
         yield
+
+
+def _tells_apart(classes: Any) -> bool:
+    """Whether some of plain tensors, parameters and buffers are of these classes and others are not; classes that
+    nobody knows do.
+    """
+    return classes is None or len({isinstance(kind, classes) for kind in _KINDS}) > 1
 
 
 def attributes_asked(guards: Iterable[Guard], arguments: Iterable[Any]) -> frozenset[str]:

@@ -24,7 +24,7 @@ from torch.utils._pytree import SUPPORTED_NODES, TreeSpec, tree_leaves, tree_str
 from ...errors import CaptureError
 from ..checks.autocast import check_autocast_within
 from ..lines import is_models_file, line_of
-from .asked_of_tensors import ATTRIBUTE, attributes_asked, strides_asked_into
+from .asked_of_tensors import ATTRIBUTE, asked_into, attributes_asked
 from .draws_left_out import draws_left_out
 from .followed import (
     attributes_asked_for,
@@ -101,7 +101,7 @@ def forward_graph(
         conditions_known(),
         draws_left_out(),
         unrecorded(),
-        strides_asked_into(asked),
+        asked_into(asked),
         _settings(),
     ):
         graph = _traced(observed, args, kwargs)
