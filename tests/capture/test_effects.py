@@ -48,6 +48,7 @@ class Stateful(nn.Module):
         self.view = self.ema[:]
         self.trained = torch.ones(SIZE, requires_grad=True)
         self.listed = list(torch.ones(2, SIZE))
+        self.two = {"a": [1], "b": [2]}
         self.array = np.ones(SIZE, dtype=np.float32)
 
     def forward(self, x: Any) -> Any:
@@ -152,9 +153,25 @@ def no_buffer(m: Any, x: Tensor) -> Tensor:
     return m.linear(x)
 
 
+def order_of_a_dict(m: Any, x: Tensor) -> Tensor:
+    kept = m.two.pop("a")
+    m.two["a"] = kept  # culprit
+    return m.linear(x)
+
+
+def two_values_of_a_dict(m: Any, x: Tensor) -> Tensor:
+    m.two["a"], m.two["b"] = m.two["b"], m.two["a"]  # culprit
+    return m.linear(x)
+
+
+def attribute_for_a_call(m: Any, x: Tensor) -> Tensor:
+    return torch.func.functional_call(m.linear, {"extra": x[0]}, (x,))  # culprit
+
+
 CHANGES = [
     attribute, new_attribute, nested_attribute, deleted, class_attribute, append, entry, ordered_entry, global_number,
-    global_list, iterator, mode, gradient, mark_on_argument, new_buffer, no_buffer,
+    global_list, iterator, mode, gradient, mark_on_argument, new_buffer, no_buffer, order_of_a_dict,
+    two_values_of_a_dict, attribute_for_a_call,
 ]  # fmt: skip
 
 

@@ -11,12 +11,13 @@ from typing import Any
 from unittest.mock import patch
 
 from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import ConstDictVariable, SetVariable
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
 
 from ..arguments import same_constant
-from ..lines import line_in
+from ..lines import lines_in
 from .readable import MODEL_SOURCE, readable
 
 _BUFFERS = re.compile(re.escape(MODEL_SOURCE) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
@@ -60,7 +61,7 @@ def _record(effects: SideEffects, variable: Any, found: Changed) -> None:
     source = variable.source.name if isinstance(variable.source.name, str) else variable.source.name()
     known: dict[Any, list[traceback.StackSummary]] = effects.mutation_user_stacks
     stacks = known.get(variable) or known.get(getattr(variable, "_base_vt", None))  # of an OrderedDict, its dict
-    line = line_in("".join(traceback.format_list(stacks[-1]))) if stacks else ""
+    line = lines_in("".join(traceback.format_list(stacks[-1]))) if stacks else ""
     buffers = _BUFFERS.fullmatch(source)
     if buffers is not None and _keys(variable.items) == _keys(variable.original_items):
         path = readable("model" + buffers["path"]).removeprefix("model").removeprefix(".")
@@ -77,8 +78,12 @@ def _leaves_modes(effects: SideEffects, variable: Any) -> bool:
 
 def _keys(items: dict[Any, Any]) -> set[Any]:
     """Those that are constants, and what stands for the others."""
-    keys = (getattr(key, "vt", key) for key in items)
-    return {key.as_python_constant() if key.is_python_constant() else key for key in keys}
+    return set(map(_constant, items))
+
+
+def _constant(key: Any) -> Any:
+    key = getattr(key, "vt", key)
+    return key.as_python_constant() if key.is_python_constant() else key
 
 
 def _replaced(variable: Any) -> list[str]:
@@ -88,23 +93,41 @@ def _replaced(variable: Any) -> list[str]:
     return [key.as_python_constant() for key in new]
 
 
+def _is_as_it_was(variable: Any) -> bool:
+    """Whether a set has what it had, or a dict the same values under the same keys in the same order."""
+    before, after = variable.original_items, variable.items
+    if isinstance(variable, SetVariable):
+        return _keys(before) == _keys(after)
+    is_so = map(_is_same, before.values(), after.values())
+    return list(map(_constant, before)) == list(map(_constant, after)) and all(is_so)
+
+
+def _is_same(was: Any, now: Any) -> bool:
+    """Whether two of dynamo's variables stand for one object."""
+    if was is now:
+        return True
+    was, now = was.realize(), now.realize()
+    return was is now or (was.source is not None and was.source == now.source)
+
+
 def _changed(effects: SideEffects, variable: Any) -> list[str]:
     """The attributes of an object that are not as they were, each behind a dot; one empty name for other objects, but
-    for a set that has what it had, and a dict that is as empty as it was: torch notes again that a buffer is not saved,
-    where one takes the place of itself, and peft empties a cache before every call.
+    for a set that has what it had, and a dict that has the same under the same keys: torch notes again that a buffer is
+    not saved, where one takes the place of itself, peft empties a cache before every call, and ``functional_call`` puts
+    parameters back.
     """
     attributes = effects.store_attr_mutations.get(variable)
     if not attributes:
-        items: Any = getattr(variable, "items", None)
-        is_told_by_keys = isinstance(variable, SetVariable) or (isinstance(variable, ConstDictVariable) and not items)
-        return [] if is_told_by_keys and _keys(items) == _keys(variable.original_items) else [""]
+        return [] if isinstance(variable, (ConstDictVariable, SetVariable)) and _is_as_it_was(variable) else [""]
     before = getattr(variable, "value", None)
-    return [
-        f".{name}"
-        for name, value in attributes.items()
-        if not (
-            value.is_python_constant()
-            and hasattr(before, name)
-            and same_constant(value.as_python_constant(), getattr(before, name))
-        )
-    ]
+    return [f".{name}" for name, value in attributes.items() if not _is_put_back(variable, name, before, value)]
+
+
+def _is_put_back(variable: Any, name: str, before: Any, value: Any) -> bool:
+    """Whether an attribute has the very object that it had, or the same constant."""
+    is_same_object = value.source is not None and value.source == AttrSource(variable.source, name)
+    return is_same_object or (
+        value.is_python_constant()
+        and hasattr(before, name)
+        and same_constant(value.as_python_constant(), getattr(before, name))
+    )
