@@ -5,6 +5,7 @@ To teach autoshard an operator of torch, add a line to its family. For one of yo
 
 from . import (  # noqa: F401  (their entries)
     batch_norm,
+    decompositions,
     drawn,
     elements,
     factories,

@@ -1,42 +1,13 @@
-"""Decompositions of matrices and what solves with them, cut along the dims in front; distances between the rows of two
-matrices; products of three tensors.
-"""
+"""Distances between the rows of two matrices; products of three tensors."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import torch
 
 from ..capture import Node, TensorMeta
 from ..layout import P_SUM, Placement, R, S
-from .operator import LocalCall, Metas, Operator, Shape, as_it_is, enter
+from .operator import Metas, Operator, Shape, as_it_is, enter
 from .rule import Rule
-
-
-def _matrix_by_matrix(node: Node, inputs: Metas) -> list[Rule]:
-    """Any dim in front of the matrices: each is decomposed by itself. What is not asked for has one dim, of nothing."""
-
-    def cut(meta: TensorMeta | None, d: int) -> Placement | None:
-        return None if meta is None else S(d) if meta.shape != (0,) else R
-
-    front = range(len(inputs[0].shape) - 2)
-    return [Rule((S(d),) * len(inputs), tuple(cut(meta, d) for meta in node.outputs)) for d in front]
-
-
-def _in_order(call: LocalCall) -> Any:
-    """Of matrices that lie in the order of their dims, as capture has them lie in one process: otherwise torch makes
-    another thing of them, of which the gradient would know nothing.
-    """
-    return call.run(call.node.op, call.run(torch.ops.aten.contiguous.default, call.args[0]))
-
-
-def _exchanging_no_rows(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Pivots that leave every row where it is: random ones name rows that there are not."""
-    decomposed, pivots, others = values
-    own = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
-    return decomposed, own.expand(pivots.shape).contiguous(), others
 
 
 def _pair_by_pair(node: Node, inputs: Metas) -> list[Rule]:
@@ -118,9 +89,6 @@ def _flops_of_three(node: Node, inputs: list[Shape], outputs: list[Shape]) -> fl
     return 3.0 * math.prod(sizes.values())
 
 
-enter("_linalg_eigh _linalg_svd", Operator(rules=_matrix_by_matrix))
-enter("_linalg_det _linalg_slogdet", Operator(rules=_matrix_by_matrix, local=_in_order))
-enter("linalg_lu_solve", Operator(rules=_matrix_by_matrix, meant=_exchanging_no_rows))
 enter("_cdist_forward _euclidean_dist", Operator(rules=_distance_rules, flops=_flops_of_distances))
 enter("_cdist_backward", Operator(rules=_distance_backward_rules, flops=_flops_of_distances))
 enter("_trilinear", Operator(rules=_product_of_three, small=as_it_is, flops=_flops_of_three))

@@ -191,6 +191,23 @@ OTHERS = {
     ),
     "eigenvectors": lambda n: operator(aten._linalg_eigh.default, f(n, 3, 3)),
     "singular values": lambda n: operator(aten._linalg_svd.default, f(6, n, 3, 2), False, False),
+    "factors": lambda n: operator(aten.linalg_cholesky_ex.default, f(6, n, 3, 3)),
+    "inverses": lambda n: operator(aten.linalg_inv_ex.default, f(6, n, 3, 3)),
+    "exponentials": lambda n: operator(aten.linalg_matrix_exp.default, f(6, n, 3, 3)),
+    "reflections": lambda n: operator(aten.linalg_householder_product.default, f(6, n, 4, 3), f(6, n, 3)),
+    "rows and columns apart": lambda n: operator(aten.linalg_qr.default, f(6, n, 4, 3)),
+    "lower and upper": lambda n: operator(aten.linalg_lu_factor_ex.default, f(6, n, 3, 3)),
+    "solved": lambda n: operator(aten._linalg_solve_ex.default, f(6, n, 3, 3), f(6, n, 3, 8)),
+    "solved for rows": lambda n: operator(aten._linalg_solve_ex.default, f(n, 3, 3), f(6, n, 8, 3), left=False),
+    "solved for vectors": lambda n: operator(aten._linalg_solve_ex.default, f(6, n, 3, 3), f(6, n, 3)),
+    "solved by a triangle": lambda n: operator(
+        aten.linalg_solve_triangular.default, f(6, 1, 3, 3), f(6, n, 3, 8), upper=False
+    ),
+    "solved by factors": lambda n: operator(aten.cholesky_solve.default, f(6, n, 3, 8), f(6, n, 3, 3)),
+    "solved by lower and upper": lambda n: operator(
+        aten.linalg_lu_solve.default, f(n, 3, 3), TensorMeta((n, 3), torch.int32), f(6, n, 3, 8)
+    ),
+    "logs of volumes": lambda n: operator(aten._linalg_slogdet.default, f(6, n, 3, 3)),
     "attention": lambda n: operator(
         torch.ops.autoshard.attention.default, f(6, 4, n, 8), f(6, 4, n + 1, 8), f(6, 4, n + 1, 8), None, True, None
     ),
@@ -270,7 +287,14 @@ def test_every_strategy_of_an_operator_is_right(name: str, length: int, mesh: st
         ("directions and lengths", {0}),
         ("gradient of a soft plus", {0, 1}),
         ("gradient of what is picked", {0, 1}),
-    ],
+    ]
+    + [
+        (name, {0, 1})
+        for name in ("factors", "inverses", "exponentials", "reflections", "rows and columns apart", "lower and upper")
+    ]
+    + [(name, {0, 1, 3}) for name in ("solved", "solved by a triangle", "solved by factors")]
+    + [("solved by lower and upper", {0, 1, 3}), ("solved for rows", {0, 1, 2}), ("solved for vectors", {0, 1})]
+    + [("logs of volumes", {0, 1})],
 )
 def test_the_dims_of_a_result_that_a_rule_cuts(name: str, cuts: set[int]) -> None:
     graph = OTHERS[name](12)

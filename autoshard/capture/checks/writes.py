@@ -41,7 +41,7 @@ def refuse_writes(trace: Trace, model: nn.Module, input_names: list[str]) -> Non
         if kind == "effect":
             raise CaptureError(
                 f"the forward calls an operator that does more than compute its result{where}, such as raising an "
-                "error that depends on data; use one that does not (torch.linalg.inv_ex instead of inv)"
+                "error that depends on data; use one that does not (torch.linalg.lu_factor_ex instead of lu_factor)"
             )
         if kind in ("mutation", "parameter mutation"):
             what = "buffer" if kind == "mutation" else "parameter"

@@ -14,6 +14,7 @@ from .attention_parts import attention_in_parts, attention_of_one_head, is_of_on
 from .bags import can_be_added_up, embedding_bag
 from .batch_inside import keep_batch_inside
 from .folded_heads import keep_heads_apart
+from .matrix_functions import leave_looks_out
 from .matrix_products import is_product, product, take_equation_apart
 from .moved_pieces import move_pieces
 from .multihead import has_a_batch, multihead_attention
@@ -22,11 +23,12 @@ from .recurrent import STEP_BY_STEP
 from .row_numbers import as_range, by_position, is_mapped, map_dims, part, positions, write_by_position
 from .spread import take_length_apart, take_spread_apart
 from .strided_windows import take_windows
+from .triangles import solve_apart
 
 POOLS = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
 """Pools, and the number of dims that they go over."""
-DETERMINANTS = {torch.det, torch.logdet, torch.slogdet, torch.linalg.det, torch.linalg.slogdet}
-DETERMINANTS |= {"det", "logdet", "slogdet"}
+DECOMPOSING = {torch.det, torch.logdet, torch.slogdet, torch.linalg.det, torch.linalg.slogdet, torch.linalg.solve_ex}
+DECOMPOSING |= {"det", "logdet", "slogdet"}
 """Their gradient solves with what they made of the matrix, or of its transpose, by how the matrix lies in memory."""
 BY_POSITION = {operator.getitem: by_position, operator.setitem: write_by_position}
 """What picks or writes by indices, and what does it where these are row numbers."""
@@ -36,14 +38,16 @@ def take_apart(module: fx.GraphModule) -> int:
     """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, but for
     those on packed sequences, bags, attention of several heads, without a kernel or to one head, products of matrices
     with several dims in front, or with a batch that is not in front, spreads and lengths over the batch, batches in a
-    list that are joined again, pieces of one dim that are joined along another, windows by strides, determinants,
-    picking from each row, writing into each, picking by numbers in a row, and means that are written as pools.
+    list that are joined again, pieces of one dim that are joined along another, windows by strides, functions of
+    matrices, picking from each row, writing into each, picking by numbers in a row, and means that are written as
+    pools.
 
     Returns:
         The dim of the batch in what the model is called with.
     """
     dim = batch_dim(module.graph)
     batch = next(iter(first_shape(module.graph)[dim:]), 0)
+    leave_looks_out(module)
     for node in module.graph.nodes:
         move_pieces(node)
     keep_heads_apart(module.graph, batch)
@@ -54,7 +58,9 @@ def take_apart(module: fx.GraphModule) -> int:
             continue
         elif take_spread_apart(node) or take_length_apart(node) or put_together(node) or take_windows(node):
             continue
-        elif node.target in DETERMINANTS:
+        elif solve_apart(node):
+            continue
+        elif node.target in DECOMPOSING:
             _take_in_order(module.graph, node)
         if node.op != "call_function":
             continue
@@ -83,8 +89,8 @@ def take_apart(module: fx.GraphModule) -> int:
 
 
 def _take_in_order(graph: fx.Graph, node: fx.Node) -> None:
-    """Has a function take its tensor as one that lies in memory in the order of its dims, as what moved does."""
-    (x,) = node.all_input_nodes
+    """Has a function take its first tensor as one that lies in memory in the order of its dims, as what moved does."""
+    x = node.all_input_nodes[0]
     with graph.inserting_before(node):
         node.replace_input_with(x, note(graph.call_method("contiguous", (x,)), tensor_of(x)))
 
