@@ -18,6 +18,7 @@ from . import (  # noqa: F401  (their entries)
     matrices,
     norms,
     products,
+    quantized,
     reductions,
     views,
 )

@@ -8,7 +8,7 @@ those of which the rank has one index.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -238,14 +238,34 @@ def _diagonal_rules(embeds: bool, node: Node, inputs: Metas) -> list[Rule]:
     """A diagonal, and a tensor with one: any dim but those of the diagonal."""
     meta = node.outputs[0]
     assert meta is not None
-    flat, square = (inputs[0].shape, meta.shape) if embeds else (meta.shape, inputs[0].shape)
-    default = (0, -2, -1) if node.op is aten.diag_embed.default else (0, 0, 1)
     given = node.args[2 if node.op is aten.diagonal_backward.default else 1 :]  # behind the sizes
-    diagonal = {dim % len(square) for dim in (*given, *default[len(given) :])[1:]}
-    others = [d for d in range(len(square)) if d not in diagonal]
-    pairs = zip(range(len(flat) - 1), others)
+    default = (0, -2, -1) if node.op is aten.diag_embed.default else (0, 0, 1)
+    pairs = _beside_diagonal(len(meta.shape if embeds else inputs[0].shape), given, default)
     rules = [Rule((S(a),), (S(b),)) if embeds else Rule((S(b),), (S(a),)) for a, b in pairs]
     return [Rule((P_SUM,), (P_SUM,)), *rules]
+
+
+def _diagonal_scatter_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """A tensor and another for its diagonal: the same dims of both."""
+    pairs = _beside_diagonal(len(inputs[0].shape), node.args[2:], (0, 0, 1))
+    return [Rule((P_SUM, P_SUM), (P_SUM,)), *(Rule((S(b), S(a)), (S(b),)) for a, b in pairs)]
+
+
+def _beside_diagonal(rank: int, given: tuple[int, ...], default: tuple[int, ...]) -> Iterable[tuple[int, int]]:
+    """The dims that a diagonal has beside that along it, each with the dim that it is of the tensor with so many dims.
+
+    Args:
+        given: the offset and the two dims of the diagonal, as far as they are given, and what they are otherwise.
+    """
+    diagonal = {dim % rank for dim in (*given, *default[len(given) :])[1:]}
+    return enumerate(d for d in range(rank) if d not in diagonal)
+
+
+def _select_scatter_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """A tensor and another for one index of a dim: any other dim."""
+    rank = len(inputs[0].shape)
+    others = (d for d in range(rank) if d != node.args[2] % rank)
+    return [Rule((P_SUM, P_SUM), (P_SUM,)), *(Rule((S(b), S(a)), (S(b),)) for a, b in enumerate(others))]
 
 
 def _small_split(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
@@ -341,6 +361,8 @@ enter(
     Operator(rules=_window_rules, local=with_local_size(1), small=_small_windows, keeps=_keeps_windows, kernel="copy"),
 )
 enter("diagonal", Operator(rules=partial(_diagonal_rules, False)))
+enter("diagonal_copy", Operator(rules=partial(_diagonal_rules, False), kernel="copy"))
+enter("diagonal_scatter", Operator(rules=_diagonal_scatter_rules, kernel="copy", traits=("linear",)))
 enter("diag_embed", Operator(rules=partial(_diagonal_rules, True), kernel="copy"))
 enter("diagonal_backward", Operator(rules=partial(_diagonal_rules, True), local=with_local_size(1), kernel="copy"))
 enter("unbind", Operator(keeps=_keeps_pieces))
@@ -359,6 +381,7 @@ enter(
         traits=("linear",),
     ),
 )
+enter("select_scatter", Operator(rules=_select_scatter_rules, kernel="copy", traits=("linear",)))
 enter("select_backward", Operator(local=with_local_size(1), kernel="copy", traits=("linear",)))
 enter(
     "slice_scatter",

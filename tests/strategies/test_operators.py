@@ -127,6 +127,9 @@ OTHERS = {
     "rows one by one": lambda n: operator(aten.unbind.int, f(3, 6, n)),
     "gradient of windows": lambda n: operator(aten.unfold_backward.default, f(6, (n - 1) // 3, 4), [6, n], 1, 4, 3),
     "gradient of a diagonal": lambda n: operator(aten.diagonal_backward.default, f(6, n), [n, 6, n], 0, 0, 2),
+    "diagonal in memory of its own": lambda n: operator(aten.diagonal_copy.default, f(6, n, n), 1, 1, 2),
+    "another diagonal": lambda n: operator(aten.diagonal_scatter.default, f(6, n, n), f(6, n - 1), 1, 1, 2),
+    "another row": lambda n: operator(aten.select_scatter.default, f(6, n, 4), f(6, 4), 1, n - 1),
     "patches": lambda n: operator(aten.im2col.default, f(n, 4, 5, 5), [3, 3], [1, 1], [1, 1], [2, 2]),
     "image of patches": lambda n: operator(aten.col2im.default, f(n, 36, 9), [5, 5], [3, 3], [1, 1], [1, 1], [2, 2]),
     "leaky": lambda n: operator(aten._prelu_kernel.default, f(6, n, 4), f(1, n, 1)),
@@ -294,7 +297,8 @@ def test_every_strategy_of_an_operator_is_right(name: str, length: int, mesh: st
     ]
     + [(name, {0, 1, 3}) for name in ("solved", "solved by a triangle", "solved by factors")]
     + [("solved by lower and upper", {0, 1, 3}), ("solved for rows", {0, 1, 2}), ("solved for vectors", {0, 1})]
-    + [("logs of volumes", {0, 1})],
+    + [("logs of volumes", {0, 1}), ("another row", {0, 2})]
+    + [("diagonal in memory of its own", {0}), ("another diagonal", {0})],
 )
 def test_the_dims_of_a_result_that_a_rule_cuts(name: str, cuts: set[int]) -> None:
     graph = OTHERS[name](12)
@@ -320,6 +324,8 @@ def test_the_dims_of_a_result_that_a_rule_cuts(name: str, cuts: set[int]) -> Non
         ("running sum of whole numbers", {"P(sum)"}),
         ("copied", {"R, P(sum)", "P(sum), P(sum)"}),
         ("copied as another type", set()),
+        ("another diagonal", {"P(sum), P(sum)"}),
+        ("another row", {"P(sum), P(sum)"}),
         ("zeros", {""}),
     ],
 )
