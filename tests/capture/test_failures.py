@@ -185,6 +185,9 @@ def _dropped(weight: Tensor, x: Tensor) -> Tensor:
         (lambda weight, x: pack_padded_sequence(x * weight, [2, 1, 1]).data, r"packs sequences.* mask the result"),
         (lambda weight, x: (x * weight, x.dtype), r"neither a tensor nor a number .* return its name"),
         (_dropped, r"draws a random number in Python .*torch\.rand"),
+        (lambda weight, x: x * weight * random.getrandbits(8), r"draws a random number in Python .*torch\.rand"),
+        (lambda weight, x: x * weight * random.choice((1, 2)), r"draws a random number in Python .*torch\.rand"),
+        (lambda weight, x: x * random.Random(3).getrandbits(8), r"draws a random number in Python .*torch\.rand"),
         (lambda weight, x: F.relu(x, inplace=True) * weight, r"writes into its argument x .* write x = x.clone\(\)"),
         (
             lambda weight, x: checkpoint(lambda y: y * weight, x, use_reentrant=True) + weight,
