@@ -62,8 +62,8 @@ _ADVICE = {
     **dict.fromkeys(
         ("RandomValueSource", "`Random.", ".Random.", "of class `Random`"),
         "it draws a random number in Python (random.random()), which a captured step would do once and never again. "
-        "Draw it in torch (torch.rand) and choose by it (torch.where), or leave it out of the forward; a decorator that "
-        "draws which types it checks (beartype) has to be left out, too",
+        "Draw it in torch (torch.rand) and choose by it (torch.where), or leave it out of the forward; a decorator "
+        "that draws which types it checks (beartype) has to be left out, too",
     ),
     "in output, which is not a known type": (
         "its result holds an object that is neither a tensor nor a number or text (a dtype, a device); return its name "

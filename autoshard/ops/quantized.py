@@ -25,7 +25,7 @@ def _any_dim(node: Node, inputs: Metas) -> list[Rule]:
 
 
 def _meant(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Scales above zero and zero points that are zero, of the types that the kernels take; and that it is switched on."""
+    """Scales above zero and zero points that are zero, of the types that kernels take; and that it is switched on."""
     x, *others = values
     scale, zero_point = ([each.abs().float() + 0.1 for each in others[:1]], [each.int() * 0 for each in others[1:2]])
     return x, *scale, *zero_point, *(torch.ones_like(each) for each in others[2:])

@@ -194,7 +194,19 @@ def _dropped(weight: Tensor, x: Tensor) -> Tensor:
             r"a reentrant checkpoint .* train nothing in it; .* use_reentrant=False",
         ),
     ],
-    ids=["cache", "gradient", "ctc", "packed", "dtype", "random", "argument", "reentrant"],
+    ids=[
+        "cache",
+        "gradient",
+        "ctc",
+        "packed",
+        "dtype",
+        "random",
+        "bits",
+        "choice",
+        "generator",
+        "argument",
+        "reentrant",
+    ],  # fmt: skip
 )
 def test_what_is_not_supported_is_said_with_what_to_do(body: Callable[..., Any], message: str) -> None:
     with pytest.raises(CaptureError, match=message):
