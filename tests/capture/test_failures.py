@@ -206,7 +206,7 @@ def _dropped(weight: Tensor, x: Tensor) -> Tensor:
         "generator",
         "argument",
         "reentrant",
-    ],  # fmt: skip
+    ],
 )
 def test_what_is_not_supported_is_said_with_what_to_do(body: Callable[..., Any], message: str) -> None:
     with pytest.raises(CaptureError, match=message):
