@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch._dynamo.symbolic_convert import compare_op_handlers
-from torch._dynamo.variables import ConstantVariable, TensorVariable, builtin
+from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, TensorVariable, builtin
 from torch._guards import Guard
 
 from ...errors import CaptureError
@@ -93,7 +93,7 @@ def asked_into(names: set[str]) -> Iterator[None]:
         return attribute(self, tx, name)
 
     def of_function(self: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if self.fn in (type, isinstance) and args and _is_argument(args[0].realize()) and _is_models_own(tx):
+        if self.fn in (type, isinstance) and args and _is_argument(_if_tensor(args[0])) and _is_models_own(tx):
             if len(args) == 1 or _tells_apart(constant_of(args[1])):
                 names.add(CLASS)
         return call(self, tx, args, kwargs)
@@ -104,6 +104,12 @@ def asked_into(names: set[str]) -> Iterator[None]:
         patch.object(builtin.BuiltinVariable, "call_function", of_function),
     ):
         yield
+
+
+def _if_tensor(variable: Any) -> Any:
+    """A variable of dynamo's, looked at if it stands for a tensor: dynamo guards on what is looked at."""
+    is_lazy = isinstance(variable, LazyVariableTracker) and not variable.is_realized()
+    return variable.realize() if not is_lazy or issubclass(variable.peek_type(), torch.Tensor) else variable
 
 
 def _tells_apart(classes: Any) -> bool:
