@@ -326,6 +326,7 @@ JOINED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
     "pieces": (lambda x: torch.cat(x.split(3)), True),
     "pieces of their lengths": (lambda x: torch.concat(torch.split(x, [1, 3])), True),
     "a stack of pieces": (lambda x: torch.stack(torch.chunk(x, 2, dim=0)), True),
+    "pieces of another dim": (lambda x: torch.cat(x[..., :2].split(1, 2)), True),
     "slices": (lambda x: torch.cat([x[:1], x[1:3], x[3:]]), True),
     "with nothing": (lambda x: torch.cat([torch.tensor([], dtype=x.dtype), x], dim=-2), True),
     "with none of its columns": (lambda x: torch.cat([x, x[..., :0]], -1), False),
@@ -336,7 +337,6 @@ JOINED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
     "one twice": (lambda x: torch.cat([x[:2], x[1:]]), False),
     "every other": (lambda x: torch.cat([x[::2], x[1::2]]), False),
     "along another dim": (lambda x: torch.cat(list(x), 1), False),
-    "pieces of another dim": (lambda x: torch.cat(x[..., :2].split(1, 2)), False),
     "of two": (lambda x: torch.cat([x[:2], (x + 1)[2:]]), False),
     "words": (lambda x: torch.cat([x[:, :2], x[:, 3:]]), False),
 }

@@ -49,7 +49,7 @@ LARGE = {
     ),
     "grouped norm": (
         lambda: operator(aten.native_group_norm.default, f(BATCH, 64, 32, 32), f(64), f(64), BATCH, 64, 1024, 8, 1e-5),
-        "0>0",
+        "0>0 1>1",
     ),
     "gradient of a grouped norm": (
         lambda: operator(
@@ -57,7 +57,7 @@ LARGE = {
             *(f(BATCH, 64, 32, 32), f(BATCH, 64, 32, 32), f(BATCH, 8), f(BATCH, 8), f(64)),
             *(BATCH, 64, 1024, 8, [True, True, True]),
         ),
-        "0>0",
+        "0>0 1>1",
     ),
     "rows one by one": (lambda: operator(aten.unbind.int, f(3, BATCH, WIDE)), "1>0 2>1 P>P"),
     "columns apart": (
