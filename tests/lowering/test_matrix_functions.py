@@ -22,6 +22,7 @@ from autoshard.mesh import Mesh
 
 from ..fuzz.random_plans import random_plans
 from ..one_process import one_rank
+from ..thorough import some_thorough
 from .as_before import check_as_before
 
 SIZE = 3
@@ -72,12 +73,18 @@ BODIES: dict[str, Body] = {
 }
 
 
+SIBLINGS = (
+    *("upper", "inv", "solve", "solve by one", "solve as it is", "solve by factors"),
+    *("normal by precision", "normal of low rank", "wishart"),
+)
+
+
 def example() -> Tensor:
     return torch.randn(8, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", some_thorough(BODIES, SIBLINGS))
 def test_functions_of_matrices_compute_what_one_process_computes(body: str) -> None:
     model, args = Matrices(BODIES[body]), (example(),)
     options: dict[str, Any] = {"hardware": "cpu-gloo", "cache": False}
