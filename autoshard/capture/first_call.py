@@ -15,6 +15,7 @@ from torch import nn
 from ..errors import CaptureError
 from .adapter import has_memory
 from .checks.effects import ChangesModelError
+from .dynamo.side_effects import first_call_made
 from .fake_run import FakeRun, fake_run, seen
 from .stacks.repeat import NotPeriodicError
 
@@ -48,7 +49,8 @@ def with_first_call_done(
                 raise NotPeriodicError("it leaves a tensor behind that it has computed")
             if first.fills and not _is_every_call(first, model, args, kwargs, dtype):
                 raise NotPeriodicError("it fills parameters or buffers, as later calls do not")
-            return again()
+            with first_call_made():
+                return again()
         except NotPeriodicError as reason:
             before.restore()
             raise ChangesModelError(f"{error}. {_not_made(reason)}") from None

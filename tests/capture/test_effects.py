@@ -675,6 +675,35 @@ def test_a_set_that_has_what_it_had_is_no_change() -> None:
         capture(model, (example(),))
 
 
+def another_number(m: Any, x: Tensor) -> Tensor:
+    made: Tensor = m.linear(x) * m.table["scale"]
+    m.table["scale"] = m.table["other"]  # culprit
+    return made
+
+
+def another_module(m: Any, x: Tensor) -> Tensor:
+    made: Tensor = m.used(x)
+    m.used = m.linear  # culprit
+    return made
+
+
+@pytest.mark.parametrize("body", [another_number, another_module], ids=lambda body: body.__name__)
+def test_what_the_first_call_reads_and_puts_elsewhere_is_a_change(body: Callable[[Any, Any], Any]) -> None:
+    """Behind that call, every other one puts the same in its own place."""
+
+    def model() -> Stateful:
+        made = Stateful(body)
+        made.table = {"scale": torch.ones(SIZE), "other": torch.zeros(SIZE)}  # type: ignore[dict-item]
+        made.used = nn.Linear(SIZE, SIZE)
+        return made
+
+    with pytest.raises(CaptureError, match=r"the forward changes model\..*# culprit"):
+        capture(model(), (example(),))
+    called = model()
+    called(example())
+    assert not capture(called, (example(),)).mutations
+
+
 def from_numbers(m: Any, x: Tensor) -> Tensor:
     if m.number == 0:
         m.number = int(x.max())  # culprit

@@ -6,6 +6,7 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -21,6 +22,21 @@ from ..lines import lines_in
 from .readable import MODEL_SOURCE, readable
 
 _BUFFERS = re.compile(re.escape(MODEL_SOURCE) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
+
+
+_FIRST_CALL_MADE: ContextVar[bool] = ContextVar("whether the model is as its first call has left it", default=False)
+
+
+@contextmanager
+def first_call_made() -> Iterator[None]:
+    """Inside, objects that are put in their own places count as changes: what the first call has put there was another
+    before, which that call may have read.
+    """
+    token = _FIRST_CALL_MADE.set(True)
+    try:
+        yield
+    finally:
+        _FIRST_CALL_MADE.reset(token)
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,8 @@ def _is_as_it_was(variable: Any) -> bool:
     before, after = variable.original_items, variable.items
     if isinstance(variable, SetVariable):
         return _keys(before) == _keys(after)
+    if _FIRST_CALL_MADE.get() and after:
+        return False
     is_so = map(_is_same, before.values(), after.values())
     return list(map(_constant, before)) == list(map(_constant, after)) and all(is_so)
 
@@ -126,7 +144,7 @@ def _changed(effects: SideEffects, variable: Any) -> list[str]:
 def _is_put_back(variable: Any, name: str, before: Any, value: Any) -> bool:
     """Whether an attribute has the very object that it had, or the same constant."""
     is_same_object = value.source is not None and value.source == AttrSource(variable.source, name)
-    return is_same_object or (
+    return (is_same_object and not _FIRST_CALL_MADE.get()) or (
         value.is_python_constant()
         and hasattr(before, name)
         and same_constant(value.as_python_constant(), getattr(before, name))
