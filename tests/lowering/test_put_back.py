@@ -33,6 +33,7 @@ class Model(nn.Module):
         self.register_buffer("mean", torch.randn(SIZE))
         self.register_buffer("variance", torch.rand(SIZE))
         self.widths, self.tables = [1, 2], {"a": [1, 2], "b": [3]}
+        self.current, self.plain = self.tied, {"a": torch.ones(SIZE).double(), "b": torch.ones(SIZE)}
         self.double()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,8 +75,16 @@ def a_list_in_a_dict(m: Any, x: Tensor) -> Tensor:
     return x * sum(m.tables["a"])
 
 
+def a_module_beside_plain_tensors(m: Any, x: Tensor) -> Tensor:
+    kept, m.current = m.current, m.seq
+    x = m.current(x)
+    m.current = kept
+    return m.current(x) * m.plain["a"]
+
+
 BODIES: list[Body] = [
     one_weight, all_of_them, twice, both_of_two_that_are_tied, buffers, a_list, a_list_in_a_dict,
+    a_module_beside_plain_tensors,
 ]  # fmt: skip
 
 

@@ -45,8 +45,9 @@ _OF_A_CALL = frozenset(
         "TORCH_FUNCTION_STATE",
     }
 )
-# The arguments of the capture and what its own code reads; and what it switches off of distributions.
-_OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput")
+# The arguments of the capture, what its own code reads, and what it changes itself for plain tensors (which buffers
+# checkpoints leave out, which a module asks when an attribute is set); and what it switches off of distributions.
+_OF_CAPTURE = ("L['flat_args']", "pytree", "ExportTracerOutput", "_non_persistent_buffers_set")
 _SWITCHED_OFF = "._validate_args"
 _IDENTITY = re.compile(r"(___check_(?:obj|type)_id\(.*), \d+\)")
 _UNNAMED = re.compile(r"G\['(___unnamed_scope_\w+)'\]")
