@@ -189,13 +189,14 @@ def _leaner(planner: _P, travelling_bytes: int) -> Iterator[_P]:
     sizes that hold all that travels the smallest.
     """
     if planner.bucket_bytes and planner.limit.allowed_bytes is not None:
+        lean = planner.having(gathers_ahead=False, says_bounds=False)
         if planner.gathers_ahead:
-            yield planner.having(gathers_ahead=False)
+            yield lean
         smaller = [size for size in LEAN_BUCKETS_BYTES if size < planner.bucket_bytes]
-        for lean in smaller:
-            if lean == smaller[-1] or travelling_bytes > smaller[-1]:
-                yield planner.having(bucket_bytes=lean, gathers_ahead=False, says_bounds=False)
-        yield planner.having(bucket_bytes=0, gathers_ahead=True, says_bounds=False)
+        for size in smaller:
+            if size == smaller[-1] or travelling_bytes > smaller[-1]:
+                yield lean.having(bucket_bytes=size)
+        yield lean.having(bucket_bytes=0, gathers_ahead=True)
 
 
 def _is_near(planner: Planning, found: Found) -> bool:

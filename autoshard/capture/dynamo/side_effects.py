@@ -22,8 +22,6 @@ from ..lines import lines_in
 from .readable import MODEL_SOURCE, readable
 
 _BUFFERS = re.compile(re.escape(MODEL_SOURCE) + r"(?P<path>.*?)\.(_buffers|__dict__\['_buffers'\])")
-
-
 _FIRST_CALL_MADE: ContextVar[bool] = ContextVar("whether the model is as its first call has left it", default=False)
 
 
