@@ -92,6 +92,11 @@ def _masked(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.dropout(scores.softmax(dim=-1), 0.5, training=False) @ v
 
 
+def _of_equations(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """All products as equations, as lucidrains' Perceiver has them."""
+    return torch.einsum("bij,bjd->bid", torch.einsum("bid,bjd->bij", q, k).softmax(-1), v)
+
+
 def _sorted_between(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Something between that nobody here knows."""
     scores = torch.bmm(q, k.transpose(1, 2))
@@ -122,6 +127,7 @@ ATTENTION = {
     "disentangled": _disentangled,
     "decomposed": _decomposed,
     "masked": _masked,
+    "of equations": _of_equations,
     "sorted between": _sorted_between,
     "written": _written,
     "zeroed": _zeroed,

@@ -373,7 +373,14 @@ def _product_with_the_same(x: Tensor, y: Tensor, of_x: str, new: str, of_y: str,
     return product_of_equation(x, y.expand(*sizes, *y.shape), of_x, new + of_y, made)
 
 
-PRODUCTS = (product, _product_and_sum, F.scaled_dot_product_attention)
+PRODUCTS = (
+    product,
+    _product_and_sum,
+    _product_with_the_same,
+    F.scaled_dot_product_attention,
+    torch.functional.einsum,
+)
+"""Functions of the calls that multiply."""
 _IN_PLACE: Mapping[Any, Any] = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
