@@ -195,6 +195,21 @@ class Equations(nn.Module):
         return self.o((y.transpose(1, 2) if self.turns else y).reshape(B, T, H * D)).square().mean()
 
 
+class EquationsOfThree(nn.Module):
+    """Linear attention, as Performer's: equations of three tensors, with dots for rows and heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(H * D, H * D) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).view(B, T, H, D).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k = q.softmax(-1), k.exp()
+        total = torch.einsum("...nd,...d->...n", q, k.sum(-2))
+        y = torch.einsum("...de,...nd,...n->...ne", torch.einsum("...nd,...ne->...de", k, v), q, 1 / total)
+        return self.o(y.transpose(1, 2).reshape(B, T, H * D)).square().mean()
+
+
 def _model(name: str) -> nn.Module:
     torch.manual_seed(0)
     others: dict[str, Callable[[], nn.Module]] = {
@@ -202,12 +217,21 @@ def _model(name: str) -> nn.Module:
         "one projection": OneProjection,
         "windows": Windows,
         "equations": lambda: Equations("b h i d, b h j d -> b h i j", "b h i j, b h j d -> b h i d", True),
+        "equations of three": EquationsOfThree,
         "equations of heads behind": lambda: Equations("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd", False),
     }
     return (others[name]() if name in others else Folded(ATTENTION[name])).double()
 
 
-ALL = (*ATTENTION, "steps first", "one projection", "windows", "equations", "equations of heads behind")
+ALL = (
+    *ATTENTION,
+    "steps first",
+    "one projection",
+    "windows",
+    "equations",
+    "equations of heads behind",
+    "equations of three",
+)
 X = torch.randn(B, T, H * D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
@@ -249,28 +273,34 @@ def test_what_has_no_heads_in_its_batch_stays(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("equation", "x", "y"),
+    ("equation", "shapes"),
     [
-        ("abij,abjk->abik", (2, 3, 4, 5), (2, 3, 5, 6)),
-        ("bqhd,bkhd->bhqk", (2, 4, 3, 5), (2, 6, 3, 5)),
-        ("xaybz,azwbv->bwvxya", (2, 3, 4, 2, 5), (3, 5, 2, 2, 3)),  # rows and columns of two dims each
-        ("abkl,abkl->ab", (2, 3, 4, 5), (2, 3, 4, 5)),  # of one row and one column
-        ("abcj,abcj->abc", (2, 3, 1, 5), (2, 3, 1, 5)),
-        ("abij,abjk->aik", (2, 3, 4, 5), (2, 3, 5, 6)),  # one dim in front: torch's own
-        ("abij,abkl->abijkl", (2, 3, 4, 5), (2, 3, 2, 2)),  # nothing is summed: torch's own
-        ("abij,abjk->abik", (2, 3, 4, 5), (1, 3, 5, 6)),  # the same for all rows: torch's own
+        ("abij,abjk->abik", ((2, 3, 4, 5), (2, 3, 5, 6))),
+        ("bqhd,bkhd->bhqk", ((2, 4, 3, 5), (2, 6, 3, 5))),
+        ("xaybz,azwbv->bwvxya", ((2, 3, 4, 2, 5), (3, 5, 2, 2, 3))),  # rows and columns of two dims each
+        ("abkl,abkl->ab", ((2, 3, 4, 5), (2, 3, 4, 5))),  # of one row and one column
+        ("abcj,abcj->abc", ((2, 3, 1, 5), (2, 3, 1, 5))),
+        ("abij,abjk->aik", ((2, 3, 4, 5), (2, 3, 5, 6))),  # one dim in front: torch's own
+        ("abij,abkl->abijkl", ((2, 3, 4, 5), (2, 3, 2, 2))),  # nothing is summed: torch's own
+        ("abij,abjk->abik", ((2, 3, 4, 5), (1, 3, 5, 6))),  # the same for all rows: torch's own
+        ("...ij,...jk", ((2, 3, 4, 5), (2, 3, 5, 6))),
+        ("...a,...b->...ab", ((3, 4), (2, 3, 5))),  # dots of one dim and of two
+        ("...de,...nd,...n->...ne", ((2, 3, 4, 5), (2, 3, 6, 4), (2, 3, 6))),
+        ("i,bj,k,l->lkij", ((2,), (1, 3), (4,), (5,))),
+        ("bij,bjk,bkl->", ((2, 3, 4), (1, 4, 5), (2, 5, 1))),
+        ("ii,ij,jk->ik", ((3, 3), (3, 4), (4, 2))),  # a label twice: torch's own
     ],
 )
 def test_products_by_an_equation_are_torchs_with_their_gradients(
-    equation: str, x: tuple[int, ...], y: tuple[int, ...]
+    equation: str, shapes: tuple[tuple[int, ...], ...]
 ) -> None:
     class Multiplied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.x, self.y = (nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in (x, y))
+            self.given = nn.ParameterList(torch.randn(shape, dtype=torch.float64) for shape in shapes)
 
         def forward(self, z: Tensor) -> Tensor:
-            return (torch.einsum(equation, self.x, self.y) * z).sin().sum()
+            return (torch.einsum(equation, *self.given) * z).sin().sum()
 
     args = (torch.ones(1, dtype=torch.float64),)
     check_as_before(

@@ -13,6 +13,7 @@ from ..examples import note, shape_of, tensor_of
 from .attention_parts import attention_in_parts, attention_of_one_head, is_of_one_head, is_without_kernel
 from .bags import can_be_added_up, embedding_bag
 from .batch_inside import keep_batch_inside
+from .equations import take_in_pairs
 from .folded_heads import keep_heads_apart
 from .matrix_functions import leave_looks_out
 from .matrix_products import is_product, product, take_equation_apart
@@ -37,10 +38,10 @@ BY_POSITION = {operator.getitem: by_position, operator.setitem: write_by_positio
 def take_apart(module: fx.GraphModule) -> int:
     """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, but for
     those on packed sequences, bags, attention of several heads, without a kernel or to one head, products of matrices
-    with several dims in front, or with a batch that is not in front, spreads and lengths over the batch, batches in a
-    list that are joined again, pieces of one dim that are joined along another, windows by strides, functions of
-    matrices, picking from each row, writing into each, picking by numbers in a row, and means that are written as
-    pools.
+    with several dims in front, or with a batch that is not in front, equations of three tensors or more, spreads and
+    lengths over the batch, batches in a list that are joined again, pieces of one dim that are joined along another,
+    windows by strides, functions of matrices, picking from each row, writing into each, picking by numbers in a row,
+    and means that are written as pools.
 
     Returns:
         The dim of the batch in what the model is called with.
@@ -49,7 +50,8 @@ def take_apart(module: fx.GraphModule) -> int:
     batch = next(iter(first_shape(module.graph)[dim:]), 0)
     leave_looks_out(module)
     for node in module.graph.nodes:
-        move_pieces(node)
+        if not move_pieces(node):
+            take_in_pairs(node)
     keep_heads_apart(module.graph, batch)
     for node in module.graph.nodes:
         if is_product(node):
