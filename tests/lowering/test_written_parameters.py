@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import autoshard
 from autoshard.capture import capture
-from autoshard.errors import InputError
+from autoshard.errors import CaptureError, InputError
 from autoshard.mesh import Mesh
 
 from ..fuzz.random_plans import random_plan
@@ -57,7 +57,15 @@ def read_before(s: Around, x: Tensor) -> Tensor:
     return s.leave(hidden + s.enter.bias)
 
 
-BODIES = {"clamped": clamped, "data": clipped_data, "norm": of_norm_one, "before": read_before}
+def moved(s: Around, x: Tensor) -> Tensor:
+    """As MoCo's second encoder follows the first one."""
+    with torch.no_grad():
+        s.leave.weight.data = s.leave.weight.data * 0.9 + s.enter.weight.mT * 0.1
+        s.alone.data = 0.5 * s.alone
+    return s.leave(s.enter(x)) * s.alone.sum()
+
+
+BODIES = {"clamped": clamped, "data": clipped_data, "norm": of_norm_one, "before": read_before, "moved": moved}
 
 
 def example(name: str) -> tuple[nn.Module, tuple[Tensor]]:
@@ -85,3 +93,33 @@ def test_of_several_micro_batches_it_is_refused() -> None:
     model, args = example("clamped")
     with pytest.raises(InputError, match="writes into the parameter scale, and a step of 2 micro-batches"):
         autoshard.plan(model, args, mesh="a=2", hardware="cpu-gloo", micro_batches=2)
+
+
+def used_elsewhere(s: Around, x: Tensor) -> Tensor:
+    moved = s.alone.detach() * 0.5
+    s.alone.data = moved
+    return s.leave(s.enter(x)) * moved.sum()
+
+
+def read_afterwards(s: Around, x: Tensor) -> Tensor:
+    before = s.alone.data
+    s.alone.data = s.alone.data * 0.5
+    return s.leave(s.enter(x)) * before.sum()
+
+
+def of_another(s: Around, x: Tensor) -> Tensor:
+    s.leave.weight.data = s.enter.weight.data.t()
+    return s.leave(s.enter(x))
+
+
+def read_with_a_gradient(s: Around, x: Tensor) -> Tensor:
+    hidden = s.enter(x)
+    s.enter.weight.data = s.enter.weight.data * 0.5
+    return s.leave(hidden)
+
+
+@pytest.mark.parametrize("body", [used_elsewhere, read_afterwards, of_another, read_with_a_gradient])
+def test_other_memory_is_refused_where_it_is_not_as_a_write(body: Callable[[Around, Tensor], Tensor]) -> None:
+    model, args = Around(body).double(), (torch.randn(8, 2, 8, dtype=torch.float64),)
+    with pytest.raises(CaptureError, match=r"gives a tensor other memory at .*\.data = .*copy_\(value\)"):
+        capture(model, args)

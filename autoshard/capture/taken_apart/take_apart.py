@@ -19,6 +19,7 @@ from .matrix_functions import leave_looks_out
 from .matrix_products import is_product, product, take_equation_apart
 from .moved_pieces import move_pieces
 from .multihead import has_a_batch, multihead_attention
+from .put_data import write_data
 from .put_together import put_together
 from .recurrent import STEP_BY_STEP
 from .row_numbers import as_range, by_position, is_mapped, map_dims, part, positions, write_by_position
@@ -41,7 +42,7 @@ def take_apart(module: fx.GraphModule) -> int:
     with several dims in front, or with a batch that is not in front, equations of three tensors or more, spreads and
     lengths over the batch, batches in a list that are joined again, pieces of one dim that are joined along another,
     windows by strides, functions of matrices, picking from each row, writing into each, picking by numbers in a row,
-    and means that are written as pools.
+    means that are written as pools, and data that is assigned.
 
     Returns:
         The dim of the batch in what the model is called with.
@@ -49,9 +50,8 @@ def take_apart(module: fx.GraphModule) -> int:
     dim = batch_dim(module.graph)
     batch = next(iter(first_shape(module.graph)[dim:]), 0)
     leave_looks_out(module)
-    for node in module.graph.nodes:
-        if not move_pieces(node):
-            take_in_pairs(node)
+    for node in list(module.graph.nodes):
+        _ = write_data(node) or move_pieces(node) or take_in_pairs(node)
     keep_heads_apart(module.graph, batch)
     for node in module.graph.nodes:
         if is_product(node):
