@@ -97,6 +97,22 @@ def _of_equations(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bij,bjd->bid", torch.einsum("bid,bjd->bij", q, k).softmax(-1), v)
 
 
+def _of_windows(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Queries of a window see that one and the one before, as in lucidrains' local attention; turned by halves."""
+
+    def around(x: Tensor) -> Tensor:
+        padded = F.pad(x, (0, 0, 0, 0, 1, 0), value=-1.0)
+        return torch.cat([padded[:, k : k + 3, ...] for k in range(2)], dim=2)
+
+    def turned(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return x + torch.cat((-second, first), dim=-1)
+
+    q, k, v = (each.reshape(-1, 3, 2, D) for each in (q, k, v))
+    scores = torch.einsum("bhie,bhje->bhij", turned(q), turned(around(k)))
+    return torch.einsum("bhij,bhje->bhie", scores.softmax(-1), around(v)).reshape(-1, T, D)
+
+
 def _sorted_between(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Something between that nobody here knows."""
     scores = torch.bmm(q, k.transpose(1, 2))
@@ -128,6 +144,7 @@ ATTENTION = {
     "decomposed": _decomposed,
     "masked": _masked,
     "of equations": _of_equations,
+    "of windows": _of_windows,
     "sorted between": _sorted_between,
     "written": _written,
     "zeroed": _zeroed,

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from ..examples import example
+from ..examples import example, shape_of
 from .equations import equation_of
 from .matrix_products import are_matrices, product, product_of_equation
 from .moved_pieces import moved
@@ -255,6 +255,45 @@ def _unbound(node: fx.Node, folds: Folds, batch: int) -> Call | None:
     return Call(torch.unbind, (Apart(x, fold), beside), fold=fold.at(fold.dim - (beside < fold.dim)))
 
 
+def _joined(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """Tensors of the same rows and heads behind each other along another dim."""
+    given, *rest = _args(node) if node.args else ((),)
+    dim = rest[0] if rest else _kwargs(node).get("dim", 0)
+    found = [x for x in given if x in folds] if isinstance(given, (tuple, list)) else []
+    if not found or type(dim) is not int or node.kwargs.keys() - {"dim"}:
+        return None
+    fold, rank = folds[found[0]], example(found[0]).dim()
+    if any(len(shape_of(x)) != rank for x in given):
+        return None
+    beside, tensors = _beside(dim, fold, rank), [_aligned(x, fold, folds) for x in given]
+    if beside is None or not all(isinstance(x, Apart) for x in tensors):
+        return None
+    return Call(node.target, (tensors, beside), fold=fold)
+
+
+def _cut(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """Pieces of another dim, which are taken by their numbers alone."""
+    x, *given = _args(node)
+    dim = given[1] if len(given) == 2 else _kwargs(node).get("dim", 0)
+    if x not in folds or not given or type(dim) is not int or node.kwargs.keys() - {"dim"}:
+        return None
+    beside = _beside(dim, folds[x], example(x).dim())
+    if beside is None or any(user.target is not operator.getitem for user in node.users):
+        return None
+    return Call(node.target, (Apart(x, folds[x]), given[0], beside), fold=folds[x])
+
+
+def _padded(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """With a number around it, along dims behind the one that is folded."""
+    x, pad, *rest = (*_args(node), None)[: len(node.args) or 2]
+    if x not in folds or not isinstance(pad, (tuple, list)) or rest[:1] not in ([], ["constant"]):
+        return None
+    fold, behind = folds[x], 2 * (example(x).dim() - 1 - folds[x].dim)
+    if node.kwargs.get("mode", "constant") != "constant" or any(pad[behind:]):
+        return None
+    return Call(node.target, (Apart(x, fold), tuple(pad[:behind]), *rest), _kwargs(node), fold)
+
+
 def _picked(node: fx.Node, folds: Folds, batch: int) -> Call | None:
     """One of several tensors; or ranges and single numbers of dims, and new dims, beside that which is folded."""
     x, index = _args(node)
@@ -264,6 +303,10 @@ def _picked(node: fx.Node, folds: Folds, batch: int) -> Call | None:
     if isinstance(example(x), tuple):
         return Call(operator.getitem, (Apart(x, fold), index), fold=fold)
     entries = list(index) if isinstance(index, tuple) else [index]
+    if ... in entries:
+        missing = example(x).dim() - sum(entry is not None and entry is not ... for entry in entries)
+        at = entries.index(...)
+        entries[at : at + 1] = [slice(None)] * missing
     if not all(entry is None or type(entry) in (int, slice) for entry in entries):
         return None
     dim = place = 0  # of the tensor, and of the result
@@ -413,6 +456,9 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((torch.transpose, "transpose", torch.swapaxes, "swapaxes", getattr), _transposed),
     **dict.fromkeys((torch.permute, "permute"), _permuted),
     **dict.fromkeys((torch.unbind, "unbind"), _unbound),
+    **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _joined),
+    **dict.fromkeys((torch.chunk, "chunk", torch.split, "split"), _cut),
+    **dict.fromkeys((F.pad, torch._C._nn.pad), _padded),
     operator.getitem: _picked,
     **dict.fromkeys((operator.matmul, torch.matmul, "matmul", torch.bmm, "bmm"), _multiplied),
     **dict.fromkeys((torch.baddbmm, "baddbmm"), _multiplied_and_added),
