@@ -40,6 +40,17 @@ def scaled(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
     return x.square().mean()
 
 
+def labelled(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    """As SAM adds to points what they are."""
+    x = x.clone()
+    x[t == 0] = 0.0
+    x[t == 0] += s.table.weight[0]
+    x[m] *= 1.5
+    x[m] -= s.norm.weight
+    x[t == 1] /= 2.0
+    return x.square().mean()
+
+
 def joined(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
     """As Qwen3-VL adds features of pictures to the words in whose places they are."""
     x = x.clone()
@@ -98,6 +109,7 @@ def changing(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
 
 
 BODIES: dict[str, Body] = {
+    "labelled": labelled,
     "mean": lambda s, x, t, m: x[m].mean(),
     "sum of squares": lambda s, x, t, m: x[m].pow(2).sum() / m.sum(),
     "sum over how many": lambda s, x, t, m: (x[m] ** 2).sum() / x[m].shape[0],

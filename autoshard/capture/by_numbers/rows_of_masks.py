@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,15 @@ _HALF = (torch.float16, torch.bfloat16)
 _OF_BOUNDS = {"sym_max": torch.maximum, "sym_min": torch.minimum}
 
 
+_ANEW: Mapping[Any, Any] = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
+"""What computes anew what an operator of Python's writes into its first argument."""
+
+
 @dataclass(frozen=True)
 class _Rows:
     """In the place of the rows that ``mask`` picks all rows, of shape (*mask.shape, *rest)."""
@@ -77,7 +86,20 @@ class _Rows:
 def compute_of_all_rows(graph: fx.Graph) -> None:
     """Rewrites a traced forward, as far as it reads rows that masks pick in such ways."""
     if any(is_unknown(example(node)) for node in graph.nodes):
+        for node in graph.nodes:
+            _change_a_copy(node)
         _Rewriting(graph).run()
+
+
+def _change_a_copy(node: fx.Node) -> None:
+    """Has ``x[mask] += y`` compute its sum anew: what a mask picks is a copy, which nobody else reads here."""
+    rows = _first(node) if node.target in _ANEW and len(node.args) == 2 else None
+    if not isinstance(rows, fx.Node) or rows.target is not operator.getitem or list(rows.users) != [node]:
+        return
+    other, value = tensor_of(node.args[1]), tensor_of(rows)
+    is_alike = other is None or (value is not None and other.dtype == value.dtype)
+    if is_alike and is_unknown(value) and mask_of(_with_what_is_behind(rows.args[1])[0]) is not None:
+        node.target = _ANEW[node.target]
 
 
 class _Rewriting:
