@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import warnings
@@ -20,8 +21,9 @@ from .apply import parallelize
 from .capture import as_arguments, capture, captured_once, described, in_mode, model_key
 from .constraints import Constraints, Given, gather_constraints
 from .disk_cache import disk_cache
-from .errors import ConstraintError, LayoutError, MeshError
+from .errors import ConstraintError, InputError, LayoutError, MeshError
 from .garbage import seldom_collected
+from .layout import format_layout
 from .lowering import Random, check_class, check_random, check_untaken, code_digest, from_first_rank, mesh_of
 from .mesh import HybridMesh, Mesh
 from .mesh_search import Asked, search_meshes, shapes_of
@@ -262,6 +264,8 @@ def auto_parallelize(
     *,
     hardware: str | cost_models.Profile | None = None,
     random: Random = "per-shard",
+    batches: Sequence[int] = (),
+    and_evaluation: bool = False,
     **options: Any,
 ) -> nn.Module:
     """Plans a model for a mesh and applies the plan: one call on every rank of a job.
@@ -273,7 +277,9 @@ def auto_parallelize(
         mesh: the DeviceMesh of the job, with axis names.
         example_inputs, example_kwargs: example arguments with the *global* shapes of a step.
         hardware: as for :func:`plan`; by default ``cpu-gloo`` on CPU and ``dgx-h100`` on CUDA.
-        random: as for :func:`parallelize`.
+        random, batches: as for :func:`parallelize`.
+        and_evaluation: plan the forward of ``eval()`` as well, which calls under ``no_grad`` or ``inference_mode`` run
+            in that mode. It holds parameters and inputs as the step does; the constraints are those of the step alone.
         options: objective, constraints, pins, held_as, evaluation, backend, time_limit_s, tie_layers, checkpointing,
             micro_batches, bucket, param_dtype, reduce_dtype, optimizer, memory, memory_soft, against, name, cache,
             progress: as
@@ -283,8 +289,13 @@ def auto_parallelize(
         The module to train; ``module.plan`` is its plan.
 
     Raises:
+        InputError: ``and_evaluation`` beside ``evaluation``, which plans a forward alone.
         What :func:`plan` and :func:`parallelize` raise. If planning fails, every rank raises.
     """
+    if and_evaluation and options.get("evaluation"):
+        raise InputError(
+            "evaluation=True plans a forward alone, and_evaluation=True one beside the step; give one of them"
+        )
     check_random(random)
     check_class(model)
     check_untaken(model)
@@ -295,7 +306,11 @@ def auto_parallelize(
 
     def make(say: Callable[[str], None]) -> str:
         told = {"progress": say, **options}
-        return dump_plan(plan(model, example_inputs, example_kwargs, mesh=axes, hardware=hardware, **told))
+        made = [plan(model, example_inputs, example_kwargs, mesh=axes, hardware=hardware, **told)]
+        if and_evaluation:
+            told |= _of_evaluation(made[0])
+            made.append(plan(model, example_inputs, example_kwargs, mesh=axes, hardware=hardware, **told))
+        return json.dumps([dump_plan(each) for each in made])
 
     def meanwhile() -> None:
         with suppress(Exception), _as_planned(model, bool(options.get("evaluation"))):  # the first rank says why
@@ -305,8 +320,15 @@ def auto_parallelize(
     graphs = disk_cache("graphs", code_digest()) if options.get("cache", True) else None
     with captured_once(graphs):  # each rank for itself, the first one as it plans, the others while it does
         text = from_first_rank(mesh, make, "planning", meanwhile)
-        made = parse_plan(text, "the plan of the first rank")
-        return parallelize(model, made, mesh, example_inputs, example_kwargs, random=random)
+        made = [parse_plan(each, "the plan of the first rank") for each in json.loads(text)]
+        return parallelize(model, made, mesh, example_inputs, example_kwargs, random=random, batches=batches)
+
+
+def _of_evaluation(step: ShardingPlan) -> dict[str, Any]:
+    """What :func:`plan` is told of a forward for evaluation beside a step, where it differs from what the step was."""
+    inputs = [f"{entry.name}={format_layout(entry.layout, step.mesh)}" for entry in step.inputs]
+    alone = {"constraints": (), "micro_batches": 1, "against": None}
+    return {"evaluation": True, "held_as": step, "pins": inputs, **alone}
 
 
 @contextmanager

@@ -166,4 +166,13 @@ class _Part:
         if batch is not None and given == part:
             return self.index * given[batch]
         read = f", or {list(part)}, what a rank reads of it" if self.count > 1 and batch is not None else ""
-        raise InputError(f"{entry.name} has shape {list(given)}; the full batch is {list(full)}{read}")
+        said = f"{entry.name} has shape {list(given)}; the full batch is {list(full)}{read}"
+        if batch is None or len(given) != len(full) or 0 in given:
+            raise InputError(said)
+        rows = given[batch]
+        if (*full[:batch], rows, *full[batch + 1 :]) == given:
+            said += (
+                f". A batch of {rows} wants parallelize(..., batches=[{rows}]), or auto_parallelize likewise, and "
+                f"shard_inputs(..., batch={rows})"
+            )
+        raise InputError(said)

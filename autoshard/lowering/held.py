@@ -20,6 +20,11 @@ from ..plans import ShardingPlan, TensorEntry
 from .adapter import Remembered
 from .placements import placements_of
 
+_UNFREEZE = (
+    "set requires_grad before the model is planned (what trains later is planned as trained, and may be frozen for a "
+    "while after it)"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class _Place:
@@ -98,7 +103,7 @@ class HeldTensors:
         if tensor.device.type != self._mesh.device_type:
             raise _mismatch(place, f"is on {tensor.device}", f"move it back to {self._mesh.device_type}")
         if tensor.requires_grad and not place.is_trained and torch.is_grad_enabled():
-            raise _mismatch(place, "requires a gradient", "set requires_grad before the model is planned")
+            raise _mismatch(place, "requires a gradient", _UNFREEZE)
         if place.placements is not None:
             self._check_placed(place, tensor)
 

@@ -140,7 +140,8 @@ def _sentence(condition: str, line: str) -> str:
     if ".training ==" in condition:
         return (
             f"the model was captured when `{condition}`{at}, and is in the other mode (training or evaluation) now; "
-            "make another plan for that mode, and give parallelize both"
+            "make another plan for that mode (autoshard.plan(..., evaluation=True, held_as=PLAN)) and give parallelize "
+            "both, or have auto_parallelize make both (and_evaluation=True)"
         )
     return f"the model was captured when `{condition}`{at}, which no longer holds; {_AGAIN}"
 

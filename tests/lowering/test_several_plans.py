@@ -105,6 +105,26 @@ def test_a_call_that_no_plan_was_made_for_says_what_each_was_made_for_and_how_to
     assert "captured under torch.no_grad" in str(refusal(lambda m: m(numbers(6)), parallel))
 
 
+def test_one_call_plans_for_evaluation_and_serves_other_sizes_too(mesh: DeviceMesh) -> None:
+    reference = Net()
+    pins = ["head.weight=dp:R"]  # evaluation has no head: what is said of the step is not said of it
+    options: dict[str, Any] = {"and_evaluation": True, "batches": [3], "pins": pins, "micro_batches": 1}
+    parallel = autoshard.auto_parallelize(deepcopy(reference), mesh, (numbers(6),), hardware="cpu-gloo", **options)
+    assert is_parity(steps, (parallel, reference))
+
+
+def test_a_forward_alone_is_not_planned_beside_a_step(mesh: DeviceMesh) -> None:
+    with pytest.raises(InputError, match="give one of them"):
+        autoshard.auto_parallelize(Net(), mesh, (numbers(6),), evaluation=True, and_evaluation=True)
+
+
+def test_the_wrong_mode_and_the_wrong_size_say_how_one_call_plans_both(mesh: DeviceMesh) -> None:
+    parallel = autoshard.auto_parallelize(Net(), mesh, (numbers(6),), hardware="cpu-gloo")
+    with pytest.raises(InputError, match=r"A batch of 3 wants .*batches=\[3\]\).*shard_inputs\(..., batch=3\)"):
+        autoshard.shard_inputs(autoshard.plan_of(parallel), mesh, numbers(3))
+    assert "and_evaluation=True" in str(refusal(lambda m: m.eval()(numbers(6)), parallel))
+
+
 def test_a_plan_for_evaluation_alone_is_captured_in_that_mode(mesh: DeviceMesh, plans: list[ShardingPlan]) -> None:
     reference = Net()
     parallel = autoshard.parallelize(deepcopy(reference), plans[1], mesh)

@@ -144,7 +144,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "shape": (lambda m: setattr(m, "scale", torch.ones(1)), "the buffer scale has shape [1] now"),
     "none": (lambda m: setattr(m, "w", None), "the parameter w is gone now"),
     "deleted": (lambda m: delattr(m, "w"), "the parameter w is gone now"),
-    "frozen parameter trained": (lambda m: m.frozen.requires_grad_(), "frozen: set requires_grad before"),
+    "frozen parameter trained": (lambda m: m.frozen.requires_grad_(), "and may be frozen for a while after it"),
     "trained buffer": (lambda m: m.scale.requires_grad_(), "the buffer scale requires a gradient now"),
 }
 
