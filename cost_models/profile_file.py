@@ -10,6 +10,7 @@ from .errors import ProfileError
 from .profile import VERSION, Profile
 from .profile_schema import profile_of
 from .profile_text import parse, spell, text_of
+from .safe_yaml import of_another_kind
 from .spelling import did_you_mean
 
 READABLE = (1, VERSION)
@@ -90,6 +91,8 @@ def _entries(text: str) -> dict[Any, Any]:
     if not isinstance(entries, dict):
         found = "is empty" if entries is None else f"holds a {type(entries).__name__}"
         raise ProfileError(f"the file {found}; a profile is a mapping that starts with version: {VERSION}")
+    if kind := of_another_kind(entries, "profile"):
+        raise ProfileError(f"the file is {kind}, and no profile; name a preset or a profile")
     version = entries.get("version")
     if "version" in entries and (version not in READABLE or isinstance(version, bool)):
         known = " and ".join(map(str, READABLE))

@@ -27,6 +27,13 @@ MAX_NODES = 1_000_000
 MAX_KEY_CHARS = 1000
 """Characters of a key as written; YAML itself ends at 1024."""
 
+_KINDS = {
+    "plan": ("a plan", frozenset({"autoshard_plan"})),
+    "constraints": ("a file of constraints", frozenset({"autoshard_constraints"})),
+    "profile": ("a hardware profile", frozenset({"version", "provenance"})),
+}
+"""What errors call each kind of file, and the keys that only files of it have together."""
+
 Path: TypeAlias = tuple[str | int, ...]
 """The keys and positions that lead from the document to one of its values."""
 
@@ -82,6 +89,16 @@ def read(text: str, noun: str, scalar: Scalar) -> Any:
     return _Reader(text, noun, scalar, None).document()
 
 
+def of_another_kind(document: Any, noun: str) -> str:
+    """Which file of ours a document is, where it is not the kind that was asked for: ``a plan``; else nothing.
+
+    >>> of_another_kind({"autoshard_plan": "8"}, "profile"), of_another_kind({"autoshard_plan": "8"}, "plan")
+    ('a plan', '')
+    """
+    keys = document.keys() if isinstance(document, dict) else frozenset()
+    return next((said for kind, (said, own) in _KINDS.items() if kind != noun and own <= keys), "")
+
+
 def line_of(text: str, path: Path) -> int | None:
     """The line, from 1, of the deepest value on ``path`` that the text has. Reads it again: errors are rare."""
     lines: dict[Path, int] = {}
@@ -109,7 +126,7 @@ class _Reader:
         self._expect(yaml.StreamStartEvent)
         start = next(self.events)
         if isinstance(start, yaml.StreamEndEvent):
-            raise YamlError(f" is empty; it should hold a {self.noun}")
+            raise YamlError(f" is empty; it should hold {'' if self.noun.endswith('s') else 'a '}{self.noun}")
         if isinstance(start, yaml.DocumentStartEvent) and (start.version or start.tags):
             self._refuse(start, f"YAML directives (%...) are not allowed in a {self.noun} file; remove them")
         node = self._node(next(self.events), ())

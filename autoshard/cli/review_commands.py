@@ -230,6 +230,8 @@ def _share(text: str) -> float:
         share = math.nan
     if not 0 <= share < math.inf:
         fail(f"cannot read {text!r} for --within; write a share, for example 1%", EXIT_MISTAKE)
+    if share > 1 and not number.endswith("%"):
+        fail(f"--within {number} is {share:.0%}; write {number}% or {share / 100:g}", EXIT_MISTAKE)
     return share
 
 

@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import AutoshardError, ConstraintError, InfeasibleError, LayoutError, MeshError, PlanFileError
 from ..mesh import Mesh
-from ..plans.text.yaml_text import Path, compose, line_of, shorten
+from ..plans.text.yaml_text import Path, compose, line_of, of_another_kind, shorten
 from .baselines import baseline
 from .values import SCHEME_ALIASES, Constraint, parse_constraint
 
@@ -120,7 +120,10 @@ def _document(path: str, mesh: Mesh) -> tuple[_Document, str]:
     """A file as checked values, and as text."""
     text = _text(path)
     try:
-        document = _Document.model_validate(compose(text, path, "constraints"))
+        composed = compose(text, path, "constraints")
+        if kind := of_another_kind(composed, "constraints"):
+            raise ConstraintError(f"{path} holds no constraints: it is {kind}; name a file of constraints")
+        document = _Document.model_validate(composed)
     except PlanFileError as error:
         raise ConstraintError(str(error)) from None
     except ValidationError as error:

@@ -229,6 +229,7 @@ MISTAKES = {
     "no such plan": (["check", "none.yaml", "model.py:small"], "cannot read the plan none.yaml"),
     "profile is no preset": (["check", "plan.yaml", "model.py:small"], "'slow', which is no preset; give its file"),
     "within": (["check", "plan.yaml", "model.py:small", "--within", "x"], "cannot read 'x' for --within"),
+    "within 5": (["check", "plan.yaml", "model.py:small", "--within", "5"], "is 500%; write 5% or 0.05"),
     "memory": (["check", "plan.yaml", "model.py:small", "--memory", "x"], "--memory: cannot read the size 'x'"),
     "backend": (["check", "plan.yaml", "model.py:small", *HARDWARE, "--backend", "x"], "unknown backend 'x'"),
     "time": (["check", "plan.yaml", "model.py:small", "--time-limit", "0"], "give seconds above 0"),

@@ -155,7 +155,8 @@ def test_a_mistake_in_a_file_is_told_with_its_line(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is empty"),
+        (b"", "is empty; it should hold constraints"),
+        (b"autoshard_plan: 8\n", "holds no constraints: it is a plan; name a file of constraints"),
         (b"- a\n", "no line 'autoshard_constraints: 1'"),
         (b"\xff\xfe", "not UTF-8"),
         (b"# " + b"x" * (5 << 20), "larger than the 4 MiB"),

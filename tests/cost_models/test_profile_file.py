@@ -209,6 +209,7 @@ def test_a_bad_entry_gets_its_clear_error(
     [
         (b"", "the file is empty"),
         (b"- 1\n- 2\n", "holds a list"),
+        (b"autoshard_plan: 8\n", "the file is a plan, and no profile; name a preset or a profile"),
         (b"dgx-h100", "holds a str"),
         (b"a: 1\n---\nb: 2\n", "line 2: a second document starts here"),
         (b"a: [1, 2", "is not YAML"),

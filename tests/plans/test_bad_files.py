@@ -18,7 +18,7 @@ GOOD = dump_plan(transformer_plan(4))
 
 # What is changed in a good file, and what the error says about it.
 EDITS = {
-    "version": ("autoshard_plan: 8", "autoshard_plan: 9", "reads formats 1 and 2 and 3 and 4 and 5 and 6 and 7 and 8"),
+    "version": ("autoshard_plan: 8", "autoshard_plan: 9", "reads formats 1 to 8; use the autoshard that"),
     "no version": ("autoshard_plan: 8", "plan: 8", "is no autoshard plan"),
     "count": ("float32, count: 4", "float32, count: 5", "the pattern names 4, but the line counts 5"),
     "operator count": (' x4"', ' x3"', "the pattern names 4, but the line counts 3"),
@@ -136,6 +136,8 @@ def test_a_file_cut_short_anywhere_is_refused(kept: int) -> None:
 NO_PLANS = {
     "nothing": ("", "is empty"),
     "list": ("[]", "is no autoshard plan"),
+    "constraints": ("autoshard_constraints: 1", "is no autoshard plan: it is a file of constraints; name a plan"),
+    "profile": ("{version: 2, provenance: x}", "is no autoshard plan: it is a hardware profile; name a plan"),
     "text": ("just a text", "is no autoshard plan"),
     "deep lists": ("[" * 1_000_000, "nested more than 16 deep"),
     "deep mappings": ("{a: " * 1_000_000, "nested more than 16 deep"),

@@ -42,7 +42,7 @@ from .schema import (
     RunLine,
     TensorLine,
 )
-from .yaml_text import Node, compose, shorten
+from .yaml_text import Node, compose, of_another_kind, shorten
 
 MAX_FILE_BYTES = 64 << 20
 MAX_ENTRIES = 1_000_000
@@ -97,12 +97,14 @@ def _in_current_format(document: Node, text: str, source: str) -> Node:
     """The document, brought to the present format if it is of an older one."""
     version = document.get("autoshard_plan") if isinstance(document, dict) else None
     if not isinstance(document, dict) or version is None:
-        raise PlanFileError(f"{source} is no autoshard plan: it has no line 'autoshard_plan: {FORMAT_VERSION}'")
+        kind = of_another_kind(document, "plan")
+        lacks = f"it is {kind}; name a plan" if kind else f"it has no line 'autoshard_plan: {FORMAT_VERSION}'"
+        raise PlanFileError(f"{source} is no autoshard plan: {lacks}")
     known = {str(number): number for number in (*MIGRATIONS, FORMAT_VERSION)}
     if not isinstance(version, str) or version not in known:
         raise PlanFileError(
             f"{source} says 'autoshard_plan: {shorten(str(version), 20)}', but this autoshard reads formats "
-            f"{' and '.join(known)}; use the autoshard that wrote it, or make the plan again"
+            f"{min(known.values())} to {max(known.values())}; use the autoshard that wrote it, or make the plan again"
         )
     try:
         return migrate(document, known[version])

@@ -8,11 +8,31 @@ from __future__ import annotations
 
 import re
 
-from cost_models.safe_yaml import MAX_KEY_CHARS, Path, YamlError, line_of, read, shorten, text_scalar
+from cost_models.safe_yaml import (
+    MAX_KEY_CHARS,
+    Path,
+    YamlError,
+    line_of,
+    of_another_kind,
+    read,
+    shorten,
+    text_scalar,
+)
 
 from ...errors import PlanFileError
 
-__all__ = ["Node", "Path", "compose", "line_of", "number", "quote", "quote_flow_key", "quote_key", "shorten"]
+__all__ = [
+    "Node",
+    "Path",
+    "compose",
+    "line_of",
+    "number",
+    "of_another_kind",
+    "quote",
+    "quote_flow_key",
+    "quote_key",
+    "shorten",
+]
 
 Node = str | dict[str, "Node"] | list["Node"]
 

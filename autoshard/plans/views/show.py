@@ -54,7 +54,7 @@ def show_text(plan: ShardingPlan, console: Console) -> None:
     redistributions.
     """
     summary, folded = summarize(plan), fold_plan(plan)
-    console.print(_header(summary, plan))
+    console.print(_header(summary, plan, console.is_terminal))
     for title, tensors in (
         ("Parameters", folded.parameters),
         ("Buffers", folded.buffers),
@@ -161,12 +161,15 @@ def _memory_line(memory: MemoryOutcome) -> str:
     )
 
 
-def _header(summary: PlanSummary, plan: ShardingPlan) -> Panel:
+def _header(summary: PlanSummary, plan: ShardingPlan, boxed: bool) -> Panel | Text:
+    """What the plan is and is worth; elsewhere than on a terminal, where lines do not fold, a box would be too wide."""
     text = Text(
         f"mesh {summary.mesh} ({summary.ranks} ranks), hardware {summary.hardware}, objective {summary.objective}"
     )
     for line in plan_lines(plan):
         text.append(f"\n{line}", style="bold red" if line.startswith(WARNING) else "")
+    if not boxed:
+        return Text(f"{summary.model}\n").append_text(text)
     return Panel.fit(text, title=Text(summary.model), title_align="left")
 
 
