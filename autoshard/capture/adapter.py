@@ -659,6 +659,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 class _Faker:
     """Turns tensors into fake CPU tensors of the same shape: one for each distinct parameter or buffer, so that ties
     stay ties, and one for each argument, even where two arguments are one tensor: they need not be in another call.
+    Arguments are contiguous, however the example lies in memory (``tokens[:, :-1]``): so are the shards of a call.
     Parameters and arguments that are floating are of ``dtype``, where there is one.
     """
 
@@ -673,14 +674,14 @@ class _Faker:
         """
         if not isinstance(value, torch.Tensor):
             return value
-        made: Any = self._fake(value, self._cast(value))
+        made: Any = self._fake(value, self._cast(value), torch.empty(value.size(), device="meta").stride())
         if isinstance(self.mode, _KnowingMode) and is_representative(value):
-            self.mode.know(made, numbers_of(value, made.dtype))
+            self.mode.know(made, numbers_of(value, made.dtype).contiguous())
         return made
 
-    def _fake(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _fake(self, value: torch.Tensor, dtype: torch.dtype, strides: tuple[int, ...]) -> torch.Tensor:
         """A tensor without memory, with what else somebody has noted on it, which a forward may ask for."""
-        made = _fake(self.mode, value.size(), value.stride(), dtype, torch.device("cpu"))
+        made = _fake(self.mode, value.size(), strides, dtype, torch.device("cpu"))
         if not is_representative(value):
             vars(made).update({key: noted for key, noted in vars(value).items() if not hasattr(made, key)})
         return made
@@ -691,7 +692,7 @@ class _Faker:
     def _held(self, value: torch.Tensor) -> torch.Tensor:
         if id(value) not in self._memo:
             is_parameter = isinstance(value, nn.Parameter)
-            fake = self._fake(value, self._cast(value) if is_parameter else value.dtype)
+            fake = self._fake(value, self._cast(value) if is_parameter else value.dtype, value.stride())
             if is_parameter:  # as ``nn.Parameter`` makes one, which calls an operator first
                 fake.requires_grad_(value.requires_grad)._is_param = True
             self._memo[id(value)] = fake

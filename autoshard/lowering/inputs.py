@@ -55,7 +55,7 @@ class Inputs:
         self._coordinate = tuple(mesh.get_coordinate() or ())
         self._entries = {entry.name: entry for entry in plan.inputs}
         self._cuts = {entry.name: cut_as(entry.shape, entry.layout, plan.mesh) for entry in plan.inputs}
-        self._lies = {name: _lies(tensor) for name, tensor in self._planned.tensors().items()} if strided else {}
+        self._strided = strided
 
     @property
     def names(self) -> Collection[str]:
@@ -84,12 +84,11 @@ class Inputs:
             self._check(self._entries[name], tensor)
         for name, tensor in tensors.items() if self.unwanted else ():
             self._refuse_what_is_asked_for(name, tensor)
-        for name, lies in self._lies.items():
-            if _lies(tensors[name]) != lies:
+        for name, tensor in tensors.items() if self._strided else ():
+            if not tensor.is_contiguous():
                 raise InputError(
-                    f"{name} lies otherwise in memory than when the model was captured (strides "
-                    f"{lies or 'of a contiguous tensor'} then, {tensors[name].stride()} now), and the forward asks how "
-                    "a tensor lies there; capture and call it with x.contiguous()"
+                    f"{name} is not contiguous (strides {tensor.stride()}), as arguments are in a plan, and the "
+                    "forward asks how a tensor lies in memory; call it with x.contiguous()"
                 )
         return tensors
 
@@ -173,12 +172,7 @@ class Inputs:
 def _without_memory(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
-
-
-def _lies(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """How a tensor lies in memory: None for one dim behind the other, as torch makes them; its strides otherwise."""
-    return None if tensor.is_contiguous() else tensor.stride()
+    return torch.empty(leaf.size(), dtype=leaf.dtype, device="meta")
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.functional import cross_entropy
 
 import autoshard
 from autoshard.errors import InputError, MeshError, PlanMismatchError
@@ -111,6 +112,34 @@ def test_one_call_plans_for_evaluation_and_serves_other_sizes_too(mesh: DeviceMe
     options: dict[str, Any] = {"and_evaluation": True, "batches": [3], "pins": pins, "micro_batches": 1}
     parallel = autoshard.auto_parallelize(deepcopy(reference), mesh, (numbers(6),), hardware="cpu-gloo", **options)
     assert is_parity(steps, (parallel, reference))
+
+
+class NextWord(nn.Module):
+    """Copies targets that do not lie contiguous in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+    def forward(self, words: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(self.head(self.words(words)).transpose(1, 2), targets)
+
+
+@pytest.mark.parametrize("batches", [(), (2,)])
+def test_a_plan_does_not_depend_on_how_its_example_lies_in_memory(mesh: DeviceMesh, batches: tuple[int, ...]) -> None:
+    words = torch.randint(0, 9, (4, 6))
+    shifted = words[:, :-1], words[:, 1:]
+    made = [
+        autoshard.plan(NextWord(), args, mesh="dp=1", hardware="cpu-gloo", cache=False)
+        for args in (shifted, tuple(x.contiguous() for x in shifted))
+    ]
+    assert autoshard.dump_plan(made[0]) == autoshard.dump_plan(made[1])
+    calls = [(words[:rows, :-1], words[:rows, 1:]) for rows in (4, *batches)]
+    for args in (None, shifted):
+        reference = NextWord()
+        parallel = autoshard.parallelize(deepcopy(reference), made[0], mesh, args, batches=batches)
+        assert is_parity(lambda m: [m(*call).detach() for call in calls], (parallel, reference))
 
 
 def test_a_forward_alone_is_not_planned_beside_a_step(mesh: DeviceMesh) -> None:
