@@ -18,7 +18,6 @@ import typer
 from .model_factory import load_factory
 from .option_names import completing
 from .terminal import EXIT_DIFFERENT, EXIT_MISTAKE, fail, mistakes_explained, progress_shown, warnings_explained
-from .written_files import check_apart
 
 if TYPE_CHECKING:
     from ..plans import ShardingPlan
@@ -123,7 +122,7 @@ def explain(
         if output is not None:
             check_writable(output)
         plan = read_plan(path)
-        loaded = _loaded(plan, path, model, progress, output)
+        loaded = _loaded(plan, path, model, progress)
         from ..review.explain import explain as ask  # as above
         from ..review.explain_text import explanation_json, explanation_text
 
@@ -165,7 +164,7 @@ def replan(
         with warnings_explained(), progress_shown() as progress:
             text = read_bytes(path)
             plan, before = parse_plan(text, str(path), edited=True), None if original is None else read_plan(original)
-            loaded = _loaded(plan, path, model, progress, output)
+            loaded = _loaded(plan, path, model, progress)
             from ..review.replan import replan as make  # as above
             from ..review.review_text import replanned_json, replanned_text
 
@@ -191,13 +190,9 @@ def _loaded(
     source: Path,
     model: str | None,
     progress: Callable[[str], None],
-    output: Path | None = None,
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     progress("loading the model")
-    if model is None:
-        model = _named_by(plan, source)
-        check_apart([] if output is None else [("--output", str(output))], [("the plan", model)])
-    return load_factory(model)
+    return load_factory(_named_by(plan, source) if model is None else model)
 
 
 def _named_by(plan: ShardingPlan, source: Path) -> str:

@@ -446,6 +446,36 @@ def test_what_would_write_over_what_it_reads_is_refused_at_once(folder: Path, co
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            "plan model.py:model --mesh dp=2 -o train.py",
+            "--output would write over train.py, which holds no plan; name",
+        ),
+        ("report plan.yaml -o train.py", "over train.py, which holds no report"),
+        ("report plan.yaml -o r.html --trace train.py", "--trace would write over train.py, which holds no trace"),
+        ("export plan.yaml --to partition-spec -o train.py", "which holds no export"),
+        ("explain plan.yaml --why x -o train.py", "which holds no plan"),
+        ("replan plan.yaml -o train.py", "which holds no plan"),
+        ("calibrate --mesh dp=2 -o plan.yaml", "--output would write over plan.yaml, which holds no profile"),
+        ("calibrate --mesh dp=2 -o new.yaml --report plan.yaml", "which holds no report"),
+    ],
+)
+def test_a_file_of_another_kind_is_not_written_over(folder: Path, command: str, said: str) -> None:
+    (folder / "train.py").write_text("import autoshard\n")
+    result = invoke(*command.split())
+    assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1
+    assert (folder / "train.py").read_text() == "import autoshard\n"
+
+
+@pytest.mark.parametrize("command", ["report plan.yaml -o again", "export plan.yaml --to partition-spec -o again"])
+def test_what_was_written_and_an_empty_file_are_written_over(folder: Path, command: str) -> None:
+    (folder / "again").write_text("")
+    for _ in range(2):
+        assert invoke(*command.split()).exit_code == 0 and (folder / "again").stat().st_size > 1000
+
+
 def test_every_option_that_writes_a_file_is_known_as_one() -> None:
     commands = typer.main.get_command(app).commands.values()
     assert {each.name for command in commands for each in command.params} >= WRITTEN
