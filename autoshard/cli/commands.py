@@ -100,6 +100,9 @@ class Target(StrEnum):
 
 # Options that several commands have. typer reads them off the signature of a command, so that commands with the same
 # options share those lines.
+LEAST_BUFFER_BYTES = 4096
+"""What a calibration sends at least."""
+
 _MODEL = typer.Argument(metavar="FILE.py:FACTORY", help="A function giving (module, args[, kwargs]).")
 _MESH = typer.Option(help="Axes and sizes, slowest first, for example dp=2,tp=2.")
 _HARDWARE = typer.Option(
@@ -312,7 +315,7 @@ def calibrate(
         typer.Option(metavar="FILE|FOLDER", help="An HTML page (FILE.html), or a folder for it and its pictures."),
     ] = None,
     max_bytes: Annotated[
-        int | None, typer.Option(metavar="BYTES", min=4096, help="The largest buffer of a collective.")
+        str | None, typer.Option(metavar="SIZE", help="The largest buffer of a collective, for example 16MiB.")
     ] = None,
     budget: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0.0, help="Stop after this long, once all was measured once.")
@@ -336,6 +339,7 @@ def calibrate(
             _fail("a report needs jinja2, which is not installed; pip install 'autoshard[report]'", EXIT_MISTAKE)
         if check is None and (mesh is None or output is None):
             _fail("calibrate needs --mesh and --output (or --check PROFILE)", EXIT_MISTAKE)
+        most = None if max_bytes is None else _buffer_bytes(max_bytes)
         from ..measure.calibrate_command import check_profile, write_profile  # needs torch
 
         if check is not None:
@@ -343,7 +347,19 @@ def calibrate(
                 raise typer.Exit(EXIT_DISAGREES)
         elif mesh is not None and output is not None:
             samples = samples or output.with_suffix(".samples.jsonl")
-            write_profile(Mesh.parse(mesh), output, samples, report, quick, max_bytes, budget, device, timeout)
+            write_profile(Mesh.parse(mesh), output, samples, report, quick, most, budget, device, timeout)
+
+
+def _buffer_bytes(text: str) -> int:
+    from ..plans.units import parse_bytes
+
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        _fail(f"--max-bytes: {error}", EXIT_MISTAKE)
+    if size < LEAST_BUFFER_BYTES:
+        _fail(f"--max-bytes {text} is less than the {LEAST_BUFFER_BYTES} bytes of the smallest buffer", EXIT_MISTAKE)
+    return size
 
 
 @contextmanager

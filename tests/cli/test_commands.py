@@ -469,6 +469,19 @@ def test_a_file_of_another_kind_is_not_written_over(folder: Path, command: str, 
     assert (folder / "train.py").read_text() == "import autoshard\n"
 
 
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ("1MiBs", "--max-bytes: cannot read the size '1MiBs'; write a number and a unit"),
+        ("4095", "--max-bytes 4095 is less than the 4096 bytes"),
+        ("1MiB", "start it with torchrun"),
+    ],
+)
+def test_the_largest_buffer_of_a_calibration_is_a_size_as_any(folder: Path, size: str, said: str) -> None:
+    result = run("calibrate", "--mesh", "dp=2", "-o", str(folder / "new.yaml"), "--max-bytes", size)
+    assert result.returncode == 2 and said in result.stderr and result.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("command", ["report plan.yaml -o again", "export plan.yaml --to partition-spec -o again"])
 def test_what_was_written_and_an_empty_file_are_written_over(folder: Path, command: str) -> None:
     (folder / "again").write_text("")

@@ -31,6 +31,22 @@ def printed(diff: PlanDiff) -> str:
     return stream.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("times_s", "said"),
+    [
+        ((0.0018396070175438596, 0.10403734296774193), ("1.84 ms", "104 ms")),
+        ((0.25, 0.25 + 1e-9), ("0.25 s", "0.250000001 s")),
+        ((None, 0.5), (ABSENT, "500 ms")),
+    ],
+)
+def test_the_arithmetic_at_the_peak_has_as_many_digits_as_tell_it_apart(
+    times_s: tuple[float | None, float], said: tuple[str, str]
+) -> None:
+    old, new = (replace(PLAN, at_peak_s=time_s) for time_s in times_s)
+    (fact,) = [fact for fact in diff_plans(old, new).facts if fact.name == "arithmetic at the peak"]
+    assert (fact.before, fact.after) == said
+
+
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), plans())
 def test_a_difference_is_found_exactly_where_there_is_one(old: ShardingPlan, new: ShardingPlan) -> None:

@@ -13,7 +13,7 @@ from ..plan import OperatorEntry, Redistribution, ShardingPlan
 from ..text.layout_preserving import preserves_layout
 from ..text.name_patterns import Line, Repeats, count_repeats, fold, format_pattern
 from ..text.notation import format_path, format_strategy
-from ..units import format_bytes
+from ..units import format_bytes, format_seconds
 from .diff_words import again_words, parallelism_words, parameter_words
 from .redistribution_reasons import what_runs
 from .summary import PlanSummary, summarize
@@ -144,7 +144,7 @@ def _facts(old: ShardingPlan, new: ShardingPlan) -> Iterator[Fact]:
         ("hardware", old.hardware, new.hardware),
         ("hardware profile", old.hardware_fingerprint, new.hardware_fingerprint),
         ("network", _network(old), _network(new)),
-        ("arithmetic at the peak", _at_peak(old), _at_peak(new)),
+        ("arithmetic at the peak", *_times_apart(old.at_peak_s, new.at_peak_s)),
         ("contention", f"{old.contention:g}", f"{new.contention:g}"),
         ("objective", old.objective, new.objective),
         ("micro-batches", str(old.micro_batches), str(new.micro_batches)),
@@ -171,8 +171,12 @@ def _network(plan: ShardingPlan) -> str:
     return "; ".join(f"{axis} {words}" for axis, words in zip(plan.mesh.axes, plan.network)) or ABSENT
 
 
-def _at_peak(plan: ShardingPlan) -> str:
-    return ABSENT if plan.at_peak_s is None else f"{plan.at_peak_s!r} s"
+def _times_apart(*times_s: float | None) -> list[str]:
+    """Times in four digits, or in all where four do not tell them apart."""
+    texts = [ABSENT if time_s is None else format_seconds(time_s) for time_s in times_s]
+    if len(set(texts)) == len(set(times_s)):
+        return texts
+    return [ABSENT if time_s is None else f"{time_s!r} s" for time_s in times_s]
 
 
 def _when_gathered(plan: ShardingPlan) -> str:
