@@ -18,13 +18,22 @@ import cost_models
 from solver.backends import load_backend
 
 from .apply import parallelize
-from .capture import as_arguments, capture, captured_once, described, in_mode, model_key
+from .capture import as_arguments, capture, captured_once, check_is_module, described, in_mode, model_key
 from .constraints import Constraints, Given, gather_constraints
 from .disk_cache import disk_cache
 from .errors import ConstraintError, InputError, LayoutError, MeshError
 from .garbage import seldom_collected
 from .layout import format_layout
-from .lowering import Random, check_class, check_random, check_untaken, code_digest, from_first_rank, mesh_of
+from .lowering import (
+    Random,
+    check_class,
+    check_device_mesh,
+    check_random,
+    check_untaken,
+    code_digest,
+    from_first_rank,
+    mesh_of,
+)
 from .mesh import HybridMesh, Mesh
 from .mesh_search import Asked, search_meshes, shapes_of
 from .ops import registered
@@ -154,7 +163,8 @@ def plan(
         BudgetError: the budget cannot be read, or no plan fits it; the message says which budget would work.
         ValueError: an unknown objective, checkpointing, optimizer policy, dtype or ``against``; a bucket that is no
             size.
-        InputError: a number of micro-batches below 1, or above it for a model without gradients.
+        InputError: a number of micro-batches below 1, or above it for a model without gradients; a model that is no
+            ``nn.Module``, or a path for ``held_as``.
         PlanMismatchError: ``held_as`` is a plan of another model.
         MeshError, LayoutError, ProfileError, BackendUnavailable: the argument of that name.
     """
@@ -165,6 +175,9 @@ def plan(
         raise ValueError(f"cannot hold a plan against {against!r}; choose 'experts', or None")
     if (mesh == "auto") != (devices is not None):
         raise MeshError('the number of devices goes with mesh="auto": give both, or a mesh alone')
+    check_is_module(model)
+    if isinstance(held_as, str | os.PathLike):
+        raise InputError(f"held_as is the path {held_as!s}; read it: autoshard.read_plan({str(held_as)!r})")
     profile = profile_of(hardware)
     if devices is not None and held_as is not None:
         raise MeshError(f'held_as is a plan on the mesh {held_as.mesh}: give that, not mesh="auto"')
@@ -297,6 +310,8 @@ def auto_parallelize(
             "evaluation=True plans a forward alone, and_evaluation=True one beside the step; give one of them"
         )
     check_random(random)
+    check_is_module(model)
+    check_device_mesh(mesh)
     check_class(model)
     check_untaken(model)
     if hardware is None:

@@ -18,6 +18,7 @@ from .capture import (
     CapturedGraph,
     as_arguments,
     capture,
+    check_is_module,
     described,
     in_mode,
     micro_batched,
@@ -40,6 +41,7 @@ from .lowering import (
     batch_size,
     bind,
     check_class,
+    check_device_mesh,
     check_graph,
     check_held_alike,
     check_mesh,
@@ -118,9 +120,11 @@ def parallelize(
         raise InputError(
             f"parallelize takes a plan, got the path {plan!s}; read it: autoshard.read_plan({str(plan)!r})"
         )
+    check_is_module(model)
     plans = [plan] if isinstance(plan, ShardingPlan) else list(plan)
     if not plans:
         raise InputError("parallelize was given an empty list of plans; give it one plan, or several")
+    check_device_mesh(mesh)
     check_random(random)
     sizes = _sizes(plans, batches)
     board = open_board(mesh)
@@ -156,6 +160,8 @@ def _sizes(plans: Sequence[ShardingPlan], batches: Sequence[int]) -> tuple[int, 
     Raises:
         InputError: there can be none.
     """
+    if isinstance(batches, int):
+        raise InputError(f"batches is the number {batches}; give a list of sizes, [{batches}]")
     for size in batches:
         if type(size) is not int or size < 1:
             raise InputError(f"batches names the size {size!r}; give whole numbers from 1 up")

@@ -13,10 +13,22 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
-from ..errors import PlanFileError
+from ..errors import InputError, PlanFileError
 from .arguments import input_names
 
 _SCALARS = (bool, int, float, str, type(None))
+
+
+def check_is_module(model: object) -> None:
+    """Checks that a model is one.
+
+    Raises:
+        InputError: it is a class of models, or no model at all.
+    """
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise InputError(f"the model is the class {model.__name__}; give an object of it, {model.__name__}(...)")
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model is a {type(model).__name__}, and no nn.Module; give the model first")
 
 
 def as_arguments(value: Any) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from .late_part import late_nodes
 from .load import load_weights
 from .local_program import LocalProgram, lower
 from .local_values import Results, Storage
-from .match import check_graph, check_held_alike, check_mesh, check_order, mesh_of
+from .match import check_device_mesh, check_graph, check_held_alike, check_mesh, check_order, mesh_of
 from .module import ParallelModule, as_one_process, check_class, converted, manual_seed, plan_of
 from .needs import check_redistributions
 from .observe import CollectiveLog, MemoryLog, measure_collectives, measure_memory
@@ -48,6 +48,7 @@ __all__ = [
     "as_one_process",
     "bind",
     "check_class",
+    "check_device_mesh",
     "check_untaken",
     "check_graph",
     "check_held_alike",

@@ -17,12 +17,26 @@ from ..precision import AS_IT_IS
 from .local_program import LocalProgram
 
 
+def check_device_mesh(mesh: object) -> None:
+    """Checks that a mesh is that of a job.
+
+    Raises:
+        MeshError: it is the text of one, or something else.
+    """
+    if not isinstance(mesh, DeviceMesh):
+        raise MeshError(
+            f"the mesh of a job is a DeviceMesh, got {mesh!r:.40}; make one on every rank: "
+            "init_device_mesh(device, shape, mesh_dim_names=axes)"
+        )
+
+
 def mesh_of(mesh: DeviceMesh) -> Mesh:
     """The axes and sizes of a DeviceMesh, and its order of ranks.
 
     Raises:
-        MeshError: its axes have no names.
+        MeshError: it is none, or its axes have no names.
     """
+    check_device_mesh(mesh)
     if not mesh.mesh_dim_names:
         raise MeshError("the DeviceMesh has no axis names; make it with init_device_mesh(..., mesh_dim_names=(...))")
     order = tuple(torch.argsort(torch.argsort(mesh.mesh.flatten())).tolist())  # of a part of the job's ranks, too

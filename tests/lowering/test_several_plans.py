@@ -154,6 +154,35 @@ def test_the_wrong_mode_and_the_wrong_size_say_how_one_call_plans_both(mesh: Dev
     assert "and_evaluation=True" in str(refusal(lambda m: m.eval()(numbers(6)), parallel))
 
 
+MISTAKEN: dict[str, tuple[Any, str]] = {
+    "the text of a mesh": (
+        lambda plan, mesh: autoshard.auto_parallelize(Net(), "dp=1", (numbers(6),)),
+        "the mesh of a job is a DeviceMesh, got 'dp=1'; make one",
+    ),
+    "a mesh for parallelize": (lambda plan, mesh: autoshard.parallelize(Net(), plan, "dp=1"), "is a DeviceMesh"),
+    "plan and mesh exchanged": (lambda plan, mesh: autoshard.shard_inputs(mesh, plan, numbers(6)), "is a DeviceMesh"),
+    "a class": (lambda plan, mesh: autoshard.plan(Net, (numbers(6),), mesh="dp=1"), r"class Net; .* Net\(\.\.\.\)"),
+    "a plan for the model": (
+        lambda plan, mesh: autoshard.parallelize(plan, Net(), mesh),
+        "a ShardingPlan, and no nn.M",
+    ),
+    "one size": (lambda plan, mesh: autoshard.parallelize(Net(), plan, mesh, batches=4), r"a list of sizes, \[4\]"),
+    "a path": (
+        lambda plan, mesh: autoshard.plan(Net(), (numbers(6),), mesh="dp=1", held_as="p.yaml"),
+        r"read_plan\('p.yaml'\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKEN)
+def test_an_argument_of_another_kind_is_named_with_what_to_give(
+    mesh: DeviceMesh, plans: list[ShardingPlan], what: str
+) -> None:
+    call, said = MISTAKEN[what]
+    with pytest.raises((InputError, MeshError), match=said):
+        call(plans[0], mesh)
+
+
 def test_a_plan_for_evaluation_alone_is_captured_in_that_mode(mesh: DeviceMesh, plans: list[ShardingPlan]) -> None:
     reference = Net()
     parallel = autoshard.parallelize(deepcopy(reference), plans[1], mesh)
