@@ -248,9 +248,7 @@ class _Builder:
         forward = self._forward_nodes()
         needed = ancestors(self._traced.graph.output_node().all_input_nodes)
         placeholders = iter(self._traced.placeholders)
-        # copies of what is written into, for the backward alone, are traced in the midst of the forward
-        in_order = sorted(self._traced.graph.nodes, key=lambda fx: fx.op != "placeholder" and fx not in forward)
-        for fx in in_order:
+        for fx in self._in_order(forward):
             if fx.op == "placeholder":
                 self._add_placeholder(fx, *next(placeholders))
             elif fx.op == "get_attr" and fx in needed:
@@ -258,6 +256,32 @@ class _Builder:
             elif fx.op == "call_function" and fx in needed:
                 self._add_operator(fx, "forward" if fx in forward else "backward")
         return self._finish()
+
+    def _in_order(self, forward: set[FxNode]) -> Iterator[FxNode]:
+        """The nodes of the forward, then those of the backward. What is traced in the midst of the forward for the
+        backward alone, such as copies of what is written into, stands right before the first that reads it: if it is of
+        a layer that is computed again, all of that would else be computed, and be there, at the start of the backward.
+        """
+        in_front: list[FxNode] = []
+        behind: list[FxNode] = []
+        early: set[FxNode] = set()
+        for fx in reversed(self._traced.graph.nodes):
+            if fx.op == "placeholder" or fx in forward:
+                in_front.append(fx)
+            elif in_front:
+                early.add(fx)
+            else:
+                behind.append(fx)
+        yield from reversed(in_front)
+        for fx in reversed(behind):
+            waiting = [fx]
+            while waiting:
+                missing = [read for read in waiting[-1].all_input_nodes if read in early]
+                if missing:
+                    waiting.append(missing[0])
+                    continue
+                early.discard(waiting[-1])
+                yield waiting.pop()
 
     def _forward_nodes(self) -> set[FxNode]:
         results = self._traced.graph.output_node().args[0]

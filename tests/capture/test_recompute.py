@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from itertools import groupby
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from autoshard.capture import CapturedGraph, capture, is_random, marked, recomputed
+from autoshard.capture import CapturedGraph, capture, is_random, marked, recomputable, recomputed
 from autoshard.recomputation import again_name, first_name
 
 from ..models import EXAMPLES, graph_of
@@ -97,6 +98,29 @@ class Dropping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(self.up(x).sin(), 0.5, self.training).cos().sum()
+
+
+class Routed(nn.Module):
+    """A layer that changes in place what its backward reads, as routers that divide shares by their sum do: torch
+    copies what was there before, in the midst of the forward.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.inner(x).softmax(-1).topk(2).values
+        shares /= shares.sum(-1, keepdim=True)
+        return x + self.outer(x).tanh() * shares.square().sum(-1, keepdim=True)
+
+
+def test_copies_for_the_backward_do_not_have_all_layers_computed_again_at_its_start() -> None:
+    graph = capture(nn.Sequential(*(Routed() for _ in range(4))), (torch.ones(2, 4),))
+    again = recomputed(graph, recomputable(graph))
+    assert any(node.name.endswith("/bwd.clone") for node in graph.nodes)
+    layers = [node.name[0] for node in again.nodes if node.phase == "backward" and node.name[0].isdecimal()]
+    assert [layer for layer, _ in groupby(layers)] == ["3", "2", "1", "0"]
 
 
 def test_what_is_drawn_is_kept() -> None:
