@@ -206,7 +206,7 @@ def _pairs(edge: Edge) -> _Pairs:
     return _Pairs(row_of, col_of, rows, cols, keys, costs[rows, cols], costs.shape, not costs.any())
 
 
-def _distinct(flows: Sequence[FlowColumns]) -> tuple[IntArray, IntArray]:
+def distinct(flows: Sequence[FlowColumns]) -> tuple[IntArray, IntArray]:
     """Arcs and variables of flows; what two flows have in common once."""
     none = np.zeros(0, np.int64)
     columns, first = np.unique(np.concatenate([none, *(flow.columns for flow in flows)]), return_index=True)
@@ -291,7 +291,7 @@ class _Parts:
             arcs.append(stage.shared)
             columns.append(together)
             phases.append(flows)
-            used = _distinct(flows)
+            used = distinct(flows)
         self.flows.append((np.concatenate(arcs), np.concatenate(columns)))
         if apart:
             self.phases[index] = phases[0], phases[1]
@@ -310,7 +310,7 @@ class _Parts:
         """Nothing flows to where the tensor is made: dropped there and made again is what no plan can say. What is made
         there does not count if the tensor is made again.
         """
-        columns = _distinct(flows)
+        columns = distinct(flows)
         into = np.flatnonzero(np.isin(network.heads[columns[0]], maker.wants))
         vertices, at = np.unique(network.heads[columns[0][into]], return_inverse=True)
         most = float(max(1, len(flows)))
@@ -326,7 +326,7 @@ class _Parts:
     def _keep_or_make_again(self, network: Network, flows: Sequence[FlowColumns]) -> None:
         """Where a flow of the backward starts from a copy that is kept, no other flow brings one."""
         for flow in flows if len(flows) > 1 else ():
-            columns, arcs = _distinct([other for other in flows if other is not flow])[::-1]
+            columns, arcs = distinct([other for other in flows if other is not flow])[::-1]
             into = np.flatnonzero(np.isin(network.heads[arcs], flow.starts))
             most = float(len(flows))
             rows = self._rows(len(flow.starts), -np.inf, most)

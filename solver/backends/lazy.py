@@ -19,6 +19,7 @@ from ..problem import Problem
 from ..routing import Router
 from .backend import Answer, Request
 from .bounds import proven_cost
+from .circles import cuts
 from .decomposition.ascent import repaired
 from .integer_program import FloatArray, Program, build
 
@@ -63,7 +64,7 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
             rounds.take(found)
             return rounds.known
         assignment = rounds.take(found)
-        if rounds.done(assignment):
+        if rounds.done(assignment, found.x):
             return rounds.known
         if request.ended():
             known = rounds.known
@@ -130,16 +131,21 @@ class _Rounds:
         """What is known once a program has no answer."""
         return Answer(infeasible=True) if self.margin == 0 else self.known
 
-    def done(self, assignment: Assignment | None) -> bool:
-        """Whether the round's answer keeps the limit and, of a relaxation, is as good as was asked for."""
+    def done(self, assignment: Assignment | None, x: FloatArray) -> bool:
+        """Whether the round's answer keeps the limit and, of a relaxation or with circles, is as good as was asked
+        for.
+        """
         if assignment is not None and peaks_to_add(self.problem, assignment, self.steps):
             return False
-        if not self.relaxed:
+        if self.request.is_met(self.cost, self.known.bound):
             return True
-        return self.request.is_met(self.cost, self.known.bound)
+        return not self.relaxed and not cuts(self.problem, self.program, x)
 
     def tighten(self, assignment: Assignment | None, x: FloatArray) -> None:
-        """Rows for the peaks of the answer; where they have rows already, or there are no peaks, integers."""
+        """Rows against circles, or for the peaks of the answer; where there are none to add, integers."""
+        if rows := cuts(self.problem, self.program, x):
+            self.bare, self.program = self.bare.extended(0, rows), self.program.extended(0, rows)
+            return
         if assignment is not None and self.add_peaks(assignment):
             return
         if self.relaxed:

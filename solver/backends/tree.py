@@ -27,6 +27,7 @@ from ..routing import Router
 from ..solution import Mixture, relative_gap
 from .backend import Answer, Request
 from .bounds import proven_cost
+from .circles import cuts
 from .integer_program import INTEGRAL, FloatArray, build
 from .lazy import first_steps, peaks_to_add, run_lazily
 from .mathopt import MathOpt
@@ -45,8 +46,8 @@ RELAXATIONS = 200
 """How many nodes of the tree are searched at most where nobody says; each takes one relaxation."""
 FIRST = 0.5
 """The part of a time limit that is for relaxations until there is an answer: one may be looked for in the rest."""
-MORE_ROWS = 3
-"""How many relaxations with more memory rows do not count as nodes."""
+MORE_ROWS = 8
+"""How many relaxations with more rows, for memory or against circles, do not count as nodes."""
 SHARE_DIGITS = 3
 """To how many digits shares are equal that nodes are undecided by."""
 
@@ -123,7 +124,7 @@ class _Tree:
                 branch, number = self._next(), number + 1
                 continue
             branch = replace(branch, bound=max(branch.bound, found.bound))
-            if self._answered(found.x):
+            if self._is_cut(found.x) or self._answered(found.x):
                 rounds += 1
                 number += rounds > MORE_ROWS
                 continue  # with more rows
@@ -288,6 +289,14 @@ class _Tree:
             self._steps.update(new)
             self._add_rows(new)
         return bool(new)
+
+    def _is_cut(self, x: FloatArray) -> bool:
+        """Whether rows were added against circles of a point."""
+        rows = cuts(self._problem, self._program, x)
+        if rows:
+            self._program = self._program.extended(0, rows)
+            self._relaxation.grow(self._program)
+        return bool(rows)
 
     def _add_rows(self, steps: Sequence[int]) -> None:
         """Adds memory rows for steps."""

@@ -208,6 +208,33 @@ def test_whatever_is_cut(name: str) -> None:
         check_as_before(model, args, plan, rtol=1e-9, atol=1e-11)
 
 
+def of_rows(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """Choices of as many tokens, which need not be distinct, as if they were of one."""
+    best, first = s.argmax(-1).view(-1, WORDS), x[:ROWS]
+    out = torch.zeros_like(first)
+    for e, expert in enumerate(m.experts):
+        rows = (best == e).any(-1)
+        out[rows] += expert(first[rows])
+    return x * out.mean()
+
+
+def widening(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """A part of another size for each expert."""
+    out = torch.zeros_like(x)
+    for e, (expert, mask) in enumerate(zip(m.experts, _masks(c))):
+        out[mask] += expert(x[mask]) * x[mask][:, : e + 1].sum(-1, keepdim=True)
+    return out
+
+
+@pytest.mark.parametrize("loop", [of_rows, widening])
+def test_what_masks_add_that_is_of_no_experts_is_computed_of_all_rows(loop: Loop) -> None:
+    model, args = example(loop)
+    plan = autoshard.plan(model, args, mesh="a=2", hardware="cpu-gloo")
+    assert not any("grouped_product" in entry.name for entry in plan.operators)
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-11)
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-11, batch=(args[0].flip(0, 2),))
+
+
 def counted(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
     """Python counts the experts that have tokens."""
     out, busy = torch.zeros_like(x), 0
@@ -263,16 +290,6 @@ def renamed(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
             out[mask] += expert(x[mask])
             result = s
     return out + result.mean()
-
-
-def of_rows(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
-    """Choices of as many tokens, which need not be distinct, as if they were of one."""
-    best, first = s.argmax(-1).view(-1, WORDS), x[:ROWS]
-    out = torch.zeros_like(first)
-    for e, expert in enumerate(m.experts):
-        rows = (best == e).any(-1)
-        out[rows] += expert(first[rows])
-    return x * out.mean()
 
 
 def beside(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
@@ -484,16 +501,7 @@ def over_those_of_many(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -
     return out
 
 
-def widening(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
-    """A part of another size for each expert."""
-    out = torch.zeros_like(x)
-    for e, (expert, mask) in enumerate(zip(m.experts, _masks(c))):
-        out[mask] += expert(x[mask]) * x[mask][:, : e + 1].sum(-1, keepdim=True)
-    return out
-
-
 REFUSED = (
-    widening,
     comprehended,
     generated,
     noted_elsewhere,
@@ -507,7 +515,6 @@ REFUSED = (
     over_those_of_some,
     over_those_of_many,
     renamed,
-    of_rows,
     scaled_sum,
     in_another_order,
     written_beside,

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from solver import NOWHERE, Consumer, Edge, Network, Node, Problem, evaluate, solve
+from solver import NOWHERE, Consumer, Edge, Life, Load, Network, Node, Problem, evaluate, solve
 from solver.backends.backend import Request
+from solver.backends.circles import cuts
 from solver.backends.flows import ReadAgain
 from solver.backends.integer_program import build
 from solver.backends.mathopt import MathOpt
@@ -37,6 +38,59 @@ def test_a_bound_is_never_above_the_best_nor_an_answer_below_it(relaxations: int
             assert judged.feasible and best is not None and judged.cost >= best
             proven += judged.cost == best == answer.bound
     assert relaxations < 200 or proven > 80
+
+
+def with_ways_back(problem: Problem) -> Problem:
+    """The problem with an arc back for every arc, so that flows can run in circles apart from their ways."""
+    networks = (
+        replace(
+            network,
+            tails=np.concatenate([network.tails, network.heads]),
+            heads=np.concatenate([network.heads, network.tails]),
+            costs=np.concatenate([network.costs, network.costs % 3]),
+        )
+        for network in problem.networks
+    )
+    return replace(problem, networks=tuple(networks))
+
+
+def test_what_is_cut_off_as_a_circle_is_no_answer() -> None:
+    proven = circles = 0
+    for seed in range(150):
+        problem = with_ways_back(random_lives(seed))
+        answer = run_tree(problem, Request(relative_gap=NO_FALLBACK))
+        best = solve(problem, backend="highs").cost  # whose answers may be dearer than the best ones, never cheaper
+        assert not answer.infeasible or best is None
+        if answer.bound is not None and best is not None:
+            assert answer.bound <= best
+        if answer.assignment is not None:
+            judged = evaluate(problem, *answer.assignment)
+            assert judged.feasible and (best is None or judged.cost <= best)
+            proven += judged.cost == answer.bound
+        if problem.usage_limit is not None:
+            program = build(problem).with_usage_rows(problem, range(12))
+            x = WarmRelaxation(program, 0).minimise({}, None).x
+            circles += x is not None and bool(cuts(problem, program, x))
+    assert proven > 100 and circles > 2
+
+
+def test_a_copy_that_the_backward_starts_from_was_brought_there() -> None:
+    """Made at 0, where it is large, and wanted at 1 in the backward: the way there is dear, a circle with 2 is not."""
+    tails, heads, costs = np.array([0, 1, 2]), np.array([1, 2, 1]), np.array([100, 1, 1])
+    at_0, at_1, at_both = np.array([0]), np.array([1]), np.array([0, 1])
+    network = Network("t", 3, tails, heads, costs, 0, at_0, (Consumer(1, at_both),), (Consumer(2, at_1),))
+    network = replace(network, sizes=np.array([9, 1, 1]), lives=(Life(0, ((1, 2), (8, 9))),))
+    busy = Node("busy", np.array([0]), further_loads=(Load((4, 5), np.array([9])),))
+    nodes = Node("made", np.array([0])), Node("read", np.array([0, 10])), Node("back", np.array([0])), busy
+    problem = Problem(nodes, (), usage_limit=10, networks=(network,))
+    program = build(problem).with_usage_rows(problem, [4])
+    warm = WarmRelaxation(program, 0)
+    found = warm.minimise({}, None)
+    assert found.x is not None and found.bound is not None and found.bound < 3
+    warm.grow(program.extended(0, cuts(problem, program, found.x)))
+    assert warm.minimise({}, None).bound == pytest.approx(110)
+    answer = run_tree(problem, Request(node_limit=1))
+    assert answer.assignment is not None and answer.bound == evaluate(problem, *answer.assignment).cost == 110
 
 
 def test_what_a_relaxation_mixes_are_two_assignments_of_the_problem_as_given() -> None:
