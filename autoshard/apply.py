@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -232,16 +232,19 @@ def _captured(
     model: nn.Module, plan: ShardingPlan, args: tuple[Any, ...], kwargs: dict[str, Any] | None, size: int | None
 ) -> tuple[CapturedGraph, ShardingPlan, tuple[bool, ...]]:
     """The graph of a plan, captured in the mode that it was made for: as the model is, or in the other one (training or
-    evaluation), in which the model is not left; the plan, for a batch of the size where one is given; and the mode of
-    each module of the model.
+    evaluation), in which the model is not left; a forward alone in evaluation, or as the model is. Also the plan, for a
+    batch of the size where one is given; and the mode of each module of the model.
 
     Raises:
-        PlanMismatchError: it was made for neither; says what differs from the model as it is.
+        PlanMismatchError: it was made for neither; says what differs in the first of them.
     """
+    as_it_is, other = nullcontext(), in_mode(model, training=torch.is_grad_enabled() and not model.training)
+    first, second = (as_it_is, other) if torch.is_grad_enabled() else (other, as_it_is)
     try:
-        return _as_planned(model, plan, args, kwargs, size)
+        with first:
+            return _as_planned(model, plan, args, kwargs, size)
     except PlanMismatchError:
-        with suppress(PlanMismatchError), in_mode(model, not model.training):
+        with suppress(PlanMismatchError), second:
             return _as_planned(model, plan, args, kwargs, size)
         raise
 

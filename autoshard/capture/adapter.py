@@ -528,7 +528,8 @@ def _traceable(model: nn.Module, faker: _Faker, most: int = LARGEST) -> Iterator
     drawn = random.getstate()
     try:
         with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once(), _constants_known(most):
-            yield
+            with _operator_by_operator():
+                yield
     finally:
         random.setstate(drawn)
 
@@ -568,6 +569,19 @@ def _unvalidated() -> Iterator[None]:
             yield
     finally:
         distribution.set_default_validate_args(before)
+
+
+@contextmanager
+def _operator_by_operator() -> Iterator[None]:
+    """Has torch's encoder layers and attention call their operators in evaluation, too, and not one that is a whole
+    layer, which could only run whole on every rank.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextmanager

@@ -114,6 +114,30 @@ def test_one_call_plans_for_evaluation_and_serves_other_sizes_too(mesh: DeviceMe
     assert is_parity(steps, (parallel, reference))
 
 
+class Attends(nn.Module):
+    """Layers that torch computes by one operator each in evaluation, or that do then what they do in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.last = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x[:, None])
+        return self.last(y, y, y, need_weights=False)[0].square().mean()
+
+
+def test_layers_that_evaluate_as_they_train_are_planned_operator_by_operator_for_both(mesh: DeviceMesh) -> None:
+    reference = Attends()
+    evaluation = plan(reference, 6, evaluation=True)
+    assert any("addmm" in entry.name for entry in evaluation.operators)
+    assert not any("_transformer_encoder_layer_fwd" in entry.name for entry in evaluation.operators)
+    options: dict[str, Any] = {"and_evaluation": True, "batches": [3]}
+    parallel = autoshard.auto_parallelize(deepcopy(reference), mesh, (numbers(6),), hardware="cpu-gloo", **options)
+    assert is_parity(steps, (parallel, reference))
+
+
 class NextWord(nn.Module):
     """Copies targets that do not lie contiguous in memory."""
 
