@@ -398,18 +398,21 @@ class _Search:
 
     def _alike_or_in_groups(self, program: Formulation, budget: int) -> tuple[Formulation, Found | None]:
         """The answer of a program in which identical layers are decided alike or, where its first relaxation mixes two
-        ways to do that and the gap is large, of the program in which they are two groups; and that program.
+        ways to do that and the gap is large, or what it mixes much cheaper, of the program in which they are two
+        groups; and that program.
         """
         if min(map(len, program.problem.ties), default=0) < FEWEST_LAYERS:
             return program, self._under(program, budget)
         self._solve_under(program.problem, budget, nodes=FIRST_NODES)
         if self.last.status is Status.INFEASIBLE:
             return program, None
-        if self.last.gap <= gap_of(program.problem):
+        share, cost = _leaner_share(program.problem, self.last.mixtures), self.last.cost
+        good = 1 + gap_of(program.problem)
+        is_dear = share is not None and (cost or 0) > good * _mixed_cost(program.problem, self.last.mixtures)
+        if self.last.gap <= gap_of(program.problem) and not is_dear:
             return program, self._found(program, self.last)
         if self.last.choices is not None:
             self.start = Assignment(self.last.choices, self.last.routes)
-        share = _leaner_share(program.problem, self.last.mixtures)
         if share is not None:
             program = program.in_groups(share)
         return program, self._under(program, budget)
@@ -538,6 +541,17 @@ def _leaner_share(problem: Problem, mixtures: Iterable[Mixture]) -> float | None
             more = evaluate(problem, *each.main).peak_usage - evaluate(problem, *each.other).peak_usage
             shares[abs(more)] = each.share if more > 0 else 1 - each.share
     return shares[max(shares)] if shares else None
+
+
+def _mixed_cost(problem: Problem, mixtures: Sequence[Mixture]) -> float:
+    """What a relaxation costs that mixes ways to decide identical layers: about that of a plan that decides them in
+    groups of its shares. 0 where it mixes none.
+    """
+    cost = 0.0
+    for number, each in enumerate(mixtures):
+        main, other = evaluate(problem, *each.main).cost, evaluate(problem, *each.other).cost
+        cost += each.share * (other - main) + (0 if number else main)  # all have one main
+    return cost
 
 
 def gap_of(problem: Problem) -> float:

@@ -146,17 +146,19 @@ class Program:
         """The arcs over which something flows, per network."""
         return [_used(x, arcs, columns) for arcs, columns in self.flows]
 
-    def routes_of(self, x: FloatArray) -> dict[int, Routes]:
-        """The arcs over which something flows in each phase, for the networks whose phases are apart."""
+    def routes_of(self, x: FloatArray, anew: float = 0.5) -> dict[int, Routes]:
+        """The arcs over which something flows in each phase, for the networks whose phases are apart: in the forward
+        more than a half, in the backward, which makes copies `anew` there, more than so much.
+        """
 
-        def used(flows: Sequence[FlowColumns]) -> tuple[int, ...]:
-            return tuple(sorted({arc for flow in flows for arc in _used(x, flow.arcs, flow.columns)}))
+        def used(flows: Sequence[FlowColumns], least: float) -> tuple[int, ...]:
+            return tuple(sorted({arc for flow in flows for arc in _used(x, flow.arcs, flow.columns, least)}))
 
-        return {index: Routes(*map(used, phases)) for index, phases in self.phases.items()}
+        return {index: Routes(used(first, 0.5), used(second, anew)) for index, (first, second) in self.phases.items()}
 
 
-def _used(x: FloatArray, arcs: IntArray, columns: IntArray) -> tuple[int, ...]:
-    return tuple(np.unique(arcs[x[columns] > 0.5]).tolist())
+def _used(x: FloatArray, arcs: IntArray, columns: IntArray, least: float = 0.5) -> tuple[int, ...]:
+    return tuple(np.unique(arcs[x[columns] > least]).tolist())
 
 
 def build(problem: Problem) -> Program:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import highspy
 import numpy as np
 
 from ..evaluate import evaluate
@@ -42,6 +43,8 @@ GOOD = 2e-2
 """Until there is an answer of at most this gap, each decision of a dive may cost DETOUR."""
 WITHOUT_ANSWER = 8
 """After how many relaxations without an answer one is looked for by prices on memory (`solver.backends.priced`)."""
+LEAN = 1e-3
+"""The part of a copy that the backward makes anew from which on it makes all of it, where keeping it is too much."""
 RELAXATIONS = 200
 """How many nodes of the tree are searched at most where nobody says; each takes one relaxation."""
 FIRST = 0.5
@@ -54,11 +57,14 @@ SHARE_DIGITS = 3
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A part of the tree that is not searched yet: the values of variables that are held, and a bound from above it."""
+    """A part of the tree that is not searched yet: the values of variables that are held, and from above it a bound and
+    the basis of its relaxation.
+    """
 
     bound: float
     held: Mapping[int, float]
     depth: int = 0
+    basis: highspy.HighsBasis | None = None
 
 
 def run_tree(problem: Problem, request: Request) -> Answer:
@@ -115,7 +121,7 @@ class _Tree:
         while number < most and branch is not None and not self._request.ended():
             if (number == WITHOUT_ANSWER or self._seconds() == 0.0) and self._is_to_look:
                 self._look_for_first()
-            found = self._relaxation.minimise(branch.held, self._seconds(), self._dearest())
+            found = self._relaxation.minimise(branch.held, self._seconds(), self._dearest(), branch.basis)
             if found.x is None and not found.infeasible:
                 if self._is_to_look:
                     continue
@@ -123,7 +129,7 @@ class _Tree:
             if found.x is None or found.bound is None:
                 branch, number = self._next(), number + 1
                 continue
-            branch = replace(branch, bound=max(branch.bound, found.bound))
+            branch = replace(branch, bound=max(branch.bound, found.bound), basis=None)  # from this point on
             if self._is_cut(found.x) or self._answered(found.x):
                 rounds += 1
                 number += rounds > MORE_ROWS
@@ -186,7 +192,8 @@ class _Tree:
         if parts is None:
             self._closed = min(self._closed, branch.bound)
             return self._next()
-        dive, rest = (Branch(branch.bound, {**branch.held, **part}, branch.depth + 1) for part in parts)
+        basis = self._relaxation.basis
+        dive, rest = (Branch(branch.bound, {**branch.held, **part}, branch.depth + 1, basis) for part in parts)
         self._open.append(rest)
         if dive.bound - self._credit(dive) <= min(each.bound - self._credit(each) for each in self._open):
             return dive
@@ -278,16 +285,24 @@ class _Tree:
                 yield Mixture(main, found, share)
 
     def _answered(self, x: FloatArray) -> bool:
-        """Takes what a point is when it is rounded as an answer; whether that led to more rows."""
+        """Takes what a point is when it is rounded as an answer; whether that led to more rows. What is over the limit
+        is rounded once more, with fewer copies kept.
+        """
         program = self._program
-        found = self._router.routed(self._problem, program.choices_of(x), program.arcs_of(x), program.routes_of(x))
+        choices, arcs = program.choices_of(x), program.arcs_of(x)
+        found = self._router.routed(self._problem, choices, arcs, program.routes_of(x))
         if found is None:
             return False
         self._take(found)
-        new = [step for step in peaks_to_add(self._problem, found, self._steps) if step not in self._steps]
+        over = peaks_to_add(self._problem, found, self._steps)
+        new = [step for step in over if step not in self._steps]
         if new:
             self._steps.update(new)
             self._add_rows(new)
+        elif over:
+            leaner = self._router.routed(self._problem, choices, arcs, program.routes_of(x, anew=LEAN))
+            if leaner is not None:
+                self._take(leaner)
         return bool(new)
 
     def _is_cut(self, x: FloatArray) -> bool:

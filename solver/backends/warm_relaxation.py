@@ -65,14 +65,29 @@ class WarmRelaxation:
             self._go_on()
         self._rows, self._columns = rows, columns
 
-    def minimise(self, held: Mapping[int, float], seconds: float | None, below: float = np.inf) -> ProgramAnswer:
+    @property
+    def basis(self) -> highspy.HighsBasis:
+        """That of the last point."""
+        return self._basis
+
+    def minimise(
+        self,
+        held: Mapping[int, float],
+        seconds: float | None,
+        below: float = np.inf,
+        basis: highspy.HighsBasis | None = None,
+    ) -> ProgramAnswer:
         """The cheapest point at which some variables have given values, and its cost; neither where the time ended.
 
         Args:
             held: the value of every variable that is held; the others are between 0 and 1.
             seconds: how long it may take; None for no limit.
             below: what it must cost less than: a dearer one is as good as none, and not looked for to the end.
+            basis: where to start from, perhaps of a smaller program: the last point by default.
         """
+        if basis is not None and basis is not self._basis:
+            self._basis = self._grown(basis)
+            self._go_on()
         for column in self._held.keys() - held.keys():
             self._highs.changeColBounds(column, 0.0, 1.0)
         for column, value in held.items():
@@ -92,6 +107,15 @@ class WarmRelaxation:
         self._basis = self._highs.getBasis()
         x: FloatArray = np.array(self._highs.getSolution().col_value)
         return ProgramAnswer(x, self._highs.getObjectiveValue() / self._scale)
+
+    def _grown(self, basis: highspy.HighsBasis) -> highspy.HighsBasis:
+        """A basis with what the program has more since then: variables at 0, rows that do not bind."""
+        grown = highspy.HighsBasis()
+        columns, rows = list(basis.col_status), list(basis.row_status)
+        grown.col_status = columns + [highspy.HighsBasisStatus.kLower] * (self._columns - len(columns))
+        grown.row_status = rows + [highspy.HighsBasisStatus.kBasic] * (self._rows - len(rows))
+        grown.valid, grown.alien = basis.valid, False
+        return grown
 
     def _go_on(self) -> None:
         """Starts the next solve from the last basis of a point, if there was any."""

@@ -76,7 +76,7 @@ def torchrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     "how", ["a rank is killed", pytest.param("the job is interrupted", marks=pytest.mark.thorough)]
 )
 def test_a_job_that_ends_early_says_so_once_and_keeps_samples_and_profile(tmp_path: Path, how: str) -> None:
-    (tmp_path / "p.yaml").write_text("a good profile")
+    (tmp_path / "p.yaml").write_text("provenance: a good profile")
     command = (*TORCHRUN, "--mesh", "dp=2", "-o", "p.yaml", "--quick", "--max-bytes", "65536")
     with subprocess.Popen(
         [sys.executable, *command], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
@@ -94,7 +94,7 @@ def test_a_job_that_ends_early_says_so_once_and_keeps_samples_and_profile(tmp_pa
     assert job.returncode != 0 and kept > 0
     assert said.count("error: ") == 1
     assert f"{kept} samples are kept in p.samples.jsonl, and the same command continues behind them" in said
-    assert (tmp_path / "p.yaml").read_text() == "a good profile"
+    assert (tmp_path / "p.yaml").read_text() == "provenance: a good profile"
 
 
 def _wait_for_samples(job: int, path: Path) -> list[int]:

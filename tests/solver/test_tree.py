@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from solver import NOWHERE, Consumer, Edge, Life, Load, Network, Node, Problem, evaluate, solve
+from solver.backends import tree
 from solver.backends.backend import Request
 from solver.backends.circles import cuts
 from solver.backends.flows import ReadAgain
@@ -93,6 +94,21 @@ def test_a_copy_that_the_backward_starts_from_was_brought_there() -> None:
     assert answer.assignment is not None and answer.bound == evaluate(problem, *answer.assignment).cost == 110
 
 
+def test_a_copy_that_is_kept_in_part_is_made_anew_where_all_of_it_is_too_much(monkeypatch) -> None:
+    """The relaxation keeps seven eighths of ten bytes and an eighth of two, where there is room for nine."""
+    at_0, at_1, moved = np.array([0]), np.array([1]), np.array([10])
+    network = Network("t", 2, at_0, at_1, moved, 0, at_0, (Consumer(1, at_1),), (Consumer(2, at_1),))
+    network = replace(network, sizes=np.array([2, 10]), lives=(Life(0, ((1, 2), (8, 9))),))
+    busy = Node("busy", np.array([0]), further_loads=(Load((4, 5), np.array([5])),))
+    nodes = (*(Node(name, np.array([0])) for name in ("made", "read", "back")), busy)
+    problem = Problem(nodes, (), usage_limit=14, networks=(network,))
+    once = Request(relative_gap=NO_FALLBACK, node_limit=1)
+    found = run_tree(problem, once)
+    assert found.assignment is not None and evaluate(problem, *found.assignment).cost == 20
+    monkeypatch.setattr(tree, "LEAN", 0.5)
+    assert run_tree(problem, once).assignment is None
+
+
 def test_what_a_relaxation_mixes_are_two_assignments_of_the_problem_as_given() -> None:
     mixed = 0
     for seed in range(300):
@@ -144,21 +160,24 @@ def test_a_relaxation_that_goes_on_from_its_basis_is_that_from_scratch() -> None
         problem = replace(random_lives(seed), usage_price=None)
         program = build(problem)
         warm = WarmRelaxation(program, 0)
+        first = None  # a basis of fewer rows
         for step in (None, 1, 3, 5):
             if step is not None:
                 program = program.with_usage_rows(problem, [step])
                 warm.grow(program)
             held = {int(column): float(rng.integers(2)) for column in rng.choice(program.choices, 1)}
-            for values in (held, {}):
+            for values, basis in ((held, None), ({}, None), (held, first)):
                 scratch = program
                 for column, value in values.items():
                     sign = 1.0 if value == 0 else -1.0
                     scratch = scratch.with_row(np.array([column]), np.array([sign]), -value)
-                found, expected = warm.minimise(values, None), MathOpt("HIGHS").minimise(scratch.relaxed(), Request())
+                found = warm.minimise(values, None, basis=basis)
+                expected = MathOpt("HIGHS").minimise(scratch.relaxed(), Request())
                 assert found.infeasible == expected.infeasible
                 if not found.infeasible:
                     assert found.bound == pytest.approx(expected.bound, abs=1e-4)
                     compared += 1
+            first = first or warm.basis
     assert compared > 200
 
 
