@@ -527,9 +527,16 @@ def _traceable(model: nn.Module, faker: _Faker, most: int = LARGEST) -> Iterator
     """
     drawn = random.getstate()
     try:
-        with faker.fake_module(model), marking(), _same_modes(), _unvalidated(), _said_once(), _constants_known(most):
-            with _operator_by_operator():
-                yield
+        with (
+            faker.fake_module(model),
+            marking(),
+            _same_modes(),
+            _unvalidated(),
+            _operator_by_operator(),
+            _said_once(),
+            _constants_known(most),
+        ):
+            yield
     finally:
         random.setstate(drawn)
 

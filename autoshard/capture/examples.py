@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+
+COMPUTED_ANEW: Mapping[Any, Any] = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
+"""What computes anew what an operator of Python's writes into its first argument."""
 
 _KEY = "example_value"
 _PLACE = ("stack_trace", "nn_module_stack", "source_fn_stack")

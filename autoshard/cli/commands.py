@@ -98,11 +98,11 @@ class Target(StrEnum):
     partition_spec = "partition-spec"
 
 
-# Options that several commands have. typer reads them off the signature of a command, so that commands with the same
-# options share those lines.
 LEAST_BUFFER_BYTES = 4096
 """What a calibration sends at least."""
 
+# Options that several commands have. typer reads them off the signature of a command, so that commands with the same
+# options share those lines.
 _MODEL = typer.Argument(metavar="FILE.py:FACTORY", help="A function giving (module, args[, kwargs]).")
 _MESH = typer.Option(help="Axes and sizes, slowest first, for example dp=2,tp=2.")
 _HARDWARE = typer.Option(

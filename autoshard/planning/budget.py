@@ -544,14 +544,11 @@ def _leaner_share(problem: Problem, mixtures: Iterable[Mixture]) -> float | None
 
 
 def _mixed_cost(problem: Problem, mixtures: Sequence[Mixture]) -> float:
-    """What a relaxation costs that mixes ways to decide identical layers: about that of a plan that decides them in
-    groups of its shares. 0 where it mixes none.
+    """What a relaxation costs that mixes ways to decide identical layers, at least two: about that of a plan that
+    decides them in groups of its shares.
     """
-    cost = 0.0
-    for number, each in enumerate(mixtures):
-        main, other = evaluate(problem, *each.main).cost, evaluate(problem, *each.other).cost
-        cost += each.share * (other - main) + (0 if number else main)  # all have one main
-    return cost
+    main = evaluate(problem, *mixtures[0].main).cost  # that of all of them
+    return main + sum(each.share * (evaluate(problem, *each.other).cost - main) for each in mixtures)
 
 
 def gap_of(problem: Problem) -> float:

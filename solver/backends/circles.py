@@ -20,11 +20,8 @@ from ortools.graph.python.max_flow import SimpleMaxFlow
 
 from ..networks import Network
 from ..problem import IntArray, Problem
-from .holdings import FlowColumns
+from .holdings import FlowColumns, Row
 from .integer_program import FloatArray, Program, distinct
-
-Row = tuple[tuple[tuple[int, int], ...], float]
-"""(parts, upper) for sum of coefficient * variable <= upper."""
 
 UNITS = 10**6
 """What 1 is for the minimum cut, whose capacities are integers."""

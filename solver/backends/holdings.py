@@ -39,6 +39,8 @@ from ..problem import IntArray, Problem
 
 FUTURE, READING, PAST = range(3)
 
+Row = tuple[tuple[tuple[int, int], ...], float]
+"""(parts, upper) for sum of coefficient * variable <= upper."""
 
 Written = Mapping[Hashable, tuple[int, ...]]
 """Variables by what they stand for: steps that say the same of copies say it with the same ones."""
@@ -88,12 +90,12 @@ class FlowColumns:
 class Extension:
     """What a step adds to a program: variables without a price, rows over them, and the terms of the memory row.
 
-    rows: (parts, upper) for sum of coefficient * variable <= upper. terms: variable -> bytes. written: the variables of
-    this step and those before, by what they stand for.
+    rows: over these. terms: variable -> bytes. written: the variables of this step and those before, by what they stand
+    for.
     """
 
     variables: int
-    rows: list[tuple[tuple[tuple[int, int], ...], float]]
+    rows: list[Row]
     terms: dict[int, int]
     written: Written
 
@@ -171,7 +173,7 @@ class _Writer:
     flows: Mapping[int, Sequence[Sequence[FlowColumns]]]
     numbers: Iterator[int]
     written: dict[Hashable, tuple[int, ...]]
-    rows: list[tuple[tuple[tuple[int, int], ...], float]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     terms: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     variables: int = 0
 

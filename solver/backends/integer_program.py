@@ -35,7 +35,7 @@ from ..networks import NOWHERE, BoolArray, Consumer, Network, Routes
 from ..problem import INFEASIBLE, Edge, IntArray, Problem
 from ..usages import largest_usage
 from .flows import Flow, ReadAgain, Stage, stages
-from .holdings import FlowColumns, Holdings, Written
+from .holdings import FlowColumns, Holdings, Row, Written
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -92,7 +92,7 @@ class Program:
             program = program.with_row(columns, bytes_of[columns], problem.usage_limit)
         return program
 
-    def extended(self, variables: int, rows: Sequence[tuple[Sequence[tuple[int, int]], float]]) -> Program:
+    def extended(self, variables: int, rows: Sequence[Row]) -> Program:
         """The program with further variables without a price, and rows sum of coefficient * variable <= upper."""
         if not variables and not rows:
             return self

@@ -21,6 +21,7 @@ from .backend import Answer, Request
 from .bounds import proven_cost
 from .circles import cuts
 from .decomposition.ascent import repaired
+from .holdings import Row
 from .integer_program import FloatArray, Program, build
 
 PEAKS_PER_ROUND = 8
@@ -64,7 +65,8 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
             rounds.take(found)
             return rounds.known
         assignment = rounds.take(found)
-        if rounds.done(assignment, found.x):
+        circles = cuts(problem, rounds.program, found.x)
+        if rounds.done(assignment, circles):
             return rounds.known
         if request.ended():
             known = rounds.known
@@ -73,7 +75,7 @@ def run_lazily(solver: ProgramSolver, problem: Problem, request: Request) -> Ans
             return known.with_assignment(repaired(problem, rounds.program.choices_of(found.x), REPAIR_S))
         request.on_answer(rounds.known)
         request.on_progress(rounds.cost, rounds.known.bound)
-        rounds.tighten(assignment, found.x)
+        rounds.tighten(assignment, circles)
 
 
 class _Rounds:
@@ -131,7 +133,7 @@ class _Rounds:
         """What is known once a program has no answer."""
         return Answer(infeasible=True) if self.margin == 0 else self.known
 
-    def done(self, assignment: Assignment | None, x: FloatArray) -> bool:
+    def done(self, assignment: Assignment | None, circles: Sequence[Row]) -> bool:
         """Whether the round's answer keeps the limit and, of a relaxation or with circles, is as good as was asked
         for.
         """
@@ -139,12 +141,12 @@ class _Rounds:
             return False
         if self.request.is_met(self.cost, self.known.bound):
             return True
-        return not self.relaxed and not cuts(self.problem, self.program, x)
+        return not self.relaxed and not circles
 
-    def tighten(self, assignment: Assignment | None, x: FloatArray) -> None:
+    def tighten(self, assignment: Assignment | None, circles: Sequence[Row]) -> None:
         """Rows against circles, or for the peaks of the answer; where there are none to add, integers."""
-        if rows := cuts(self.problem, self.program, x):
-            self.bare, self.program = self.bare.extended(0, rows), self.program.extended(0, rows)
+        if circles:
+            self.bare, self.program = self.bare.extended(0, circles), self.program.extended(0, circles)
             return
         if assignment is not None and self.add_peaks(assignment):
             return

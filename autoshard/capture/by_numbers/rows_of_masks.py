@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from ..examples import are_lengths, example, is_unknown, name_of, new_call, shape_of, tensor_of
+from ..examples import COMPUTED_ANEW, are_lengths, example, is_unknown, name_of, new_call, shape_of, tensor_of
 from .masks import mask_of, memory_of, placed_by, same, seen_through, written_by, written_into
 
 POINTWISE = frozenset(
@@ -56,15 +56,6 @@ _HALF = (torch.float16, torch.bfloat16)
 _OF_BOUNDS = {"sym_max": torch.maximum, "sym_min": torch.minimum}
 
 
-_ANEW: Mapping[Any, Any] = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}
-"""What computes anew what an operator of Python's writes into its first argument."""
-
-
 @dataclass(frozen=True)
 class _Rows:
     """In the place of the rows that ``mask`` picks all rows, of shape (*mask.shape, *rest)."""
@@ -93,13 +84,13 @@ def compute_of_all_rows(graph: fx.Graph) -> None:
 
 def _change_a_copy(node: fx.Node) -> None:
     """Has ``x[mask] += y`` compute its sum anew: what a mask picks is a copy, which nobody else reads here."""
-    rows = _first(node) if node.target in _ANEW and len(node.args) == 2 else None
+    rows = _first(node) if node.target in COMPUTED_ANEW and len(node.args) == 2 else None
     if not isinstance(rows, fx.Node) or rows.target is not operator.getitem or list(rows.users) != [node]:
         return
     other, value = tensor_of(node.args[1]), tensor_of(rows)
     is_alike = other is None or (value is not None and other.dtype == value.dtype)
     if is_alike and is_unknown(value) and mask_of(_with_what_is_behind(rows.args[1])[0]) is not None:
-        node.target = _ANEW[node.target]
+        node.target = COMPUTED_ANEW[node.target]
 
 
 class _Rewriting:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from ..examples import example, shape_of
+from ..examples import COMPUTED_ANEW, example, shape_of
 from .equations import equation_of
 from .matrix_products import are_matrices, product, product_of_equation
 from .moved_pieces import moved
@@ -65,7 +65,7 @@ Folds = dict[fx.Node, Fold]
 def writes(node: fx.Node) -> bool:
     """Whether a node may change one of its arguments."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    is_in_place = name.endswith("_") or name == "setitem" or node.target in _IN_PLACE
+    is_in_place = name.endswith("_") or name == "setitem" or node.target in COMPUTED_ANEW
     asked = node.kwargs.get("inplace") or node.args[_INPLACE.get(node.target, len(node.args)) :][:1] == (True,)
     return is_in_place or bool(asked) or "out" in node.kwargs
 
@@ -149,7 +149,7 @@ def _expanded(node: fx.Node, folds: Folds, batch: int) -> Call | None:
 def _elementwise(node: fx.Node, folds: Folds, batch: int) -> Call | None:
     """Element by element: the dims of all tensors are aligned from the last one on."""
     value, found = example(node), [each for each in node.all_input_nodes if each in folds]
-    if not found or not isinstance(value, Tensor) or (writes(node) and node.target not in _IN_PLACE):
+    if not found or not isinstance(value, Tensor) or (writes(node) and node.target not in COMPUTED_ANEW):
         return None
     fold = folds[found[0]]
     behind = example(found[0]).dim() - fold.dim
@@ -165,7 +165,7 @@ def _elementwise(node: fx.Node, folds: Folds, batch: int) -> Call | None:
         return made
 
     args, kwargs = map_arg(_args(node), given), map_arg(_kwargs(node), given)
-    target = _IN_PLACE.get(node.target, node.target)
+    target = COMPUTED_ANEW.get(node.target, node.target)
     if target is not node.target and not _is_last_use(node, folds):
         return None
     return Call(target, args, kwargs, fold.at(value.dim() - behind)) if fits else None
@@ -424,12 +424,6 @@ PRODUCTS = (
     torch.functional.einsum,
 )
 """Functions of the calls that multiply."""
-_IN_PLACE: Mapping[Any, Any] = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}
 _INPLACE: Mapping[Any, int] = {F.dropout: 3, F.relu: 1}
 """Where the argument of that name stands."""
 
@@ -450,7 +444,7 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((torch.masked_fill, torch.clamp, torch.tanh, torch.sigmoid, F.dropout, F.relu), _elementwise),
     **dict.fromkeys(("add", "sub", "mul", "div", "neg", "where", "exp", "masked_fill", "clamp", "tanh"), _elementwise),
     **dict.fromkeys(("sigmoid", "relu", "contiguous", "clone", "to", "type_as", "float", "double"), _elementwise),
-    **dict.fromkeys(("half", "bfloat16", *_IN_PLACE), _elementwise),
+    **dict.fromkeys(("half", "bfloat16", *COMPUTED_ANEW), _elementwise),
     **dict.fromkeys((F.softmax, torch.softmax, "softmax", F.log_softmax, torch.log_softmax), _along),
     **dict.fromkeys(("log_softmax", torch.gather, "gather"), _along),
     **dict.fromkeys((torch.transpose, "transpose", torch.swapaxes, "swapaxes", getattr), _transposed),
