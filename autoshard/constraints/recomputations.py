@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from ..capture import CapturedGraph, can_be_again, within_layers
 from ..errors import ConstraintError
-from ..ops import is_contraction, is_free, known
+from ..ops import is_free
 from .roles import Roles
 from .values import Recomputation
 
@@ -43,7 +43,8 @@ def recomputation_of(constraint: Recomputation, graph: CapturedGraph) -> frozens
 
 
 def _core_attention(graph: CapturedGraph) -> frozenset[str]:
-    core = {i for i in Roles(graph).attentions if graph.nodes[i].phase == "forward"} | _written_out(graph)
+    roles = Roles(graph)
+    core = {i for i in roles.attentions if graph.nodes[i].phase == "forward"} | roles.written_out
     return with_views((graph.nodes[i].name for i in core if can_be_again(graph.nodes[i])), graph)
 
 
@@ -58,21 +59,3 @@ def with_views(names: Iterable[str], graph: CapturedGraph) -> frozenset[str]:
         if can_be_again(node) and (node.name in named or shares):
             found.add(i)
     return frozenset(graph.nodes[i].name for i in found)
-
-
-def _written_out(graph: CapturedGraph) -> set[int]:
-    """The operators of attentions that are written out: from a product of activations over a softmax to the next."""
-    found: set[int] = set()
-    parameters = Roles(graph).origins.keys()
-    since: dict[int, set[int]] = {}  # what of the operators since a product of activations leads to a node
-    for i, node in graph.of_kind("operator"):
-        if node.phase == "forward":
-            read = {ref.node for ref in node.inputs}
-            path = set[int]().union(*(since.get(k, set()) for k in read))
-            if not is_contraction(node):
-                since[i] = path and path | {i}
-            elif not read & parameters:
-                since[i] = {i}
-                if any(known(graph.nodes[k].op).kernel == "softmax" for k in path):
-                    found |= path | {i}
-    return found

@@ -51,6 +51,12 @@ class Roles:
         return found
 
     @cached_property
+    def written(self) -> frozenset[Ref]:
+        """What buffers become, which are whole on every rank: running means of channels."""
+        parameters = {node.name for _, node in self._graph.of_kind("parameter")}
+        return frozenset(ref for name, ref in self._graph.mutations if name not in parameters)
+
+    @cached_property
     def gradients(self) -> dict[Ref, int]:
         """Every tensor that becomes a gradient by views, copies, casts and additions, with the parameter's node."""
         number = {node.name: i for i, node in self._graph.of_kind("parameter")}
@@ -251,6 +257,11 @@ class Roles:
         return frozenset(found)
 
     @cached_property
+    def routed(self) -> frozenset[str]:
+        """Layers that choose for each token where it goes: experts, which take tokens in rows."""
+        return frozenset(path for i, path in self.layered.items() if has(self._graph.nodes[i], "choice"))
+
+    @cached_property
     def experts(self) -> frozenset[int]:
         """Parameters of three dims that a batched matrix product reads: one matrix per expert."""
         return frozenset(
@@ -268,6 +279,25 @@ class Roles:
     def attentions(self) -> frozenset[int]:
         """Attention operators, forward and backward; dims 0 and 1 of their tensors are batch and heads."""
         return frozenset(i for i, node in enumerate(self._graph.nodes) if has(node, "attention"))
+
+    @cached_property
+    def written_out(self) -> frozenset[int]:
+        """Operators of the forward in attentions that are no single operator: from a product of activations over a
+        softmax to the next product of activations.
+        """
+        found: set[int] = set()
+        since: dict[int, set[int]] = {}  # what of the operators since a product of activations leads to a node
+        for i, node in self._graph.of_kind("operator"):
+            if node.phase == "forward":
+                read = {ref.node for ref in node.inputs}
+                path = set[int]().union(*(since.get(k, set()) for k in read))
+                if not is_contraction(node):
+                    since[i] = path and path | {i}
+                elif not read & self.origins.keys():
+                    since[i] = {i}
+                    if any(known(self._graph.nodes[k].op).kernel == "softmax" for k in path):
+                        found |= path | {i}
+        return frozenset(found)
 
     @cached_property
     def rows_and_places(self) -> tuple[int, ...]:
@@ -313,10 +343,8 @@ class Roles:
 
     @cached_property
     def attending(self) -> frozenset[str]:
-        """Layers that have attention, or a softmax."""
-        nodes = ((path, self._graph.nodes[i]) for i, path in self.layered.items())
-        kernels = ((path, known(node.op).kernel) for path, node in nodes if node.kind == "operator")
-        return frozenset(path for path, kernel in kernels if kernel in ("attention", "softmax"))
+        """Layers that have attention."""
+        return frozenset(path for i, path in self.layered.items() if i in self.attentions or i in self.written_out)
 
     @cached_property
     def equal_parts(self) -> Mapping[int, tuple[tuple[int, Placement], ...]]:
@@ -345,7 +373,8 @@ class Roles:
 
     @cached_property
     def _made_heads(self) -> dict[int, int]:
-        views = ((i, node) for i, node in self._graph.of_kind("operator") if has(node, "reshape") and i in self.layered)
+        forward = ((i, node) for i, node in self._graph.of_kind("operator") if node.phase == "forward")
+        views = ((i, node) for i, node in forward if has(node, "reshape") and i in self.layered)
         shapes = ((i, self._graph.meta(node.inputs[0]).shape, self._graph.meta(Ref(i)).shape) for i, node in views)
         return {i: b[2] for i, a, b in shapes if len(a) == 3 and len(b) == 4 and a[:2] == b[:2]}
 
@@ -378,6 +407,12 @@ class Roles:
             if is_made or not node.inputs or node.inputs[0].node in self.origins:
                 return frozenset(found)
             index = node.inputs[0].node
+
+    def readers(self, parameters: frozenset[int]) -> Iterator[int]:
+        """Operators that compute with one of these parameters, or a view of it."""
+        for i, node in self._graph.of_kind("operator"):
+            if i not in self.origins and any(self.origins.get(ref.node) in parameters for ref in node.inputs):
+                yield i
 
     def _is_of_single_channels(self, node: Node) -> bool:
         image, filters = (self._graph.meta(ref).shape for ref in node.inputs[:2])

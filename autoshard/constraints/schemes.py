@@ -22,8 +22,8 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
     M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3.
 ``sp`` (the same with sequence parallelism)
     The all-reduce becomes a reduce-scatter and an all-gather: between the pairs activations are cut along a dim behind
-    the batch, the sequence. V. Korthikanti et al., "Reducing Activation Recomputation in Large
-    Transformer Models", arXiv:2205.05198, section 4.2.2.
+    the batch, the sequence, and so are tokens in rows, as experts take them. V. Korthikanti et al., "Reducing
+    Activation Recomputation in Large Transformer Models", arXiv:2205.05198, section 4.2.2.
 ``cp`` (context parallelism)
     Inputs are cut along the sequence (dim 1, or dim 0), parameters and their gradients are those of ``ddp``, or, beside
     an axis of ``fsdp``, cut over both axes. Every rank attends with its block of the queries; keys and values are
@@ -39,7 +39,10 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
 
 Under ``tp`` and ``sp``, projections whose columns the ranks cannot share are left to the solver: those of fewer heads
 than ranks (keys and values of grouped queries), and fused ones of unequal parts, in which no parameter can be cut. Each
-rank computes its columns, or all of them and takes its heads, whose gradients may be gathered.
+rank computes its columns, or all of them and takes its heads, whose gradients may be gathered. So are matrices that the
+others have no pair for, such as a projection between two stages. Which these are the planner finds
+(:mod:`autoshard.planning.lone_matrices`), and the constraint names them: ``family tp=tp leaving down.weight``. What
+meets them, and what comes of it, may be sent in any way.
 
 Under a scheme that cuts the batch, or the sequence, what mixes it in another way (a contrastive loss, features of
 neighbours, targets that the model shifts) is gathered for: what such an operator reads may be gathered, and what it
@@ -53,7 +56,7 @@ could do there by hand, the scheme does no worse. Scalars (a loss, a count of ta
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -137,7 +140,7 @@ class _SchemeLimits:
         self._data = tuple(sorted(f.axis for f in axis_schemes if f.scheme in CUT_THE_BATCH))
         self._sequence = tuple(sorted(f.axis for f in axis_schemes if f.scheme == "cp"))
         self._tensor = any(f.scheme in ("tp", "sp") for f in axis_schemes)
-        self._gathering = axis_scheme.gathering
+        self._gathering, self._leaving = axis_scheme.gathering, axis_scheme.leaving
 
     def add(self) -> None:
         """Adds all limits of the scheme."""
@@ -201,6 +204,11 @@ class _SchemeLimits:
                 f"{self._text!r} gathers for operators that mix what a scheme cuts of every input, as "
                 f"{', '.join(CUT_OF_INPUTS)} do; {self._scheme} cuts layers"
             )
+        if self._leaving and self._cuts_rows:
+            raise ConstraintError(
+                f"{self._text!r} leaves parameters that a scheme would cut in layers, as tp and sp do; {self._scheme} "
+                f"cuts {CUT_OF_INPUTS[self._scheme]}"
+            )
         if self._scheme in CUT_THE_BATCH and not self._roles.batched:
             raise ConstraintError(f"{self._text!r} cuts the batch, but the model has no input with dims")
         if self._scheme in CUT_THE_BATCH and not self._shares(self._graph.batch, self._data):
@@ -214,8 +222,9 @@ class _SchemeLimits:
             self._check_sequence()
         if self._scheme == "ep" and not self._roles.experts:
             raise ConstraintError(f"{self._text!r} cuts experts, but {self._why_no_experts()}")
-        if self._scheme in ("tp", "sp") and not self._roles.matrices:
-            raise ConstraintError(f"{self._text!r} cuts the matrices of layers, but the model has none")
+        if self._scheme in ("tp", "sp") and not self._roles.matrices - self._left:
+            why = "they are all left out" if self._leaving else "the model has none"
+            raise ConstraintError(f"{self._text!r} cuts the matrices of layers, but {why}")
         if self._scheme in ("tp", "sp"):
             self._check_heads(axis, ranks)
 
@@ -230,7 +239,7 @@ class _SchemeLimits:
 
     def _check_sequence(self) -> None:
         axis, ranks = self._mesh.axes[self._axis], self._mesh.shape[self._axis]
-        if not self._roles.attentions:
+        if not self._roles.attentions and not self._roles.written_out:
             raise ConstraintError(
                 f"{self._text!r} cuts attention along its queries, but the model has no attention operator "
                 "(F.scaled_dot_product_attention)"
@@ -289,6 +298,24 @@ class _SchemeLimits:
         return frozenset().union(*map(self._roles.made_for, nodes))
 
     @cached_property
+    def _left(self) -> frozenset[int]:
+        """Parameters that the constraint leaves to the solver."""
+        names = ((i, self._graph.called(node.name)) for i, node in self._graph.of_kind("parameter"))
+        return frozenset(
+            i for i, called in names if any(fnmatchcase(name, p) for name in called for p in self._leaving)
+        )
+
+    @cached_property
+    def _met_by_left(self) -> frozenset[Ref]:
+        """What those that compute with them read and make."""
+        met: set[Ref] = set()
+        for i in self._roles.readers(self._left) if self._left else ():
+            node = self._graph.nodes[i]
+            met.update(ref for ref in node.inputs if ref.node not in self._roles.origins)
+            met.update(Ref(i, k) for k in range(len(node.outputs)))
+        return frozenset(met)
+
+    @cached_property
     def _layers_not_shared(self) -> frozenset[str]:
         return frozenset(self._roles.layered[i] for i in self._not_shared if i in self._roles.layered)
 
@@ -314,8 +341,12 @@ class _SchemeLimits:
             if parts and node.phase == "forward" and i in self._roles.causal:
                 self._to.ask(node.inputs[0], S(2, parts))
         for count in sorted({self._rows, self._rows * max(len(parts), 1)} - {1}):
-            for i in self._roles.rows_and_places:  # of (B T, ...) the sequences of all rows that a rank has
-                self._to.ask(Ref(i), S(0, (1,) * count))
+            self._ask_for_places(self._roles.rows_and_places, count)
+
+    def _ask_for_places(self, taken_as_one: Iterable[int], count: int) -> None:
+        """Of (B T, ...) the sequences of all rows that a rank has, or blocks of their parts: so many parts."""
+        for i in taken_as_one:
+            self._to.ask(Ref(i), S(0, (1,) * count))
 
     def _cut_parameters(self) -> None:
         if self._axis != self._sharding[0]:
@@ -330,13 +361,16 @@ class _SchemeLimits:
             self._to.limit(i, CutMost(self._sharding, True, self._text))
 
     def _cut_layers(self) -> None:
-        for i in self._roles.matrices - self._roles.narrow - self._not_shared:
+        for i in self._roles.matrices - self._roles.narrow - self._not_shared - self._left:
             self._only(i, _ANY_DIM)
         for i in self._roles.attentions:
             self._only(i, S(1))
         if self._scheme == "sp":
             for i in self._roles.streams:
                 self._only(i, R, S(self._graph.batch_dim), allowed=False)
+            if 1 < self._rows <= MOST_PARTS:
+                routed = (i for i in self._roles.rows_and_places if self._roles.layered.get(i) in self._roles.routed)
+                self._ask_for_places(routed, self._rows)
 
     def _banned(self, ref: Ref) -> Banned:
         allowed = self._allowed(ref)
@@ -344,18 +378,24 @@ class _SchemeLimits:
             (kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS if kind not in allowed
         }
         activations = self._scheme == "sp" and ref.node in self._roles.layered and self._roles.of(ref) == "activations"
-        if activations and not self._gathers_heads(ref):
-            shape = self._graph.meta(ref).shape  # only the sequence is gathered, of (batch, sequence, ...)
-            sequence = 0 if self._graph.batch_dim and shape[:1] != (self._graph.batch,) else 1
-            banned |= {
-                ("all_gather", self._axis, dim) for dim in range(len(shape)) if (len(shape), dim) != (3, sequence)
-            }
+        if activations and not self._gathers_heads(ref) and ref not in self._met_by_left:
+            dims = set(range(len(self._graph.meta(ref).shape))) - {self._dim_of_places(ref)}
+            banned |= {("all_gather", self._axis, dim) for dim in dims}
         if self._scheme == "cp" and self._roles.of(ref) == "activations" and ref not in self._met_by_mixers:
             if len(self._graph.meta(ref).shape) != _WITH_HEADS and not self._roles.is_scalar(ref):
                 banned |= {(kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS if kind not in _SUMS}
         if self._shards and self._roles.of(ref) == "gradients" and not self._may_be_sliced(ref):
             banned.add(("slice", self._axis, -1))  # what is all-reduced stays whole
         return frozenset(banned)
+
+    def _dim_of_places(self, ref: Ref) -> int | None:
+        """The dim of (batch, sequence, C) that is the sequence, or of (batch * sequence, C) that has all its places,
+        each once or for every expert that it goes to.
+        """
+        shape, places = self._graph.meta(ref).shape, self._graph.batch * self._roles.sequence
+        if len(shape) == 3:
+            return 0 if self._graph.batch_dim and shape[0] != self._graph.batch else 1
+        return 0 if shape and places and shape[0] % places == 0 else None
 
     @cached_property
     def _mixers(self) -> frozenset[int]:
@@ -377,7 +417,7 @@ class _SchemeLimits:
 
     def _allowed(self, ref: Ref) -> frozenset[str]:
         role = self._roles.of(ref)
-        if self._roles.is_scalar(ref) or ref in self._met_by_mixers:
+        if self._roles.is_scalar(ref) or ref in self._met_by_mixers or ref in self._met_by_left:
             return frozenset(REDISTRIBUTION_KINDS)
         if self._scheme in CUT_THE_BATCH and self._roles.is_statistics(ref):
             return _SUMS
@@ -385,7 +425,9 @@ class _SchemeLimits:
             return _SUMS | (_OF_FUNCTIONS | _GRADIENTS["fsdp"] if self._shards else frozenset())
         if self._shards and ref.node in self._roles.functions:
             return _OF_FUNCTIONS
-        if self._scheme in ("tp", "sp") and self._parameter_of(ref) in self._not_shared:
+        if self._scheme in ("tp", "sp") and ref in self._roles.written:
+            return frozenset(REDISTRIBUTION_KINDS)
+        if self._scheme in ("tp", "sp") and self._parameter_of(ref) in self._not_shared | self._left:
             return frozenset(REDISTRIBUTION_KINDS)
         if role == "parameters":
             return _GATHERED if self._shards else frozenset()

@@ -14,6 +14,8 @@ text                                            meaning
 ``family tp=SCHEME``                            the axis is used as one of the known schemes uses it
 ``family dp=SCHEME gathering NAME ...``         the same, but what these operators read is gathered, and what they make
                                                 is cut again: operators that mix rows, under a scheme that cuts them
+``family tp=SCHEME leaving NAME ...``           the same, but these parameters are left to the solver: matrices that the
+                                                others have no pair for, under a scheme that cuts layers
 ``recompute NAME``                              these operators of the forward are computed again in the backward
 ``checkpoint MODULE``                           as ``torch.utils.checkpoint`` around these modules: their operators are,
                                                 but for those whose results are read outside
@@ -63,6 +65,7 @@ SCHEME_ALIASES: dict[str, Scheme] = {"dp-only": "ddp"}
 _VERBS = ("family", "only", "forbid", "alike", "recompute", "checkpoint", "recomputation", "keep")
 
 _GATHERING = "gathering"
+_LEAVING = "leaving"
 
 _T = TypeVar("_T", bound=str)
 
@@ -138,21 +141,26 @@ class CollectiveRule:
 @dataclass(frozen=True)
 class AxisScheme:
     """An axis is used as a known scheme uses it: see :mod:`autoshard.constraints.schemes`. What operators read that a
-    pattern of ``gathering`` matches, and what they make, may be moved in any way.
+    pattern of ``gathering`` matches, and what they make, may be moved in any way. So may parameters that one of
+    ``leaving`` matches, and what their products read and make.
     """
 
     axis: int
     scheme: Scheme
     text: str
     gathering: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
 
-    def gathering_also(self, patterns: Iterable[str]) -> AxisScheme:
-        """The same scheme, gathering for more operators."""
-        known = tuple(dict.fromkeys((*self.gathering, *patterns)))
-        if known == self.gathering:
+    def having_also(self, patterns: Iterable[str]) -> AxisScheme:
+        """The same scheme, gathering for more operators, or, where it cuts layers, leaving more parameters."""
+        cuts_rows = self.scheme in CUT_OF_INPUTS
+        had = self.gathering if cuts_rows else self.leaving
+        known = tuple(dict.fromkeys((*had, *patterns)))
+        if known == had:
             return self
-        plain = self.text.partition(_GATHERING)[0].rstrip()
-        return replace(self, gathering=known, text=f"{plain} {_GATHERING} {' '.join(known)}")
+        word = _GATHERING if cuts_rows else _LEAVING
+        text = f"{self.text.partition(f' {word} ')[0].rstrip()} {word} {' '.join(known)}"
+        return replace(self, text=text, gathering=known) if cuts_rows else replace(self, text=text, leaving=known)
 
 
 @dataclass(frozen=True)
@@ -193,6 +201,8 @@ def parse_constraint(text: str, mesh: Mesh) -> Constraint:
             return _axis_scheme(entry, mesh, text)
         case ["family", entry, "gathering", *patterns] if patterns:
             return replace(_axis_scheme(entry, mesh, text), gathering=tuple(patterns))
+        case ["family", entry, "leaving", *patterns] if patterns:
+            return replace(_axis_scheme(entry, mesh, text), leaving=tuple(patterns))
         case ["only", pattern, *entries] if entries:
             return _placement_rule(pattern, entries, True, mesh, text)
         case ["forbid", kinds, "over", axis, "of", tensors, *pattern] if len(pattern) <= 1:
@@ -209,7 +219,8 @@ def parse_constraint(text: str, mesh: Mesh) -> Constraint:
         raise ConstraintError(
             f"cannot read the constraint {text!r}; write 'only NAME tp:S(0)', 'forbid NAME tp:S(0)', "
             "'forbid all_gather over tp of activations', 'alike NAME NAME', 'family dp=fsdp', "
-            "'family dp=ddp gathering NAME', 'recompute NAME', 'checkpoint MODULE', 'recomputation full' or 'keep NAME'"
+            "'family dp=ddp gathering NAME', 'family tp=tp leaving NAME', 'recompute NAME', 'checkpoint MODULE', "
+            "'recomputation full' or 'keep NAME'"
         )
     if len(words) > 1 and "=" not in words[0] and not words[1].startswith(("=", "!=")):
         if meant := closest(words[0], _VERBS):
@@ -328,7 +339,7 @@ def patterns_of(constraint: Constraint) -> tuple[str, ...]:
     """The patterns for names that a constraint has."""
     match constraint:
         case AxisScheme():
-            return constraint.gathering
+            return constraint.gathering + constraint.leaving
         case Recompute() | Recomputation():
             return ()
         case Alike():

@@ -272,7 +272,7 @@ class _Start:
             found = _Bounded(number, self.asked.samples, computation_ns(formulation.problem))
             if found.bound >= best:
                 return found
-            solution = self._planner.solve(formulation, cutoff_ns=best * self.asked.samples)
+            _, solution = self._planner.solved(formulation, best * self.asked.samples)
         except (ConstraintError, LayoutError, MeshError, InfeasibleError) as error:
             return self._lost("no plan", str(error))
         bound_ns = max(found.bound_ns, solution.bound or 0)

@@ -7,7 +7,9 @@ and so on: the one with which it has no answer any more is named.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import replace
 
 from cost_models import Profile
@@ -26,6 +28,8 @@ ANY_PLAN = 1e9
 """A gap at which the solver stops with the first assignment it finds."""
 EACH_S = 5.0
 """Seconds for each program of a part of the operators, of which there are about ten."""
+ALL_S = 30.0
+"""Seconds for all of them."""
 
 
 def why_not(
@@ -57,7 +61,8 @@ def why_not(
                 "one is shorter: give the batch a multiple of their number, or plan without the baseline"
             )
     elif solves:
-        found = _first_without_an_answer(graph, offered, Prices(graph, axis, profile))
+        with suppress(TimeoutError):
+            found = first_without_an_answer(graph, offered, profile)
     if found is None:
         return ""
     name, gathered = graph.nodes[found].name, "then what is needed is gathered"
@@ -69,24 +74,38 @@ def why_not(
     )
 
 
-def _first_without_an_answer(graph: CapturedGraph, offered: Offered, prices: Prices) -> int | None:
-    """The operator up to which there is no plan, though there is one without it; None where that is not found out."""
+def first_without_an_answer(graph: CapturedGraph, offered: Offered, profile: Profile) -> int | None:
+    """The operator up to which there is no plan, though there is one without it; None where there is one. Layers alike
+    are decided alike.
+
+    Raises:
+        TimeoutError: it was not found in the time there is for it.
+    """
+    prices, until_s = Prices(graph, offered.mesh, profile), time.monotonic() + ALL_S
 
     def has_none(upto: int) -> bool:
-        part = replace(graph, nodes=graph.nodes[:upto], outputs=(), gradients=(), mutations=())
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        part, strategies = graph, offered.strategies
+        if upto < len(graph.nodes):
+            gradients = tuple((name, ref) for name, ref in graph.gradients if ref.node < upto)
+            part = replace(graph, nodes=graph.nodes[:upto], outputs=(), gradients=gradients, mutations=())
+            strategies = strategies[:upto]
         program = assemble(
             part,
             offered.mesh,
             prices.on(part),
             offered.limits,
-            offered.strategies[:upto],
+            strategies,
             objective="communication-time",
             constraints=(),
-            tie_layers=False,
+            tie_layers=True,
             keep_copies=True,
         )
-        solution = solve(program.problem, time_limit_s=EACH_S, relative_gap=ANY_PLAN, explains=False)
+        solution = solve(program.problem, time_limit_s=min(EACH_S, left_s), relative_gap=ANY_PLAN, explains=False)
         return solution.status is Status.INFEASIBLE
 
-    first = bisect_left(range(len(graph.nodes) + 1), True, key=has_none)
-    return first - 1 if 0 < first <= len(graph.nodes) else None
+    if not has_none(len(graph.nodes)):
+        return None
+    return bisect_left(range(len(graph.nodes)), True, key=has_none) - 1

@@ -219,7 +219,7 @@ class _Race:
         self._start(f"planning {baseline.name}")
         try:
             formulation = self._formulate(self._told, baseline.constraints(self._planner.mesh))
-            solution = self._told.solve(formulation, cutoff_ns=self._cutoff_ns)
+            formulation, solution = self._told.solved(formulation, self._cutoff_ns)
         except (ConstraintError, InfeasibleError) as error:
             yield Contender(baseline.name, baseline.title, None, str(error))
             return
@@ -241,7 +241,7 @@ class _Race:
     def _noted(self, baseline: Baseline, found: _Entry) -> Contender:
         if self._best is None or found.cost_ns < self._best[0].cost_ns:
             self._best = found, baseline
-        return Contender(baseline.name, f"{baseline.title}{_also_gathering(found.formulation)}", found.plan)
+        return Contender(baseline.name, f"{baseline.title}{_also_said(found.formulation)}", found.plan)
 
     def _hopeless(self, waiting: _Waiting) -> str:
         """Why a baseline is not searched."""
@@ -288,13 +288,17 @@ class _Race:
         return planner.formulate(gather_constraints((*self._constraints, *texts), planner.mesh))
 
 
-def _also_gathering(formulation: Formulation) -> str:
-    """For which operators the schemes of a program gather, in words; empty where there are none."""
-    names = dict.fromkeys(
-        name for each in formulation.constraints if isinstance(each, AxisScheme) for name in each.gathering
-    )
-    first, *others = names or ("",)
-    return f", gathering for {first}{f' and {len(others)} more' if others else ''}" if first else ""
+def _also_said(formulation: Formulation) -> str:
+    """For which operators the schemes of a program gather, and which matrices they leave to the solver, in words."""
+    schemes = [each for each in formulation.constraints if isinstance(each, AxisScheme)]
+    said = ""
+    for word, each in (
+        ("gathering for", [each.gathering for each in schemes]),
+        ("leaving", [each.leaving for each in schemes]),
+    ):
+        first, *others = dict.fromkeys(name for names in each for name in names) or ("",)
+        said += f", {word} {first}{f' and {len(others)} more' if others else ''}" if first else ""
+    return said
 
 
 def _is_worse(plan: ShardingPlan | None, than: ShardingPlan) -> bool:

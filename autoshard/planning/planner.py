@@ -15,7 +15,7 @@ from cost_models import Profile, load_profile
 from solver import Assignment, Solution, Status
 
 from ..capture import CapturedGraph, annotated, as_arguments, call_text, capture, marked, micro_batched, recomputed
-from ..constraints import CUT_THE_BATCH, AxisScheme, Constraint, Constraints, Pin, StrategyPin
+from ..constraints import CUT_OF_INPUTS, CUT_THE_BATCH, AxisScheme, Constraint, Constraints, Pin, StrategyPin
 from ..errors import BudgetError, ConstraintError, InfeasibleError, StrategyWarning
 from ..lowering import Results
 from ..mesh import HybridMesh, Mesh
@@ -32,6 +32,7 @@ from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
 from .ladder import Hints, Search, on_any_schedule
 from .limit import MemoryLimit
+from .lone_matrices import lone_matrices, said_of_lone
 from .mixing import mixers, said_of_mixers
 from .possible import said_of_possible
 from .solving import solve
@@ -154,17 +155,23 @@ class Planner:
             ConstraintError: a constraint names nothing, or cannot hold.
             InfeasibleError: the constraints leave no plan, or none was found in the time given.
             BudgetError: they do, but none that fits.
-            StrategyWarning: a scheme cuts rows that an operator mixes, for which they are gathered.
+            StrategyWarning: a scheme cuts rows that an operator mixes, for which they are gathered, or leaves matrices
+                to the solver.
         """
-        report("enumerating and pricing strategies")
-        formulation = self.formulate(constraints)
-        for given, gathering in zip(constraints.values, formulation.constraints, strict=True):
-            if isinstance(given, AxisScheme) and isinstance(gathering, AxisScheme) and given != gathering:
-                warnings.warn(said_of_mixers(self.graph, given, gathering), StrategyWarning, stacklevel=4)
-        report("solving")
-        with constraints.located():
-            found = on_any_schedule(self, formulation, Planner._planned, asks_experts=True)
-        return self._or_as_if_nothing_hid(found, constraints.values, Planner._planned)
+        while True:
+            report("enumerating and pricing strategies")
+            formulation = self.formulate(constraints)
+            for given, held in zip(constraints.values, formulation.constraints, strict=True):
+                if isinstance(given, AxisScheme) and isinstance(held, AxisScheme) and given != held:
+                    said = said_of_mixers if given.scheme in CUT_OF_INPUTS else said_of_lone
+                    warnings.warn(said(self.graph, given, held), StrategyWarning, stacklevel=4)
+            report("solving")
+            try:
+                with constraints.located():
+                    found = on_any_schedule(self, formulation, Planner._planned, asks_experts=True)
+            except _LeavesMoreError:
+                continue
+            return self._or_as_if_nothing_hid(found, constraints.values, Planner._planned)
 
     def _planned(self, formulation: Formulation, hints: Hints) -> ShardingPlan:
         options = SolverOptions(
@@ -190,6 +197,8 @@ class Planner:
                 self._wider(formulation.constraints),
             )
         except InfeasibleError as error:
+            if self._leaves_more(formulation.constraints):
+                raise _LeavesMoreError from None
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
 
     def fitted(
@@ -294,11 +303,26 @@ class Planner:
         for scheme in sorted(schemes, key=lambda each: each.scheme == "cp"):  # of what rows a rank has
             cut_rows = [each for each in found.values() if each.scheme in CUT_THE_BATCH]
             others = cut_rows if scheme.scheme == "cp" else []
-            key = tuple((self.mesh.shape[each.axis], each.scheme, each.gathering) for each in (scheme, *others))
+            key = tuple(map(self._key, (scheme, *others)))
             if key not in self.mixing:
                 self.mixing[key] = mixers(self.graph, scheme, others, self.mesh, self.rulebook)
-            found[scheme] = scheme.gathering_also(self.mixing[key])
+            found[scheme] = scheme.having_also(self.mixing[key])
+            while more := self.mixing.get((self._key(found[scheme]),)):
+                found[scheme] = found[scheme].having_also(more)
         return [found[each] if isinstance(each, AxisScheme) else each for each in constraints]
+
+    def _leaves_more(self, constraints: Sequence[Constraint]) -> bool:
+        """Whether a scheme of constraints under which there is no plan has one where it leaves matrices to the solver
+        that have no other to go with; then its programs leave these from here on.
+        """
+        schemes = [each for each in constraints if isinstance(each, AxisScheme) and each.scheme not in CUT_OF_INPUTS]
+        for scheme in schemes:
+            key = (self._key(scheme),)
+            self.mixing[key] = lone_matrices(self.graph, scheme, self.mesh, self.profile, self.rulebook)
+        return any(self.mixing[self._key(scheme),] for scheme in schemes)
+
+    def _key(self, scheme: AxisScheme) -> object:
+        return self.mesh.shape[scheme.axis], scheme.scheme, scheme.gathering, scheme.leaving
 
     def solve(
         self,
@@ -321,6 +345,20 @@ class Planner:
             said = f"{solution.status.value} {solution.report.explanation}".rstrip()
             raise InfeasibleError(self._no_plan(formulation, said))
         return solution
+
+    def solved(self, formulation: Formulation, cutoff_ns: float = math.inf) -> tuple[Formulation, Solution]:
+        """A program and its cheapest assignment, as :meth:`solve` gives it; where it has none and a scheme has a plan
+        that leaves some matrices to the solver, the program whose schemes do.
+
+        Raises:
+            InfeasibleError: neither has one.
+        """
+        solution = self.solution(formulation, explains=False, cutoff_ns=cutoff_ns)
+        if solution.choices is not None or solution.status is Status.CUT:
+            return formulation, solution
+        if self._leaves_more(formulation.constraints):
+            formulation = self.program(formulation.constraints)
+        return formulation, self.solve(formulation, cutoff_ns=cutoff_ns)
 
     def solution(
         self,
@@ -411,6 +449,10 @@ class Planner:
             return False
         solution = solve(problem, backend=self.backend, time_limit_s=BLAME_S, relative_gap=ANY_PLAN)
         return solution.status is not Status.INFEASIBLE
+
+
+class _LeavesMoreError(Exception):
+    """There is no plan, but one whose schemes leave more to the solver, as those of programs do from here on."""
 
 
 def is_proven(plan: ShardingPlan) -> bool:

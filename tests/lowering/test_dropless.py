@@ -51,6 +51,35 @@ def test_experts_are_balanced_by_the_tokens_of_all_ranks(family: str) -> None:
     _check("put_back", "a=2", [f"family a={family}"], Balanced)
 
 
+class InLayers(nn.Module):
+    """Layers of experts with biases, beside what passes by them, as in gpt-oss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Dropless(WAYS["put_back"]) for _ in range(2))
+        for layer in self.layers:
+            layer.down_bias = nn.Parameter(torch.randn(EXPERTS, layer.scale.numel()) / 4)
+
+    def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
+        for layer in self.layers:
+            tokens = F.rms_norm(x, x.shape[-1:], layer.scale).flatten(0, 1)
+            scores, experts = F.linear(tokens, layer.router).softmax(-1).topk(EACH)
+            biases = (scores.unsqueeze(-1) * layer.down_bias[experts]).sum(1)
+            x = x + (layer.way(layer, tokens, experts, scores) + biases).view_as(x)
+        return (x - wanted).square().mean()
+
+
+@pytest.mark.parametrize("data", ["ddp", pytest.param("fsdp", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("family", ["tp", "sp"])
+def test_columns_of_experts_are_cut_with_and_without_the_sequence_between_them(family: str, data: str) -> None:
+    torch.manual_seed(0)
+    model, args, families = InLayers(), example(), [f"family dp={data}", f"family tp={family}"]
+    plan = autoshard.plan(model, args, mesh="dp=2,tp=2", hardware="cpu-gloo", constraints=families, cache=False)
+    sent = {step.kind for entry in plan.redistributions for step in entry.collectives if step.axis == "tp"}
+    assert ("reduce_scatter" in sent) is (family == "sp"), sent
+    check_as_before(model, args, plan, rtol=2e-2, atol=2e-3)
+
+
 def test_no_expert_parallelism_for_experts_whose_tokens_are_counted_as_the_step_runs() -> None:
     options = {"mesh": "ep=2", "hardware": "cpu-gloo", "constraints": ["family ep=ep"]}
     with pytest.raises(ConstraintError, match=r"those of up take as many tokens as come.* tp cuts the columns"):

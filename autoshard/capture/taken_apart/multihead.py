@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .matrix_products import product
+
 
 def multihead_attention(
     query: Tensor,
@@ -61,9 +63,9 @@ def multihead_attention(
     mask = None if is_hint else _mask(attn_mask, key_padding_mask, query.dtype, num_heads)
     seen = None
     if need_weights:
-        scores = (q * math.sqrt(num_heads / embed_dim_to_check)) @ k.transpose(-2, -1)
+        scores = product(q * math.sqrt(num_heads / embed_dim_to_check), k.transpose(-2, -1))
         seen = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropped, dropped > 0.0)
-        mixed = seen @ v
+        mixed = product(seen, v)
         seen = seen.mean(1) if average_attn_weights else seen
     else:
         mixed = F.scaled_dot_product_attention(q, k, v, mask, dropped, is_hint)

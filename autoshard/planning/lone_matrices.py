@@ -1,0 +1,112 @@
+"""Which matrices a scheme that cuts layers leaves to the solver, as they have no other to go with.
+
+Under ``tp`` a matrix that is cut by columns goes with one that is cut by rows, and between two such pairs nothing but
+sums is sent. What a lone matrix makes, as a projection between stages does, or what it gives back in the backward,
+would have to be gathered. People leave it whole. Which these are is looked for where a scheme has no plan on its axis
+alone: of the operator up to which there is none the nearest matrix before it is left, until there is one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+
+from cost_models import Profile
+
+from ..capture import CapturedGraph
+from ..constraints import CUT_OF_INPUTS, AxisScheme
+from ..constraints.layers import layers
+from ..constraints.roles import Roles
+from ..mesh import Mesh
+from ..ops import is_contraction
+from ..strategies import Rulebook
+from .blocking import first_without_an_answer
+from .mixing import offered_under, where_of, without_strategies
+
+MOST_LEFT = 12
+"""Matrices of a layer, at most."""
+LOOKED_S = 30.0
+"""Seconds after which no more is looked for."""
+
+
+def lone_matrices(
+    graph: CapturedGraph, scheme: AxisScheme, mesh: Mesh, profile: Profile, rulebook: Rulebook
+) -> tuple[str, ...]:
+    """The names of the parameters that a scheme has to leave to the solver, those of numbered layers as one pattern.
+    None where it cuts no layers, where nothing stands in its way, and where leaving some does not help.
+
+    Args:
+        profile: prices what is sent, and so says what can be.
+    """
+    if scheme.scheme in CUT_OF_INPUTS or mesh.shape[scheme.axis] == 1:
+        return ()
+
+    def blocked(names: list[str]) -> tuple[int, frozenset[int]] | None:
+        return _blocked(graph, scheme.having_also(names), mesh, profile, rulebook)
+
+    left: list[str] = []
+    until_s = time.monotonic() + LOOKED_S
+    try:
+        while (found := blocked(left)) is not None:
+            name = next(_nearest(graph, *found, (*scheme.leaving, *left)), None)
+            if name is None or len(left) == MOST_LEFT or time.monotonic() > until_s:
+                return ()
+            left.append(name)
+        for name in left[:-1]:  # without the last one nothing would do
+            fewer = [other for other in left if other != name]
+            left = fewer if blocked(fewer) is None else left
+    except TimeoutError:
+        return ()
+    return tuple(left)
+
+
+def said_of_lone(graph: CapturedGraph, given: AxisScheme, leaving: AxisScheme) -> str:
+    """What a scheme leaves to the solver beside what was said, and what people do about it."""
+    first, *others = (name for name in leaving.leaving if name not in given.leaving)
+    parameters = [i for i, node in graph.of_kind("parameter") if fnmatchcase(node.name, first)]
+    where = where_of(graph.nodes[next(Roles(graph).readers(frozenset(parameters)))])
+    also = f" and {len(others)} more" if others else ""
+    return (
+        f"{given.text!r} cuts the matrices of layers in pairs, by columns and by rows, but {first}{also}, read by "
+        f"{where}, has no other to go with: whether it is cut is left to the solver (people leave it whole). The plan "
+        f"says {leaving.text!r}"
+    )
+
+
+def _blocked(
+    graph: CapturedGraph, scheme: AxisScheme, mesh: Mesh, profile: Profile, rulebook: Rulebook
+) -> tuple[int, frozenset[int]] | None:
+    """The first operator that stands in the way, with the parameters that the scheme would cut; None where none does.
+    A scheme that makes no sense has no operator that does, and none of these.
+    """
+    offered = offered_under(graph, [scheme], mesh, rulebook)
+    if offered is None:
+        return 0, frozenset()
+    at, roles = next(without_strategies(graph, offered), None), offered.limits.roles
+    if at is None:
+        at = first_without_an_answer(graph, offered, profile)
+    return None if at is None else (at, roles.matrices - roles.narrow)
+
+
+def _nearest(graph: CapturedGraph, at: int, matrices: frozenset[int], left: tuple[str, ...]) -> Iterator[str]:
+    """Of matrices that are not left those that operators before this one read, the nearest first."""
+    origins = Roles(graph).origins
+    found = layers(graph)
+    seen, waiting = {at}, deque([at])
+    while waiting:
+        node = graph.nodes[waiting.popleft()]
+        for parameter in [origins[ref.node] for ref in node.inputs if ref.node in origins and is_contraction(node)]:
+            name = graph.nodes[parameter].name
+            if parameter in matrices and not any(fnmatchcase(name, pattern) for pattern in left):
+                yield _of_all_layers(name, found)
+        before = [ref.node for ref in node.inputs if ref.node not in seen and ref.node not in origins]
+        seen.update(before)
+        waiting.extend(before)
+
+
+def _of_all_layers(name: str, found: Mapping[str, list[int]]) -> str:
+    """A name with ``*`` for the numbers of layers: those of layers alike are decided once."""
+    parts = name.split(".")
+    return ".".join("*" if ".".join(parts[: k + 1]) in found else part for k, part in enumerate(parts))

@@ -1,0 +1,208 @@
+"""Schemes that cut layers, of models with matrices that the others have no pair for, on simulated ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autoshard
+from autoshard.errors import ConstraintError, StrategyWarning
+from autoshard.planning.comparison import compare
+from autoshard.plans import dump_plan, parse_plan
+from autoshard.review import check
+
+from ..lowering.as_before import check_as_before
+
+WIDTH = 8
+Example = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+class Pair(nn.Module):
+    """Columns, then rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Bridge(nn.Module):
+    """A projection between two norms, as Swin has one between its stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.reduction = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.reduction(self.norm(x))  # type: ignore[no-any-return]
+
+
+class Stages(nn.Module):
+    """Layers with a bridge behind each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(16, WIDTH), nn.Linear(WIDTH, 16)
+        self.layers = nn.ModuleList(nn.ModuleDict({"pair": Pair(), "bridge": Bridge()}) for _ in range(2))
+
+    def forward(self, words: Tensor, targets: Tensor) -> Tensor:
+        x = self.embed(words)
+        for layer in self.layers:
+            x = layer["bridge"](layer["pair"](x))
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+def stages() -> Example:
+    torch.manual_seed(0)
+    words = torch.randint(16, (4, 6))
+    return Stages().double(), (words, words.roll(-1, 1))
+
+
+LONE = "layers.*.bridge.reduction.weight"
+
+
+@pytest.mark.parametrize("family", ["tp", "sp"])
+def test_a_matrix_without_another_to_go_with_is_left_to_the_solver_and_the_others_are_cut(family: str) -> None:
+    model, args = stages()
+    asked = ["family dp=ddp", f"family tp={family}"]
+    with pytest.warns(StrategyWarning, match=rf"{LONE}.* read by .*reduction/mm .*has no other to go with.*leaving"):
+        plan = autoshard.plan(model, args, mesh="dp=2,tp=2", hardware="cpu-gloo", constraints=asked, cache=False)
+    assert plan.pins == (asked[0], f"{asked[1]} leaving {LONE}")
+    cut = {entry.name for entry in plan.parameters if entry.layout[1].kind == "S"}
+    assert {f"layers.{k}.pair.{name}.weight" for k in range(2) for name in ("up", "down")} <= cut
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-12)
+    again = parse_plan(dump_plan(plan))
+    assert check(again, model, args).fits
+
+
+def test_what_is_left_out_may_be_said_beforehand() -> None:
+    """And no more is looked for, as there is a plan."""
+    model, args = stages()
+    said = [f"family tp=tp leaving {LONE} layers.0.pair.*"]
+    plan = autoshard.plan(model, args, mesh="tp=2", hardware="cpu-gloo", constraints=said, cache=False)
+    assert plan.pins == tuple(said)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "said"),
+    [
+        ("family tp=ddp leaving head.weight", "as tp and sp do; ddp cuts the batch"),
+        ("family tp=tp leaving *", "but they are all left out"),
+        (
+            "family tp=tp leaving layers.*.bridge.norm",
+            "matches no parameter.*nearest name is layers.1.bridge.norm.bias",
+        ),
+        ("family tp=tp leaving", "write .*'family tp=tp leaving NAME'"),
+    ],
+)
+def test_what_cannot_be_left_out(constraint: str, said: str) -> None:
+    model, args = stages()
+    with pytest.raises(ConstraintError, match=said):
+        autoshard.plan(model, args, mesh="tp=2", hardware="cpu-gloo", constraints=[constraint], cache=False)
+
+
+def test_a_contender_that_leaves_matrices_says_so() -> None:
+    contest = compare(*stages(), mesh="dp=2,tp=2", hardware="cpu-gloo")
+    titles = {contender.name: contender.title for contender in contest.baselines if contender.plan}
+    for name in ("ddp+tp", "fsdp+tp", "ddp+sp", "fsdp+sp"):
+        assert titles[name].endswith(f", leaving {LONE}"), titles
+    assert "leaving" not in titles["ddp"]
+
+
+class Channels(nn.Module):
+    """Convolutions with a norm over the batch between them, whose running means are whole on every rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.norm(self.first(x)))).square().mean()  # type: ignore[no-any-return]
+
+
+def channels() -> Example:
+    torch.manual_seed(0)
+    return Channels().double(), (torch.randn(4, 3, 7, 7, dtype=torch.float64),)
+
+
+class WrittenOut(nn.Module):
+    """Causal attention of a product, a softmax and a product; ``folds`` its heads into the batch, as baddbmm wants."""
+
+    def __init__(self, folds: bool) -> None:
+        super().__init__()
+        self.qkv, self.out, self.folds = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), folds
+        self.embed, self.head = nn.Embedding(16, WIDTH), nn.Linear(WIDTH, 16)
+
+    def forward(self, words: Tensor, targets: Tensor) -> Tensor:
+        h = self.embed(words)
+        q, k, v = (x.unflatten(-1, (4, -1)).transpose(1, 2) for x in self.qkv(h).split(WIDTH, -1))
+        if self.folds:
+            q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+            scores = torch.baddbmm(q.new_zeros(1), q, k.mT, alpha=0.5).unflatten(0, (-1, 4))
+        else:
+            scores = q @ k.mT / 2
+        late = torch.ones(*words.shape[1:], *words.shape[1:]).triu(1).bool()
+        seen = scores.masked_fill(late, -1e9).softmax(-1)
+        mixed = torch.bmm(seen.flatten(0, 1), v).unflatten(0, (-1, 4)) if self.folds else seen @ v
+        h = h + self.out(mixed.transpose(1, 2).flatten(2))
+        return F.cross_entropy(self.head(h).flatten(0, 1), targets.flatten())
+
+
+def written_out(folds: bool) -> Example:
+    torch.manual_seed(0)
+    words = torch.randint(16, (4, 6))
+    return WrittenOut(folds).double(), (words, words.roll(-1, 1))
+
+
+class Shown(nn.Module):
+    """``nn.MultiheadAttention`` as it is called by default: it shows its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.norm = nn.MultiheadAttention(WIDTH, 4, batch_first=True), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        return (x + self.attention(h, h, h)[0]).square().mean()  # type: ignore[no-any-return]
+
+
+def shown() -> Example:
+    torch.manual_seed(0)
+    return nn.Sequential(Shown()).double(), (torch.randn(4, 6, WIDTH, dtype=torch.float64),)
+
+
+@pytest.mark.parametrize(
+    ("make", "family"),
+    [
+        (channels, "tp"),
+        (lambda: written_out(False), "cp"),
+        (lambda: written_out(True), "cp"),
+        (lambda: written_out(True), "tp"),
+        (shown, "tp"),
+        (shown, "sp"),
+        (shown, "cp"),
+    ],
+    ids=[
+        "norm over the batch, tp",
+        "written out, cp",
+        "folded, cp",
+        "folded, tp",
+        *(f"shown, {f}" for f in ("tp", "sp", "cp")),
+    ],
+)
+def test_schemes_of_what_is_written_out_are_the_step_of_one_process(make: Callable[[], Example], family: str) -> None:
+    model, args = make()
+    asked = ["family dp=ddp", f"family tp={family}"]
+    plan = autoshard.plan(model, args, mesh="dp=2,tp=2", hardware="cpu-gloo", constraints=asked, cache=False)
+    assert plan.pins == tuple(asked), "nothing is left to the solver"
+    if family == "cp":
+        assert all(entry.layout[1].kind == "S" for entry in plan.inputs)
+    else:
+        assert any(entry.layout[1].kind == "S" for entry in plan.parameters)
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-12)
