@@ -70,7 +70,7 @@ from ..micro_batches import is_held, is_summed
 from ..recomputation import first_name
 from ..redistribution import Banned
 from .limits import CutMost, Limits, OnAxis, TakingCut
-from .values import CUT_OF_INPUTS, CUT_THE_BATCH, AxisScheme, Scheme
+from .values import CUT_OF_INPUTS, CUT_THE_BATCH, AxisScheme, Scheme, nearest_name
 
 _ANY_DIM = Placement("S")
 MOST_BLOCKS = 4
@@ -209,6 +209,12 @@ class _SchemeLimits:
                 f"{self._text!r} leaves parameters that a scheme would cut in layers, as tp and sp do; {self._scheme} "
                 f"cuts {CUT_OF_INPUTS[self._scheme]}"
             )
+        known = [name for _, node in self._graph.of_kind("parameter") for name in self._graph.called(node.name)]
+        for pattern in self._leaving:
+            if not any(fnmatchcase(name, pattern) for name in known):
+                raise ConstraintError(
+                    f"{self._text!r} leaves {pattern}, which is no parameter{nearest_name(pattern, known)}"
+                )
         if self._scheme in CUT_THE_BATCH and not self._roles.batched:
             raise ConstraintError(f"{self._text!r} cuts the batch, but the model has no input with dims")
         if self._scheme in CUT_THE_BATCH and not self._shares(self._graph.batch, self._data):
@@ -223,7 +229,7 @@ class _SchemeLimits:
         if self._scheme == "ep" and not self._roles.experts:
             raise ConstraintError(f"{self._text!r} cuts experts, but {self._why_no_experts()}")
         if self._scheme in ("tp", "sp") and not self._roles.matrices - self._left:
-            why = "they are all left out" if self._leaving else "the model has none"
+            why = "they are all left out" if self._leaving else f"the model has none that {ranks} ranks can share"
             raise ConstraintError(f"{self._text!r} cuts the matrices of layers, but {why}")
         if self._scheme in ("tp", "sp"):
             self._check_heads(axis, ranks)
@@ -241,8 +247,8 @@ class _SchemeLimits:
         axis, ranks = self._mesh.axes[self._axis], self._mesh.shape[self._axis]
         if not self._roles.attentions and not self._roles.written_out:
             raise ConstraintError(
-                f"{self._text!r} cuts attention along its queries, but the model has no attention operator "
-                "(F.scaled_dot_product_attention)"
+                f"{self._text!r} cuts attention along its queries, but the model has none "
+                "(F.scaled_dot_product_attention, or a softmax between two products)"
             )
         if not self._roles.sequences:
             raise ConstraintError(f"{self._text!r} cuts the sequence, but the model has no input of two dims")
@@ -299,11 +305,11 @@ class _SchemeLimits:
 
     @cached_property
     def _left(self) -> frozenset[int]:
-        """Parameters that the constraint leaves to the solver."""
+        """Parameters that the constraint leaves to the solver, and matrices of which no dim is long enough."""
         names = ((i, self._graph.called(node.name)) for i, node in self._graph.of_kind("parameter"))
-        return frozenset(
-            i for i, called in names if any(fnmatchcase(name, p) for name in called for p in self._leaving)
-        )
+        named = {i for i, called in names if any(fnmatchcase(name, p) for name in called for p in self._leaving)}
+        shapes = ((i, self._graph.meta(Ref(i)).shape) for i in self._roles.matrices)
+        return frozenset(named | {i for i, shape in shapes if not any(self._shares(n, (self._axis,)) for n in shape)})
 
     @cached_property
     def _met_by_left(self) -> frozenset[Ref]:
@@ -454,10 +460,10 @@ class _SchemeLimits:
         return self._roles.origins.get(ref.node, self._roles.gradients.get(ref))
 
     def _may_be_whole(self, parameter: int) -> bool:
-        """Whether fsdp may leave a parameter whole on some of its axes: one too small for them, or a vector that tp
-        cuts, such as a bias or one number for each head.
+        """Whether fsdp may leave a parameter whole on some of its axes: one too small for them, or one that tp cuts
+        along its only dim that is not, such as a bias, one number for each head, or a matrix of one row.
 
         Such a gradient is all-reduced, like ddp's.
         """
         shape = self._graph.meta(Ref(parameter)).shape
-        return not any(self._shares(size, self._sharding) for size in shape) or (self._tensor and len(shape) == 1)
+        return sum(self._shares(size, self._sharding) for size in shape) <= int(self._tensor)

@@ -291,14 +291,13 @@ class _Race:
 def _also_said(formulation: Formulation) -> str:
     """For which operators the schemes of a program gather, and which matrices they leave to the solver, in words."""
     schemes = [each for each in formulation.constraints if isinstance(each, AxisScheme)]
-    said = ""
-    for word, each in (
-        ("gathering for", [each.gathering for each in schemes]),
-        ("leaving", [each.leaving for each in schemes]),
-    ):
-        first, *others = dict.fromkeys(name for names in each for name in names) or ("",)
-        said += f", {word} {first}{f' and {len(others)} more' if others else ''}" if first else ""
-    return said
+    gathering = dict.fromkeys(name for each in schemes for name in each.gathering)
+    leaving = dict.fromkeys(name for each in schemes for name in each.leaving)
+    return _listed(", gathering for ", *gathering) + _listed(", leaving ", *leaving)
+
+
+def _listed(what: str, first: str = "", *others: str) -> str:
+    return f"{what}{first}{f' and {len(others)} more' if others else ''}" if first else ""
 
 
 def _is_worse(plan: ShardingPlan | None, than: ShardingPlan) -> bool:

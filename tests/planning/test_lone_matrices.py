@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import autoshard
 from autoshard.errors import ConstraintError, StrategyWarning
 from autoshard.planning.comparison import compare
-from autoshard.plans import dump_plan, parse_plan
+from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 from autoshard.review import check
 
 from ..lowering.as_before import check_as_before
@@ -97,6 +97,10 @@ def test_what_is_left_out_may_be_said_beforehand() -> None:
         (
             "family tp=tp leaving layers.*.bridge.norm",
             "matches no parameter.*nearest name is layers.1.bridge.norm.bias",
+        ),
+        (
+            "family tp=tp leaving layers.0.bridge.norm/*",
+            "which is no parameter; the nearest name is layers.0.bridge.norm",
         ),
         ("family tp=tp leaving", "write .*'family tp=tp leaving NAME'"),
     ],
@@ -206,3 +210,29 @@ def test_schemes_of_what_is_written_out_are_the_step_of_one_process(make: Callab
     else:
         assert any(entry.layout[1].kind == "S" for entry in plan.parameters)
     check_as_before(model, args, plan, rtol=1e-9, atol=1e-12)
+
+
+class Points(nn.Module):
+    """Of three features, which are turned first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn, self.up, self.down = nn.Linear(3, 3), nn.Linear(3, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(self.turn(x).tanh()))).square().mean()  # type: ignore[no-any-return]
+
+
+def test_a_matrix_that_is_shorter_than_the_ranks_is_left_to_the_solver() -> None:
+    torch.manual_seed(0)
+    model, args = Points().double(), (torch.randn(4, 3, dtype=torch.float64),)
+
+    def planned(mesh: str) -> ShardingPlan:
+        return autoshard.plan(model, args, mesh=mesh, hardware="cpu-gloo", constraints=["family tp=tp"], cache=False)
+
+    plan = planned("tp=4")
+    cut = {entry.name: str(entry.layout[0]) for entry in plan.parameters if entry.name.endswith("weight")}
+    assert cut == {"turn.weight": "R", "up.weight": "S(0)", "down.weight": "S(1)"}
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-12)
+    with pytest.raises(ConstraintError, match="the model has none that 32 ranks can share"):
+        planned("tp=32")
