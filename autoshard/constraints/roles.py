@@ -334,10 +334,12 @@ class Roles:
 
     @cached_property
     def heads(self) -> tuple[tuple[int, int], ...]:
-        """Operators of layers that make heads of the last dim of (batch, sequence, C), or take some of the heads of a
-        fused projection, with how many they make. One of each is none where a layer has no attention.
+        """Operators of layers that make heads of the last dim of (batch, sequence, C), take some of those of a fused
+        projection, or attend with them, with how many there are. One of each is none where a layer has no attention.
         """
         made = {i: heads for i, heads in self._made_heads.items() if i not in self._taken_from}
+        forward = (i for i in self.attentions if self._graph.nodes[i].phase == "forward" and i in self.layered)
+        made |= {i: self._graph.meta(self._graph.nodes[i].inputs[0]).shape[1] for i in forward}
         made |= {i: self._graph.meta(Ref(i)).shape[2] for i in self._takes_heads}
         return tuple(sorted((i, n) for i, n in made.items() if n > 1 or self.layered.get(i) in self.attending))
 

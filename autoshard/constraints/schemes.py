@@ -38,7 +38,8 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
     all-to-all. D. Lepikhin et al., "GShard", arXiv:2006.16668, section 3.2.
 
 Under ``tp`` and ``sp``, projections whose columns the ranks cannot share are left to the solver: those of fewer heads
-than ranks (keys and values of grouped queries), and fused ones of unequal parts, in which no parameter can be cut. Each
+than ranks (keys and values of grouped queries; of layers of whose heads the ranks can share none, if they can those of
+others), and fused ones of unequal parts, in which no parameter can be cut. Each
 rank computes its columns, or all of them and takes its heads, whose gradients may be gathered. So are matrices that the
 others have no pair for, such as a projection between two stages. Which these are the planner finds
 (:mod:`autoshard.planning.lone_matrices`), and the constraint names them: ``family tp=tp leaving down.weight``. What
@@ -266,15 +267,25 @@ class _SchemeLimits:
             )
 
     def _check_heads(self, axis: str, ranks: int) -> None:
+        """Checks that there are heads that the ranks can share, in a model with heads."""
+        if not self._unshared or len(self._unshared) < len(self._most_heads):
+            return
+        layer, (node, heads) = next(iter(self._unshared.items()))
+        name = self._graph.nodes[node].name
+        what, shared = "attention by heads", f"{heads} heads of {name}"
+        if layer not in self._roles.attending:
+            what, shared = "layers by columns", f"{heads} parts that {name} makes of columns, as of heads"
+        raise ConstraintError(f"{self._text!r} cuts {what}, but the {ranks} ranks of {axis} cannot share the {shared}")
+
+    @cached_property
+    def _unshared(self) -> dict[str, tuple[int, int]]:
+        """Layers whose heads the ranks cannot share, each with the first operator that makes some, and how many."""
+        ranks, found = self._mesh.shape[self._axis], dict[str, tuple[int, int]]()
         for node, heads in self._roles.heads:
-            layer, name = self._roles.layered[node], self._graph.nodes[node].name
+            layer = self._roles.layered[node]
             if heads % ranks and self._most_heads[layer] % ranks:
-                what, shared = "attention by heads", f"{heads} heads of {name}"
-                if layer not in self._roles.attending:
-                    what, shared = "layers by columns", f"{heads} parts that {name} makes of columns, as of heads"
-                raise ConstraintError(
-                    f"{self._text!r} cuts {what}, but the {ranks} ranks of {axis} cannot share the {shared}"
-                )
+                found.setdefault(layer, (node, heads))
+        return found
 
     def _shares(self, size: int, axes: tuple[int, ...]) -> bool:
         """Whether a dim of this size can be cut over these axes: every rank gets a part, and equal ones where there are
@@ -370,7 +381,8 @@ class _SchemeLimits:
         for i in self._roles.matrices - self._roles.narrow - self._not_shared - self._left:
             self._only(i, _ANY_DIM)
         for i in self._roles.attentions:
-            self._only(i, S(1))
+            if self._roles.layered.get(i) not in self._unshared:
+                self._only(i, S(1))
         if self._scheme == "sp":
             for i in self._roles.streams:
                 self._only(i, R, S(self._graph.batch_dim), allowed=False)

@@ -16,6 +16,7 @@ from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 from autoshard.review import check
 
 from ..lowering.as_before import check_as_before
+from ..thorough import some_thorough
 
 WIDTH = 8
 Example = tuple[nn.Module, tuple[Tensor, ...]]
@@ -181,26 +182,20 @@ def shown() -> Example:
     return nn.Sequential(Shown()).double(), (torch.randn(4, 6, WIDTH, dtype=torch.float64),)
 
 
-@pytest.mark.parametrize(
-    ("make", "family"),
-    [
-        (channels, "tp"),
-        (lambda: written_out(False), "cp"),
-        (lambda: written_out(True), "cp"),
-        (lambda: written_out(True), "tp"),
-        (shown, "tp"),
-        (shown, "sp"),
-        (shown, "cp"),
-    ],
-    ids=[
-        "norm over the batch, tp",
-        "written out, cp",
-        "folded, cp",
-        "folded, tp",
-        *(f"shown, {f}" for f in ("tp", "sp", "cp")),
-    ],
-)
-def test_schemes_of_what_is_written_out_are_the_step_of_one_process(make: Callable[[], Example], family: str) -> None:
+CASES: dict[str, tuple[Callable[[], Example], str]] = {
+    "norm over the batch, tp": (channels, "tp"),
+    "written out, cp": (lambda: written_out(False), "cp"),
+    "folded, cp": (lambda: written_out(True), "cp"),
+    "folded, tp": (lambda: written_out(True), "tp"),
+    "shown, tp": (shown, "tp"),
+    "shown, sp": (shown, "sp"),
+    "shown, cp": (shown, "cp"),
+}
+
+
+@pytest.mark.parametrize("case", some_thorough(CASES, {"written out, cp", "folded, tp", "shown, sp", "shown, cp"}))
+def test_schemes_of_what_is_written_out_are_the_step_of_one_process(case: str) -> None:
+    make, family = CASES[case]
     model, args = make()
     asked = ["family dp=ddp", f"family tp={family}"]
     plan = autoshard.plan(model, args, mesh="dp=2,tp=2", hardware="cpu-gloo", constraints=asked, cache=False)
@@ -236,3 +231,38 @@ def test_a_matrix_that_is_shorter_than_the_ranks_is_left_to_the_solver() -> None
     check_as_before(model, args, plan, rtol=1e-9, atol=1e-12)
     with pytest.raises(ConstraintError, match="the model has none that 32 ranks can share"):
         planned("tp=32")
+
+
+class Heads(nn.Module):
+    """Attention of some heads, beside what passes by."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.qkv, self.out, self.norm, self.heads = nn.Linear(12, 36), nn.Linear(12, 12), nn.LayerNorm(12), heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class TwoStages(nn.Module):
+    """Three heads, then six."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Heads(3), Heads(6)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:.*has no other to go with:autoshard.errors.StrategyWarning")
+def test_attention_is_cut_where_the_ranks_can_share_its_heads() -> None:
+    torch.manual_seed(0)
+    model, args = TwoStages().double(), (torch.randn(4, 6, 12, dtype=torch.float64),)
+    plan = autoshard.plan(model, args, mesh="tp=2", hardware="cpu-gloo", constraints=["family tp=tp"], cache=False)
+    heads = {e.name: str(e.inputs[0][0]) for e in plan.operators if e.name.endswith("/attention")}
+    assert heads["layers.1/attention"] == "S(1)" != heads["layers.0/attention"]
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-12)
