@@ -184,7 +184,7 @@ def _dropped(weight: Tensor, x: Tensor) -> Tensor:
         (_ctc, r"ctc_loss keeps a table .* compute the loss of them outside"),
         (lambda weight, x: pack_padded_sequence(x * weight, [2, 1, 1]).data, r"packs sequences.* mask the result"),
         (lambda weight, x: (x * weight, x.dtype), r"neither a tensor nor a number .* return its name"),
-        (lambda weight, x: x * weight + torch.rand(2, generator=torch.Generator()), r"a torch\.Generator\. Draw without"),
+        (lambda weight, x: weight + torch.rand(2, generator=torch.Generator()), r"a torch\.Generator\. Draw without"),
         (_dropped, r"draws a random number in Python .*torch\.rand"),
         (lambda weight, x: x * weight * random.getrandbits(8), r"draws a random number in Python .*torch\.rand"),
         (lambda weight, x: x * weight * random.choice((1, 2)), r"draws a random number in Python .*torch\.rand"),
