@@ -333,6 +333,13 @@ class Roles:
         )
 
     @cached_property
+    def has_sequences(self) -> bool:
+        """Whether an operator of a layer makes (batch, sequence, C), or (sequence, batch, C)."""
+        forward = (node for i, node in self._graph.of_kind("operator") if i in self.layered and node.phase == "forward")
+        shapes = (meta.shape for node in forward for meta in node.outputs if meta)
+        return any(len(shape) == 3 and shape[self._graph.batch_dim] == self._graph.batch for shape in shapes)
+
+    @cached_property
     def heads(self) -> tuple[tuple[int, int], ...]:
         """Operators of layers that make heads of the last dim of (batch, sequence, C), take some of those of a fused
         projection, or attend with them, with how many there are. One of each is none where a layer has no attention.

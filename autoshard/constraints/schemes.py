@@ -232,6 +232,11 @@ class _SchemeLimits:
         if self._scheme in ("tp", "sp") and not self._roles.matrices - self._left:
             why = "they are all left out" if self._leaving else f"the model has none that {ranks} ranks can share"
             raise ConstraintError(f"{self._text!r} cuts the matrices of layers, but {why}")
+        if self._scheme == "sp" and not self._roles.has_sequences:
+            raise ConstraintError(
+                f"{self._text!r} cuts the sequence between the matrices of layers, but nothing there is (batch, "
+                "sequence, channels); tp cuts layers alone"
+            )
         if self._scheme in ("tp", "sp"):
             self._check_heads(axis, ranks)
 

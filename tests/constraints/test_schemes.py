@@ -209,6 +209,7 @@ def test_expert_parallelism_sends_tokens_and_no_expert() -> None:
         ("gpt2", "tp=5", ["family tp=tp"], "the 5 ranks of tp cannot share the 3 heads of h.0.attn/view"),
         ("llama", "ep=2", ["family ep=ep"], "no parameter of three dims"),
         ("llama", "dp=4,cp=4", ["family dp=fsdp", "family cp=cp"], "the 4 ranks of cp cannot share 6 positions"),
+        ("mlp", "tp=2", ["family tp=sp"], r"nothing there is \(batch, sequence, channels\); tp cuts layers alone"),
         ("mlp", "cp=2", ["family cp=cp"], "but the model has none .* a softmax between two products"),
         ("llama", "dp=2", ["family dp=ddp", "family dp=fsdp"], "give one axis two schemes"),
     ],

@@ -144,7 +144,6 @@ def test_full_recomputation_is_every_layer_checkpointed(scheme: str) -> None:
     assert dump_plan(by_name).replace("recomputation full", "checkpoint layers.*") == dump_plan(by_hand)
 
 
-@pytest.mark.filterwarnings("ignore:.*has no other to go with:autoshard.errors.StrategyWarning")
 def test_a_contender_has_the_plan_that_its_constraints_have() -> None:
     contest = compare(*blocks(256), mesh="dp=2", hardware="cpu-gloo", optimizer="sgd", memory=10 * BUDGET)
     plans = {c.name: c.plan for c in contest.baselines if c.plan}
