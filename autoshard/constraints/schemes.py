@@ -321,7 +321,11 @@ class _SchemeLimits:
 
     @cached_property
     def _left(self) -> frozenset[int]:
-        """Parameters that the constraint leaves to the solver, and matrices of which no dim is long enough."""
+        """Parameters that a scheme that cuts layers leaves to the solver: those it names, and matrices of which no dim is
+        long enough.
+        """
+        if self._cuts_rows:
+            return frozenset()
         names = ((i, self._graph.called(node.name)) for i, node in self._graph.of_kind("parameter"))
         named = {i for i, called in names if any(fnmatchcase(name, p) for name in called for p in self._leaving)}
         shapes = ((i, self._graph.meta(Ref(i)).shape) for i in self._roles.matrices)
