@@ -321,8 +321,8 @@ class _SchemeLimits:
 
     @cached_property
     def _left(self) -> frozenset[int]:
-        """Parameters that a scheme that cuts layers leaves to the solver: those it names, and matrices of which no dim is
-        long enough.
+        """Parameters that a scheme that cuts layers leaves to the solver: those that it names, and matrices that are
+        shorter than the ranks along every dim.
         """
         if self._cuts_rows:
             return frozenset()

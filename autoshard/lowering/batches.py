@@ -33,9 +33,10 @@ def shard_inputs(
             :func:`autoshard.parallelize`.
 
     Raises:
-        InputError: another number of tensors, or one of another shape than the plan's.
+        InputError: no plan, another number of tensors, or one of another shape than the plan's.
         PlanMismatchError: the plan was made for another mesh.
     """
+    _check_is_plan(plan)
     check_mesh(plan, mesh)
     if len(tensors) != len(plan.inputs):
         names = ", ".join(entry.name for entry in plan.inputs)
@@ -47,6 +48,12 @@ def shard_inputs(
         note_cut(part.cut(entry, tensor), cut_as(entry.shape, entry.layout, plan.mesh))
         for entry, tensor in zip(plan.inputs, tensors)
     )
+
+
+def _check_is_plan(plan: object) -> None:
+    if not isinstance(plan, ShardingPlan):
+        how = "give model.plan" if isinstance(plan, nn.Module) else "a file is read by autoshard.read_plan"
+        raise InputError(f"the first argument is a {type(plan).__name__} in the place of a plan: {how}")
 
 
 def sampler(plan: ShardingPlan, mesh: DeviceMesh, dataset: Dataset[Any], **options: Any) -> DistributedSampler[Any]:
@@ -61,9 +68,10 @@ def sampler(plan: ShardingPlan, mesh: DeviceMesh, dataset: Dataset[Any], **optio
         options: those of ``torch.utils.data.DistributedSampler``: ``shuffle``, ``seed``, ``drop_last``.
 
     Raises:
-        InputError: the data set has no length.
+        InputError: no plan, or the data set has no length.
         PlanMismatchError: the plan was made for another mesh.
     """
+    _check_is_plan(plan)
     check_mesh(plan, mesh)
     if not isinstance(dataset, Sized):
         raise InputError(
@@ -95,6 +103,7 @@ def shard_targets(
         InputError: a target has other dims than the result, or is this rank's part of a batch of which the result has
             more.
     """
+    _check_is_plan(plan)
     check_mesh(plan, mesh)
     if not isinstance(result, DTensor):
         return tuple(target.to(device_of(mesh)) for target in targets)

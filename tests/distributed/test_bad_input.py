@@ -54,6 +54,8 @@ def _wrong_calls(text: str) -> dict[str, tuple[str, str]]:
         "wants gradient": lambda: parallel(x_part.clone().requires_grad_(), target_part),
         "shard_inputs of shards": lambda: autoshard.shard_inputs(plan, mesh, x_part, target_part),
         "shard_inputs of one": lambda: autoshard.shard_inputs(plan, mesh, x),
+        "shard_inputs by the module": lambda: autoshard.shard_inputs(parallel, mesh, x, target),
+        "sampler by a path": lambda: autoshard.sampler("plan.yaml", mesh, [x]),
     }
     errors = {what: caught(call) for what, call in calls.items()}
     parallel(x_part, target_part).backward()
@@ -72,6 +74,8 @@ def test_wrong_calls_name_what_is_wrong_and_the_remedy(plan: ShardingPlan):
             "wants gradient": "detach",
             "shard_inputs of shards": "the full batch is [7, 9]",
             "shard_inputs of one": "the plan has 2 inputs (x, target); 1 tensors were given",
+            "shard_inputs by the module": "in the place of a plan: give model.plan",
+            "sampler by a path": "is a str in the place of a plan: a file is read by autoshard.read_plan",
         }.items():
             assert text in errors[what][1], errors[what]
 
