@@ -65,9 +65,10 @@ _ADVICE = {
         "Draw it in torch (torch.rand) and choose by it (torch.where), or leave it out of the forward; a decorator "
         "that draws which types it checks (beartype) has to be left out, too",
     ),
-    "opaque object was created in the middle": (
+    **dict.fromkeys(
+        ("opaque object was created in the middle", ".Generator.__new__"),  # so says torch 2.12
         "it makes an object within the forward that torch cannot trace, such as a torch.Generator. Draw without one "
-        "(autoshard.manual_seed says what is drawn), or draw outside and give the numbers as an argument"
+        "(autoshard.manual_seed says what is drawn), or draw outside and give the numbers as an argument",
     ),
     "in output, which is not a known type": (
         "its result holds an object that is neither a tensor nor a number or text (a dtype, a device); return its name "
