@@ -115,10 +115,12 @@ class _Ladder(Generic[_P]):
         return self._search(planner, planner.program(self._formulation.constraints), hints)
 
     def _first_expert(self) -> Found | None:
-        """The first baseline that fits, if one does and they are asked."""
+        """The first baseline that fits, if one does and they are asked: of those that the program can start from, as it
+        offers all of their cuts.
+        """
         if self._asks_experts:
             for found in self._experts:
-                if self._noted(found):
+                if self._noted(found) and set(found.formulation.asked) <= set(self._formulation.asked):
                     return found
         return None
 

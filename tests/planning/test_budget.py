@@ -13,18 +13,20 @@ from torch import Tensor, nn
 
 import autoshard
 from autoshard.capture import capture
-from autoshard.constraints import Constraints
+from autoshard.constraints import Constraints, gather_constraints
 from autoshard.constraints.baselines import baseline
-from autoshard.errors import BudgetError
+from autoshard.errors import BudgetError, InfeasibleError
 from autoshard.mesh import Mesh
 from autoshard.planning import Formulation, MemoryLimit, NothingFitsError, Planner, timeline_of
-from autoshard.planning.budget import GAP, SolverOptions, plan_within_budget
+from autoshard.planning.budget import GAP, Found, SolverOptions, plan_within_budget
 from autoshard.planning.ladder import Hints, on_any_schedule
 from autoshard.plans import ShardingPlan, dump_plan
 from autoshard.plans.units import format_bytes, format_seconds, parse_bytes
 from cost_models import load_profile, optimizer_policy
 
+from ..capture.dropless import example as dropless
 from ..distributed import cases
+from ..lowering.test_dropless import InLayers
 from ..models import Blocks
 from ..plans_of import profile_of
 
@@ -174,6 +176,24 @@ def test_no_schedule_forgets_what_the_plan_without_a_budget_holds() -> None:
         on_any_schedule(short, short.formulate(Constraints()), search, asks_experts=False)
     assert len(known) > 1 and known == [None, *[free.memory.peak.size_bytes] * (len(known) - 1)]
     assert caught.value.least_bytes <= free.memory.peak.size_bytes
+
+
+def test_a_search_starts_from_a_baseline_whose_cuts_its_program_offers() -> None:
+    """Of experts that route tokens ``sp`` cuts these along their sequences, which no other program does."""
+    profile, found = profile_of("slow"), list[Found | None]()
+    limit = MemoryLimit(budget_bytes=1 << 40)
+    planner = Planner.of_model(InLayers(), dropless(), {}, "dp=2,tp=2", profile, limit=limit)
+
+    def search(planner: Planner, program: Formulation, hints: Hints) -> ShardingPlan:
+        found.append(hints.ask())
+        raise InfeasibleError("enough")
+
+    with pytest.raises(InfeasibleError, match="enough"):
+        on_any_schedule(planner, planner.formulate(Constraints()), search, asks_experts=True)
+    (start,) = found
+    assert start is not None and not start.formulation.asked
+    sp = planner.program(gather_constraints(("family dp=fsdp", "family tp=sp"), planner.mesh).values)
+    assert sp.asked and planner.solution(sp).choices is not None
 
 
 def test_pins_that_contradict_a_budget_are_named_with_what_they_cost() -> None:
