@@ -39,11 +39,11 @@ Sharding rules are products over the axes, so a scheme restricts its own axis an
 
 Under ``tp`` and ``sp``, projections whose columns the ranks cannot share are left to the solver: those of fewer heads
 than ranks (keys and values of grouped queries; of layers of whose heads the ranks can share none, if they can those of
-others), and fused ones of unequal parts, in which no parameter can be cut. Each
-rank computes its columns, or all of them and takes its heads, whose gradients may be gathered. So are matrices that the
-others have no pair for, such as a projection between two stages. Which these are the planner finds
-(:mod:`autoshard.planning.lone_matrices`), and the constraint names them: ``family tp=tp leaving down.weight``. What
-meets them, and what comes of it, may be sent in any way.
+others), and fused ones of unequal parts, in which no parameter can be cut. Each rank computes its columns, or all of
+them and takes its heads, whose gradients may be gathered. So are matrices that the others have no pair for, such as a
+projection between two stages. Which these are the planner finds (:mod:`autoshard.planning.lone_matrices`), and the
+constraint names them: ``family tp=tp leaving down.weight``. What meets them, and what comes of it, may be sent in any
+way.
 
 Under a scheme that cuts the batch, or the sequence, what mixes it in another way (a contrastive loss, features of
 neighbours, targets that the model shifts) is gathered for: what such an operator reads may be gathered, and what it

@@ -19,6 +19,7 @@ from ..capture import CapturedGraph
 from ..constraints import CUT_OF_INPUTS, AxisScheme
 from ..constraints.layers import layers
 from ..constraints.roles import Roles
+from ..errors import ConstraintError
 from ..mesh import Mesh
 from ..ops import is_contraction
 from ..strategies import Rulebook
@@ -42,22 +43,28 @@ def lone_matrices(
     """
     if scheme.scheme in CUT_OF_INPUTS or mesh.shape[scheme.axis] == 1:
         return ()
+    roles = Roles(graph)
 
-    def blocked(names: list[str]) -> tuple[int, frozenset[int]] | None:
-        return _blocked(graph, scheme.having_also(names), mesh, profile, rulebook)
+    def blocked(names: list[str]) -> int | None:
+        """The first operator that stands in the way where these are left."""
+        offered = offered_under(graph, [scheme.having_also(names)], mesh, rulebook)
+        if offered is None:
+            raise ConstraintError("the scheme makes no sense without them")
+        at = next(without_strategies(graph, offered), None)
+        return first_without_an_answer(graph, offered, profile) if at is None else at
 
     left: list[str] = []
     until_s = time.monotonic() + LOOKED_S
     try:
-        while (found := blocked(left)) is not None:
-            name = next(_nearest(graph, *found, (*scheme.leaving, *left)), None)
+        while (at := blocked(left)) is not None:
+            name = next(_nearest(graph, at, roles, (*scheme.leaving, *left)), None)
             if name is None or len(left) == MOST_LEFT or time.monotonic() > until_s:
                 return ()
             left.append(name)
         for name in left[:-1]:  # without the last one nothing would do
             fewer = [other for other in left if other != name]
             left = fewer if blocked(fewer) is None else left
-    except TimeoutError:
+    except (TimeoutError, ConstraintError):
         return ()
     return tuple(left)
 
@@ -75,24 +82,9 @@ def said_of_lone(graph: CapturedGraph, given: AxisScheme, leaving: AxisScheme) -
     )
 
 
-def _blocked(
-    graph: CapturedGraph, scheme: AxisScheme, mesh: Mesh, profile: Profile, rulebook: Rulebook
-) -> tuple[int, frozenset[int]] | None:
-    """The first operator that stands in the way, with the parameters that the scheme would cut; None where none does.
-    A scheme that makes no sense has no operator that does, and none of these.
-    """
-    offered = offered_under(graph, [scheme], mesh, rulebook)
-    if offered is None:
-        return 0, frozenset()
-    at, roles = next(without_strategies(graph, offered), None), offered.limits.roles
-    if at is None:
-        at = first_without_an_answer(graph, offered, profile)
-    return None if at is None else (at, roles.matrices - roles.narrow)
-
-
-def _nearest(graph: CapturedGraph, at: int, matrices: frozenset[int], left: tuple[str, ...]) -> Iterator[str]:
+def _nearest(graph: CapturedGraph, at: int, roles: Roles, left: tuple[str, ...]) -> Iterator[str]:
     """Of matrices that are not left those that operators before this one read, the nearest first."""
-    origins = Roles(graph).origins
+    origins, matrices = roles.origins, roles.matrices - roles.narrow
     found = layers(graph)
     seen, waiting = {at}, deque([at])
     while waiting:
