@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 import autoshard
 
+from ..thorough import some_thorough
 from .as_before import check_as_before
 
 SIZE = 4
@@ -88,7 +89,7 @@ BODIES: list[Body] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("baseline", ["ddp", "fsdp"])
+@pytest.mark.parametrize("baseline", some_thorough(["ddp", "fsdp"], ["ddp"]))
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_what_is_put_back_is_no_change(body: Body, baseline: str) -> None:
     model, x = Model(body), torch.randn(8, SIZE, dtype=torch.float64)

@@ -46,11 +46,10 @@ class Few(nn.Module):
         self.first, self.last = Block(32), nn.Linear(8, 48)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(self.last(self.first(x))).square().mean()
+        return F.gelu(self.last(self.first(x))).mean()
 
 
-@pytest.mark.parametrize("every", [40, pytest.param(5, marks=pytest.mark.thorough)])
-def test_it_is_the_best_of_all_sets_of_operators_on_one_rank(every: int) -> None:
+def test_it_is_the_best_of_all_sets_of_operators_on_one_rank() -> None:
     """There every operator has one strategy, so that a set of operators is a plan."""
     model, args = Few(), blocks()[1]
 
@@ -70,7 +69,9 @@ def test_it_is_the_best_of_all_sets_of_operators_on_one_rank(every: int) -> None
     assert len(known) >= 2**6
     most, least = known[frozenset()][1], min(peak for _, peak in known.values())
     assert least < 0.9 * most
-    for budget in sorted({peak for _, peak in known.values()})[::every]:
+    budgets = {peak for _, peak in known.values()}
+    assert len(budgets) >= 4
+    for budget in sorted(budgets):
         found = plan(budget)
         assert found.memory is not None
         assert found.memory.peak.size_bytes <= budget

@@ -123,11 +123,12 @@ def _found(variable: TensorVariable) -> FxNode:
 
 
 def _next_in_turn(for_iter: Any, ways: Ways, translator: Any, instruction: Any) -> None:
-    ways.steps += 1
     before, depth = translator.stack[-1], len(translator.stack)
     node = next((node for turns, node in ways.turns if turns is before), None)
     here = translator.instruction_pointer - 1
     for_iter(translator, instruction)
+    if len(translator.stack) > depth:
+        ways.note_step(translator.stack[-2])
     if node is not None and len(translator.stack) > depth and translator.stack[-2] is before:
         among = node.graph.call_function(is_among, (node, before.index - 1))
         ways.begin(among, translator, here)
@@ -162,20 +163,30 @@ class Ways:
 
     def __init__(self) -> None:
         self.turns: list[tuple[Any, FxNode]] = []
-        self.steps = 0
-        self._begun: dict[tuple[Any, int], tuple[int, int]] = {}
+        self._steps: dict[int, tuple[Any, int]] = {}
+        self._begun: dict[tuple[Any, int], tuple[list[int] | None, int]] = {}
         self._open: list[_Way] = []
         self._count = 0
         self._live: dict[int, tuple[Any, list[frozenset[str]]]] = {}
 
+    def note_step(self, turns: Any) -> None:
+        """A loop over ``turns`` went one further."""
+        self._steps[id(turns)] = turns, self._steps.get(id(turns), (turns, 0))[1] + 1
+
     def may_begin(self, translator: Any, instruction: Any) -> bool:
-        """Whether a way may begin at an instruction: not once more without a step of a loop over something, as
-        ``while x.any():`` would have it, which ends by numbers alone; nor ever again.
+        """Whether a way may begin at an instruction: not once more without a step of a loop over something around it,
+        as ``while x.any():`` would have it, which ends by numbers alone; nor ever again.
         """
         key = translator, translator.indexof[instruction]
-        last, count = self._begun.get(key, (-1, 0))
-        self._begun[key] = self.steps, count + 1
-        return last != self.steps and count < _MOST_AT_ONE
+        last, count = self._begun.get(key, (None, 0))
+        now = self._steps_around(translator)
+        self._begun[key] = now, count + 1
+        return last != now and count < _MOST_AT_ONE
+
+    def _steps_around(self, translator: Any) -> list[int]:
+        """How far the loops are that Python is in: what they go over is on the stack."""
+        stacks = (frame.stack for frame in _frames(translator))
+        return [self._steps[id(value)][1] for stack in stacks for value in stack if id(value) in self._steps]
 
     def begin(self, condition: FxNode, translator: Any, other: int) -> None:
         """Notes in the graph that a way begins, with what Python asks on top of the stack.
@@ -256,12 +267,10 @@ class Ways:
             if isinstance(variable, IteratorVariable):
                 iterators.append(_position(variable))
 
-        frame, on_stack = translator, stack
         seen: dict[int, Any] = {}
-        while frame is not None:
+        for frame in _frames(translator):
+            on_stack = stack if frame is translator else frame.stack
             VariableTracker.visit(note, [*frame.symbolic_locals.values(), *on_stack], seen)
-            frame = getattr(frame, "parent", None)
-            on_stack = () if frame is None else frame.stack
         VariableTracker.visit(note, list(translator.output.side_effects.store_attr_mutations.values()), seen)
         return locals_, [id(value) for value in stack], written, iterators
 
@@ -271,6 +280,13 @@ class Ways:
         if id(code) not in self._live:
             self._live[id(code)] = code, read_later(code, translator.indexof)
         return self._live[id(code)][1][end]
+
+
+def _frames(translator: Any) -> Iterator[Any]:
+    """A function that dynamo follows, and those that called it."""
+    while translator is not None:
+        yield translator
+        translator = getattr(translator, "parent", None)
 
 
 def _looks(node: FxNode | None) -> Any:
