@@ -59,6 +59,7 @@ from .dynamo.guards import Guards
 from .dynamo.observed import MODEL
 from .dynamo.tracing import look_functions_up
 from .dynamo.what_decides import note_decided
+from .examples import is_number
 from .forward import forward_of
 from .graph import Mark, SameTensor
 from .operators.constant import LARGEST
@@ -390,6 +391,7 @@ class _KnowingMode(FakeTensorMode):
     of the arguments that have some. Dynamo's graph says where Python took one of them.
     """
 
+    knows_numbers = True
     _has_arguments = False
 
     def know(self, made: Any, numbers: torch.Tensor) -> None:
@@ -413,7 +415,7 @@ class _KnowingMode(FakeTensorMode):
             for each in tree_leaves(made):
                 if type(each) is FakeTensor and each.constant is not None:
                     of_arguments(each)
-        is_new = func in MADE_OF_NOTHING and type(made) is FakeTensor
+        is_new = func in MADE_OF_NOTHING and type(made) is FakeTensor and not any(map(is_number, tree_leaves(args)))
         if is_new and all(type(length) is int for length in made.shape) and made.numel() <= LARGEST:
             with no_dispatch():
                 made.constant = func(*args, **{**(kwargs or {}), "device": torch.device("cpu")})

@@ -12,6 +12,7 @@ from torch.utils._pytree import TreeSpec
 
 from .by_numbers.as_in_example import hold_to_example, pick_as_in_example
 from .by_numbers.expert_loops import take_loops_apart
+from .by_numbers.picked_rows import refuse_views_that_change
 from .by_numbers.rows_of_masks import compute_of_all_rows
 from .by_numbers.static_shapes import refuse_shapes_by_numbers, refuse_ways_by_numbers
 from .by_numbers.unvalidated import leave_checks_out
@@ -65,6 +66,7 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     pick_as_in_example(module)
     take_loops_apart(module)
     refuse_ways_by_numbers(model, module)
+    refuse_views_that_change(module)
     compute_of_all_rows(module.graph)
     refuse_shapes_by_numbers(model, module)
     known = _tensors_of(model, module)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..dynamo.numbers_as_indices import in_tensor
 from ..examples import COMPUTED_ANEW, are_lengths, example, is_unknown, name_of, new_call, shape_of, tensor_of
 from .masks import mask_of, memory_of, placed_by, same, seen_through, written_by, written_into
 
@@ -48,7 +49,7 @@ _BY_CLASS = frozenset({"cross_entropy", "nll_loss"})
 _LEGACY = ("reduce", "size_average")
 _IGNORED = -100
 """The class that they ignore where none is said. Source: torch.nn.functional.cross_entropy."""
-_OF_NUMBERS = frozenset("add sub mul truediv neg sym_max sym_min sym_float".split())
+_OF_NUMBERS = frozenset("add sub mul truediv floordiv mod neg sym_max sym_min sym_float".split())
 """What Python computes of numbers, by name."""
 _BESIDE = ("max_norm", "scale_grad_by_freq", "sparse")
 """What an embedding may do besides looking up: it writes, or counts rows."""
@@ -276,6 +277,8 @@ class _Rewriting:
             if memory_of(mask) not in self._written:
                 self._numbers[node] = self._call(torch.sum, mask)
         elif not self._numbers.keys().isdisjoint(node.all_input_nodes):
+            if node.target is in_tensor:
+                return self._call("long", self._numbers[node.args[0]])
             if isinstance(value, torch.SymInt | torch.SymFloat) and name in _OF_NUMBERS:
                 self._numbers[node] = self._arithmetic(node, name, isinstance(value, torch.SymFloat))
             elif isinstance(value, Tensor) and name in POINTWISE and not is_unknown(value):

@@ -36,6 +36,7 @@ from .followed import (
     unrecorded,
 )
 from .guards import Guards, guards_of, written_as_they_are
+from .numbers_as_indices import numbers_as_indices
 from .side_effects import Changed, side_effects_into
 from .ways import conditions_known
 
@@ -98,6 +99,7 @@ def forward_graph(
         keys_listed(),
         reentrant_cut_off(),
         indexed_by_tensors(),
+        numbers_as_indices(),
         conditions_known(),
         draws_left_out(),
         unrecorded(),
