@@ -169,15 +169,11 @@ def one_of(x: Tensor, n: Tensor) -> Tensor:
     return [F.relu, F.silu][n[0]](x)  # culprit
 
 
-def row(x: Tensor, n: Tensor) -> Tensor:
-    return x[n[0]]  # culprit
-
-
 def within_library(x: Tensor, n: Tensor) -> Tensor:
     return x * statistics.fmean(n.tolist())  # culprit
 
 
-NUMBERS = [factor, length, least, view, times, parts, floats, one_of, row, within_library, scale, beta, causal]
+NUMBERS = [factor, length, least, view, times, parts, floats, one_of, within_library, scale, beta, causal]
 
 
 @pytest.mark.parametrize("body", NUMBERS, ids=lambda body: body.__name__)
