@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..layout import Layout, R, local_ranges
 from ..plans import ShardingPlan, TensorEntry
 from .adapter import device_of
-from .cuts import cut_as, note_cut
+from .cuts import cut_as, note_cut, note_read
 from .match import check_mesh
 from .other_batch import with_batch
 from .placements import as_dtensor, cuts_of
@@ -30,7 +30,7 @@ def shard_inputs(
         tensors: one for each of ``plan.inputs``, in that order: the full tensor, equal on all ranks, or the samples
             that a loader with :func:`autoshard.sampler` reads on this rank.
         batch: the size of the full batch, where it is not the plan's but one of ``batches`` of
-            :func:`autoshard.parallelize`.
+            :func:`autoshard.parallelize`: of a rank's samples ``len(samples) * sampler.num_replicas``.
 
     Raises:
         InputError: no plan, another number of tensors, or one of another shape than the plan's.
@@ -43,11 +43,11 @@ def shard_inputs(
         raise InputError(f"the plan has {len(plan.inputs)} inputs ({names}); {len(tensors)} tensors were given")
     if batch is not None:
         plan = with_batch(plan, batch)
-    part = _Part(plan, mesh)
-    return tuple(
-        note_cut(part.cut(entry, tensor), cut_as(entry.shape, entry.layout, plan.mesh))
-        for entry, tensor in zip(plan.inputs, tensors)
-    )
+    part, made = _Part(plan, mesh), []
+    for entry, tensor in zip(plan.inputs, tensors):
+        shard = note_cut(part.cut(entry, tensor), cut_as(entry.shape, entry.layout, plan.mesh))
+        made.append(note_read(shard, None if tuple(tensor.shape) == entry.shape else part.index, tensor))
+    return tuple(made)
 
 
 def _check_is_plan(plan: object) -> None:
@@ -107,13 +107,23 @@ def shard_targets(
     check_mesh(plan, mesh)
     if not isinstance(result, DTensor):
         return tuple(target.to(device_of(mesh)) for target in targets)
-    made, part, cuts = [], _Part(plan, mesh), cuts_of(result.placements)
+    made, part, cuts = [], _Part(_at_batch_of(plan, tuple(result.shape)), mesh), cuts_of(result.placements)
     for number, target in enumerate(targets):
         layout = Layout(tuple(placement if placement.dim < target.ndim else R for placement in cuts))
         shape = tuple(result.shape[: target.ndim])
         entry = TensorEntry(f"target {number + 1}", shape, str(target.dtype).removeprefix("torch."), layout)
         made.append(as_dtensor(part.cut(entry, target), shape, layout, mesh))
     return tuple(made)
+
+
+def _at_batch_of(plan: ShardingPlan, shape: tuple[int, ...]) -> ShardingPlan:
+    """The plan with the batch of a result of this shape, which may be another one of those that are served."""
+    for entry in plan.outputs:
+        dim = plan.batch_dim_of(entry.shape)
+        if dim is not None and len(entry.shape) == len(shape):
+            if (*entry.shape[:dim], shape[dim], *entry.shape[dim + 1 :]) == shape:
+                return with_batch(plan, shape[dim])
+    return plan
 
 
 class _Part:

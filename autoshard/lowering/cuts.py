@@ -10,7 +10,9 @@ from ..layout import Layout, R, format_layout, local_shape
 from ..mesh import Mesh
 from ..plans import ShardingPlan
 
-_CUT = "_autoshard_cut"
+_CUT, _READ = "_autoshard_cut", "_autoshard_read"
+_LOOKED_AT = 256
+"""So many elements of a tensor tell it from another one."""
 
 
 def cut_as(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> str:
@@ -31,6 +33,20 @@ def note_cut(shard: torch.Tensor, cut: str) -> torch.Tensor:
 def noted_cut(tensor: torch.Tensor) -> str | None:
     """How a tensor was cut, if it is what :func:`note_cut` gave."""
     return getattr(tensor, _CUT, None)
+
+
+def note_read(shard: torch.Tensor, part: int | None, tensor: torch.Tensor) -> torch.Tensor:
+    """Notes on a shard some elements of the tensor that a rank has read, and which part of the batch that is; None for
+    all of it.
+    """
+    step = max(1, tensor.numel() // _LOOKED_AT)
+    setattr(shard, _READ, (part, tensor.detach().reshape(-1)[::step].clone()))
+    return shard
+
+
+def noted_read(tensor: torch.Tensor) -> tuple[int | None, torch.Tensor] | None:
+    """What a shard was cut out of, if it is what :func:`note_read` gave."""
+    return getattr(tensor, _READ, None)
 
 
 def are_look_alikes(one: ShardingPlan, other: ShardingPlan) -> bool:

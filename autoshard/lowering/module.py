@@ -27,6 +27,7 @@ from .cuts import are_look_alikes
 from .draws import Draws
 from .failure import Failures
 from .fill import as_one_process_on, check_filled, emptied
+from .reads import check_reads
 from .served_plan import ServedPlan
 from .shard_steps import step_shards_of
 from .shards import agree_on_replicas, cut_state
@@ -73,7 +74,11 @@ class ParallelModule(nn.Module):
         return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As a module's. Whole plain tensors, as one process saves them, are cut."""
+        """As a module's. Whole plain tensors, as one process saves them, are cut.
+
+        Raises:
+            InputError: the state holds shards of another rank.
+        """
         served = _served(self)
         return super().load_state_dict(cut_state(self, state_dict, plan_of(self), served.mesh), *args, **kwargs)
 
@@ -119,6 +124,7 @@ class Served:
             for one in plans
         ]
         self.mesh, self.failures = mesh, failures
+        self._compared: list[ServedPlan] = []
         self._was_meta = any(tensor.is_meta for tensor in chain(model.parameters(), model.buffers()))
         self._model_class = type(model)
         # what the captured step has in it already: hooks of the model itself, a forward that was set on the object
@@ -141,6 +147,9 @@ class Served:
         with self.failures.telling("the forward"):
             plan, given = self.chosen(module, args, kwargs)
             self._agree(plan)
+            if plan not in self._compared:  # at the first call alone
+                check_reads(given, self.mesh)
+                self._compared.append(plan)
             return plan.run(given, self._held(module, plan))
 
     def taken(self, module: nn.Module, plan: ServedPlan) -> dict[str, torch.Tensor]:

@@ -78,7 +78,11 @@ def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def cut_state(module: nn.Module, state: Mapping[str, Any], plan: ShardingPlan, mesh: DeviceMesh) -> Mapping[str, Any]:
-    """The state of a module, with DTensors in the place of whole plain tensors for what it holds as DTensors."""
+    """The state of a module, with DTensors in the place of whole plain tensors for what it holds as DTensors.
+
+    Raises:
+        InputError: it holds shards of another rank.
+    """
     layouts = {entry.name: entry.layout for entry in plan.parameters}
     first: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -92,6 +96,13 @@ def cut_state(module: nn.Module, state: Mapping[str, Any], plan: ShardingPlan, m
     tied: dict[tuple[int, int], DTensor] = {}
     for name, tensor in state.items():
         ours, layout = held.get(name, (None, None))
+        if isinstance(tensor, DTensor) and _is_of_another_rank(tensor, coordinate):
+            raise InputError(
+                f"{name} in the state is a shard of the rank at {list(tensor.device_mesh.get_coordinate() or ())} of the mesh, and "
+                f"this one is at {list(coordinate)}: torch.save of a state_dict writes the shards of the rank that "
+                "calls it. Save and load with torch.distributed.checkpoint (docs/training.md, 'Checkpoints'), or save whole "
+                "tensors: {name: tensor.full_tensor() ...}, called on all ranks"
+            )
         if ours is None or layout is None or not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor):
             continue
         if tensor.shape == ours.shape:  # torch names what has another one
@@ -103,6 +114,15 @@ def cut_state(module: nn.Module, state: Mapping[str, Any], plan: ShardingPlan, m
     if hasattr(state, "_metadata"):
         made._metadata = state._metadata  # type: ignore[attr-defined]  # versions of modules, which torch keeps there
     return made
+
+
+def _is_of_another_rank(tensor: DTensor, coordinate: tuple[int, ...]) -> bool:
+    """Whether a DTensor that was loaded from a file holds what another rank has of it: its mesh knows whose it was."""
+    theirs = tuple(tensor.device_mesh.get_coordinate() or ())
+    if len(theirs) != len(coordinate):
+        return False
+    ranks = zip(tensor.placements, theirs, coordinate)
+    return any(not placement.is_replicate() and one != other for placement, one, other in ranks)
 
 
 def agree_on_replicas(module: nn.Module, mesh: DeviceMesh) -> None:

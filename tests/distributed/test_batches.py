@@ -110,3 +110,56 @@ def test_ranks_read_their_part_of_a_batch_and_a_loss_outside_is_that_of_one_proc
         for shape, length in (each["refused"] for each in seen):
             assert shape[0] == length[0] == "InputError"
             assert "target 1 has shape" in shape[1] and "has no length" in length[1]
+
+
+def _misread(text: str) -> list[Any]:
+    """What the first call says of batches of which ranks have not read what they are to have read."""
+    plan = autoshard.parse_plan(text)
+    mesh, data = device_mesh_of(plan), samples()
+    rank = torch.distributed.get_rank()
+
+    def module() -> Any:
+        return autoshard.parallelize(Model(), plan, mesh, batches=[BATCH // 2])
+
+    def called(parallel: Any, first: int, count: int, **options: int) -> Tensor:
+        ids = data.tensors[0][first : first + count]
+        scores: Tensor = parallel(*autoshard.shard_inputs(plan, mesh, ids, **options))
+        (targets,) = autoshard.shard_targets(plan, mesh, scores, data.tensors[1][first : first + count])
+        assert targets.shape == scores.shape[:2]
+        return full(scores)
+
+    each, half = BATCH // 2, BATCH // 4
+    part = autoshard.sampler(plan, mesh, data).rank
+    found: list[Any] = [
+        caught(
+            partial(called, module(), rank * each, each)
+        ),  # as torch's sampler has it, for as many ranks as there are
+        caught(partial(called, module(), rank * BATCH, BATCH)),
+        caught(partial(called, module(), part * each, each, batch=each)),
+    ]
+    right = module()
+    expected = Model()(data.tensors[0][:BATCH])
+    for size, options in ((each, {}), (half, {"batch": half * 2})):
+        found.append(torch.allclose(called(right, part * size, size, **options), expected[: 2 * size], atol=LIMIT))
+    state = [right.state_dict() if rank == 0 else None]
+    torch.distributed.broadcast_object_list(state)
+    found.append(caught(partial(right.load_state_dict, state[0])))
+    return found
+
+
+def test_ranks_that_have_not_read_what_they_are_to_are_told_at_the_first_call() -> None:
+    plan = autoshard.plan(
+        Model(),
+        (torch.zeros(BATCH, 6, dtype=torch.int64),),
+        mesh="dp=2,tp=2",
+        hardware=cases.slow_machine(),
+        pins=["ids=dp:S(0) tp:R", "output.0=dp:S(0) tp:R", "embedding.weight=dp:R tp:S(1)", "linear.*=dp:R tp:R"],
+    )
+    ranks = run_ranks(4, _misread, autoshard.dump_plan(plan))
+    for rank, (other, whole, half, *right, loaded) in enumerate(ranks):
+        assert "ranks that hold the same part of ids have read different samples" in other[1]
+        assert "a full batch is equal on all ranks" in whole[1]
+        assert "batch=len(ids) * sampler.num_replicas" in half[1]
+        assert right == [True, True]
+        is_another = rank % 2 == 1  # along tp, which cuts the table
+        assert ("writes the shards of the rank that calls it" in loaded[1]) == is_another
