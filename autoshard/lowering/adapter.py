@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from ..capture import fake_grouped_mm
@@ -287,6 +287,13 @@ def maximum(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     for axis in range(mesh.ndim):
         dist.all_reduce(tensor, dist.ReduceOp.MAX, mesh.get_group(axis))
     return tensor
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Inside, no mode of torch's sees what runs: what ranks compare is no part of a step."""
+    with _disable_current_modes():
+        yield
 
 
 def device_of(mesh: DeviceMesh) -> torch.device:

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import InputError
-from .adapter import device_of, maximum
+from .adapter import device_of, maximum, unwatched
 from .cuts import noted_read
 
 _NOBODY = -(1 << 40)
@@ -26,15 +26,16 @@ def check_reads(given: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> None:
     Raises:
         InputError: two are not equal, on all ranks.
     """
-    seen = torch.full((len(given), mesh.size() + 1, 2), _NOBODY, dtype=torch.int64)
-    for number, tensor in enumerate(given.values()):
-        if (read := noted_read(tensor)) is not None:
-            part, elements = read
-            checksum = zlib.crc32(bytes(elements.cpu().view(torch.uint8).tolist()))
-            seen[number, 0 if part is None else part + 1] = torch.tensor([checksum, -checksum])
-    largest, smallest = maximum(seen.to(device_of(mesh)), mesh).cpu().unbind(2)
-    differ = (largest != _NOBODY) & (largest != -smallest)
-    for name, parts in zip(given, differ.tolist()):
+    with unwatched():
+        seen = torch.full((len(given), mesh.size() + 1, 2), _NOBODY, dtype=torch.int64)
+        for number, tensor in enumerate(given.values()):
+            if (read := noted_read(tensor)) is not None:
+                part, elements = read
+                checksum = zlib.crc32(bytes(elements.cpu().view(torch.uint8).tolist()))
+                seen[number, 0 if part is None else part + 1] = torch.tensor([checksum, -checksum])
+        largest, smallest = maximum(seen.to(device_of(mesh)), mesh).cpu().unbind(2)
+        differ = ((largest != _NOBODY) & (largest != -smallest)).tolist()
+    for name, parts in zip(given, differ):
         if parts[0]:
             raise InputError(
                 f"{name} was given to shard_inputs as a full batch, and ranks gave different ones; a full batch is "

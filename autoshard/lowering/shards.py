@@ -97,11 +97,12 @@ def cut_state(module: nn.Module, state: Mapping[str, Any], plan: ShardingPlan, m
     for name, tensor in state.items():
         ours, layout = held.get(name, (None, None))
         if isinstance(tensor, DTensor) and _is_of_another_rank(tensor, coordinate):
+            theirs = list(tensor.device_mesh.get_coordinate() or ())
             raise InputError(
-                f"{name} in the state is a shard of the rank at {list(tensor.device_mesh.get_coordinate() or ())} of the mesh, and "
-                f"this one is at {list(coordinate)}: torch.save of a state_dict writes the shards of the rank that "
-                "calls it. Save and load with torch.distributed.checkpoint (docs/training.md, 'Checkpoints'), or save whole "
-                "tensors: {name: tensor.full_tensor() ...}, called on all ranks"
+                f"{name} in the state is a shard of the rank at {theirs} of the mesh, and this one is at "
+                f"{list(coordinate)}: torch.save of a state_dict writes the shards of the rank that calls it. Save and "
+                "load with torch.distributed.checkpoint (docs/training.md, 'Checkpoints'), or save whole tensors: "
+                "{name: tensor.full_tensor() ...}, called on all ranks"
             )
         if ours is None or layout is None or not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor):
             continue
