@@ -18,6 +18,7 @@ from solver import Status
 from ..capture import CapturedGraph
 from ..constraints import CUT_OF_INPUTS, CUT_THE_BATCH, AxisScheme
 from ..mesh import Mesh
+from ..plans.natural_order import starred
 from ..strategies import Rulebook
 from .formulation import assemble
 from .mixing import Offered, offered_under, where_of, without_strategies
@@ -30,6 +31,8 @@ EACH_S = 5.0
 """Seconds for each program of a part of the operators, of which there are about ten."""
 ALL_S = 30.0
 """Seconds for all of them."""
+MOST_GATHERED = 12
+"""Operators that are looked for so, at most."""
 
 
 def why_not(
@@ -72,6 +75,34 @@ def why_not(
         f"{begun} {where_of(graph.nodes[found])} goes on with nothing that the operators before it can make, and the "
         f"scheme lets nothing else be sent. Plan without the baseline: {instead}"
     )
+
+
+def gathered_for(
+    graph: CapturedGraph, scheme: AxisScheme, mesh: Mesh, profile: Profile, rulebook: Rulebook
+) -> tuple[str, ...]:
+    """The names of operators for which a scheme that cuts the batch has to gather beside those that mix rows: each of
+    their inputs can be made as they want it, but not all at once, as where rows are written one by one into a tensor.
+    None where nothing stands in its way, and where gathering does not help.
+
+    Args:
+        profile: prices what is sent, and so says what can be.
+    """
+    ranks = mesh.shape[scheme.axis]
+    if scheme.scheme not in CUT_THE_BATCH or ranks == 1 or graph.batch % ranks:
+        return ()
+    found: list[str] = []
+    until_s = time.monotonic() + ALL_S
+    with suppress(TimeoutError):
+        while (offered := offered_under(graph, [scheme.having_also(found)], mesh, rulebook)) is not None:
+            at = first_without_an_answer(graph, offered, profile)
+            if at is None:
+                return tuple(found)
+            path, _, role = graph.nodes[at].name.rpartition("/")
+            name = f"{starred(path)}/{role}"
+            if name in (*scheme.gathering, *found) or len(found) == MOST_GATHERED or time.monotonic() > until_s:
+                break
+            found.append(name)
+    return ()
 
 
 def first_without_an_answer(graph: CapturedGraph, offered: Offered, profile: Profile) -> int | None:

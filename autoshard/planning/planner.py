@@ -25,7 +25,7 @@ from ..plans.simulation import overlapped_s
 from ..plans.units import format_gap
 from ..precision import AS_IT_IS, Precision
 from ..strategies import Asked, Rulebook
-from .blocking import ANY_PLAN, why_not
+from .blocking import ANY_PLAN, gathered_for, why_not
 from .budget import SolverOptions, plan_within_budget, said_by
 from .decided import decided
 from .formulation import Formulation, Objective, formulate
@@ -313,12 +313,12 @@ class Planner:
 
     def _leaves_more(self, constraints: Sequence[Constraint]) -> bool:
         """Whether a scheme of constraints under which there is no plan has one where it leaves matrices to the solver
-        that have no other to go with; then its programs leave these from here on.
+        that have no other to go with, or gathers for more operators; then its programs do so from here on.
         """
-        schemes = [each for each in constraints if isinstance(each, AxisScheme) and each.scheme not in CUT_OF_INPUTS]
+        schemes = [each for each in constraints if isinstance(each, AxisScheme)]
         for scheme in schemes:
-            key = (self._key(scheme),)
-            self.mixing[key] = lone_matrices(self.graph, scheme, self.mesh, self.profile, self.rulebook)
+            look = gathered_for if scheme.scheme in CUT_OF_INPUTS else lone_matrices
+            self.mixing[self._key(scheme),] = look(self.graph, scheme, self.mesh, self.profile, self.rulebook)
         return any(self.mixing[self._key(scheme),] for scheme in schemes)
 
     def _key(self, scheme: AxisScheme) -> object:

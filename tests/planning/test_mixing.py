@@ -304,3 +304,34 @@ def test_a_comparison_has_the_schemes_and_says_what_they_gather() -> None:
         plan = found[name].plan
         assert plan is not None and plan.pins == (f"family a={name} gathering /mm",)
         assert found[name].title.endswith(", gathering for /mm")
+
+
+class OneByOne(nn.Module):
+    """Convolves every row with numbers of its own, and writes it into a tensor (the Neural Turing Machine's shift)."""
+
+    def __init__(self, sharpens: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.o, self.g = nn.Linear(4, 5), nn.Linear(4, 3), nn.Linear(5, 2), nn.Linear(4, 1)
+        self.sharpens = sharpens
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, shifts = self.a(x).softmax(1), self.b(x).softmax(1)
+        made = torch.zeros_like(weights)
+        for row in range(len(x)):
+            around = torch.cat([weights[row, -1:], weights[row], weights[row, :1]])
+            made[row] = F.conv1d(around.view(1, 1, -1), shifts[row].view(1, 1, -1)).view(-1)
+        if self.sharpens:
+            made = made ** (1 + F.softplus(self.g(x)))
+        return self.o(made).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
+@pytest.mark.parametrize("sharpens", [False, True])
+def test_what_is_gathered_for_is_found_by_solving_where_no_input_alone_is_missing(sharpens: bool) -> None:
+    torch.manual_seed(0)
+    model, args = OneByOne(sharpens).double(), (torch.randn(ROWS, 4, dtype=torch.float64),)
+    plan = _plan(model, args, "a=2", "baseline ddp")
+    assert ("/pow" if sharpens else "o/bwd.mm.1") in plan.pins[0].split(" gathering ")[1].split()
+    check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
+    again = _plan(model, args, "a=2", plan.pins[0])
+    assert again.pins == plan.pins and again.solver.cost_ns == plan.solver.cost_ns
