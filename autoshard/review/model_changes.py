@@ -17,13 +17,16 @@ CONNECTIONS = "the same tensors and operators, but other arguments, constants or
 
 @dataclass(frozen=True)
 class ModelChange:
-    """``count`` tensors or operators, named by ``pattern``, that were added, removed or changed as ``said``."""
+    """``count`` tensors or operators, named by ``pattern``, that were added, removed or changed as ``said``; ``first``
+    is the name of the first of them, or the path of its module.
+    """
 
     change: Literal["added", "removed", "changed"]
     kind: str
     pattern: str
     count: int
     said: str = ""
+    first: str = ""
 
     def __str__(self) -> str:
         many = f" ({self.count})" if self.count > 1 else ""
@@ -85,7 +88,7 @@ def _folded(kind: str, values: list[tuple[str, tuple[str, str]]]) -> Iterator[Mo
     for line in fold(values):
         change, said = line.value
         pattern = format_pattern(line.pattern, repeats) or "the model itself"
-        yield ModelChange(change, kind, pattern, line.pattern.count, said)  # type: ignore[arg-type]
+        yield ModelChange(change, kind, pattern, line.pattern.count, said, line.pattern.names()[0])  # type: ignore[arg-type]
 
 
 def _described(meta: TensorMeta) -> str:

@@ -64,14 +64,15 @@ def replan(
         UserWarning: the new plan is not proven optimal.
 
     Raises:
-        PlanMismatchError: the plan is for another model, or what was edited cannot be told.
+        PlanMismatchError: the plan is for another model, lists names, shapes or dtypes that the model does not have, or
+            what was edited cannot be told.
         ConstraintError: an edit is a layout that its tensor or operator cannot have, or contradicts a pin.
         InfeasibleError: no plan keeps the edits; the message names those that contradict each other.
         BudgetError: no plan that keeps the edits fits the plan's memory budget.
     """
     report = reporter(conditions)
     planner = planner_of(plan, model, args, kwargs, **conditions)
-    check_model(plan, planner)
+    check_model(plan, planner, text, source)
     report("finding what was edited")
     old = constraints_of(plan)
     before = planner.formulate(old)

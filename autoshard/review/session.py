@@ -26,6 +26,7 @@ from ..plans import ShardingPlan
 from ..strategies import Strategy, asked_by
 from .decisions import Decisions, choices_of, decision_text, decisions_of
 from .fewest_changes import cheapest_nearest
+from .file_slips import PUT_BACK, slips_of
 
 Progress = Callable[[str], None]
 
@@ -117,17 +118,25 @@ def constraints_of(plan: ShardingPlan) -> Constraints:
     return gather_constraints(plan.pins, plan.mesh)
 
 
-def check_model(plan: ShardingPlan, planner: Planner) -> None:
-    """Checks that a planner has the graph that a plan was made for.
+def check_model(plan: ShardingPlan, planner: Planner, text: str = "", source: str = "the plan file") -> None:
+    """Checks that a planner has the graph that a plan was made for, and that the plan lists what is in it.
+
+    Args:
+        text, source: the file and its name, so that an error can say in which line it is wrong.
 
     Raises:
-        PlanMismatchError: it has another.
+        PlanMismatchError: it has another, or the plan lists other names, shapes or dtypes.
     """
     if plan.fingerprint != planner.graph.fingerprint:
         raise PlanMismatchError(
             "the plan was made for another model, or for other shapes; `autoshard check` says what is different, and "
             "`autoshard plan` makes a plan for what the model is now"
         )
+    slips = slips_of(plan, planner.graph, text)
+    if slips:
+        more = f" {len(slips) - 1} more like it, which `autoshard check` lists." if len(slips) > 1 else ""
+        at = f"{source}, {slips[0]}" if slips[0].startswith("line ") else f"{source}: {slips[0]}"
+        raise PlanMismatchError(f"{at}{'' if at.endswith('?') else '.'}{more} {PUT_BACK}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -176,6 +176,17 @@ def test_replan_keeps_the_edit_and_check_is_content(folder: Path) -> None:
     assert [e["names"] for e in found["edits"]] == [["up.bias"]] and found["others"] == 0
 
 
+def test_a_misspelt_name_is_refused_and_the_edit_beside_it_stays(folder: Path) -> None:
+    """In the place of the file it was planned anew without the edit, which was gone."""
+    line = edit("up.weight", "dp:R tp:R")
+    text = Path("plan.yaml").read_text().replace("  up.weight: {", "  up.wieght: {")
+    Path("plan.yaml").write_text(text)
+    result = invoke("replan", "plan.yaml", "model.py:small", *HARDWARE)
+    assert result.exit_code == 2 and f"plan.yaml, line {line}: the model has no parameter up.wieght; " in result.stderr
+    assert "did you mean 'up.weight'?" in result.stderr
+    assert Path("plan.yaml").read_text() == text
+
+
 def test_a_replan_that_fails_says_where_and_leaves_every_file_alone(folder: Path) -> None:
     line = edit("x", "dp:S(1) tp:S(1)")
     Path("c.yaml").write_text(CONSTRAINTS)

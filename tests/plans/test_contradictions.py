@@ -152,6 +152,16 @@ def test_a_decision_that_contradicts_its_record_is_refused_until_it_is_planned_a
     parse_plan(changed(old, new), edited=True)
 
 
+def test_a_misspelt_tensor_is_told_by_its_own_line() -> None:
+    """And is not sent to replan, which takes names as they are."""
+    text = changed("  layers.*.attention.wq.weight: {", "  layers.*.attention.wq.wieght: {")
+    line = 1 + next(i for i, line in enumerate(text.splitlines()) if "wieght" in line)
+    message = error_of(text)
+    assert message.startswith(f"plan.yaml, line {line}: parameters, layers.*.attention.wq.wieght: no redistribution ")
+    assert message.endswith("did you mean 'layers.0.attention.wq.weight'?")
+    parse_plan(text, edited=True)
+
+
 @pytest.mark.parametrize("number", re.findall(r"^  (\w+): \d", GOOD.partition("result:")[2], re.MULTILINE)[:5])
 def test_no_number_of_the_result_can_be_changed_alone(number: str) -> None:
     found = re.search(rf"^  {number}: (.*)$", GOOD, re.MULTILINE)

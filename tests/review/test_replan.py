@@ -250,6 +250,25 @@ def test_decisions_of_a_plan_are_the_choices_that_it_was_made_of() -> None:
     assert answer is not None and answer[1] == plan.solver.cost_ns
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (r'  up\.weight: {layout: "[^"]*"', '  up.wieght: {layout: "dp:R tp:R"', "did you mean 'up.weight'?"),
+        (r'  x: {layout: "[^"]*"', '  y: {layout: "dp:R tp:R"', "no input y; did you mean 'x'?"),
+        (r"(  output\.0: .*)float32", r"\1int32", "output.0 is int32[6, 8] in the file, but float32[6, 8] in "),
+        (r"(  x: .*shape: )\[6, 8\]", r"\1[6, 8, 1]", "the input x is float32[6, 8, 1] in the file, but float32[6, 8]"),
+    ],
+)  # fmt: skip
+def test_what_is_the_models_is_no_edit_and_is_refused_with_its_line(old: str, new: str, said: str) -> None:
+    plan = plan_of("mlp", constraints=PINNED)
+    text = edited(plan, old, new)
+    lines = zip(dump_plan(plan).splitlines(), text.splitlines())
+    line = 1 + next(i for i, (before, after) in enumerate(lines) if before != after)
+    with pytest.raises(PlanMismatchError, match=rf"^plan.yaml, line {line}: ") as error:
+        replanned(text)
+    assert said in str(error.value)
+
+
 def test_a_plan_for_another_model_is_refused() -> None:
     plan = plan_of("mlp", constraints=PINNED)
     with pytest.raises(PlanMismatchError, match="another model"):

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import product
+
+from cost_models.spelling import closest
 
 from ...layout import Layout, format_layout, local_shape
 from ...mesh import Mesh
@@ -44,13 +46,17 @@ FLOAT = 1e-9
 
 
 class Contradiction(ValueError):
-    """Two parts of a plan that do not fit together. ``path`` leads to the part in the file; for a redistribution it
-    ends in the entry itself, whose line the file's reader knows.
+    """Two parts of a plan that do not fit together. ``path`` leads to the part in the file; for a redistribution or a
+    tensor it ends in the entry itself, whose line the file's reader knows.
     """
 
-    def __init__(self, said: str, *path: str | Redistribution) -> None:
+    def __init__(self, said: str, *path: str | Redistribution | TensorEntry) -> None:
         super().__init__(said)
         self.path = path
+
+
+class Misspelt(Contradiction):
+    """A tensor whose name is known nowhere else in the plan, where one of a like name is missing."""
 
 
 def check_record(plan: ShardingPlan) -> None:
@@ -73,9 +79,11 @@ def check_decisions(plan: ShardingPlan) -> None:
     """Checks that what a plan records is recorded of its layouts and strategies.
 
     Raises:
+        Misspelt: a tensor has another name than the redistributions give it.
         Contradiction: it is not; the message names both.
     """
     held, wanted = _held(plan), _wanted(plan)
+    _check_spelling(plan, {*held, *(name for _, name in wanted)})
     for entry in plan.redistributions:
         _check_ends(entry, plan.mesh, held, wanted)
     if plan.memory is not None:
@@ -244,6 +252,19 @@ def _wanted(plan: ShardingPlan) -> dict[tuple[Phase, str], tuple[Layout, ...]]:
     }
     wanted |= {("backward", entry.name): (entry.layout,) for entry in plan.parameters}
     return wanted | {(entry.phase, entry.name): entry.inputs for entry in plan.operators}
+
+
+def _check_spelling(plan: ShardingPlan, known: Collection[str]) -> None:
+    """A name that redistributions know and the plan does not is that of a tensor which none of them knows, if alike."""
+    moved = dict.fromkeys(name for entry in plan.redistributions for name in (entry.tensor, *entry.consumers))
+    missing = [name for name in moved if name not in known and "/" not in name]  # no operators
+    tensors = (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs)
+    unmoved = {entry.name: entry for entry in tensors if entry.name not in moved} if missing else {}
+    for name in missing:
+        found = closest(name, unmoved)
+        if found is not None:
+            said = f"no redistribution knows {found!r}, and {name!r}, which is redistributed, is no tensor of the plan"
+            raise Misspelt(f"{said}; did you mean {name!r}?", unmoved[found])
 
 
 def _check_ends(

@@ -16,7 +16,7 @@ from ...precision import Precision
 from ..expert_distance import ExpertDistance, PartDifference, TensorDifference
 from ..memory_outcome import MAX_POINTS, MemoryKind, MemoryOutcome, MemoryPoint, MemorySaved, MemoryTenant
 from ..plan import Execution, OperatorEntry, Phase, Redistribution, ShardingPlan, SolverOutcome, TensorEntry
-from .contradictions import Contradiction, check_decisions, check_record
+from .contradictions import Contradiction, Misspelt, check_decisions, check_record
 from .defects import error_at, explain_defect
 from .execution_order import Block, Loop, Run, check_execution, count_executed, parse_loop, unfold_execution
 from .layer_relative import Frame, absolute_name, frame_of
@@ -155,6 +155,7 @@ class _Reader:
         self.entries = 0
         self.chars = 0
         self.lines: dict[tuple[str, Phase, tuple[Layout, ...]], int] = {}
+        self.tensors: dict[str, tuple[str, str]] = {}
         with self._at("mesh"):
             self.mesh = Mesh.parse(document.mesh)
         with self._at("ranks"):
@@ -233,9 +234,11 @@ class _Reader:
             for part in error.path:
                 if isinstance(part, Redistribution):
                     path += ["redistributions", self.lines[part.tensor, part.phase, part.path]]
+                elif isinstance(part, TensorEntry):
+                    path += self.tensors[part.name]
                 else:
                     path.append(part)
-            said = f"{error}; {advice}" if advice else error
+            said = f"{error}; {advice}" if advice and not isinstance(error, Misspelt) else error
             raise error_at(self.source, self.text, tuple(path), said) from None
 
     def _tensors(self, section: str, lines: Mapping[str, TensorLine]) -> Iterator[TensorEntry]:
@@ -245,6 +248,7 @@ class _Reader:
                 names = self._names(key, line.count, seen)
                 entry = TensorEntry(names[0], line.shape, line.dtype, parse_layout(line.layout, self.mesh))
                 check_tensor(entry, self.mesh)
+                self.tensors |= dict.fromkeys(names, (section, key))
                 yield from (replace(entry, name=name) for name in names)
 
     def _operators(self, phase: Phase) -> Iterator[OperatorEntry]:
