@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import gzip
+import math
 import os
+import re
 import signal
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +33,10 @@ LEAST_S: Final = 0.1
 RESERVE_S: Final = 4.0
 RESERVE_SHARE: Final = 0.05
 RESERVE_OF_READING: Final = 0.5
+
+HEAD_BYTES: Final = 4096
+_GZIPPED: Final = b"\x1f\x8b"
+_SOLUTION: Final = re.compile(rb'\s*\{\s*"status"\s*:')
 
 _EXIT_CODES: Final = {
     Status.OPTIMAL: SOLVED,
@@ -82,11 +90,26 @@ def _left_s(time_limit_s: float | None, used_s: float) -> float | None:
 
 
 def _check_writable(path: Path, problem: Path) -> None:
-    """Refuses a solution file that cannot be written, or is the problem's, before the long work."""
+    """Refuses, before the long work, a solution file that cannot be written or whose place something else has."""
     if path.resolve() == problem.resolve():
         raise ProblemError(f"the solution would be written over the problem {problem}; name another file")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ProblemError(f"cannot write the solution to {path}: give a file in a folder that exists and is writable")
+    if path.is_file() and os.access(path, os.R_OK) and not _may_be_replaced(path):
+        raise ProblemError(f"{path} holds no solution and would be lost; name another file, or remove it")
+
+
+def _may_be_replaced(path: Path) -> bool:
+    """Whether a file is empty, or begins as a solution does, gzipped or not."""
+    with open(path, "rb") as file:
+        head = file.read(len(_GZIPPED))
+    if head == _GZIPPED:
+        with gzip.open(path) as file, suppress(OSError, EOFError, zlib.error):
+            return _SOLUTION.match(file.read(HEAD_BYTES)) is not None
+        return False
+    with open(path, "rb") as file:
+        head = file.read(HEAD_BYTES)
+    return not head or _SOLUTION.match(head) is not None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,7 +145,9 @@ def _report(solution: Solution) -> None:
     print(solution.status.value)
     if solution.report.explanation:
         print(f"why      {solution.report.explanation}")
-    print(f"cost     {solution.cost}\nbound    {solution.bound}\ngap      {solution.gap:.3g}")
+    gap = f"{solution.gap:.3g}" if math.isfinite(solution.gap) else None
+    for name, value in (("cost", solution.cost), ("bound", solution.bound), ("gap", gap)):
+        print(f"{name:9}{'-' if value is None else value}")
     print(f"seconds  {solution.report.seconds:.2f}")
 
 

@@ -88,7 +88,7 @@ def test_an_infeasible_problem_has_its_own_exit_code_reason_and_file(
     assert run_main(tmp_path / "full.json", "-o", output) == EXIT_INFEASIBLE
     shown = capsys.readouterr()
     assert "Infeasible" in shown.out and "smallest usage limit found to work is 6, 1 more than 5" in shown.out
-    assert shown.err == ""
+    assert shown.err == "" and {"cost     -", "bound    -", "gap      -"} <= set(shown.out.splitlines())
     solution = json.loads(output.read_text())
     assert solution["status"] == "infeasible"
     assert solution["choices"] is solution["cost"] is solution["gap"] is None
@@ -135,6 +135,29 @@ def test_a_mistake_is_told_in_one_line(name: str, problem_path: Path, capsys: py
     assert code == BAD_INPUT
     assert text in shown.err and "Traceback" not in shown.err
     assert "error: " in shown.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["model.py", "profile.yaml", "other.json", "other.json.gz", "cut.json.gz"])
+def test_a_file_that_holds_no_solution_is_not_written_over(
+    name: str, problem_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = problem_path.with_name(name)
+    if name.startswith("other"):
+        write_problem(crowded(), path)
+    else:
+        path.write_bytes(problem_path.read_bytes()[:30] if name.startswith("cut") else b"import torch\n")
+    before = path.read_bytes()
+    assert run_main(problem_path, "-o", path) == BAD_INPUT
+    assert f"{name} holds no solution and would be lost; name another file" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["solution.json", "solution.json.gz"])
+def test_an_earlier_solution_and_an_empty_file_are_written_over(name: str, problem_path: Path) -> None:
+    output = problem_path.with_name(name)
+    output.touch()
+    assert run_main(problem_path, "-o", output) == run_main(problem_path, "-o", output) == SOLVED
+    assert output.stat().st_size
 
 
 @pytest.mark.parametrize("backend", [name for name in AVAILABLE if name != "decomposition"])
