@@ -70,11 +70,13 @@ def check(
 
     Exit code: 0 it is, 1 it is not, 2 a mistake, 3 its constraints leave no plan any more.
     """
-    from ..plans import read_plan
+    from ..plans import parse_plan
+    from ..plans.text.plan_file import read_bytes
 
     with mistakes_explained(), _profiles_explained(), warnings_explained(), progress_shown() as progress:
         share, budget = _share(within), None if memory is None else _bytes(memory)
-        plan = read_plan(path, edited=True)
+        text = read_bytes(path)
+        plan = parse_plan(text, str(path), edited=True)
         loaded = _loaded(plan, path, model, progress)
         from ..review.check import check as review  # needs torch and a solver
         from ..review.review_text import review_json, review_text
@@ -85,6 +87,7 @@ def check(
             mesh=mesh,
             memory_bytes=budget,
             within=share,
+            text=text.decode(),
             **_options(hardware, backend, time_limit, progress),
         )
     typer.echo(

@@ -18,7 +18,9 @@ from ..lowering import check_redistributions
 from ..mesh import HybridMesh, Mesh
 from ..planning import Formulation, Planner
 from ..plans import Execution, MemoryOutcome, ShardingPlan, SolverOutcome
+from ..plans.text.contradictions import Contradiction, check_decisions
 from ..plans.units import format_bytes, format_seconds
+from .file_slips import PUT_BACK, slips_of
 from .model_changes import CONNECTIONS, model_changes
 from .session import Priced, constraints_of, is_within_budget, limit_of, planner_of, priced, with_memory
 
@@ -79,6 +81,7 @@ def check(
     backend: str = "auto",
     time_limit_s: float | None = None,
     progress: Callable[[str], None] | None = None,
+    text: str = "",
 ) -> Review:
     """Checks a plan against a model as it is now.
 
@@ -89,6 +92,7 @@ def check(
         hardware: the profile to price with, by default the one that the plan names, as it is now.
         memory_bytes: the budget of one rank, by default the one that the plan was made under.
         within: how far from the best plan it may be, as a share of the best plan's cost.
+        text: the file, so that a finding can say in which line a name, shape or dtype is not the model's.
 
     Raises:
         CaptureError, ProfileError, MeshError, ConstraintError: the model, profile, mesh or the plan's constraints
@@ -108,7 +112,7 @@ def check(
     if memory_bytes is not None:
         planner = replace(planner, limit=replace(planner.limit, budget_bytes=memory_bytes, soft_ms_per_gib=None))
     report = progress or (lambda stage: None)
-    findings = [_model(plan, planner), _mesh(plan, mesh), _hardware(plan, planner)]
+    findings = [_model(plan, planner, text), _mesh(plan, mesh), _hardware(plan, planner)]
     if not (findings[0].fits and findings[1].fits):
         return Review(tuple(findings), plan.solver.cost_ns)
     report("pricing the plan again")
@@ -131,16 +135,24 @@ def check(
         return Review(tuple(findings), plan.solver.cost_ns, now.plan.solver.cost_ns)
     findings += _bound(plan, best, planner)
     findings.append(_optimality(now, best, within))
+    if all(finding.fits for finding in findings):
+        findings += _contradiction(plan)
     return Review(tuple(findings), plan.solver.cost_ns, cost, min(best.cost_ns, cost), best.bound_ns)
 
 
-def _model(plan: ShardingPlan, planner: Planner) -> Finding:
+def _model(plan: ShardingPlan, planner: Planner, text: str) -> Finding:
     if plan.fingerprint == planner.graph.fingerprint:
+        slips = slips_of(plan, planner.graph, text)
+        if slips:
+            return Finding("model", False, f"the file lists what the model does not have. {PUT_BACK}", _listed(slips))
         return Finding("model", True, "the one that the plan was made for")
     changes = [str(change) for change in model_changes(plan, planner.graph)] or [CONNECTIONS]
+    return Finding("model", False, "another than the plan was made for; make the plan again", _listed(changes))
+
+
+def _listed(changes: Sequence[str]) -> tuple[str, ...]:
     left = len(changes) - MOST_SHOWN
-    details = (*changes[:MOST_SHOWN], *([f"and {left} more"] if left > 0 else []))
-    return Finding("model", False, "another than the plan was made for; make the plan again", details)
+    return (*changes[:MOST_SHOWN], *([f"and {left} more"] if left > 0 else []))
 
 
 def _mesh(plan: ShardingPlan, mesh: Mesh | HybridMesh | str | None) -> Finding:
@@ -204,6 +216,14 @@ def _record(plan: ShardingPlan, now: Priced, planner: Planner) -> Iterator[Findi
     wrong = [f"{what}: {said} in the file, {right} found" for what, said, right in pairs if not _equal(said, right)]
     if wrong:
         yield Finding("record", False, "the file does not say what its own layouts come to", tuple(wrong[:MOST_SHOWN]))
+
+
+def _contradiction(plan: ShardingPlan) -> Iterator[Finding]:
+    """What every other command would refuse the file for, where nothing else says it."""
+    try:
+        check_decisions(plan)
+    except Contradiction as error:
+        yield Finding("record", False, f"{error}; `autoshard replan` writes it anew")
 
 
 def _memories(said: MemoryOutcome, right: MemoryOutcome) -> Iterator[tuple[str, object, object]]:

@@ -106,6 +106,26 @@ def test_check_fails_for_another_model_and_says_what_changed(folder: Path) -> No
     )
 
 
+def test_check_fails_where_the_file_lists_what_the_model_does_not_have(folder: Path) -> None:
+    """The layouts are the best ones, and the job would refuse the file."""
+    text = Path("plan.yaml").read_text()
+    for old, new, said in (
+        ("  up.weight: {", "  up.wieght: {", "the model has no parameter up.wieght; did you mean 'up.weight'?"),
+        (
+            "[12, 8]",
+            "[12, 8, 1]",
+            "the parameter up.weight is float32[12, 8, 1] in the file, but float32[12, 8] in the",
+        ),
+    ):
+        line = 1 + text[: text.index("  up.weight: {")].count("\n")
+        Path("plan.yaml").write_text(text.replace(old, new, 1))
+        result = invoke("check", "plan.yaml", "model.py:small", *HARDWARE)
+        assert result.exit_code == 1 and f"        line {line}: {said}" in result.stdout
+        assert result.stdout.startswith(
+            "FAIL  model       the file lists what the model does not have. Names, shapes and dtypes"
+        )
+
+
 def test_check_as_json_carries_the_same(folder: Path) -> None:
     result = invoke("check", "plan.yaml", "model.py:small", *HARDWARE, "--memory", "100", "--format", "json")
     found = json.loads(result.stdout)
