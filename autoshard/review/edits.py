@@ -29,6 +29,10 @@ GIVE_THE_ORIGINAL = (
 )
 
 
+class UntoldEdits(PlanMismatchError):
+    """The plan before the edit cannot be told from what the file records."""
+
+
 @dataclass(frozen=True)
 class Edit:
     """Decisions that were changed by hand in the same way: what they were, what they are now, and pins that keep them.
@@ -44,10 +48,10 @@ class Edit:
     texts: tuple[str, ...]
 
 
-def find_edits(
+def decisions_before(
     plan: ShardingPlan, planner: Planner, formulation: Formulation, original: ShardingPlan | None
-) -> tuple[Edit, ...]:
-    """The edits of a file.
+) -> Decisions:
+    """What a file decided before it was edited.
 
     Args:
         plan: as the file says now.
@@ -55,15 +59,19 @@ def find_edits(
         original: the plan before the edit, where it is at hand.
 
     Raises:
-        PlanMismatchError: the original cannot be told from the record, or the one given is for another model or mesh.
+        UntoldEdits: it cannot be told from the record.
+        PlanMismatchError: the record is of other prices, or the original given is for another model or mesh.
     """
+    if original is None:
+        return _reconstructed(plan, planner, formulation, decisions_of(plan, formulation))
+    if (original.fingerprint, original.mesh) != (plan.fingerprint, plan.mesh):
+        raise PlanMismatchError("the original is a plan for another model or mesh than the edited file")
+    return decisions_of(original, formulation)
+
+
+def find_edits(plan: ShardingPlan, before: Decisions, formulation: Formulation) -> tuple[Edit, ...]:
+    """The edits of a file, given what it decided before."""
     found = decisions_of(plan, formulation)
-    if original is not None:
-        if (original.fingerprint, original.mesh) != (plan.fingerprint, plan.mesh):
-            raise PlanMismatchError("the original is a plan for another model or mesh than the edited file")
-        before = decisions_of(original, formulation)
-    else:
-        before = _reconstructed(plan, planner, formulation, found)
     changed = [
         (name, (old, new)) for name, old, new in zip(formulation.names, before, found) if old and new and old != new
     ]
@@ -82,9 +90,10 @@ def _reconstructed(plan: ShardingPlan, planner: Planner, formulation: Formulatio
         solution = solution_of(formulation, choices, routes_of(plan, formulation))
         if solution is not None and _record(planner.write(formulation, solution)) == _record(plan):
             return decisions_made(formulation, choices)
-    raise PlanMismatchError(
+    raise UntoldEdits(
         "what was edited cannot be told from the file: its redistributions and times fit no decisions near those that "
-        f"it lists. Redistributions follow from the layouts and are not edited; {GIVE_THE_ORIGINAL}"
+        "it lists. Redistributions follow from the layouts and are not edited, and schemes (`family`, `baseline`) that "
+        f"were added to `pins` are given to `autoshard plan --constraint`; otherwise {GIVE_THE_ORIGINAL}"
     )
 
 

@@ -9,13 +9,22 @@ from typing import Any, Unpack
 
 from torch import nn
 
-from ..constraints import Constraint, Constraints, Pin, StrategyPin, gather_constraints, patterns_of
+from ..constraints import (
+    Constraint,
+    Constraints,
+    Exclusion,
+    Pin,
+    PlacementRule,
+    StrategyPin,
+    gather_constraints,
+    patterns_of,
+)
 from ..constraints.names import is_meant
-from ..planning import Formulation, warn_if_unproven
+from ..planning import Formulation, Planner, warn_if_unproven
 from ..plans import ShardingPlan
 from ..plans.text.line_numbers import line_of_decision
-from .decisions import decisions_of
-from .edits import Edit, edited_names, find_edits
+from .decisions import choices_of, decisions_of
+from .edits import Edit, UntoldEdits, decisions_before, edited_names, find_edits
 from .session import Conditions, best_plan, check_model, constraints_of, planner_of, reporter
 
 
@@ -25,12 +34,14 @@ class Replanned:
 
     Attributes:
         edits: what was changed by hand, kept as pins.
+        added: constraints that were added to the pins of the file, as far as the plan before did not keep to them.
         replaced: pins of the old plan that the edits take the place of.
         plan: the new plan.
         others: how many decisions beside the edited ones are not as they were.
     """
 
     edits: tuple[Edit, ...]
+    added: tuple[str, ...]
     replaced: tuple[str, ...]
     plan: ShardingPlan
     others: int
@@ -76,8 +87,8 @@ def replan(
     report("finding what was edited")
     old = constraints_of(plan)
     before = planner.formulate(old)
-    edits = find_edits(plan, planner, before, original)
-    kept, replaced = _kept(old, edits, before)
+    edits, added = _edited(plan, planner, old, before, original)
+    kept, replaced = _kept(old, edits, added, before)
     constraints = _with_edits(kept, edits, plan, text, source)
     report("planning around the edits")
     wanted = decisions_of(plan, before)
@@ -89,18 +100,50 @@ def replan(
         listed is not None and listed != found and name not in edited
         for name, listed, found in zip(before.names, wanted, decisions_of(made, before))
     )
-    return Replanned(edits, replaced, made, others)
+    return Replanned(edits, added, replaced, made, others)
 
 
-def _kept(old: Constraints, edits: Iterable[Edit], before: Formulation) -> tuple[Constraints, tuple[str, ...]]:
+def _edited(
+    plan: ShardingPlan, planner: Planner, old: Constraints, before: Formulation, original: ShardingPlan | None
+) -> tuple[tuple[Edit, ...], tuple[str, ...]]:
+    """The layouts that were edited, and the texts of the constraints that were added. Where the record fits no
+    decisions under all of them, it is read without those that say where something lies; those that it breaks are new.
+    """
+    try:
+        return find_edits(plan, decisions_before(plan, planner, before, original), before), _added(old, original)
+    except UntoldEdits:
+        others = tuple(c for c in old.values if not isinstance(c, Pin | StrategyPin | Exclusion | PlacementRule))
+        if others == old.values:
+            raise
+        free = planner.formulate(replace(old, values=others))
+    found = decisions_before(plan, planner, free, None)
+    choices = choices_of(found, before)
+    broken = {name for name, made, choice in zip(before.names, found, choices) if made is not None and choice is None}
+    added = (c.text for c in old.values if c not in others and not broken.isdisjoint(_held(c, before)))
+    return find_edits(plan, found, free), tuple(added)
+
+
+def _added(old: Constraints, original: ShardingPlan | None) -> tuple[str, ...]:
+    known = old.texts if original is None else constraints_of(original).texts
+    return tuple(text for text in old.texts if text not in known)
+
+
+def _held(constraint: Constraint, before: Formulation) -> set[str]:
+    """The names that a constraint is about."""
+    return {name for name in before.names if is_meant(name, before.graph, patterns_of(constraint))}
+
+
+def _kept(
+    old: Constraints, edits: Iterable[Edit], added: Iterable[str], before: Formulation
+) -> tuple[Constraints, tuple[str, ...]]:
     """The constraints of the old plan that stay, and the texts of those that go: pins of nothing but what was edited by
-    hand since, where the edit counts.
+    hand since, where the edit counts. What was added by hand stays.
     """
     edited = edited_names(edits)
 
     def is_replaced(constraint: Constraint) -> bool:
-        held = {name for name in before.names if is_meant(name, before.graph, patterns_of(constraint))}
-        return isinstance(constraint, Pin | StrategyPin) and held <= edited
+        is_old_pin = isinstance(constraint, Pin | StrategyPin) and constraint.text not in added
+        return is_old_pin and _held(constraint, before) <= edited
 
     kept = tuple(constraint for constraint in old.values if not is_replaced(constraint))
     return replace(old, values=kept), tuple(c.text for c in old.values if c not in kept)
@@ -112,6 +155,7 @@ def _with_edits(kept: Constraints, edits: Iterable[Edit], plan: ShardingPlan, te
     for edit in edits:
         line = line_of_decision(text, edit.names[0]) if text else None
         for constraint in gather_constraints(edit.texts, plan.mesh).values:
-            values.append(constraint)
+            if constraint.text not in kept.texts:
+                values.append(constraint)
             places[constraint.text] = f"{source}, line {line}" if line else source
     return Constraints(tuple(values), places)

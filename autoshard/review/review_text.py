@@ -43,6 +43,7 @@ def replanned_json(made: Replanned, old: ShardingPlan) -> dict[str, Any]:
     return {
         "autoshard_replan": 1,
         "edits": [asdict(edit) | {"names": list(edit.names), "texts": list(edit.texts)} for edit in made.edits],
+        "added": list(made.added),
         "replaced": list(made.replaced),
         "others": made.others,
         "cost_ns": old.solver.cost_ns,
@@ -54,11 +55,15 @@ def replanned_json(made: Replanned, old: ShardingPlan) -> dict[str, Any]:
 def _replanned(made: Replanned, old: ShardingPlan) -> Iterator[str]:
     if made.edits:
         yield f"kept {_count(len(made.edits), 'edit')} as pins"
-    else:
+    elif not made.added and made.others:
+        yield "found no edit: other decisions are better under the pins and the prices of now"
+    elif not made.added:
         yield "found no edit: the decisions are those that the file was made with"
     for edit in made.edits:
         many = f" ({len(edit.names)})" if len(edit.names) > 1 else ""
         yield f"  {edit.pattern}{many}: {edit.before}  =>  {edit.after}"
+    for text in made.added:
+        yield f"kept the added pin {text}"
     for text in made.replaced:
         yield f"  in the place of the pin {text}"
     yield f"changed {_count(made.others, 'other decision')}"

@@ -18,6 +18,7 @@ from autoshard.plans.text.line_numbers import line_of_decision
 from autoshard.review import Replanned, replan
 from autoshard.review.decisions import choices_of, decisions_of
 from autoshard.review.fewest_changes import cheapest_nearest, count_changes, with_fewest_changes
+from autoshard.review.review_text import replanned_text
 from cost_models import optimizer_policy
 from solver import solve
 
@@ -117,6 +118,27 @@ def test_a_replanned_plan_can_be_edited_again_and_the_later_word_counts() -> Non
     again = replanned(edited(first.plan, r'  x: {layout: "[^"]*"', '  x: {layout: "dp:S(0) tp:R"'))
     assert again.replaced == ("x=dp:R tp:S(0)",) and again.plan.pins == ("x=dp:S(0) tp:R",)
     assert layout_of(again.plan, "x") == "dp:S(0) tp:R"
+
+
+@pytest.mark.parametrize("edit", ["pin", "pin and layout", "rule"])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_pin_that_was_added_is_kept(edit: str, given: bool) -> None:
+    plan = plan_of("mlp", constraints=PINNED)
+    pin = "only up.weight dp:R" if edit == "rule" else "up.weight=dp:R tp:R"
+    text = dump_plan(plan).replace('  - "x=dp:S(0)"\n', f'  - "x=dp:S(0)"\n  - "{pin}"\n')
+    if edit == "pin and layout":
+        text = re.sub(r'  up\.weight: {layout: "[^"]*"', '  up.weight: {layout: "dp:R tp:R"', text)
+    made = replanned(text, original=plan if given else None)
+    assert made.added == (pin,) and made.plan.pins == (*PINNED, pin) and made.replaced == ()
+    assert layout_of(made.plan, "up.weight").startswith("dp:R")
+    assert f"kept the added pin {pin}\n" in replanned_text(made, plan)
+
+
+def test_a_pin_that_was_removed_leaves_the_plan_free() -> None:
+    plan = plan_of("mlp", constraints=("up.weight=dp:R tp:R",))
+    made = replanned(dump_plan(replace(plan, pins=())))
+    assert made.plan.solver.cost_ns < plan.solver.cost_ns and made.others
+    assert "found no edit: other decisions are better under the pins and" in replanned_text(made, plan)
 
 
 def test_an_original_at_hand_tells_the_edits_too() -> None:
