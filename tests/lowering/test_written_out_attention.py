@@ -109,6 +109,84 @@ def test_its_derivative_is_that_of_torch() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("shape", "other"), [((2, 3, 4, 5), (1, 3, 5, 6)), ((3, 5, 4), (2, 3, 4, 6)), ((2, 3, 1, 4, 5), (2, 1, 2, 5, 6))]
+)
+def test_what_has_fewer_matrices_is_repeated_as_torch_repeats_it(
+    shape: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    """To the last bit, however it lies in memory, with the gradient as a sum over what was repeated."""
+    generator = torch.Generator().manual_seed(0)
+    for turned in (False, True):
+        x, y = (torch.randn(size, generator=generator, dtype=torch.float64) for size in (shape, other))
+        x, y = (each.mT.contiguous().mT if turned else each for each in (x, y))
+        x, y = x.requires_grad_(), y.requires_grad_()
+        found, expected = product(x, y), x @ y
+        assert torch.equal(found, expected) and found.stride() == expected.stride()
+        weights = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
+        for ours_, theirs in zip(*(torch.autograd.grad(each, (x, y), weights) for each in (found, expected))):
+            assert torch.equal(ours_, theirs) and ours_.stride() == theirs.stride()
+
+
+class Relative(nn.Module):
+    """Attention to positions too, which are the same for all rows, or for all of their heads."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.p, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(5))
+        self.table = nn.Parameter(torch.randn(LENGTH, WIDTH // HEADS))
+        self.how = how
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        q, k, v = (f(x).view(BATCH, LENGTH, HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        scores = q @ k.transpose(-2, -1)
+        if self.how == "of heads":  # ESPnet, Conformer, Transformer-XL
+            scores = scores + q @ self.p(positions).view(1, LENGTH, HEADS, -1).permute(0, 2, 3, 1)
+        elif self.how == "of all":  # Shaw, Music Transformer
+            scores = scores + torch.matmul(q, self.table.t())
+        elif self.how == "equation":
+            scores = scores + torch.einsum("bthd,jd->bhtj", q.transpose(1, 2), self.table)
+        elif self.how == "in front":
+            scores = scores + self.table @ k.transpose(-2, -1)
+        else:  # one head of keys for several of queries
+            q, k = (f(x).view(BATCH, LENGTH, 2, -1, WIDTH // HEADS).permute(0, 2, 3, 1, 4) for f in (self.q, self.k))
+            scores = scores + (q @ k[:, :, :1].transpose(-2, -1)).flatten(1, 2)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)).square().mean()
+
+
+ALIKE = ("equation", "in front")
+
+
+@pytest.mark.filterwarnings("ignore:.*has no other to go with")  # the table, which is left whole
+@pytest.mark.parametrize("how", some_thorough(["of heads", "of all", "equation", "in front", "shared keys"], ALIKE))
+def test_heads_are_cut_where_all_rows_meet_the_same_matrix(how: str) -> None:
+    """Where rows, or rows and heads, are one batch of products or of rows, as torch has them, heads are whole."""
+    torch.manual_seed(0)
+    args = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64), torch.randn(LENGTH, WIDTH, dtype=torch.float64)
+    model, pins = Relative(how).double(), ["baseline ddp+tp", *(f"{name}.weight=dp:R tp:S(0)" for name in "qkv")]
+    plan = autoshard.plan(model, args, mesh="dp=2,tp=2", hardware="cpu-gloo", constraints=pins, cache=False)
+    sent = [c for e in plan.redistributions if e.phase == "forward" for c in e.collectives if "tp" in c.axes]
+    assert [c.kind for c in sent] == ["all_reduce"]
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-11)
+
+
+class Channels(nn.Module):
+    """Pictures, whose channels meet a matrix, beside attention of as many dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.linear = nn.Parameter(torch.randn(5, 5)), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attended = x[:, :2] @ x[:, 1:].mT
+        return (self.linear(x) @ self.weight).sum() + attended.sum()
+
+
+def test_what_is_no_attention_of_these_heads_stays_as_torch_has_it() -> None:
+    ops = [node.op for _, node in capture(Channels(), (torch.randn(2, 3, 4, 5),)).of_kind("operator")]
+    assert ours.linear.default not in ops and ours.matmul.default in ops
+
+
 class One(nn.Module):
     """A product of two tensors."""
 
@@ -131,8 +209,11 @@ class One(nn.Module):
         ("@", [(2, 3, 4, 5), (2, 3, 5, 6)], True),
         ("matmul", [(2, 3, 4, 5), (2, 3, 5, 6)], True),
         ("torch", [(2, 3, 2, 4, 5), (2, 3, 2, 5, 6)], True),
-        ("@", [(2, 3, 4, 5), (2, 1, 5, 6)], False),
+        ("@", [(2, 3, 4, 5), (2, 1, 5, 6)], True),
+        ("matmul", [(1, 3, 4, 5), (2, 1, 5, 6)], True),
+        ("torch", [(3, 4, 5), (2, 3, 5, 6)], True),
         ("@", [(2, 3, 4, 5), (5, 6)], False),
+        ("@", [(5, 4), (2, 3, 4, 6)], False),
         ("@", [(2, 4, 5), (2, 5, 6)], False),
     ],
 )

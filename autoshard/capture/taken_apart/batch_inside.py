@@ -4,13 +4,17 @@ Torch takes (T, B, K) for a matrix of T * B rows, of which no block is the steps
 batch could not be cut. ``autoshard::linear`` keeps the dims in front, and each of them can be cut; its kernel is that
 which torch calls. ``autoshard::outer`` is the gradient of its matrix.
 
+So are rows and heads of attention, (B, H, T, D), where a matrix that is the same for all of them meets these by
+``torch.matmul`` or an equation: queries a table of positions, or random features.
+
 Shapes: x is (..., K), the matrix (N, K), with two or more dims in front.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +25,7 @@ from ..ancestors import ancestors
 from ..examples import shape_of, tensor_of
 from ..operators.library import define, derive
 from .equations import equation_of, sides_of
+from .matrix_products import MULTIPLIES
 
 _REPEATS = ("expand", "expand_as", "repeat", torch.tile, torch.broadcast_to)
 _FOLDS = (torch.reshape, torch.flatten, "view", "reshape", "flatten")
@@ -68,27 +73,49 @@ def keep_batch_inside(node: fx.Node, batch: int) -> bool:
     What is the batch is known by its length alone. Where another dim is as long, the call may be left as it is, or
     be rewritten for nothing: it computes the same.
     """
-    rewrite = _REWRITES.get(node.target)
-    return rewrite is not None and not any(map(_is_complex, node.all_input_nodes)) and rewrite(node, batch)
+    return _rewrite(node, _REWRITES, partial(_is_inside, batch=batch))
 
 
-def _linear_of(node: fx.Node, batch: int) -> bool:
-    if len(node.args) < 2 or len(shape_of(node.args[1])) != 2 or not _is_inside(shape_of(node.args[0])[:-1], batch):
+def keep_heads_in_front(node: fx.Node, fronts: Collection[tuple[int, ...]]) -> bool:
+    """Rewrites a call of torch in place if it multiplies all of (rows, heads, ...) with one matrix; else False.
+
+    Args:
+        fronts: the lengths of dims that are rows and heads.
+    """
+    return _rewrite(node, _OF_HEADS, partial(_are_heads, fronts=fronts))
+
+
+Kept = Callable[[Sequence[int]], bool]
+"""Whether dims of such lengths, in front of the one that is multiplied, are kept."""
+_Rewrites = Mapping[Any, Callable[[fx.Node, Kept], bool]]
+
+
+def _rewrite(node: fx.Node, rewrites: _Rewrites, kept: Kept) -> bool:
+    rewrite = rewrites.get(node.target)
+    return rewrite is not None and not any(map(_is_complex, node.all_input_nodes)) and rewrite(node, kept)
+
+
+def _linear_of(node: fx.Node, kept: Kept) -> bool:
+    if len(node.args) < 2 or len(shape_of(node.args[1])) != 2 or not kept(shape_of(node.args[0])[:-1]):
         return False
     node.target = _linear_inside
     return True
 
 
-def _product_of(node: fx.Node, batch: int) -> bool:
-    if len(node.args) != 2 or node.kwargs or not _is_inside(shape_of(node.args[0])[:-1], batch):
+def _product_of(node: fx.Node, kept: Kept) -> bool:
+    if len(node.args) != 2 or node.kwargs:
         return False
-    if len(shape_of(node.args[1])) != 2:
+    x, y = map(shape_of, node.args)
+    if len(y) == 2 and kept(x[:-1]):
+        node.op, node.target = "call_function", _product_inside
+    elif len(x) == 2 and len(y) > 2 and kept((*y[:-2], y[-1])):
+        node.op, node.target = "call_function", _product_behind
+    else:
         return False
-    node.op, node.target = "call_function", _product_inside
     return True
 
 
-def _einsum_of(node: fx.Node, batch: int) -> bool:
+def _einsum_of(node: fx.Node, kept: Kept) -> bool:
     equation = equation_of(node)
     if equation is None or len(equation.terms) != 2:
         return False
@@ -97,19 +124,19 @@ def _einsum_of(node: fx.Node, batch: int) -> bool:
         if sides is None or sides.front or not sides.columns:
             continue
         front = [size for label, size in zip(x, shape_of(of_x)) if label in sides.rows]
-        if _is_inside(front, batch) and not _is_of_parameters(of_x):
+        if kept(front) and not _is_of_parameters(of_x):
             node.args, node.target = (of_x, of_y, x, y, equation.made), _einsum_inside
             return True
     return False
 
 
-def _cross_entropy_of(node: fx.Node, batch: int) -> bool:
+def _cross_entropy_of(node: fx.Node, kept: Kept) -> bool:
     given = node.args + tuple(node.kwargs[k] for k in ("input", "target") if k in node.kwargs)
     if len(given) != 2:
         return False
     rows, classes = given
     x, y = _folded(rows), _folded(classes)
-    if x is None or y is None or not _is_inside(shape_of(x)[:-1], batch):
+    if x is None or y is None or not kept(shape_of(x)[:-1]):
         return False
     if node.kwargs.get("reduction", "mean") == "none" or shape_of(y) != shape_of(x)[:-1]:
         return False
@@ -120,17 +147,18 @@ def _cross_entropy_of(node: fx.Node, batch: int) -> bool:
     return True
 
 
-_REWRITES: dict[Any, Callable[[fx.Node, int], bool]] = {
-    F.linear: _linear_of,
-    **dict.fromkeys((operator.matmul, torch.matmul, "matmul"), _product_of),
-    torch.functional.einsum: _einsum_of,
-    F.cross_entropy: _cross_entropy_of,
-}
+_OF_HEADS: _Rewrites = {**dict.fromkeys(MULTIPLIES, _product_of), torch.functional.einsum: _einsum_of}
+_REWRITES: _Rewrites = {**_OF_HEADS, F.linear: _linear_of, F.cross_entropy: _cross_entropy_of}
 
 
 def _is_inside(front: Sequence[int], batch: int) -> bool:
     """Whether a batch stands among the dims in front, but not first."""
     return len(front) > 1 and batch > 1 and front[0] not in (1, batch) and batch in front[1:]
+
+
+def _are_heads(front: Sequence[int], fronts: Collection[tuple[int, ...]]) -> bool:
+    """Whether rows and heads stand in front of other dims, in any order."""
+    return any(len(front) > len(each) and not Counter(each) - Counter(front) for each in fronts)
 
 
 def _is_of_parameters(node: fx.Node) -> bool:
@@ -165,17 +193,22 @@ def _product_inside(x: Tensor, y: Tensor) -> Tensor:
     return _linear_inside(x, y.mT)
 
 
+def _product_behind(x: Tensor, y: Tensor) -> Tensor:
+    return _linear_inside(y.mT, x).mT.contiguous()
+
+
 def _einsum_inside(x: Tensor, y: Tensor, of_x: str, of_y: str, made: str) -> Tensor:
     """``einsum`` of two tensors without a label that both have and the result, too."""
     sides = sides_of(of_x, of_y, made)
     assert sides is not None
-    _, free, summed, other = sides
+    free, other = ("".join(sorted(labels, key=made.index)) for labels in (sides.rows, sides.columns))
+    summed = sides.summed
     rows = x.permute([of_x.index(label) for label in free + summed]).flatten(len(free))
     columns = y.permute([of_y.index(label) for label in other + summed])
     sizes = columns.shape[: len(other)]
     found = _linear_inside(rows, columns.flatten(len(other)).flatten(0, len(other) - 1))
     result: Tensor = found.unflatten(-1, list(sizes)).permute([(free + other).index(label) for label in made])
-    return result
+    return result if made[0] in free else result.contiguous()  # torch has the other tensor's rows in front then
 
 
 def _cross_entropy_inside(x: Tensor, classes: Tensor, **options: Any) -> Tensor:

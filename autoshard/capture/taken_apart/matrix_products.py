@@ -4,6 +4,9 @@ Torch computes ``q @ k.transpose(-2, -1)`` of (B, H, T, D) as one batch of B * H
 heads of several rows, so that attention could be cut along its batch alone. ``autoshard::matmul`` keeps the dims in
 front, and each of them can be cut. It calls the kernel that torch calls, with the copies that torch makes for it.
 
+Where one of the two has no such dim, or one of a single element (positions that are the same for all rows, keys that
+all heads share), it is repeated along it, as torch repeats it for its batch.
+
 Shapes: x is (..., M, K), y is (..., K, N), with two or more dims in front that are the same.
 """
 
@@ -14,12 +17,14 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
-from ..examples import tensor_of
+from ..examples import shape_of, tensor_of
 from ..operators.library import define, derive
 from .equations import equation_of, sides_of
 
+MULTIPLIES = (operator.matmul, torch.matmul, "matmul")
 LEAST = 4
 """With fewer dims a product is a batch of products as it is."""
 
@@ -40,6 +45,8 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     """``x @ y``; under autocast torch's own, which knows what to cast."""
     if torch.is_autocast_enabled(x.device.type):
         return x @ y
+    front = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    x, y = (each if each.shape[:-2] == front else each.expand(*front, *each.shape[-2:]) for each in (x, y))
     found: Tensor = matmul(_as_a_batch(x), _as_a_batch(y))
     return found
 
@@ -112,10 +119,28 @@ def product_of_equation(x: Tensor, y: Tensor, of_x: str, of_y: str, made: str) -
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether a node multiplies matrices of real numbers that have the same dims in front, two or more."""
-    if node.target not in (operator.matmul, torch.matmul, "matmul") or len(node.args) != 2 or node.kwargs:
+    """Whether a node multiplies matrices of real numbers, of which one tensor at least has two or more dims in front,
+    and none is a single matrix.
+    """
+    if node.target not in MULTIPLIES or len(node.args) != 2 or node.kwargs:
         return False
     x, y = map(tensor_of, node.args)
     if x is None or y is None or x.dtype != y.dtype or x.is_complex():
         return False
-    return x.dim() == y.dim() >= LEAST and x.shape[:-2] == y.shape[:-2]
+    return max(x.dim(), y.dim()) >= LEAST and min(x.dim(), y.dim()) >= LEAST - 1
+
+
+def fronts_of(graph: fx.Graph) -> set[tuple[int, ...]]:
+    """The lengths of the dims in front of the matrices that a graph multiplies, rows and heads of its attention."""
+    found: set[tuple[int, ...]] = set()
+    for node in graph.nodes:
+        equation = equation_of(node)
+        if node.target in (F.scaled_dot_product_attention, product) or is_product(node):
+            shapes = (tuple(shape_of(x)[:-2]) for x in node.all_input_nodes)
+            found.add(tuple(torch.broadcast_shapes(*shapes)))
+        elif equation is not None and len(equation.terms) == 2:
+            x, y = equation.terms
+            sides = sides_of(x.labels, y.labels, equation.made)
+            sizes = dict(zip(x.labels, shape_of(x.tensor)))
+            found |= {tuple(sizes[label] for label in sides.front)} if sides else set()
+    return {front for front in found if len(front) >= LEAST - 2}

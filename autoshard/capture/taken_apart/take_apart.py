@@ -12,11 +12,11 @@ from ..batch_dim import batch_dim, first_shape
 from ..examples import note, shape_of, tensor_of
 from .attention_parts import attention_in_parts, attention_of_one_head, is_of_one_head, is_without_kernel
 from .bags import can_be_added_up, embedding_bag
-from .batch_inside import keep_batch_inside
+from .batch_inside import keep_batch_inside, keep_heads_in_front
 from .equations import take_in_pairs
 from .folded_heads import keep_heads_apart
 from .matrix_functions import leave_looks_out
-from .matrix_products import is_product, product, take_equation_apart
+from .matrix_products import fronts_of, is_product, product, take_equation_apart
 from .moved_pieces import move_pieces
 from .multihead import has_a_batch, multihead_attention
 from .put_data import write_data
@@ -39,10 +39,10 @@ BY_POSITION = {operator.getitem: by_position, operator.setitem: write_by_positio
 def take_apart(module: fx.GraphModule) -> int:
     """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, but for
     those on packed sequences, bags, attention of several heads, without a kernel or to one head, products of matrices
-    with several dims in front, or with a batch that is not in front, equations of three tensors or more, spreads and
-    lengths over the batch, batches in a list that are joined again, pieces of one dim that are joined along another,
-    windows by strides, functions of matrices, picking from each row, writing into each, picking by numbers in a row,
-    means that are written as pools, and data that is assigned.
+    with several dims in front, with a batch that is not in front, or of all heads with one matrix, equations of three
+    tensors or more, spreads and lengths over the batch, batches in a list that are joined again, pieces of one dim that
+    are joined along another, windows by strides, functions of matrices, picking from each row, writing into each,
+    picking by numbers in a row, means that are written as pools, and data that is assigned.
 
     Returns:
         The dim of the batch in what the model is called with.
@@ -53,10 +53,11 @@ def take_apart(module: fx.GraphModule) -> int:
     for node in list(module.graph.nodes):
         _ = write_data(node) or move_pieces(node) or take_in_pairs(node)
     keep_heads_apart(module.graph, batch)
+    fronts = fronts_of(module.graph)
     for node in module.graph.nodes:
         if is_product(node):
             node.op, node.target = "call_function", product
-        elif take_equation_apart(node) or keep_batch_inside(node, batch):
+        elif take_equation_apart(node) or keep_batch_inside(node, batch) or keep_heads_in_front(node, fronts):
             continue
         elif take_spread_apart(node) or take_length_apart(node) or put_together(node) or take_windows(node):
             continue
