@@ -241,6 +241,13 @@ class Transposed(nn.Module):
 
 
 ARANGE = torch.arange
+
+
+def _added_to(rows: torch.Tensor) -> torch.Tensor:
+    rows.view(-1, 1)[:2].add_(1)
+    return rows
+
+
 PICKED = {
     "a mask of padding": (lambda x, i: x[ARANGE(4)[:, None, None], ARANGE(5)], True),
     "in another order": (lambda x, i: x[ARANGE(4), ARANGE(5).unsqueeze(1) + 0], True),
@@ -253,6 +260,26 @@ PICKED = {
     "not all rows": (lambda x, i: x[ARANGE(3), i[:3]], False),
     "one step of each row": (lambda x, i: x.transpose(0, 1)[3, ARANGE(4), i - 2], True),
     "one feature of the last of each row": (lambda x, i: x[ARANGE(4), i, -1], True),
+    "several by a view": (lambda x, i: x[ARANGE(4).view([4, 1]).repeat([1, 2]), torch.stack([i, i - 1], 1), :], True),
+    "several by a copy": (lambda x, i: x[ARANGE(4).reshape(-1, 1).contiguous().to(x.device), i[:, None]], True),
+    "several, expanded": (lambda x, i: x[ARANGE(4)[:, None].expand(-1, 3), i[:3].expand(4, 3)], True),
+    "several, as others are": (
+        lambda x, i: x[(r := ARANGE(4)[:, None]).expand_as(i[None] + 0 * r), i.expand(4, 4)],
+        True,
+    ),
+    "several in a row": (lambda x, i: x[ARANGE(4).repeat_interleave(3), torch.cat([i, i - 1, -1 - i])], True),
+    "several, each in turn": (lambda x, i: x[ARANGE(4).repeat(3), torch.cat([i, i - 1, -1 - i])], False),
+    "of a grid": (lambda x, i: x[torch.meshgrid(ARANGE(4), ARANGE(4), indexing="ij")[0], i.expand(4, 4)], True),
+    "rows behind": (lambda x, i: x.transpose(0, 1)[i - 2, ARANGE(4)], True),
+    "rows behind, of pairs": (lambda x, i: x.permute(1, 2, 0)[i[:3, None], ARANGE(3).view(3, 1), ARANGE(4)], True),
+    "one of each pair": (lambda x, i: x[ARANGE(4)[:, None], ARANGE(5)[None], i[:, None] % 3], True),
+    "one of each first pair": (lambda x, i: x[ARANGE(4)[:, None], ARANGE(3)[None], i[:, None] % 3], True),
+    "one of each pair, turned": (lambda x, i: x[ARANGE(4)[None], ARANGE(5)[:, None], i % 3], True),
+    "the first of all": (lambda x, i: x[ARANGE(4), ARANGE(3)[:, None]], True),
+    "the first ones of each": (lambda x, i: x[ARANGE(4), ARANGE(4)], True),
+    "rows that were written into": (lambda x, i: x[_added_to(ARANGE(4)), i], False),
+    "rows by two": (lambda x, i: x[ARANGE(2).repeat_interleave(2), i], False),
+    "one of two": (lambda x, i: x[ARANGE(4), i, i % 3], False),
     "a step of all rows": (lambda x, i: x.transpose(0, 1)[3, ARANGE(4)], False),
     "other rows": (lambda x, i: x[ARANGE(4) + -1, i], False),
     "rows by a parameter": (lambda x, i: x[i - 1, i], False),
@@ -366,6 +393,11 @@ WRITTEN: dict[str, tuple[Callable[..., tuple[Any, Any]], bool]] = {
     "rows behind": (lambda i, v: ((ARANGE(4)[None], i[None] - 5), v[:1, 0]), True),
     "one of each row, all of it": (lambda i, v: ((ARANGE(4), i, slice(None)), v[:, 0]), True),
     "one feature of one of each row": (lambda i, v: ((ARANGE(4), i, 2), v[:, 0, 0]), True),
+    "several of each row in a row": (
+        lambda i, v: ((ARANGE(4).repeat_interleave(2), torch.cat([i, i])), v.flatten(0, 1)),
+        True,
+    ),
+    "the first ones of each row": (lambda i, v: ((ARANGE(4)[:, None], ARANGE(2)), v), True),
     "one of each row, in a row": (lambda i, v: ((ARANGE(4), i), v[:, 0][None, None]), True),
     "everything": (lambda i, v: ((ARANGE(4)[:, None], ARANGE(5)), v[0, 0]), False),
     "not all rows": (lambda i, v: ((ARANGE(3), i[:3]), v[:3, 0]), False),

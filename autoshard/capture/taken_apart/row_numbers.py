@@ -3,7 +3,8 @@ batch can be cut.
 
 So padding masks are looked up (``mask[arange(B)[:, None, None, None], arange(S)]``), and what stands at the last word
 of each row (``logits[arange(B), last]``), or in one step (``scores[step, arange(B), tags]``). For torch's own operator
-row numbers are numbers like any others.
+row numbers are numbers like any others. They may stand behind other indices (``h[lengths - 1, arange(B)]``), and count
+each row several times in a row (``arange(B).repeat_interleave(k)``); other dims are counted from their start on.
 
 And numbers in a row are a range: ``x[..., [-2], :]`` is a part of x, which is cut as parts are. Within ``torch.vmap``
 over ``torch.arange`` of all rows a number is one row, and ``x[row, word]`` what ``vmap`` over dims of x itself gives:
@@ -20,17 +21,25 @@ import torch
 from torch import Tensor, fx
 
 from ..examples import shape_of, tensor_of
+from .folded_calls import writes
 
 Along = tuple[int | None, ...]
-"""For each tensor of indices the dim of the result in which it counts all of what it picks from; None for any other."""
+"""For each tensor of indices the dim of the result in which it counts what it picks from; None for any other."""
 Indices = tuple[Any, ...]
 """Tensors, and numbers: of the dim that has one what stands there is taken."""
 
-LARGEST = 1 << 16
+LARGEST = 1 << 22
 """Indices of more numbers are not looked at."""
 
-_FUNCTIONS = {torch.arange, torch.unsqueeze, operator.getitem, operator.add, torch.add}
-_METHODS = {"unsqueeze", "view", "reshape", "expand", "long", "add"}
+_VIEWS = {torch.unsqueeze, torch.squeeze, torch.reshape, torch.flatten, torch.transpose, torch.permute}
+_VIEWS |= {torch.broadcast_to, torch.functional.meshgrid, operator.getitem}
+_FUNCTIONS = _VIEWS | {operator.add, operator.sub, operator.mul, torch.add, torch.sub, torch.mul}
+_FUNCTIONS |= {torch.tile, torch.repeat_interleave, torch.clone}
+_VIEW_METHODS = {"unsqueeze", "squeeze", "view", "reshape", "flatten", "transpose", "permute", "t", "expand", "long"}
+_VIEW_METHODS |= {"to", "contiguous"}
+_METHODS = _VIEW_METHODS | {"repeat", "tile", "repeat_interleave", "clone", "add", "sub", "mul"}
+_LIKE_ANOTHER = {"expand_as", "view_as", "reshape_as"}
+"""Methods that read of their argument its shape alone."""
 
 
 def positions(node: fx.Node) -> tuple[Indices, Along] | None:
@@ -46,15 +55,34 @@ def positions(node: fx.Node) -> tuple[Indices, Along] | None:
     given = [tensor for tensor in (tensor_of(each) for each, _ in picking) if tensor is not None]
     if not 2 <= len(given) == len(picking) or any(tensor.dtype is torch.bool for tensor in given):
         return None
-    result = torch.broadcast_shapes(*(tensor.shape for tensor in given))
-    found = tuple(_counts(each, size, len(result)) for each, size in picking)
-    known = [dim for dim in found if dim is not None]
-    is_picking = len(found) == 2 and found[0] is not None
-    if node.target is operator.setitem:
-        can_be = is_picking and found[1] is None
+    is_written = node.target is operator.setitem
+    found = _along(picking, torch.broadcast_shapes(*(tensor.shape for tensor in given)), starts=not is_written)
+    if is_written:
+        can_be = len(found) == 2 and found[0] is not None and found[1] is None
     else:
-        can_be = len(set(known)) == len(known) and (len(known) == len(found) or is_picking)
+        can_be = any(dim is not None for dim in found) and found.count(None) <= 1
     return (indices, found) if can_be else None
+
+
+def _along(picking: list[tuple[Any, int]], shape: torch.Size, starts: bool) -> Along:
+    """Of indices, each with the size of the dim that it picks from, and that shape of the result; all are None where it
+    is not clear what they count.
+
+    Args:
+        starts: whether the start of a dim counts, too, beside one that is counted to its end.
+    """
+    counted = [(_counts(each, size, shape), size) for each, size in picking]
+    ends = {dim for dim, size in counted if dim is not None and shape[dim] == size}
+
+    def is_known(dim: int, size: int) -> bool:
+        if not ends:
+            return shape[dim] > size
+        return shape[dim] == size or (starts and shape[dim] < size and dim not in ends)
+
+    found = tuple(dim if dim is not None and is_known(dim, size) else None for dim, size in counted)
+    known = [dim for dim in found if dim is not None]
+    is_clear = len(set(known)) == len(known) and (bool(ends) or len(known) == 1)
+    return found if is_clear else (None,) * len(found)
 
 
 def is_mapped(node: fx.Node) -> bool:
@@ -68,7 +96,7 @@ def is_mapped(node: fx.Node) -> bool:
     levels = [each.args[2] for each in indices]
     sizes = shape_of(x)[: len(levels)]
     is_all = len(sizes) == len(levels) and all(
-        _counts(each.args[0], size, 1) == 0 for each, size in zip(indices, sizes)
+        _counts(each.args[0], size, torch.Size((size,))) == 0 for each, size in zip(indices, sizes)
     )
     return is_all and len(set(levels)) == len(levels) and not _reads_a_map(x)
 
@@ -113,16 +141,20 @@ def by_position(x: Tensor, indices: Indices, along: Along) -> Tensor:
     x, indices = _at_numbers(x, indices)
     shape = torch.broadcast_shapes(*(index.shape for index in indices))
     rest = x.shape[len(indices) :]
+    for k, dim in enumerate(along):
+        if dim is not None and shape[dim] < x.shape[k]:
+            x = x.narrow(k, 0, shape[dim])
+    rows = sorted((k for k, dim in enumerate(along) if dim is not None), key=lambda k: along[k] or 0)
+    order = [*rows, *(k for k in range(x.dim()) if k not in rows)]
     if None not in along:
-        order = sorted(range(len(along)), key=lambda k: along[k] or 0)
         sizes = [x.shape[along.index(dim)] if dim in along else 1 for dim in range(len(shape))]
-        x = x.permute(*order, *range(len(along), x.dim()))
-        return x.reshape(*sizes, *rest).expand(*shape, *rest).clone()
-    assert along[0] is not None
-    flat = x.reshape(*x.shape[:2], math.prod(rest))
-    picked = indices[1].expand(shape).movedim(along[0], 0)
+        return x.permute(order).reshape(*sizes, *rest).expand(*shape, *rest).clone()
+    x = x if order == list(range(x.dim())) else x.permute(order)
+    flat = x.reshape(math.prod(x.shape[: len(rows)]), x.shape[len(rows)], math.prod(rest))
+    front, dims = tuple(range(len(rows))), [along[k] or 0 for k in rows]
+    picked = indices[along.index(None)].expand(shape).movedim(dims, front)
     found: Tensor = _Picked.apply(flat, _in_rows(flat, picked))
-    return found.reshape(*picked.shape, *rest).movedim(0, along[0])
+    return found.reshape(*picked.shape, *rest).movedim(front, dims)
 
 
 class _Picked(torch.autograd.Function):
@@ -179,7 +211,7 @@ def _in_rows(flat: Tensor, picked: Tensor) -> Tensor:
     """Numbers in each row of (rows, length, features), of shape (rows, ...), as ``gather`` along dim 1 takes them."""
     length, features = flat.shape[1:]
     picked = torch.where(picked < 0, picked + length, picked)
-    return picked.reshape(len(flat), math.prod(picked.shape[1:]), 1).expand(-1, -1, features)
+    return picked.reshape(len(flat), picked.numel() // max(len(flat), 1), 1).expand(-1, -1, features)
 
 
 def as_range(index: Any) -> tuple[Any, ...] | None:
@@ -206,32 +238,56 @@ def _is_all(index: Any) -> bool:
     return index is Ellipsis or index == slice(None)
 
 
-def _counts(index: Any, size: int, dims: int) -> int | None:
-    """The dim of a result of so many dims in which an index is ``arange(size)``, the same in all others."""
+def _counts(index: Any, size: int, shape: torch.Size) -> int | None:
+    """The dim of a result of that shape in which an index is ``arange(size)``, the start of it, or each number of it
+    several times in a row; the same in all other dims.
+    """
     numbers = _numbers(index)
-    if numbers is None:
+    if numbers is None or numbers.dim() == 0:
         return None
-    long = [dim for dim, length in enumerate(numbers.shape) if length > 1] or [numbers.dim() - 1]
-    if len(long) > 1 or numbers.dim() == 0 or not torch.equal(numbers.flatten(), torch.arange(size)):
-        return None
-    return long[0] + dims - numbers.dim()
+    ahead = len(shape) - numbers.dim()
+    for dim, length in enumerate(numbers.shape):
+        if length != shape[ahead + dim] or not length * size or (length > size and length % size):
+            continue
+        line = torch.arange(length) // max(length // size, 1)
+        if torch.equal(numbers, line.view(-1, *[1] * (numbers.dim() - dim - 1)).expand_as(numbers)):
+            return ahead + dim
+    return None
 
 
-def _numbers(node: Any) -> Tensor | None:
+def _numbers(index: Any) -> Tensor | None:
     """What a node gives that is made of ``torch.arange`` and moved about; None where it is not."""
-    if not isinstance(node, fx.Node) or shape_of(node).numel() > LARGEST:
+    made = _computed(index)
+    return made if isinstance(made, Tensor) else None
+
+
+def _computed(node: Any) -> Any:
+    """The same; or several, in a tuple."""
+    if not isinstance(node, fx.Node) or shape_of(node).numel() > LARGEST or _is_written(node):
         return None
     if node.target is torch.arange:
-        numbers = torch.arange(*node.args, **{k: v for k, v in node.kwargs.items() if k != "device"})
-        return None if numbers.is_floating_point() else numbers.long()
-    is_known = node.target in (_METHODS if node.op == "call_method" else _FUNCTIONS)
-    if not is_known or any(isinstance(a, fx.Node) for a in (*node.args[1:], *node.kwargs.values())):
+        made = torch.arange(*node.args, **{k: v for k, v in node.kwargs.items() if k != "device"})
+        return None if made.is_floating_point() else made.long()
+    if node.target in _LIKE_ANOTHER:
+        x, other = node.args
+        given = _computed(x)
+        return None if given is None else getattr(given, str(node.target))(torch.empty(()).expand(shape_of(other)))
+    if node.target not in (_METHODS if node.op == "call_method" else _FUNCTIONS):
         return None
-    given = _numbers(node.args[0])
-    if given is None:
+    known = {each: _computed(each) for each in node.all_input_nodes}
+    if any(each is None for each in known.values()):
         return None
-    if node.op == "call_method":
-        made = getattr(given, str(node.target))(*node.args[1:], **node.kwargs)
-    else:
-        made = node.target(given, *node.args[1:], **node.kwargs)  # type: ignore[operator]
-    return made if isinstance(made, Tensor) and made.dtype is torch.int64 else None
+    args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+    if node.target == "to":
+        dtypes = {each for each in (*args[1:], *kwargs.values()) if isinstance(each, torch.dtype)}
+        return args[0] if dtypes <= {torch.int64} else None
+    function: Any = getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
+    made = function(*args, **kwargs)
+    return made if isinstance(made, tuple) or made.dtype is torch.int64 else None
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Whether something writes into what a node gives, or into what may be a view of that."""
+    views = _VIEWS | _VIEW_METHODS | _LIKE_ANOTHER
+    readers = [user for user in node.users if user.args[:1] == (node,) or user.kwargs.get("out") is node]
+    return any(writes(user) or (user.target in views and _is_written(user)) for user in readers)
