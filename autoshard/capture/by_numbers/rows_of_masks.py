@@ -4,7 +4,9 @@ How many rows a mask picks is seen when a step runs, and a graph needs shapes th
 of each row by itself is computed of all rows, and where they become one (a sum, a mean, a loss) or are written back
 (``x[mask] = ...``) those are left out that the mask does not pick: numbers and gradients are those of the picked rows.
 A row that is left out holds zeros from the beginning, and ones where an operator is infinite at zero, so that nothing
-infinite meets its gradient, which is zero.
+infinite meets its gradient, which is zero. What is computed of it may become infinite nevertheless, as no row that is
+picked would (``exp`` of a large bias, ``softmax`` where all is filled with ``-inf``), or be no index that there is
+(``ids[mask] - 1``); so it is zeros again in front of an operator that would mind (:class:`_LeftOut`).
 
 A number that Python takes out of a tensor (``mask.sum().item()``, ``len(x[mask])``) is that tensor, where it is only
 computed with. What reads picked rows, or such numbers, in another way stays as it is, and :mod:`.static_shapes` refuses
@@ -15,12 +17,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from ..dynamo.numbers_as_indices import in_tensor
 from ..examples import COMPUTED_ANEW, are_lengths, example, is_unknown, name_of, new_call, shape_of, tensor_of
@@ -35,6 +38,16 @@ POINTWISE = frozenset(
 """Operators of each element by itself, by name."""
 _AT_ONE = frozenset("log log1p sqrt rsqrt reciprocal truediv div pow".split())
 """Those that are infinite at zero, or whose derivatives are."""
+_STEEP = frozenset({"exp", "expm1", "binary_cross_entropy"})
+"""Those that are infinite, or an error, at numbers that are not."""
+_BY_INDEX = frozenset({"embedding", "gather"})
+"""What raises an error at an integer that is no index."""
+_AS_IT_IS = frozenset("float half bfloat16 double long int bool to detach contiguous unsqueeze squeeze".split())
+"""What keeps each number."""
+_OF_SUMS = _AS_IT_IS | frozenset("add sub neg where masked_fill sum mean".split())
+"""What gives infinite numbers a gradient of zero, where the result's is."""
+_MODERATE = 1e4
+"""A number that is no larger than this makes nothing infinite that is added to it, or multiplied by it."""
 _OF_FEATURES = frozenset({"linear", "layer_norm", "rms_norm"})
 """Operators of the last dims of each row: a norm of as many as it says."""
 _ALONG_DIM = dict.fromkeys("softmax log_softmax sum mean argmax amax amin logsumexp unsqueeze squeeze".split(), 1)
@@ -57,12 +70,24 @@ _HALF = (torch.float16, torch.bfloat16)
 _OF_BOUNDS = {"sym_max": torch.maximum, "sym_min": torch.minimum}
 
 
+class _LeftOut(Enum):
+    """What rows hold that a mask does not pick."""
+
+    A_NUMBER = auto()
+    """One that was put there."""
+    FINITE = auto()
+    """What is computed of such, of parameters and of moderate numbers, which are taken not to overflow."""
+    ANYTHING = auto()
+    """Infinite numbers, or none, perhaps. The operator that gave them is one whose derivatives are finite."""
+
+
 @dataclass(frozen=True)
 class _Rows:
     """In the place of the rows that ``mask`` picks all rows, of shape (*mask.shape, *rest)."""
 
     whole: fx.Node
     mask: fx.Node
+    left_out: _LeftOut
 
     @property
     def lead(self) -> int:
@@ -155,11 +180,11 @@ class _Rewriting:
             any((*node.args[3:4], *node.args[5:])) or any(node.kwargs.get(key) for key in _BESIDE)
         ):
             return None
-        if name in ("layer_norm", "rms_norm") and 0 in (*node.args[3:], node.kwargs.get("eps")):
+        if name in ("layer_norm", "rms_norm", "normalize") and 0 in (*node.args[3:], node.kwargs.get("eps")):
             return None  # rows that are left out would be divided by nothing
         if name in _OF_FEATURES or name == "embedding":
             is_first = node.args[0] in self._rows and len(read) == 1
-            return self._of_each(node) if is_first and len(rows.rest) >= _features(node, name) else None
+            return self._of_each(node, name) if is_first and len(rows.rest) >= _features(node, name) else None
         if name in _ALONG_DIM:
             return self._along_dim(node, name, read)
         return self._of_elements(node, name, read) if name in POINTWISE else None
@@ -181,28 +206,55 @@ class _Rewriting:
             return None
         if behind:
             x = self._call(operator.getitem, x, (*(slice(None),) * len(shape_of(mask)), *behind))
-        return self._left_out(_Rows(x, mask), 0)
+        return self._left_out(_Rows(x, mask, _LeftOut.ANYTHING), 0)
 
     def _left_out(self, rows: _Rows, by: int) -> _Rows:
         """Rows with a number in those that are left out."""
         value = tensor_of(rows.whole)
         assert value is not None
         number = torch.tensor(by, dtype=value.dtype).item()
-        return _Rows(self._call(torch.where, self._beside(rows), rows.whole, number), rows.mask)
+        return _Rows(self._call(torch.where, self._beside(rows), rows.whole, number), rows.mask, _LeftOut.A_NUMBER)
+
+    def _taken(self, given: Any, name: str) -> _Rows:
+        """Rows as an operator can take them: with its derivatives finite in those that are left out."""
+        rows, value = self._rows[given], tensor_of(self._rows[given].whole)
+        assert value is not None
+        if name in _AT_ONE:
+            return self._left_out(rows, 1)
+        is_index = name in _BY_INDEX and not value.is_floating_point()
+        is_any = rows.left_out is _LeftOut.ANYTHING and name not in _OF_SUMS | _BY_INDEX
+        if rows.left_out is not _LeftOut.A_NUMBER and (is_index or is_any or name in _STEEP):
+            self._rows[given] = rows = self._left_out(rows, 0)
+        return rows
+
+    def _is_rows(self, given: Any) -> bool:
+        return isinstance(given, fx.Node) and given in self._rows
+
+    def _given(self, node: fx.Node, name: str, read: Sequence[_Rows]) -> _LeftOut:
+        """What an operator gives in the rows that are left out, of rows that it can take."""
+        value, kinds = tensor_of(node), {rows.left_out for rows in read}
+        if name in _AS_IT_IS and len(kinds) == 1:
+            return read[0].left_out
+        if value is not None and not value.is_floating_point():
+            return _LeftOut.FINITE
+        others = [each for each in (*node.args, *node.kwargs.values()) if not self._is_rows(each)]
+        is_finite = name in _OF_FEATURES or name in _ALONG_DIM or all(map(_is_finite, others))
+        return _LeftOut.FINITE if is_finite and _LeftOut.ANYTHING not in kinds else _LeftOut.ANYTHING
 
     def _beside(self, rows: _Rows) -> fx.Node:
         """The mask of rows, with dims of one element for those of each row."""
         return self._call("reshape", rows.mask, (*shape_of(rows.mask), *(1,) * len(rows.rest)))
 
-    def _of_each(self, node: fx.Node, change: Callable[[_Rows], _Rows] = lambda rows: rows) -> _Rows:
-        """What a node computes, of all rows."""
-        mask = next(self._rows[given].mask for given in node.all_input_nodes if given in self._rows)
+    def _of_each(self, node: fx.Node, name: str, args: Any = None, kwargs: Any = None) -> _Rows:
+        """What a node computes, of all rows; of other arguments, where they are given."""
+        read = {given: self._taken(given, name) for given in node.all_input_nodes if given in self._rows}
 
         def whole(given: fx.Node) -> fx.Node:
-            return change(self._rows[given]).whole if given in self._rows else self._number(given, node)
+            return read[given].whole if given in read else self._number(given, node)
 
-        args, kwargs = fx.map_arg((node.args, node.kwargs), whole)
-        return _Rows(self._again(node, args, kwargs), mask)
+        args, kwargs = fx.map_arg((args or node.args, node.kwargs if kwargs is None else kwargs), whole)
+        rows = list(read.values())
+        return _Rows(self._again(node, args, kwargs), rows[0].mask, self._given(node, name, rows))
 
     def _of_elements(self, node: fx.Node, name: str, read: Sequence[_Rows]) -> _Rows | None:
         dims = len(read[0].rest)
@@ -215,7 +267,7 @@ class _Rewriting:
                 if name == "add" and len(node.args) == 2 and not node.kwargs
                 else None
             )
-        return self._of_each(node, (lambda rows: self._left_out(rows, 1)) if name in _AT_ONE else lambda rows: rows)
+        return self._of_each(node, name)
 
     def _with_others(self, rows: _Rows, others: Sequence[fx.Node]) -> _Rows | None:
         """The sum of rows and as many others, which then stand in the places of those that are picked."""
@@ -224,7 +276,7 @@ class _Rewriting:
             return None
         none, other = self._call(torch.zeros_like, rows.whole), self._call("type_as", others[0], rows.whole)
         placed = self._call("masked_scatter", none, self._beside(rows), other)
-        return _Rows(self._call(torch.add, rows.whole, placed), rows.mask)
+        return _Rows(self._call(torch.add, rows.whole, placed), rows.mask, rows.left_out)
 
     def _along_dim(self, node: fx.Node, name: str, read: Sequence[_Rows]) -> _Rows | None:
         """Operators along the last dim of each row, or that put one behind or take one away there."""
@@ -238,8 +290,7 @@ class _Rewriting:
         if len(read) > 1 and (name != "gather" or len(read[1].rest) != dims):
             return None
         args = tuple(-1 if k == at else value for k, value in enumerate(node.args))
-        args, kwargs = fx.map_arg((args, node.kwargs), lambda given: self._rows[given].whole)
-        return _Rows(self._again(node, args, kwargs | ({"dim": -1} if "dim" in kwargs else {})), read[0].mask)
+        return self._of_each(node, name, args, node.kwargs | ({"dim": -1} if "dim" in node.kwargs else {}))
 
     def _part(self, node: fx.Node, rows: _Rows) -> _Rows | None:
         """Some features of each row: ``rows[:, 0]``, ``rows[..., 1:]``."""
@@ -251,7 +302,7 @@ class _Rewriting:
         if not all(_is_of_python(each) for each in rest):
             return None
         front = [first] if first is Ellipsis else [slice(None)] * rows.lead
-        return _Rows(self._call(operator.getitem, rows.whole, (*front, *rest)), rows.mask)
+        return _Rows(self._call(operator.getitem, rows.whole, (*front, *rest)), rows.mask, rows.left_out)
 
     def _reduced(self, rows: _Rows, name: str, is_of_all: bool = True) -> fx.Node:
         """The sum or the mean of rows: of each feature, or of all of them."""
@@ -331,10 +382,10 @@ class _Rewriting:
             return None
         if kind not in ("mean", "sum", "none") or any(isinstance(value, fx.Node) for value in others.values()):
             return None
-        x, y = (self._rows[each].whole for each in node.args)
+        x, y = (self._taken(each, name_of(node)).whole for each in node.args)
         if shape_of(x) != shape_of(y):
             return None
-        made = _Rows(self._call(node.target, x, y, **others, reduction="none"), rows.mask)
+        made = _Rows(self._call(node.target, x, y, **others, reduction="none"), rows.mask, _LeftOut.FINITE)
         return made if kind == "none" else self._reduced(made, kind)
 
     def _loss_by_class(self, node: fx.Node, mask: fx.Node) -> _Rows | fx.Node | None:
@@ -352,10 +403,13 @@ class _Rewriting:
             return None
         if kind not in ("mean", "sum", "none") or not isinstance(ignored, int):
             return None
+        x = self._taken(scores, name_of(node))
         kept = self._call("reshape", self._call(torch.where, mask, y.whole, ignored), (-1,))
         flat = self._call("reshape", x.whole, (-1, x.rest[0]))
         made = self._call(node.target, flat, kept, *others, **node.kwargs)
-        return made if kind != "none" else _Rows(self._call("reshape", made, tuple(shape_of(mask))), mask)
+        if kind != "none":
+            return made
+        return _Rows(self._call("reshape", made, tuple(shape_of(mask))), mask, _LeftOut.FINITE)
 
     def _keeps_rows(self, node: fx.Node, rows: _Rows) -> bool:
         """Whether a view, which has as many elements, has the rows as they are."""
@@ -382,6 +436,13 @@ class _Rewriting:
 
     def _call(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return new_call(self._node, function, *args, **kwargs)
+
+
+def _is_finite(given: Any) -> bool:
+    """Whether an argument is a parameter, a moderate number, or no number."""
+    if isinstance(given, fx.Node):
+        return isinstance(example(given), nn.Parameter)
+    return not isinstance(given, int | float) or abs(given) <= _MODERATE
 
 
 def _is_for_each(given: fx.Node, dims: int) -> bool:
