@@ -161,11 +161,16 @@ class Inputs:
                 f"{entry.name} has the full shape {list(entry.shape)}, but each rank passes its shard {list(wanted)} "
                 f"({layout}); cut it with autoshard.shard_inputs(plan, mesh, ...)"
             )
+        command = (
+            f"autoshard plan FILE.py:FACTORY --mesh {self._plan.mesh} --hardware {self._plan.hardware} --held-as "
+            "PLAN.yaml -o OTHER.yaml"
+        )
         return (
             f"{entry.name} has shape {list(tensor.shape)}; the plan was made for {list(entry.shape)} in all, which is "
-            f"{list(wanted)} on this rank ({layout}). For batches of both shapes, plan the other one too (autoshard "
-            f"plan FILE.py:FACTORY --mesh {self._plan.mesh} --hardware {self._plan.hardware} --held-as PLAN.yaml -o "
-            "OTHER.yaml) and give parallelize both plans; or batches=[...], for other sizes of the batch in its layouts"
+            f"{list(wanted)} on this rank ({layout}): each rank gives what autoshard.shard_inputs(plan, mesh, ...) "
+            "makes of a full batch, or of the part that autoshard.sampler has it read. For batches of both shapes, "
+            f"plan the other one too ({command}) and give parallelize both plans; or batches=[...], for other sizes of "
+            "the batch in its layouts"
         )
 
 

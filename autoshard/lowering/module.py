@@ -178,20 +178,26 @@ class Served:
         one without a backward before the others where none can follow.
         """
         found: tuple[ServedPlan, dict[str, torch.Tensor]] | None = None
-        objections: list[AutoshardError] = []
+        objections: dict[int, AutoshardError] = {}
         for plan in self._in_turn(module):
             try:
                 found = plan, self._given(module, plan, args, kwargs)
                 break
             except (InputError, PlanMismatchError) as error:
-                objections.append(error)
+                objections[self.plans.index(plan) + 1] = error
         if len(self.plans) == 1 and objections:
-            raise objections[0]
+            raise objections[1]
         if found is None:
-            said = "".join(f"\n  {error}" for error in objections)
+            said = "".join(
+                f"\n  plan {number}, {self._served_by(number)}: {e}" for number, e in sorted(objections.items())
+            )
             raise InputError(f"none of the {len(self.plans)} plans of this module was made for this call:{said}")
         self._refuse_look_alikes(module, found[0], args, kwargs)
         return found
+
+    def _served_by(self, number: int) -> str:
+        plan = self.plans[number - 1]
+        return f"{'training' if plan.has_backward else 'evaluation'}, batch {plan.plan.batch}"
 
     def _given(
         self, module: nn.Module, plan: ServedPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
