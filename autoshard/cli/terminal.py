@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ EXIT_MISTAKE = 2
 EXIT_INFEASIBLE = 3
 EXIT_DISAGREES = 4
 EXIT_NO_READER = 141  # as shells say it of a command that SIGPIPE ended: 128 and the number of the signal
+
+FIRST_SPEAKS_S = 3.0
+"""Seconds that other ranks of a torchrun job leave the first one to say what is wrong."""
 
 
 class Commands(TyperGroup):
@@ -73,9 +77,13 @@ def mistakes_explained() -> Iterator[None]:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Ends the command with a message on stderr."""
-    if os.environ.get("RANK", "0") == "0":  # of a torchrun job the first rank speaks for all
-        typer.echo(f"error: {message}", err=True)
+    """Ends the command with a message on stderr. Of a torchrun job the first rank speaks for all; another one that is
+    still there when it could have spoken speaks for itself, as torchrun ends all once one has ended.
+    """
+    rank = os.environ.get("RANK", "0")
+    if rank != "0":
+        time.sleep(FIRST_SPEAKS_S)
+    typer.echo(f"error: {message}" if rank == "0" else f"error on rank {rank}: {message}", err=True)
     raise typer.Exit(code)
 
 
