@@ -44,6 +44,7 @@ from .planning import (
     Objective,
     Planner,
     against_experts,
+    check_same_parameters,
     held_pins,
     is_proven,
     memory_limit,
@@ -235,6 +236,8 @@ def plan(
         held = gathered
         if held_as is not None:
             metas = [(n.name, n.outputs[0]) for _, n in planner.graph.of_kind("parameter") if n.outputs[0]]
+            every = [*(name for name, _ in metas), *(name for name, _ in planner.graph.unused)]
+            check_same_parameters(held_as, map(planner.graph.called, every))
             shapes = {called: meta.shape for name, meta in metas for called in planner.graph.called(name)}
             pinned = held_pins(held_as, shapes, mesh)
             held = gather_constraints((*pinned, *_listed(pins), *_listed(constraints)), mesh)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import PlanMismatchError
 from .audit_command import audit
 from .command_help import Command
 from .model_factory import load_factory
@@ -249,7 +250,7 @@ def plan(
         other = None if held_as is None else read_plan(held_as)
         check_writable(output)  # now, not after an hour of solving
         _check_names(parsed_mesh, hardware, backend, optimizer or "none")
-        with _loaded(model) as (module, args, kwargs, progress):
+        with _loaded(model) as (module, args, kwargs, progress), _naming(held_as):
             from ..api import plan as make_plan  # needs torch and a solver, which the other commands do without
 
             made = make_plan(
@@ -282,6 +283,15 @@ def plan(
         write_plan(made, output)
         for line in (f"wrote {output}", *plan_lines(made)):
             typer.echo(line)
+
+
+@contextmanager
+def _naming(held_as: Path | None) -> Iterator[None]:
+    """Ends the command with the name of the file whose plan is of another model."""
+    try:
+        yield
+    except PlanMismatchError as error:
+        _fail(f"--held-as {held_as}: {error}", EXIT_MISTAKE)
 
 
 @app.command(cls=Command)

@@ -3,7 +3,7 @@
 from .budget import NothingFitsError
 from .comparison import against_experts
 from .formulation import OBJECTIVES, Formulation, Objective, formulate
-from .held_as import held_pins
+from .held_as import check_same_parameters, held_pins
 from .interpretation import interpret
 from .limit import MemoryLimit, memory_limit
 from .pairs import demand_edges, pair_problem
@@ -26,6 +26,7 @@ __all__ = [
     "Prices",
     "TensorNetwork",
     "against_experts",
+    "check_same_parameters",
     "demand_edges",
     "formulate",
     "held_pins",

@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+
+from cost_models.spelling import did_you_mean
 
 from ..errors import MeshError, PlanMismatchError
 from ..layout import format_layout
 from ..mesh import Mesh
 from ..plans import ShardingPlan
+from ..plans.natural_order import natural_key
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def check_same_parameters(plan: ShardingPlan, parameters: Iterable[Collection[str]]) -> None:
+    """Checks that a plan has the parameters of a model: one module is to be served by both plans.
+
+    Args:
+        parameters: every one of the model, by all its names.
+
+    Raises:
+        PlanMismatchError: it has others; the message names the first that differs.
+    """
+    listed = {entry.name for entry in plan.parameters}
+    names = list(parameters)
+    known = {name for called in names for name in called}
+    more = [entry.name for entry in plan.parameters if entry.name not in known]
+    fewer = [min(called) for called in names if listed.isdisjoint(called)]
+    if more or fewer:
+        name = min(more or fewer, key=natural_key)
+        has, lacks = ("the plan", "the model") if more else ("the model", "the plan")
+        raise PlanMismatchError(
+            f"parameters cannot be held as in a plan of another model ({plan.model}): {has} has {name}, which {lacks} "
+            f"does not have{did_you_mean(name, fewer if more else ())}; give a plan of this model"
+        )
 
 
 def held_pins(plan: ShardingPlan, shapes: Mapping[str, tuple[int, ...]], mesh: Mesh) -> Iterator[str]:

@@ -237,7 +237,19 @@ def test_another_plan_holds_parameters_as_the_first_by_few_pins() -> None:
     wider.head = nn.Linear(4, 6)
     with pytest.raises(PlanMismatchError, match=r"another model .*head\.\w+ is \[4.* there and \[6.* here"):
         plan(wider, 4, mesh="dp=2", held_as=first)
-    with pytest.raises(PlanMismatchError, match="it has none of bias"):
+    shallow = Net()
+    shallow.layers = shallow.layers[:1]
+    with pytest.raises(
+        PlanMismatchError, match=r"the plan has layers.1.bias, which the model does not have; give a plan"
+    ):
+        plan(shallow, 4, mesh="dp=2", held_as=first)
+    with pytest.raises(
+        PlanMismatchError, match=r"the model has layers.1.bias, which the plan does not have; give a plan"
+    ):
+        plan(Net(), 4, mesh="dp=2", held_as=plan(shallow, 4, mesh="dp=2"))
+    with pytest.raises(
+        PlanMismatchError, match=r"the plan has head.bias, which the model does not have; did you mean 'bias'"
+    ):
         plan(nn.Linear(4, 4), 4, mesh="dp=2", held_as=first)
 
 
