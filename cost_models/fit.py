@@ -382,8 +382,8 @@ def residual(compared: Iterable[Compared]) -> Residual | None:
 
 
 def honest(compared: Sequence[Compared]) -> list[Compared]:
-    """The points that were held out of the fit; all of them where none was."""
-    return [one for one in compared if one.point.held_out] or list(compared)
+    """The points whose errors say something: held out of the fit, or of those that one number is fitted to."""
+    return [one for one in compared if one.point.held_out or isinstance(one.point, TogetherPoint | RowPoint)]
 
 
 def _provenance(header: Header, compared: Sequence[Compared]) -> Provenance:
@@ -393,7 +393,8 @@ def _provenance(header: Header, compared: Sequence[Compared]) -> Provenance:
     rows: dict[str, Residual] = {}
     for group in grouped(compared):
         point, found = group[0].point, residual(honest(group))
-        assert found is not None
+        if found is None:  # every point was fitted, and lies on the curve
+            continue
         if isinstance(point, CollectivePoint):
             collectives.setdefault(point.axis, {})[point.kind] = found
         elif isinstance(point, TogetherPoint):

@@ -21,6 +21,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from cost_models import MeasuredMesh, Profile, ProfileError, load_profile
+from cost_models.fit import grouped, honest, residual, series_of
+from cost_models.samples import KernelPoint, RowPoint
 
 from ..errors import CalibrationError
 from ..mesh import Mesh
@@ -140,17 +142,11 @@ def _progress(is_first: bool) -> Iterator[Progress]:
 
 def _report(found: Calibration | None, output: Path, samples: Path, page: Path | None, with_pictures: bool) -> None:
     assert found is not None
-    out, provenance = console_for(sys.stdout), found.profile.provenance
+    out = console_for(sys.stdout)
     _say(out, f"wrote {output}: {len(found.samples.samples)} samples of {len(found.samples.by_point())} points")
     table = Table("", "error of the fit", "median", "largest", "points", box=None)
-    for axis, kinds in provenance.collectives.items():
-        for kind, one in kinds.items():
-            table.add_row(axis, kind, f"{one.median:.0%}", f"{one.largest:.0%}", str(one.points))
-    for kind, one in provenance.kernels.items():
-        table.add_row("", kind, f"{one.median:.0%}", f"{one.largest:.0%}", str(one.points))
-    for axis, kinds in provenance.together.items():
-        for kind, one in kinds.items():
-            table.add_row(axis, f"{kind} beside products", f"{one.median:.0%}", f"{one.largest:.0%}", str(one.points))
+    for row in _errors(found):
+        table.add_row(*row)
     out.print(table)
     _say(out, f"a collective beside kernels still costs {found.profile.contention:.0%} of its time (contention)")
     _say(out, f"the samples are in {samples}; remove it to measure anew")
@@ -159,6 +155,17 @@ def _report(found: Calibration | None, output: Path, samples: Path, page: Path |
 
         for path in write_report(found, page, with_pictures):
             _say(out, f"wrote {path}")
+
+
+def _errors(found: Calibration) -> Iterator[tuple[str, ...]]:
+    """A row of the table for each series but those of operators in a row."""
+    for group in grouped(found.compared):
+        if isinstance(point := group[0].point, RowPoint):
+            continue
+        one, series = residual(honest(group)), series_of(point)
+        named = ("", "/".join(series)) if isinstance(point, KernelPoint) else series
+        cells = (f"{one.median:.0%}", f"{one.largest:.0%}", str(one.points)) if one else ("-", "-", "none held out")
+        yield (*named, *cells)
 
 
 def _verdict(found: tuple[Series, ...], path: Path, tolerance: float) -> bool:

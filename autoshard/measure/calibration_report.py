@@ -85,8 +85,10 @@ def _errors(compared: Sequence[Compared]) -> list[tuple[str, ...]]:
     for group in grouped(compared):
         chosen = honest(group)
         found = residual(chosen)
-        assert found is not None
         first, second = series_of(group[0].point)
+        if found is None:
+            rows.append((first, second, "-", "-", "-", "none held out"))
+            continue
         held_out = "yes" if chosen[0].point.held_out else "no"
         rows.append((first, second, f"{found.median:.0%}", f"{found.largest:.0%}", str(found.points), held_out))
     return rows
