@@ -76,6 +76,13 @@ def _weight_norm_backward_rules(node: Node, inputs: Metas) -> list[Rule]:
     return [*_weight_norm_rules(node, inputs), addends]
 
 
+def _renorm_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Cut along the dim of which each index is held to a length: that is the norm of all else."""
+    cut = S(node.args[2] % len(inputs[0].shape))
+    return [Rule((cut,), (cut,))]
+
+
+enter("renorm", Operator(rules=_renorm_rules, kernel="normalization"))
 enter("_weight_norm_interface", Operator(rules=_weight_norm_rules, kernel="normalization"))
 enter("_weight_norm_interface_backward", Operator(rules=_weight_norm_backward_rules, kernel="normalization"))
 enter(

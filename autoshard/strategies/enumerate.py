@@ -320,7 +320,7 @@ def _rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
     check = Check(node, metas, parts)
     held = {rule: source for rule, source in usable.items() if check.holds(rule)}
     if not held and node.op.namespace == "aten":  # type: ignore[union-attr]
-        guessed: dict[Rule, Source] = dict.fromkeys(guessed_rules(node, metas, check), "guess")
+        guessed: dict[Rule, Source] = dict.fromkeys(guessed_rules(node, metas, parts), "guess")
         held = _giving_every_rank_a_part(guessed, node, metas, parts)
     return _Found(held, "" if held else _lack(len(usable), check))
 

@@ -15,6 +15,8 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -23,18 +25,39 @@ from ..layout import Placement, R, S
 from ..ops import Rule
 from .rule_check import Check
 
+# a bound this much smaller is one that the numbers of a trial, and sums of them, are beyond
+_BOUND = 1e-3
 # what the trials of one operator may take; they take milliseconds
 _LIMIT_S = 60.0
 
 
-def guessed_rules(node: Node, inputs: tuple[TensorMeta, ...], check: Check) -> list[Rule]:
+def guessed_rules(node: Node, inputs: tuple[TensorMeta, ...], parts: int) -> list[Rule]:
     """Rules that hold: one dim cut in everything that has the rank of the first result, the rest whole.
 
+    A number among the arguments may be a bound, as of the lengths that ``renorm`` cuts short. Rules must also hold
+    where it is small, as random numbers may be far from the one that is given.
+
     Empty where this system cannot fork.
+
+    Args:
+        parts: the number of ranks of the axis.
     """
     guesses = _alike(node, inputs)
-    verdicts = in_child([lambda rule=rule: check.holds(rule) for rule in guesses])  # type: ignore[misc]
-    return [rule for rule, holds in zip(guesses, verdicts) if holds]
+    checks = [Check(form, inputs, parts) for form in _forms(node)]
+    questions = [lambda rule=rule: all(check.holds(rule) for check in checks) for rule in guesses]
+    return [rule for rule, holds in zip(guesses, in_child(questions)) if holds]
+
+
+def _forms(node: Node) -> list[Node]:
+    """A node, and the same with small bounds if there are any."""
+    if not any(isinstance(given, float) for given in (*node.args, *dict(node.kwargs).values())):
+        return [node]
+
+    def small(given: Any) -> Any:
+        return given * _BOUND if isinstance(given, float) else given
+
+    kwargs = tuple((name, small(given)) for name, given in node.kwargs)
+    return [node, replace(node, args=tuple(map(small, node.args)), kwargs=kwargs)]
 
 
 def _alike(node: Node, inputs: tuple[TensorMeta, ...]) -> list[Rule]:

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from autoshard.capture import TensorMeta, capture
+from autoshard.layout import Layout, R, S
 from autoshard.mesh import Mesh
+from autoshard.ops import Rule
 from autoshard.strategies import Enumerator, guesses
 from autoshard.strategies.guesses import in_child
 
@@ -116,6 +118,15 @@ def test_weight_norm_is_cut_over_the_rows_it_normalises() -> None:
         "aten._weight_norm_interface.default": {"R", "S(0)"},
         "aten._weight_norm_interface_backward.default": {"R", "S(0)", "P(sum)"},
     }
+
+
+def test_a_bound_that_small_numbers_do_not_reach_is_tried_smaller() -> None:
+    """Lengths of rows that are held to 10 are lengths of whole rows."""
+    graph = operator(aten.renorm.default, f(6, 8), 2, 0, 10.0)
+    node = graph.nodes[-1]
+    assert guesses.guessed_rules(node, (graph.meta(node.inputs[0]),), 2) == [Rule((S(0),), (S(0),))]
+    found = {str(s.outputs[0]) for s in Enumerator(graph, Mesh.parse("a=2")).strategies(node)}
+    assert found == {str(Layout((placement,))) for placement in (R, S(0))}
 
 
 def test_an_operator_that_has_rules_is_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
