@@ -429,6 +429,7 @@ SPREADS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     ((False,), {}),
     ((), {"dim": 0, "keepdim": True}),
     ((), {"dim": (0, 1), "correction": 0}),
+    ((), {"dim": [], "correction": 0}),
     ((0,), {"correction": 2}),
     ((0,), {"unbiased": False}),
     ((1,), {}),

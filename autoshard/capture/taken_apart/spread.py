@@ -42,8 +42,8 @@ def take_spread_apart(node: fx.Node) -> bool:
     given = range(value.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     dims = [d % value.dim() for d in given]
     count = math.prod(value.shape[d] for d in dims)
-    if (0 not in dims and node.target is not torch.std_mean) or count <= correction:
-        return False
+    if (0 not in dims and node.target is not torch.std_mean) or count <= correction or not dims:
+        return False  # no dims at all are all of them to torch, but for its gradient
     made = (count - correction, keepdim, node.target in _DEVIATIONS, node.target in _WITH_MEAN)
     node.op, node.target, node.args, node.kwargs = "call_function", _spread, (node.args[0], dims, *made), {}
     return True
