@@ -8,11 +8,17 @@ distribution (``tests/distributed/test_draws.py``). Left out are operators that 
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from ..capture import Node
 from ..layout import S
 from .local import on_rows, with_local_size
-from .operator import Metas, Operator, enter
+from .operator import LocalCall, Metas, Operator, enter
 from .rule import Rule
+
+aten = torch.ops.aten
 
 
 def _any_block(node: Node, inputs: Metas) -> list[Rule]:
@@ -29,8 +35,17 @@ def _where_none_is_drawn(node: Node, inputs: Metas) -> list[Rule]:
     return [] if is_training else _any_block(node, inputs)
 
 
+def _dropout(call: LocalCall) -> Any:
+    """Where all is dropped nothing is drawn: torch's ``dropout`` multiplies by zeros then, and this one would draw."""
+    x, p, *is_training = call.args
+    if p < 1 or is_training == [False]:
+        return call.run(call.node.op, *call.args)
+    return call.run(call.node.op, call.run(aten.mul.Scalar, x, 0.0), 0.0, False)
+
+
+enter("native_dropout", Operator(rules=_any_block, local=_dropout, traits=("drawn",)))
 enter(
-    "native_dropout bernoulli rand_like randn_like randint_like normal normal_functional uniform exponential "
+    "bernoulli rand_like randn_like randint_like normal normal_functional uniform exponential "
     "log_normal cauchy geometric random",
     Operator(rules=_any_block, traits=("drawn",)),
 )

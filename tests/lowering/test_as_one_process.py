@@ -47,6 +47,7 @@ BODIES: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "channels last": lambda m, x: F.dropout(m.conv(_images(x)), 0.4),
     "channels": lambda m, x: F.dropout2d(m.conv(_images(x)), 0.4),
     "alpha": lambda m, x: F.alpha_dropout(x.mT, 0.4, True) + F.feature_alpha_dropout(x, 0.4, True).mT,
+    "all of it": lambda m, x: F.dropout(x, 1.0) + F.dropout(x, 0.4),
     "attention": lambda m, x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.4),
     "attention of heads": lambda m, x: F.scaled_dot_product_attention(
         *(x.unflatten(-1, (2, 4)).mT,) * 3, dropout_p=0.4
