@@ -90,6 +90,30 @@ def _outer_flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float
     return 2.0 * math.prod(inputs[0]) * inputs[1][-1]
 
 
+def _rules_of_each(node: Node, inputs: Metas) -> list[Rule]:
+    """Of (G, ..., K) and (G, N, K): G, any dim between, the matrices by rows, and the dim that is summed."""
+    rank = len(inputs[0].shape)
+    between = [Rule((S(d), R), (S(d),)) for d in range(1, rank - 1)]
+    return [
+        Rule((S(0), S(0)), (S(0),)),
+        *between,
+        Rule((R, S(1)), (S(rank - 1),)),
+        Rule((S(rank - 1), S(2)), (P_SUM,)),
+    ]
+
+
+def _outer_rules_of_each(node: Node, inputs: Metas) -> list[Rule]:
+    """Of (G, ..., N) and (G, ..., K): G, addends of any dim between, or a block of each matrix."""
+    rank = len(inputs[0].shape)
+    addends = [Rule((S(d), S(d)), (P_SUM,)) for d in range(1, rank - 1)]
+    return [
+        Rule((S(0), S(0)), (S(0),)),
+        *addends,
+        Rule((S(rank - 1), R), (S(1),)),
+        Rule((R, S(rank - 1)), (S(2),)),
+    ]
+
+
 def _attention_rules(node: Node, inputs: Metas) -> list[Rule]:
     """Dims 0 (batch) and 1 (heads) of every tensor; a bias that broadcasts along the dim is whole on each rank. Where
     keys and values have fewer heads, each rank has those that its queries read.
@@ -239,6 +263,12 @@ enter(
     namespace="autoshard",
 )
 enter("outer", Operator(rules=_outer_rules, kernel="matmul", flops=_outer_flops), namespace="autoshard")
+enter(
+    "linear_of_each",
+    Operator(rules=_rules_of_each, kernel="matmul", flops=_flops, traits=("contraction", "batched")),
+    namespace="autoshard",
+)
+enter("outer_of_each", Operator(rules=_outer_rules_of_each, kernel="matmul", flops=_outer_flops), namespace="autoshard")
 _ATTENTION = Operator(
     rules=_attention_rules,
     in_parts=_queries_cut_in_parts,

@@ -136,8 +136,11 @@ class Relative(nn.Module):
         self.q, self.k, self.v, self.p, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(5))
         self.table = nn.Parameter(torch.randn(LENGTH, WIDTH // HEADS))
         self.how = how
+        self.by_distance = nn.Embedding(LENGTH, WIDTH // HEADS)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        steps = torch.arange(LENGTH)
+        near = self.by_distance((steps[:, None] - steps).abs())
         q, k, v = (f(x).view(BATCH, LENGTH, HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
         scores = q @ k.transpose(-2, -1)
         if self.how == "of heads":  # ESPnet, Conformer, Transformer-XL
@@ -146,19 +149,24 @@ class Relative(nn.Module):
             scores = scores + torch.matmul(q, self.table.t())
         elif self.how == "equation":
             scores = scores + torch.einsum("bthd,jd->bhtj", q.transpose(1, 2), self.table)
+        elif self.how == "of each step":  # Shaw, BERT, ESM
+            scores = scores + torch.einsum("bhld,lrd->bhlr", q, near) + torch.einsum("lrd,bhrd->bhlr", near, k)
         elif self.how == "in front":
             scores = scores + self.table @ k.transpose(-2, -1)
         else:  # one head of keys for several of queries
             q, k = (f(x).view(BATCH, LENGTH, 2, -1, WIDTH // HEADS).permute(0, 2, 3, 1, 4) for f in (self.q, self.k))
             scores = scores + (q @ k[:, :, :1].transpose(-2, -1)).flatten(1, 2)
-        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)).square().mean()
+        a = scores.softmax(-1)
+        mixed = a @ v + (torch.einsum("bhlr,lrd->bhld", a, near) if self.how == "of each step" else 0)
+        return self.out(mixed.transpose(1, 2).reshape(x.shape)).square().mean()
 
 
+RELATIVE = ("of heads", "of all", "of each step", "equation", "in front", "shared keys")
 ALIKE = ("equation", "in front")
 
 
 @pytest.mark.filterwarnings("ignore:.*has no other to go with")  # the table, which is left whole
-@pytest.mark.parametrize("how", some_thorough(["of heads", "of all", "equation", "in front", "shared keys"], ALIKE))
+@pytest.mark.parametrize("how", some_thorough(RELATIVE, ALIKE))
 def test_heads_are_cut_where_all_rows_meet_the_same_matrix(how: str) -> None:
     """Where rows, or rows and heads, are one batch of products or of rows, as torch has them, heads are whole."""
     torch.manual_seed(0)

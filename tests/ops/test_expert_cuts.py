@@ -122,6 +122,12 @@ def test_products_that_keep_the_dims_in_front_are_cut_along_any_of_them() -> Non
     assert {"S(0), R -> S(0)", "S(1), R -> S(1)", "R, S(0) -> S(2)", "S(2), S(1) -> P(sum)"} <= rows
     matrices = offered(ours.outer.default, f(6, 4, 8), f(6, 4, 2))
     assert {"S(0), S(0) -> P(sum)", "S(1), S(1) -> P(sum)", "S(2), R -> S(0)", "R, S(2) -> S(1)"} <= matrices
+    of_each = offered(ours.linear_of_each.default, x, f(4, 6, 8))
+    assert {"S(0), S(0) -> S(0)", "S(1), R -> S(1)", "S(2), R -> S(2)", "R, S(1) -> S(3)"} <= of_each
+    assert "S(3), S(2) -> P(sum)" in of_each
+    matrices = offered(ours.outer_of_each.default, x, f(4, 6, 2, 6))
+    assert {"S(0), S(0) -> S(0)", "S(1), S(1) -> P(sum)", "S(2), S(2) -> P(sum)"} <= matrices
+    assert {"S(3), R -> S(1)", "R, S(3) -> S(2)"} <= matrices
 
 
 def test_batches_that_are_put_behind_each_other_are_cut_in_these_and_other_dims_are_not() -> None:

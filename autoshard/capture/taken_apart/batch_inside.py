@@ -5,9 +5,10 @@ batch could not be cut. ``autoshard::linear`` keeps the dims in front, and each 
 which torch calls. ``autoshard::outer`` is the gradient of its matrix.
 
 So are rows and heads of attention, (B, H, T, D), where a matrix that is the same for all of them meets these by
-``torch.matmul`` or an equation: queries a table of positions, or random features.
+``torch.matmul`` or an equation: queries a table of positions, or random features. Where each step has a matrix of its
+own, (T, B, H, D), that is ``autoshard::linear_of_each``.
 
-Shapes: x is (..., K), the matrix (N, K), with two or more dims in front.
+Shapes: x is (..., K), the matrix (N, K), with two or more dims in front; of each, x is (G, ..., K), and (G, N, K).
 """
 
 from __future__ import annotations
@@ -64,6 +65,37 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 derive("linear", _backward, _keep)
+
+
+def _linear_of_each(x: Tensor, weight: Tensor) -> Tensor:
+    """``x[g] @ weight[g].T`` for each g."""
+    return (x.flatten(1, -2) @ weight.mT).reshape(*x.shape[:-1], weight.shape[1])
+
+
+def _linear_of_each_shape(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[1]))
+
+
+def _outer_of_each(x: Tensor, y: Tensor) -> Tensor:
+    """For each g the sum of the outer products of each row of (..., N) with that of (..., K): (G, N, K)."""
+    return x.flatten(1, -2).mT @ y.flatten(1, -2)
+
+
+def _outer_of_each_shape(x: Tensor, y: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], x.shape[-1], y.shape[-1]))
+
+
+linear_of_each = define("linear_of_each", _linear_of_each, _linear_of_each_shape)
+outer_of_each = define("outer_of_each", _outer_of_each, _outer_of_each_shape)
+
+
+def _backward_of_each(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    x, weight = ctx.saved_tensors
+    of_x, of_weight = ctx.needs_input_grad
+    return linear_of_each(grad, weight.mT) if of_x else None, outer_of_each(grad, x) if of_weight else None
+
+
+derive("linear_of_each", _backward_of_each, _keep)
 
 
 def keep_batch_inside(node: fx.Node, batch: int) -> bool:
@@ -130,6 +162,23 @@ def _einsum_of(node: fx.Node, kept: Kept) -> bool:
     return False
 
 
+def _einsum_of_heads(node: fx.Node, kept: Kept) -> bool:
+    """The same, or an equation in which the index of a step picks the matrix that all rows and heads meet."""
+    equation = equation_of(node)
+    if equation is None or len(equation.terms) != 2:
+        return False
+    if _einsum_of(node, kept):
+        return True
+    for (x, of_x), (y, of_y) in (equation.terms, equation.terms[::-1]):
+        sides = sides_of(x, y, equation.made)
+        if sides is None or len(sides.front) != 1 or not sides.columns or _is_of_parameters(of_x):
+            continue
+        if kept([1, *(size for label, size in zip(x, shape_of(of_x)) if label in sides.rows)]):
+            node.args, node.target = (of_x, of_y, x, y, equation.made), _einsum_of_each
+            return True
+    return False
+
+
 def _cross_entropy_of(node: fx.Node, kept: Kept) -> bool:
     given = node.args + tuple(node.kwargs[k] for k in ("input", "target") if k in node.kwargs)
     if len(given) != 2:
@@ -147,8 +196,13 @@ def _cross_entropy_of(node: fx.Node, kept: Kept) -> bool:
     return True
 
 
-_OF_HEADS: _Rewrites = {**dict.fromkeys(MULTIPLIES, _product_of), torch.functional.einsum: _einsum_of}
-_REWRITES: _Rewrites = {**_OF_HEADS, F.linear: _linear_of, F.cross_entropy: _cross_entropy_of}
+_REWRITES: _Rewrites = {
+    F.linear: _linear_of,
+    **dict.fromkeys(MULTIPLIES, _product_of),
+    torch.functional.einsum: _einsum_of,
+    F.cross_entropy: _cross_entropy_of,
+}
+_OF_HEADS: _Rewrites = {**dict.fromkeys(MULTIPLIES, _product_of), torch.functional.einsum: _einsum_of_heads}
 
 
 def _is_inside(front: Sequence[int], batch: int) -> bool:
@@ -209,6 +263,21 @@ def _einsum_inside(x: Tensor, y: Tensor, of_x: str, of_y: str, made: str) -> Ten
     found = _linear_inside(rows, columns.flatten(len(other)).flatten(0, len(other) - 1))
     result: Tensor = found.unflatten(-1, list(sizes)).permute([(free + other).index(label) for label in made])
     return result if made[0] in free else result.contiguous()  # torch has the other tensor's rows in front then
+
+
+def _einsum_of_each(x: Tensor, y: Tensor, of_x: str, of_y: str, made: str) -> Tensor:
+    """``einsum`` of two tensors with one label that both have and the result, too."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.einsum(f"{of_x},{of_y}->{made}", x, y)
+    sides = sides_of(of_x, of_y, made)
+    assert sides is not None
+    free, other = ("".join(sorted(labels, key=made.index)) for labels in (sides.rows, sides.columns))
+    rows = x.permute([of_x.index(label) for label in sides.front + free + sides.summed]).flatten(1 + len(free))
+    columns = y.permute([of_y.index(label) for label in sides.front + other + sides.summed])
+    sizes = columns.shape[1 : 1 + len(other)]
+    matrices = columns.flatten(1 + len(other)).flatten(1, len(other))
+    result: Tensor = linear_of_each(rows, matrices).unflatten(-1, list(sizes))
+    return result.permute([(sides.front + free + other).index(label) for label in made])
 
 
 def _cross_entropy_inside(x: Tensor, classes: Tensor, **options: Any) -> Tensor:
