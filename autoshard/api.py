@@ -6,8 +6,9 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -15,10 +16,20 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import cost_models
+from cost_models.spelling import did_you_mean
 from solver.backends import load_backend
 
 from .apply import parallelize
-from .capture import as_arguments, capture, captured_once, check_is_module, described, in_mode, model_key
+from .capture import (
+    as_arguments,
+    capture,
+    captured_once,
+    check_is_module,
+    check_keywords,
+    described,
+    in_mode,
+    model_key,
+)
 from .constraints import Constraints, Given, gather_constraints
 from .disk_cache import disk_cache
 from .errors import ConstraintError, InputError, LayoutError, MeshError
@@ -177,6 +188,7 @@ def plan(
     if (mesh == "auto") != (devices is not None):
         raise MeshError('the number of devices goes with mesh="auto": give both, or a mesh alone')
     check_is_module(model)
+    check_keywords(kwargs)
     if isinstance(held_as, str | os.PathLike):
         raise InputError(f"held_as is the path {held_as!s}; read it: autoshard.read_plan({str(held_as)!r})")
     profile = profile_of(hardware)
@@ -305,15 +317,18 @@ def auto_parallelize(
         The module to train; ``module.plan`` is its plan.
 
     Raises:
-        InputError: ``and_evaluation`` beside ``evaluation``, which plans a forward alone.
+        InputError: ``and_evaluation`` beside ``evaluation``, which plans a forward alone; or an option that
+            :func:`plan` does not have.
         What :func:`plan` and :func:`parallelize` raise. If planning fails, every rank raises.
     """
     if and_evaluation and options.get("evaluation"):
         raise InputError(
             "evaluation=True plans a forward alone, and_evaluation=True one beside the step; give one of them"
         )
+    _check_options(options)
     check_random(random)
     check_is_module(model)
+    check_keywords(example_kwargs)
     check_device_mesh(mesh)
     check_class(model)
     check_untaken(model)
@@ -340,6 +355,20 @@ def auto_parallelize(
         text = from_first_rank(mesh, make, "planning", meanwhile)
         made = [parse_plan(each, "the plan of the first rank") for each in json.loads(text)]
         return parallelize(model, made, mesh, example_inputs, example_kwargs, random=random, batches=batches)
+
+
+def _check_options(options: Iterable[str]) -> None:
+    """Checks that :func:`plan` has the options that are handed on to it.
+
+    Raises:
+        InputError: it has no such option.
+    """
+    known = signature(plan).parameters
+    for name in options:
+        if name == "baseline":
+            raise InputError('a baseline is given as a constraint: constraints=["baseline fsdp"]')
+        if name not in known:
+            raise InputError(f"auto_parallelize has no option {name!r}{did_you_mean(name, known)}")
 
 
 def _of_evaluation(step: ShardingPlan) -> dict[str, Any]:

@@ -31,6 +31,8 @@ from itertools import accumulate, pairwise
 from math import gcd, prod
 from typing import Literal, NamedTuple
 
+from cost_models.spelling import did_you_mean
+
 from .errors import LayoutError
 from .mesh import Mesh
 
@@ -189,7 +191,10 @@ def parse_layout(text: str, mesh: Mesh) -> Layout:
                 "for example dp:S(0) tp:R"
             )
         if match["axis"] not in mesh.axes:
-            raise LayoutError(f"the layout {text!r} names axis {match['axis']!r}; the mesh {mesh} has no such axis")
+            raise LayoutError(
+                f"the layout {text!r} names axis {match['axis']!r}; the mesh {mesh} has no such axis"
+                f"{did_you_mean(match['axis'], mesh.axes)}"
+            )
         axis = mesh.index(match["axis"])
         if axis in named:
             raise LayoutError(f"the layout {text!r} names axis {match['axis']!r} twice")

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from itertools import combinations, product
 from typing import Any
 
+from cost_models.spelling import did_you_mean
+
 from .errors import MeshError
 
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -85,13 +87,22 @@ class Mesh:
 
     @classmethod
     def of(cls, mesh: Mesh | HybridMesh | str | Mapping[str, int]) -> Mesh:
-        """A mesh from any of the ways to write one: a mesh, ``"dp=2,tp=2"`` or ``{"dp": 2, "tp": 2}``."""
+        """A mesh from any of the ways to write one: a mesh, ``"dp=2,tp=2"`` or ``{"dp": 2, "tp": 2}``.
+
+        Raises:
+            MeshError: it is none of them, or cannot be read.
+        """
         if isinstance(mesh, Mesh):
             return mesh
         if isinstance(mesh, HybridMesh):
             return mesh.mesh
         if isinstance(mesh, str):
             return cls.parse(mesh)
+        if not isinstance(mesh, Mapping):
+            raise MeshError(
+                f"the mesh is {mesh!r:.40}, which does not name axes; write axes and sizes: 'dp=2,tp=2', or "
+                "{'dp': 2, 'tp': 2}"
+            )
         return cls(tuple(mesh), tuple(mesh.values()))
 
     def __str__(self) -> str:
@@ -119,7 +130,8 @@ class Mesh:
             MeshError: the mesh has no such axis.
         """
         if axis not in self.axes:
-            raise MeshError(f"unknown mesh axis {axis!r}; the mesh {self} has {', '.join(self.axes)}")
+            meant = did_you_mean(axis, self.axes)
+            raise MeshError(f"unknown mesh axis {axis!r}; the mesh {self} has {', '.join(self.axes)}{meant}")
         return self.axes.index(axis)
 
     def indices(self, axes: str) -> tuple[int, ...]:

@@ -64,7 +64,8 @@ def test_a_mesh_may_be_a_text_a_mapping_or_a_value() -> None:
         ({"pins": ["y=dp:S(0)"]}, ConstraintError, "nearest name is"),
         ({"pins": ["x=dp:S(2)"]}, ConstraintError, "can have dp:R"),
         ({"pins": ["x=dp:Q"]}, LayoutError, "dp:S\\(0\\)"),
-        ({"pins": ["x=pp:S(0)"]}, LayoutError, "no such axis"),
+        ({"pins": ["x=pp:S(0)"]}, LayoutError, r"no such axis \(in the constraint 'x=pp:S\(0\)'\)"),
+        ({"pins": ["x=dpp:S(0)"]}, LayoutError, "no such axis; did you mean 'dp'"),
     ],
 )
 def test_a_bad_option_is_a_clear_error_before_anything_is_solved(options, error, text, monkeypatch) -> None:

@@ -4,7 +4,7 @@ from .adapter import global_hooks
 from .annotation import CONSTRAIN, annotated, constrain
 from .arguments import Call, CallSignature, differences, input_names
 from .by_numbers.representative import any_representative, representative
-from .calls import as_arguments, call_text, check_is_module, rebuild_call
+from .calls import as_arguments, call_text, check_is_module, check_keywords, rebuild_call
 from .capture import capture, captured_once
 from .contained import Contained, contained_in, exchange
 from .graph import CapturedGraph, Node, Ref, SameTensor, TensorMeta, is_random, map_refs, refs_in
@@ -31,6 +31,7 @@ __all__ = [
     "capture",
     "captured_once",
     "check_is_module",
+    "check_keywords",
     "constrain",
     "contained_in",
     "described",

@@ -6,7 +6,7 @@ A plan carries it, so that a job can capture the model again from the plan alone
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,19 @@ def check_is_module(model: object) -> None:
         raise InputError(f"the model is the class {model.__name__}; give an object of it, {model.__name__}(...)")
     if not isinstance(model, nn.Module):
         raise InputError(f"the model is a {type(model).__name__}, and no nn.Module; give the model first")
+
+
+def check_keywords(kwargs: object) -> None:
+    """Checks that keyword arguments are some, and no second input beside a first that stands alone.
+
+    Raises:
+        InputError: they are no mapping.
+    """
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InputError(
+            f"the keyword arguments are a {type(kwargs).__name__}, and no mapping from names to values; give the "
+            "inputs as a tuple: (x, t)"
+        )
 
 
 def as_arguments(value: Any) -> tuple[Any, ...]:

@@ -78,7 +78,7 @@ def show_audit(audit: Audit, console: Console) -> None:
         table.add_column(title, overflow="fold", justify="right" if title in ("times", "whole costs, ms") else "left")
     for operator in audit.operators:
         sources = " and ".join(operator.sources) or (f"none: {operator.lack}" if operator.lack else "a single number")
-        cells = (operator.name, sources, str(operator.count), f"{1e3 * operator.replicated_s:.4g}")
+        cells = (operator.name, sources, str(operator.count), _milliseconds(operator.replicated_s))
         table.add_row(*map(Text, (*cells, operator.source or operator.first)))
     console.print(table)
     console.print()
@@ -93,8 +93,13 @@ def verdict(audit: Audit) -> str:
     cost_s = sum(operator.replicated_s for operator in whole)
     return (
         f"{len(whole)} of {len(audit.operators)} operators ({sum(o.count for o in whole)} of {count} calls) run whole "
-        f"on every rank of {audit.mesh}, which costs {1e3 * cost_s:.4g} ms of a step on {audit.hardware}."
+        f"on every rank of {audit.mesh}, which costs {_milliseconds(cost_s)} ms of a step on {audit.hardware}."
     )
+
+
+def _milliseconds(seconds: float) -> str:
+    """As tables of a report have it: what is too small to be seen is ``<0.01``."""
+    return "<0.01" if 0 < seconds < 5e-6 else f"{1e3 * seconds:.4g}"
 
 
 def _check_hardware(hardware: str, mesh: Mesh) -> None:

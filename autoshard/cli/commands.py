@@ -585,7 +585,8 @@ def _write_plans(contest: Contest, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        _fail(f"cannot make the folder {folder}: {error.strerror}", EXIT_MISTAKE)
+        why = "it is a file, and a folder is needed; name another" if folder.is_file() else error.strerror
+        _fail(f"cannot make the folder {folder}: {why}", EXIT_MISTAKE)
     for contender in (contest.optimum, *contest.baselines):
         if contender.plan is not None:
             write_plan(contender.plan, folder / contender.file_name)

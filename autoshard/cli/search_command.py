@@ -113,6 +113,7 @@ def search(
             )
             found: list[MeshSearch] = []
             failed: list[tuple[int, str]] = []
+            kinds: set[type[Exception]] = set()
             for count in counts:
                 try:
                     found.append(
@@ -130,8 +131,11 @@ def search(
                     if len(counts) == 1:
                         raise
                     failed.append((count, str(error)))
+                    kinds.add(type(error))
             if not found:
-                raise InfeasibleError("; ".join(reason for _, reason in failed))
+                raise (MeshError if kinds == {MeshError} else InfeasibleError)(
+                    "; ".join(reason for _, reason in failed)
+                )
         from ..mesh_search.rows import searches_json
         from ..mesh_search.tables import show_searches
 
@@ -214,7 +218,8 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        fail(f"cannot make the folder {folder}: {error.strerror}", EXIT_MISTAKE)
+        why = "it is a file, and a folder is needed; name another" if folder.is_file() else error.strerror
+        fail(f"cannot make the folder {folder}: {why}", EXIT_MISTAKE)
     check_writable(folder / "plan.yaml")
 
 

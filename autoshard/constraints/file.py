@@ -105,7 +105,10 @@ def _parse(text: str, mesh: Mesh) -> tuple[Constraint, ...]:
     """One constraint, or for ``baseline fsdp+tp/full`` the family of every axis and what is computed again."""
     word, _, name = text.strip().partition(" ")
     if word != "baseline":
-        return (parse_constraint(text, mesh),)
+        try:
+            return (parse_constraint(text, mesh),)
+        except (LayoutError, MeshError) as error:
+            raise type(error)(f"{error} (in the constraint {text!r})") from None
     schemes, *recomputation = name.strip().split("/")
     known = "+".join(SCHEME_ALIASES.get(part, part) for part in schemes.split("+"))
     found = baseline("/".join((known, *recomputation)), mesh)

@@ -119,11 +119,13 @@ def search_meshes(
         report: called with the shape and the stage as they start, and with the costs and bounds that are known.
 
     Raises:
-        MeshError: the number of devices is out of range, or the machine has no mesh of so many.
+        MeshError: the number of devices is out of range, the machine has no mesh of so many, or the constraints can be
+            read on none.
         BudgetError: no shape has a plan that fits; the message says what would be the least.
         InfeasibleError: no shape has a plan.
     """
     shapes = shapes_of(devices, asked[0].planner.profile, most_axes)
+    _check_read([shape.mesh for shape in shapes], devices, constraints)
     _check_memory(asked, devices)
     starts = [_Start(shape, each, constraints, experts) for shape in shapes for each in asked]
     rounds: dict[int, list[int]] = defaultdict(list)
@@ -135,6 +137,22 @@ def search_meshes(
             best = min((each.cost_per_sample for each in found if each.plan is not None), default=float("inf"))
             found += _candidates(starts, entrants, best, do_all, report)
     return MeshSearch(devices, _ranked(found, devices, asked[0].planner.limit.budget_bytes))
+
+
+def _check_read(meshes: Sequence[Mesh], devices: int, constraints: Callable[[Mesh], Constraints]) -> None:
+    """Refuses before the long work what is decided on no mesh.
+
+    Raises:
+        MeshError: the constraints can be read on none; says why on the first.
+    """
+    said = []
+    for mesh in meshes:
+        try:
+            constraints(mesh)
+            return
+        except (MeshError, LayoutError, ConstraintError) as error:
+            said.append(f"{mesh}: {error}")
+    raise MeshError(f"the constraints can be read on no mesh of {devices} devices; on {said[0]}")
 
 
 def _check_memory(asked: Sequence[Asked], devices: int) -> None:

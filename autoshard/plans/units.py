@@ -21,6 +21,8 @@ def parse_bytes(text: str) -> int:
         ValueError: it is none of these; the message lists the units.
     """
     match = _SIZE.fullmatch(text.strip())
+    if re.fullmatch(r"-\s*[\d.].*", text.strip()):
+        raise ValueError(f"cannot read the size {text!r}: a size is above zero, for example 80GiB")
     units = {name.lower(): size for name, size in _UNITS.items()}
     if match is None or match[2].lower() not in units:
         raise ValueError(

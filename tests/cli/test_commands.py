@@ -159,6 +159,7 @@ MISTAKES = {
     "name missing": (["model.py:modle"], "did you mean 'model'?"),
     "hardware": (["--hardware", "none"], "none"),
     "backend": (["--backend", "none"], "unknown backend 'none'"),
+    "hardware that is a folder": (["--hardware", "."], "hardware profile . is a folder; give the file in it"),
     "objective": (["--objective", "none"], "communication-time"),
     "time limit": (["--time-limit", "0"], "give seconds above 0"),
     "optimizer": (["--optimizer", "adam"], "unknown optimizer policy 'adam'; choose one of adamw, sgd"),

@@ -183,6 +183,23 @@ MISTAKEN: dict[str, tuple[Any, str]] = {
         lambda plan, mesh: autoshard.auto_parallelize(Net(), "dp=1", (numbers(6),)),
         "the mesh of a job is a DeviceMesh, got 'dp=1'; make one",
     ),
+    "a second input": (
+        lambda plan, mesh: autoshard.auto_parallelize(Net(), mesh, numbers(6), numbers(6)),
+        r"are a Tensor, and no mapping .* give the inputs as a tuple: \(x, t\)",
+    ),
+    "a second input of a plan": (
+        lambda plan, mesh: autoshard.plan(Net(), numbers(6), numbers(6), mesh="dp=1"),
+        "a tuple",
+    ),
+    "a baseline": (
+        lambda plan, mesh: autoshard.auto_parallelize(Net(), mesh, (numbers(6),), baseline="fsdp"),
+        r'constraints=\["baseline fsdp"\]',
+    ),
+    "a misspelt option": (
+        lambda plan, mesh: autoshard.auto_parallelize(Net(), mesh, (numbers(6),), memroy="1GiB"),
+        "no option 'memroy'; did you mean 'memory'",
+    ),
+    "a size for a mesh": (lambda plan, mesh: autoshard.plan(Net(), (numbers(6),), mesh=2), "the mesh is 2, which does"),
     "a mesh for parallelize": (lambda plan, mesh: autoshard.parallelize(Net(), plan, "dp=1"), "is a DeviceMesh"),
     "plan and mesh exchanged": (lambda plan, mesh: autoshard.shard_inputs(mesh, plan, numbers(6)), "is a DeviceMesh"),
     "a class": (lambda plan, mesh: autoshard.plan(Net, (numbers(6),), mesh="dp=1"), r"class Net; .* Net\(\.\.\.\)"),

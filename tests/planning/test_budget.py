@@ -209,7 +209,7 @@ def test_pins_that_contradict_a_budget_are_named_with_what_they_cost() -> None:
     [
         ({"memory": "80 gibs"}, "cannot read the size '80 gibs'; write a number and a unit"),
         ({"memory": 0}, "give a size above zero"),
-        ({"memory": "-5GiB"}, "cannot read the size"),
+        ({"memory": "-5GiB"}, "cannot read the size '-5GiB': a size is above zero"),
         ({"memory_soft": 1.0}, "a soft memory limit needs a budget"),
         ({"memory": "1GiB", "memory_soft": -1.0}, "is no price"),
         ({"memory": "1GiB", "memory_soft": float("nan")}, "is no price"),

@@ -157,6 +157,10 @@ NO_PLANS = {
     "other encoding": (b"\xff\xfe\x00", "is not UTF-8 text"),
     "surrogate": ("\ud800", "is not UTF-8 text"),
     "escape": ('"\\UFFFFFFFF"', "is not YAML"),
+    "Python": (
+        "import torch\n\ndef f(x): return x\n",
+        "is no autoshard plan: it has no line 'autoshard_plan: 8' (plan",
+    ),
     "list as key": ("? [a]\n: b", "a key must be a name"),
     "list as version": ("autoshard_plan: [1, 1]", "this autoshard reads formats 1"),
 }

@@ -65,7 +65,13 @@ def parse_plan(text: str | bytes, source: str = "the plan file", *, edited: bool
             section, key), what was found, what was expected and what to do.
     """
     decoded = _decode(text, source)
-    document = compose(decoded, source)
+    try:
+        document = compose(decoded, source)
+    except PlanFileError as error:
+        if "is not YAML" not in str(error) or "autoshard_plan:" in decoded:
+            raise
+        lacks = f"it has no line 'autoshard_plan: {FORMAT_VERSION}'"
+        raise PlanFileError(f"{source} is no autoshard plan: {lacks} ({error})") from None
     current = _in_current_format(document, decoded, source)
     try:
         plan_document = PlanDocument.model_validate(current)
