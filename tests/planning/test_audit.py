@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import autoshard
+from autoshard.cli.audit_command import _milliseconds
 from autoshard.ops import register_operator, registered
 from autoshard.ops.operator import _ENTRIES, known
 from autoshard.planning.audit import AuditedOperator
@@ -86,3 +87,7 @@ def test_dims_that_no_axis_divides_are_said_to_be_too_short() -> None:
     x = torch.randn(2, 2)
     made = autoshard.audit(WithLoss(nn.ReLU()), (x, x), mesh="dp=3", hardware="cpu-gloo")
     assert made.whole and all("too short" in operator.lack for operator in made.whole)
+
+
+def test_what_is_too_small_to_be_seen_is_shown_as_in_a_report() -> None:
+    assert [_milliseconds(seconds) for seconds in (0.0, 8.3e-12, 5e-6, 0.01234567)] == ["0", "<0.01", "0.005", "12.35"]
