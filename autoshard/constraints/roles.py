@@ -126,6 +126,21 @@ class Roles:
         return self._made_of(i for i, _ in self._graph.of_kind("parameter")) - self._of_batch - self.origins.keys()
 
     @cached_property
+    def weights(self) -> dict[int, int]:
+        """Origins, and what is computed of a parameter of two or more dims and has its shape still, with that
+        parameter: a weight that is scaled, rounded, masked, of norm one, or has something added.
+        """
+        found = dict(self.origins)
+        for i in sorted(self.functions):
+            node = self._graph.nodes[i]
+            made = node.outputs[0]
+            for ref in () if made is None or is_contraction(node) else node.inputs:
+                has_its_shape = made and self._graph.meta(ref).shape == made.shape and len(made.shape) > 1
+                if ref.node in found and (has_its_shape or _passes_on(node)):
+                    found.setdefault(i, found[ref.node])
+        return found
+
+    @cached_property
     def led_back(self) -> frozenset[int]:
         """Nodes of the backward whose results are gradients of such functions, or become gradients of parameters as
         the derivatives of these say: sums over the batch, and what is made of one of them and of parameters alone.
@@ -228,14 +243,33 @@ class Roles:
         sizes = {
             i: math.prod(self._graph.meta(Ref(i)).shape[-2:])
             for i, product, dims in self._multiplied()
-            if dims >= 2 and i in self.layered and i not in self.routers and product in made_of_inputs
+            if dims >= 2
+            and i in self.layered
+            and i not in self.routers
+            and product in made_of_inputs
+            and self._graph.nodes[product].phase == "forward"
         }
         return frozenset(i for i, size in sizes.items() if 20 * size >= max(sizes.values()))
 
     @cached_property
+    def computed(self) -> Mapping[int, int]:
+        """Products of layers, of what is made of an input and of what is computed of parameters and has the shape of
+        none (a product of two, what a small network makes), with where they take that. Without the small, as above.
+        """
+        made_of_inputs = self._made_of(i for i, _ in self._graph.of_kind("input"))
+        sizes = {i: math.prod(self._graph.meta(Ref(i)).shape[-2:]) for i in self.matrices}
+        found, of_none = dict[int, int](), self.functions - self.weights.keys()
+        for i, node in self._graph.of_kind("operator"):
+            if node.phase == "forward" and is_contraction(node) and i in self.layered and i in made_of_inputs:
+                for k, ref in enumerate(node.inputs):
+                    if ref.node in of_none and len(self._graph.meta(ref).shape) > 1:
+                        found[i], sizes[i] = k, math.prod(self._graph.meta(ref).shape[-2:])
+        return {i: k for i, k in found.items() if 20 * sizes[i] >= max(sizes.values())}
+
+    @cached_property
     def narrow(self) -> frozenset[int]:
         """Matrices that are the first half of one of low rank, wherever they are read."""
-        products = set(narrowing(self._graph, self.origins, self.layered))
+        products = set(narrowing(self._graph, self.weights, self.layered))
         return self.matrices - {i for i, product, _ in self._multiplied() if product not in products}
 
     @cached_property
@@ -251,7 +285,7 @@ class Roles:
                 continue
             seen.add(ref.node)
             if is_contraction(node):
-                found |= {self.origins[r.node] for r in node.inputs if r.node in self.origins}
+                found |= {self.weights[r.node] for r in node.inputs if r.node in self.weights}
             else:
                 waiting += [r for r in node.inputs if math.prod(self._graph.meta(r).shape) == size]
         return frozenset(found)
@@ -293,7 +327,7 @@ class Roles:
                 path = set[int]().union(*(since.get(k, set()) for k in read))
                 if not is_contraction(node):
                     since[i] = path and path | {i}
-                elif not read & self.origins.keys():
+                elif not read & self.weights.keys():
                     since[i] = {i}
                     if any(known(self._graph.nodes[k].op).kernel == "softmax" for k in path):
                         found |= path | {i}
@@ -411,16 +445,16 @@ class Roles:
         found: set[int] = set()
         while True:
             node = self._graph.nodes[index]
-            found |= {self.origins[ref.node] for ref in node.inputs if ref.node in self.origins}
+            found |= {self.weights[ref.node] for ref in node.inputs if ref.node in self.weights}
             is_made = is_contraction(node) and not self._is_of_single_channels(node)
-            if is_made or not node.inputs or node.inputs[0].node in self.origins:
+            if is_made or not node.inputs or node.inputs[0].node in self.weights:
                 return frozenset(found)
             index = node.inputs[0].node
 
     def readers(self, parameters: frozenset[int]) -> Iterator[int]:
-        """Operators that compute with one of these parameters, or a view of it."""
+        """Operators that compute with one of these parameters, a view of it, or a weight that is computed of it."""
         for i, node in self._graph.of_kind("operator"):
-            if i not in self.origins and any(self.origins.get(ref.node) in parameters for ref in node.inputs):
+            if i not in self.origins and any(self.weights.get(ref.node) in parameters for ref in node.inputs):
                 yield i
 
     def _is_of_single_channels(self, node: Node) -> bool:
@@ -432,8 +466,8 @@ class Roles:
         for i, node in enumerate(self._graph.nodes):
             if is_contraction(node):
                 for ref in node.inputs:
-                    if ref.node in self.origins:
-                        origin = self.origins[ref.node]
+                    if ref.node in self.weights:
+                        origin = self.weights[ref.node]
                         yield origin, i, len(self._graph.meta(Ref(origin)).shape)
 
 

@@ -230,7 +230,11 @@ class _SchemeLimits:
         if self._scheme == "ep" and not self._roles.experts:
             raise ConstraintError(f"{self._text!r} cuts experts, but {self._why_no_experts()}")
         if self._scheme in ("tp", "sp") and not self._roles.matrices - self._left:
-            why = "they are all left out" if self._leaving else f"the model has none that {ranks} ranks can share"
+            why = f"the model has none that {ranks} ranks can share"
+            if self._leaving:
+                why = "they are all left out"
+            elif not self._roles.matrices:
+                why = self._why_no_matrices()
             raise ConstraintError(f"{self._text!r} cuts the matrices of layers, but {why}")
         if self._scheme == "sp" and not self._roles.has_sequences:
             raise ConstraintError(
@@ -239,6 +243,13 @@ class _SchemeLimits:
             )
         if self._scheme in ("tp", "sp"):
             self._check_heads(axis, ranks)
+
+    def _why_no_matrices(self) -> str:
+        if not self._roles.computed:
+            return "the model has none: no product there takes a parameter of two dims, and what is made of an input"
+        first, *others = (self._graph.nodes[i] for i in self._roles.computed)
+        also = f" and of {len(others)} more" if others else ""
+        return f"that of {first.name} ({first.source}){also} is computed of parameters, and has the shape of none"
 
     def _why_no_experts(self) -> str:
         if not self._roles.dropless:
@@ -405,7 +416,8 @@ class _SchemeLimits:
             (kind, self._axis, -1) for kind in REDISTRIBUTION_KINDS if kind not in allowed
         }
         activations = self._scheme == "sp" and ref.node in self._roles.layered and self._roles.of(ref) == "activations"
-        if activations and not self._gathers_heads(ref) and ref not in self._met_by_left:
+        left = ref in self._met_by_left or ref in self._roles.written
+        if activations and not self._gathers_heads(ref) and not left:
             dims = set(range(len(self._graph.meta(ref).shape))) - {self._dim_of_places(ref)}
             banned |= {("all_gather", self._axis, dim) for dim in dims}
         if self._scheme == "cp" and self._roles.of(ref) == "activations" and ref not in self._met_by_mixers:
@@ -467,6 +479,8 @@ class _SchemeLimits:
             return frozenset(REDISTRIBUTION_KINDS)
         gathered = _GATHERED if self._scheme in ("tp", "sp") and self._gathers_heads(ref) else frozenset()
         allowed = _ACTIVATIONS[self._scheme] | gathered
+        if self._scheme == "sp" and (ref.node in self._roles.functions or ref.node in self._roles.led_back):
+            allowed |= _SUMS
         return allowed - _SUMS if self._cuts_rows and ref.node not in self._roles.statistics else allowed
 
     def _may_be_sliced(self, ref: Ref) -> bool:

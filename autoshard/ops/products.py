@@ -59,6 +59,15 @@ def _vector_rules(node: Node, inputs: Metas) -> list[Rule]:
     ]
 
 
+def _inner_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """Of two vectors, cut along the sum."""
+    return [Rule((S(0), S(0)), (P_SUM,)), Rule((P_SUM, R), (P_SUM,)), Rule((R, P_SUM), (P_SUM,))]
+
+
+def _inner_flops(node: Node, inputs: list[Shape], outputs: list[Shape]) -> float:
+    return 2.0 * math.prod(inputs[0])
+
+
 def _product_rules(node: Node, inputs: Metas) -> list[Rule]:
     """Any dim in front, rows, columns, and the dim that is summed."""
     rank = len(inputs[0].shape)
@@ -251,6 +260,7 @@ enter(
     ),
 )
 enter("mv addmv", Operator(rules=_vector_rules, kernel="matmul", flops=_flops))
+enter("vdot", Operator(rules=_inner_rules, kernel="matmul", flops=_inner_flops))
 enter("bmm baddbmm", Operator(kernel="matmul", flops=_flops, traits=("contraction", "batched")))
 enter(
     "matmul",

@@ -21,7 +21,8 @@ from ..constraints.layers import layers
 from ..constraints.roles import Roles
 from ..errors import ConstraintError
 from ..mesh import Mesh
-from ..ops import is_contraction
+from ..ops import has, is_contraction
+from ..plans import ShardingPlan
 from ..strategies import Rulebook
 from .blocking import first_without_an_answer
 from .mixing import offered_under, where_of, without_strategies
@@ -82,18 +83,42 @@ def said_of_lone(graph: CapturedGraph, given: AxisScheme, leaving: AxisScheme) -
     )
 
 
+def said_of_computed(graph: CapturedGraph, scheme: AxisScheme, plan: ShardingPlan) -> str:
+    """Which products a plan under a scheme that cuts layers has whole on every rank, or of whole matrices, as what they
+    multiply with is computed of parameters and the scheme does not know which; empty where there are none.
+    """
+    if scheme.scheme in CUT_OF_INPUTS or plan.mesh.shape[scheme.axis] == 1:
+        return ""
+    entries = {entry.name: entry for entry in plan.operators if entry.phase == "forward"}
+    whole = []
+    for i, k in Roles(graph).computed.items():
+        node, entry = graph.nodes[i], entries[graph.nodes[i].name]
+        taken, made = entry.inputs[k][scheme.axis], entry.outputs[0]
+        is_shared = made is not None and made[scheme.axis].kind != "R" and scheme.scheme == "tp"
+        if taken.kind == "R" and not is_shared and not has(node, "batched"):
+            whole.append(node)
+    if not whole:
+        return ""
+    also = f" and {len(whole) - 1} more" if whole[1:] else ""
+    return (
+        f"{scheme.text!r} cuts the matrices of layers, but the weight of {where_of(whole[0])}{also} is computed of "
+        "parameters and has the shape of none: every rank has all of it. Where a product of parameters is added to a "
+        "matrix, or one is scaled, masked or divided by lengths, it is cut as that matrix"
+    )
+
+
 def _nearest(graph: CapturedGraph, at: int, roles: Roles, left: tuple[str, ...]) -> Iterator[str]:
     """Of matrices that are not left those that operators before this one read, the nearest first."""
-    origins, matrices = roles.origins, roles.matrices - roles.narrow
+    weights, matrices = roles.weights, roles.matrices - roles.narrow
     found = layers(graph)
     seen, waiting = {at}, deque([at])
     while waiting:
         node = graph.nodes[waiting.popleft()]
-        for parameter in [origins[ref.node] for ref in node.inputs if ref.node in origins and is_contraction(node)]:
+        for parameter in [weights[ref.node] for ref in node.inputs if ref.node in weights and is_contraction(node)]:
             name = graph.nodes[parameter].name
             if parameter in matrices and not any(fnmatchcase(name, pattern) for pattern in left):
                 yield _of_all_layers(name, found)
-        before = [ref.node for ref in node.inputs if ref.node not in seen and ref.node not in origins]
+        before = [ref.node for ref in node.inputs if ref.node not in seen and ref.node not in weights]
         seen.update(before)
         waiting.extend(before)
 

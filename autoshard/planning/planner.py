@@ -32,7 +32,7 @@ from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
 from .ladder import Hints, Search, on_any_schedule
 from .limit import MemoryLimit
-from .lone_matrices import lone_matrices, said_of_lone
+from .lone_matrices import lone_matrices, said_of_computed, said_of_lone
 from .mixing import mixers, said_of_mixers
 from .possible import said_of_possible
 from .solving import solve
@@ -155,8 +155,8 @@ class Planner:
             ConstraintError: a constraint names nothing, or cannot hold.
             InfeasibleError: the constraints leave no plan, or none was found in the time given.
             BudgetError: they do, but none that fits.
-            StrategyWarning: a scheme cuts rows that an operator mixes, for which they are gathered, or leaves matrices
-                to the solver.
+            StrategyWarning: a scheme cuts rows that an operator mixes, for which they are gathered, leaves matrices to
+                the solver, or has some whole as they are computed of others.
         """
         while True:
             report("enumerating and pricing strategies")
@@ -171,7 +171,11 @@ class Planner:
                     found = on_any_schedule(self, formulation, Planner._planned, asks_experts=True)
             except _LeavesMoreError:
                 continue
-            return self._or_as_if_nothing_hid(found, constraints.values, Planner._planned)
+            plan = self._or_as_if_nothing_hid(found, constraints.values, Planner._planned)
+            for scheme in constraints.values:
+                if isinstance(scheme, AxisScheme) and (whole := said_of_computed(self.graph, scheme, plan)):
+                    warnings.warn(whole, StrategyWarning, stacklevel=4)
+            return plan
 
     def _planned(self, formulation: Formulation, hints: Hints) -> ShardingPlan:
         options = SolverOptions(

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import register_parametrization
 
 import autoshard
 
@@ -129,4 +131,93 @@ def test_a_layer_is_cut_by_columns_and_is_as_before(name: str, mesh: str, baseli
     if "unequal" not in name:
         entered = [entry.layout[-1] for entry in plan.parameters if entry.name.endswith("enter.weight")]
         assert len(entered) == len(model.layers) and all(str(placement).startswith("S(0") for placement in entered)
+    check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
+
+
+class Scaled(nn.Module):
+    """A weight times a number, as StyleGAN's."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 0.3
+
+
+class OfThreeValues(nn.Module):
+    """As BitNet's: the gradient is that of the weight before it was rounded."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        scale = weight.abs().mean().clamp(min=1e-5)
+        return weight + ((weight / scale).round().clamp(-1, 1) * scale - weight).detach()
+
+
+class Masked(nn.Module):
+    """As MADE's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(WIDTH, WIDTH).tril())
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * self.mask
+
+
+class OfNormOne(nn.Module):
+    """Rows of norm one."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return F.normalize(weight)
+
+
+class Changed(nn.Module):
+    """A weight and what is added of low rank, as LoRA's; ``has_lengths``, as DoRA's."""
+
+    def __init__(self, has_lengths: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(3, WIDTH)), nn.Parameter(torch.randn(WIDTH, 3))
+        self.lengths = nn.Parameter(torch.rand(WIDTH, 1)) if has_lengths else None
+
+    def forward(self, weight: Tensor) -> Tensor:
+        changed = weight + self.second @ self.first
+        return changed if self.lengths is None else self.lengths * changed / changed.norm(2, -1, True)
+
+
+WEIGHTS: dict[str, Callable[[nn.Linear], nn.Module]] = {
+    "scaled": lambda linear: register_parametrization(linear, "weight", Scaled()),
+    "of three values": lambda linear: register_parametrization(linear, "weight", OfThreeValues()),
+    "masked": lambda linear: register_parametrization(linear, "weight", Masked()),
+    "of norm one": lambda linear: register_parametrization(linear, "weight", OfNormOne()),
+    "of directions and lengths": parametrizations.weight_norm,
+    "of largest singular value one": parametrizations.spectral_norm,
+    "changed by low rank": lambda linear: register_parametrization(linear, "weight", Changed(False)),
+    "so, and with lengths": lambda linear: register_parametrization(linear, "weight", Changed(True)),
+}
+
+
+class OfComputedWeights(nn.Module):
+    """A pair of layers whose weights are computed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.enter, self.leave = (WEIGHTS[name](nn.Linear(WIDTH, WIDTH)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(F.gelu(self.enter(x)))  # type: ignore[no-any-return]
+
+
+MESHES = {"tp": "a=2", "fsdp+tp": "a=2,b=2", "sp": "a=2"}
+OF_WEIGHTS = [(name, baseline) for name in WEIGHTS for baseline in MESHES]
+SLOW = [(name, baseline) for name, baseline in OF_WEIGHTS if baseline == "sp" or "singular" in name]
+
+
+@pytest.mark.parametrize(("name", "baseline"), some_thorough(OF_WEIGHTS, SLOW))
+def test_a_weight_that_is_computed_is_cut_as_the_parameter_that_it_is_of(name: str, baseline: str) -> None:
+    torch.manual_seed(0)
+    model, args = Stack(partial(OfComputedWeights, name)).double(), (torch.randn(4, 6, WIDTH, dtype=torch.float64),)
+    asked = [f"baseline {baseline}"]
+    plan = autoshard.plan(model, args, mesh=MESHES[baseline], hardware="cpu-gloo", constraints=asked)
+    assert not any("leaving" in pin for pin in plan.pins)
+    cut = {entry.name: str(entry.layout[-1]) for entry in plan.parameters}
+    original = "original1" if name == "of directions and lengths" else "original"
+    for k in range(len(model.layers)):
+        assert cut[f"layers.{k}.enter.parametrizations.weight.{original}"].startswith("S(0")
+        assert cut[f"layers.{k}.leave.parametrizations.weight.{original}"].startswith("S(1")
     check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)

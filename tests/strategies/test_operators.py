@@ -136,6 +136,7 @@ OTHERS = {
     "gradient of leaky": lambda n: operator(aten._prelu_kernel_backward.default, f(6, n), f(1, 1), f(6, n)),
     "norm of rows": lambda n: operator(aten.norm.ScalarOpt_dim, f(6, n, 4), 2, [2]),
     "matrix and vector": lambda n: operator(aten.mv.default, f(6, n), f(n)),
+    "two vectors": lambda n: operator(aten.vdot.default, f(n), f(n)),
     "matrix, vector and bias": lambda n: operator(aten.addmv.default, f(6), f(6, n), f(n)),
     "numbers between": lambda n: operator(aten.linspace.default, 0, 1, n),
     "places of a triangle": lambda n: operator(aten.tril_indices.default, n, n, -1),

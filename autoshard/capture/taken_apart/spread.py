@@ -1,8 +1,9 @@
-"""Variances, standard deviations and lengths over the batch, from sums that ranks can add up.
+"""Variances, standard deviations and lengths over the batch, and lengths of weights, from sums that ranks can add up.
 
 Torch takes a variance in one pass over all of its numbers, so that whoever has some of the rows has nothing to give.
 Here it is the sum of squared distances from the mean: two sums over the batch; and a length is the root of a sum of
-squares. Over other dims torch's own stay, but for ``std_mean``, which DTensor does not know.
+squares. Over other dims torch's own stay, but for ``std_mean``, which DTensor does not know, and for lengths of what no
+input reaches: of a weight that is divided by them, whatever dim it is cut along.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
+from ..ancestors import ancestors
 from ..examples import tensor_of
 
 _VARIANCES = (torch.var, "var", torch.var_mean)
@@ -50,7 +53,11 @@ def take_spread_apart(node: fx.Node) -> bool:
 
 
 def take_length_apart(node: fx.Node) -> bool:
-    """Rewrites a call of torch in place if it is the square root of the sum of squares over dim 0; else False."""
+    """Rewrites a call of torch in place if it is the square root of the sum of squares over dim 0, or of a weight, or
+    divides by that; else False.
+    """
+    if node.target in _DIVIDED:
+        return _take_division_apart(node)
     if node.target not in _LENGTHS or not node.args:
         return False
     value, made, (order, lengths) = tensor_of(node.args[0]), tensor_of(node), _LENGTHS[node.target]
@@ -61,11 +68,42 @@ def take_length_apart(node: fx.Node) -> bool:
     dim, is_of_rows = given.get("dim"), given.get(order) == 2 and isinstance(given.get("dim"), int)
     dims = [d % value.dim() for d in ([dim] if isinstance(dim, int) else dim or range(value.dim()))]
     is_length = order not in given or given[order] in lengths or is_of_rows
-    if 0 not in dims or not is_length or not given.keys() <= set(names):
+    if not (is_length and given.keys() <= set(names) and (0 in dims or _is_of_weights(node))):
         return False
     keepdim, dtype = bool(given.get("keepdim")), made.dtype  # another than the tensor's under autocast
     node.op, node.target, node.args, node.kwargs = "call_function", _length, (node.args[0], dims, keepdim, dtype), {}
     return True
+
+
+def _take_division_apart(node: fx.Node) -> bool:
+    value = tensor_of(node.args[0]) if node.args else None
+    if value is None or not value.dim() or not value.is_floating_point() or not _is_of_weights(node):
+        return False
+    node.target = _DIVIDED[node.target]
+    return True
+
+
+def _is_of_weights(node: fx.Node) -> bool:
+    """Whether no input of the model reaches a node."""
+    return not any(each.op == "placeholder" for each in ancestors([node]))
+
+
+def _normalize(x: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
+    if p != 2:
+        return F.normalize(x, p, dim, eps, out)
+    dims = [d % x.dim() for d in ([dim] if isinstance(dim, int) else dim)]
+    return torch.div(x, _length(x, dims, True, x.dtype).clamp_min(eps), out=out)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """Of directions and lengths; those are along a dim, or it is -1 and there is one."""
+    dims = [d for d in range(v.dim()) if dim == -1 or d != dim % v.dim()]
+    wide = _wide(v)
+    return (wide * (g / _length(wide, dims, dim != -1, wide.dtype))).to(v.dtype)
+
+
+_DIVIDED: dict[Any, Any] = {F.normalize: _normalize, torch._weight_norm: _weight_norm}
+"""What divides by lengths, and the same in parts."""
 
 
 def _length(x: Tensor, dims: list[int], keepdim: bool, dtype: torch.dtype) -> Tensor:
