@@ -320,11 +320,15 @@ def test_every_tensor_has_one_role_and_gradients_belong_to_parameters() -> None:
     assert not any("gate" in graph_of("routed").nodes[i].name for i in routed.matrices)
 
 
+OF_LENGTHS = "mul sum neg mul.2 masked_fill div.3 masked_fill.1 expand mul.5".split()
+"""What leads through the lengths of a weight to its gradient: the derivative of the root is whole."""
+
+
 @pytest.mark.parametrize(
     ("model", "found"),
     [
         *((name, set()) for name in ("llama", "gpt2", "vit", "moe", "routed", "conv")),
-        ("assorted", {"rows/bwd.mm", "rows.parametrizations.weight.0/bwd._weight_norm_interface_backward"}),
+        ("assorted", {"rows/bwd.mm"} | {f"rows.parametrizations.weight.0/bwd.{role}" for role in OF_LENGTHS}),
     ],
 )
 def test_gradients_are_reduced_as_they_leave_but_where_a_derivative_of_a_function_follows(

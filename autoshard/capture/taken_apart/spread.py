@@ -98,6 +98,8 @@ def _normalize(x: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out:
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """Of directions and lengths; those are along a dim, or it is -1 and there is one."""
     dims = [d for d in range(v.dim()) if dim == -1 or d != dim % v.dim()]
+    if not dims:
+        return torch._weight_norm(v, g, dim)
     wide = _wide(v)
     return (wide * (g / _length(wide, dims, dim != -1, wide.dtype))).to(v.dtype)
 
