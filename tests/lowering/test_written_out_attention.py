@@ -178,6 +178,23 @@ def test_heads_are_cut_where_all_rows_meet_the_same_matrix(how: str) -> None:
     check_as_before(model, args, plan, rtol=1e-9, atol=1e-11)
 
 
+class Biased(nn.Module):
+    """By torch's function, with fewer heads of keys, and a bias for positions that the queries say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(6, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = x @ self.table.t()
+        return F.scaled_dot_product_attention(x, x[:, :2], x[:, :2], bias, enable_gqa=True)
+
+
+def test_heads_of_a_kernel_stay_apart_where_they_meet_a_matrix() -> None:
+    ops = [node.op for _, node in capture(Biased(), (torch.randn(2, 4, 6, 5),)).of_kind("operator")]
+    assert ours.linear.default in ops
+
+
 class Channels(nn.Module):
     """Pictures, whose channels meet a matrix, beside attention of as many dims."""
 

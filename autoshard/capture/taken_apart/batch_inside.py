@@ -212,6 +212,8 @@ def _is_inside(front: Sequence[int], batch: int) -> bool:
 
 def _are_heads(front: Sequence[int], fronts: Collection[tuple[int, ...]]) -> bool:
     """Whether rows and heads stand in front of other dims, in any order."""
+    if not all(type(size) is int for size in front):
+        return False
     return any(len(front) > len(each) and not Counter(each) - Counter(front) for each in fronts)
 
 

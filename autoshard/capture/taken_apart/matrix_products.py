@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from ..examples import shape_of, tensor_of
+from ..examples import is_unknown, shape_of, tensor_of
 from ..operators.library import define, derive
 from .equations import equation_of, sides_of
 
@@ -45,8 +45,9 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     """``x @ y``; under autocast torch's own, which knows what to cast."""
     if torch.is_autocast_enabled(x.device.type):
         return x @ y
-    front = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
-    x, y = (each if each.shape[:-2] == front else each.expand(*front, *each.shape[-2:]) for each in (x, y))
+    if x.shape[:-2] != y.shape[:-2]:
+        front = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+        x, y = (each if each.shape[:-2] == front else each.expand(*front, *each.shape[-2:]) for each in (x, y))
     found: Tensor = matmul(_as_a_batch(x), _as_a_batch(y))
     return found
 
@@ -127,6 +128,8 @@ def is_product(node: fx.Node) -> bool:
     x, y = map(tensor_of, node.args)
     if x is None or y is None or x.dtype != y.dtype or x.is_complex():
         return False
+    if is_unknown(x) or is_unknown(y):
+        return x.dim() == y.dim() >= LEAST and x.shape[:-2] == y.shape[:-2]
     return max(x.dim(), y.dim()) >= LEAST and min(x.dim(), y.dim()) >= LEAST - 1
 
 
@@ -134,10 +137,14 @@ def fronts_of(graph: fx.Graph) -> set[tuple[int, ...]]:
     """The lengths of the dims in front of the matrices that a graph multiplies, rows and heads of its attention."""
     found: set[tuple[int, ...]] = set()
     for node in graph.nodes:
+        if any(is_unknown(tensor_of(x)) for x in node.all_input_nodes):
+            continue
         equation = equation_of(node)
-        if node.target in (F.scaled_dot_product_attention, product) or is_product(node):
-            shapes = (tuple(shape_of(x)[:-2]) for x in node.all_input_nodes)
-            found.add(tuple(torch.broadcast_shapes(*shapes)))
+        if node.target is F.scaled_dot_product_attention:
+            query = node.args[0] if node.args else node.kwargs["query"]
+            found.add(tuple(shape_of(query)[:-2]))
+        elif node.target is product or is_product(node):
+            found.add(tuple(torch.broadcast_shapes(*(shape_of(x)[:-2] for x in node.args))))
         elif equation is not None and len(equation.terms) == 2:
             x, y = equation.terms
             sides = sides_of(x.labels, y.labels, equation.made)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..examples import shape_of, tensor_of
+from ..examples import are_lengths, shape_of, tensor_of
 from .folded_calls import writes
 
 Along = tuple[int | None, ...]
@@ -243,11 +243,13 @@ def _counts(index: Any, size: int, shape: torch.Size) -> int | None:
     several times in a row; the same in all other dims.
     """
     numbers = _numbers(index)
-    if numbers is None or numbers.dim() == 0:
+    if numbers is None or type(size) is not int:
         return None
     ahead = len(shape) - numbers.dim()
     for dim, length in enumerate(numbers.shape):
-        if length != shape[ahead + dim] or not length * size or (length > size and length % size):
+        if not are_lengths((length,), (shape[ahead + dim],)) or not length * size:
+            continue
+        if length > size and length % size:
             continue
         line = torch.arange(length) // max(length // size, 1)
         if torch.equal(numbers, line.view(-1, *[1] * (numbers.dim() - dim - 1)).expand_as(numbers)):
