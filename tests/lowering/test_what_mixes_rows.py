@@ -501,6 +501,31 @@ def test_lengths_over_the_batch_are_torchs_with_their_gradients(name: str) -> No
     check_as_before(model, args, _plan(model, args, "a=2", "x=a:S(0)"), rtol=1e-8, atol=1e-10)
 
 
+def test_lengths_of_weights_are_torchs_with_their_gradients() -> None:
+    class OfWeights(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.vector = nn.Parameter(torch.randn(4, 5, 6)), nn.Parameter(torch.randn(6))
+            self.lengths = nn.ParameterList(torch.rand(shape) for shape in ((4, 1, 1), (1, 5, 1), (1, 1, 6), ()))
+            with torch.no_grad():
+                self.vector[:2] = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            dims = (0, 1, 2, -1)
+            found = [torch._weight_norm(self.weight, g, dim) for g, dim in zip(self.lengths, dims)]
+            found += [F.normalize(self.weight, dim=dim) for dim in (0, 1, -1, (0, 2))]
+            found += [F.normalize(self.weight, p=1.0), F.normalize(self.weight * self.vector, eps=2.0)]
+            found += [torch._weight_norm(self.vector + 1, self.vector, 0), F.normalize(self.vector * 0, dim=0)]
+            return (x * sum(each.square() * each for each in found)).sum()
+
+    torch.manual_seed(0)
+    model, args = OfWeights().double(), (torch.randn(4, 5, 6, dtype=torch.float64),)
+    made = [str(node.op) for node in capture(model, args).nodes if node.phase == "forward"]
+    assert made.count("aten._weight_norm_interface.default") == 1  # of a vector
+    assert made.count("aten.sqrt.default") == 10
+    check_as_before(model, args, _plan(model, args, "a=2", "x=a:S(0)"), rtol=1e-8, atol=1e-10)
+
+
 def test_a_length_under_autocast_has_the_dtype_that_it_has_there() -> None:
     class Short(nn.Module):
         def __init__(self) -> None:
