@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autoshard.capture import TensorMeta, capture
 from autoshard.layout import Layout, R, S
@@ -106,8 +106,15 @@ def test_an_operator_that_writes_outside_of_shards_that_do_not_fit_leaves_the_pr
 
 
 def test_weight_norm_is_cut_over_the_rows_it_normalises() -> None:
-    layer = torch.nn.utils.parametrizations.weight_norm(nn.Linear(8, 12))
-    graph = capture(layer, (torch.randn(4, 8),))
+    class OfWhatIsGiven(nn.Module):  # of a parameter alone it is taken apart
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.lengths = nn.Parameter(torch.randn(12, 8)), nn.Parameter(torch.rand(12, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch._weight_norm(self.weight * x, self.lengths, 0).sum()
+
+    graph = capture(OfWhatIsGiven(), (torch.randn(12, 8),))
     enumerator = Enumerator(graph, Mesh.parse("a=2"))
     found = {
         str(node.op): {str(layout[0]) for s in enumerator.strategies(node) for layout in s.outputs if layout}
