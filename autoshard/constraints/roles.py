@@ -262,7 +262,7 @@ class Roles:
         for i, node in self._graph.of_kind("operator"):
             if node.phase == "forward" and is_contraction(node) and i in self.layered and i in made_of_inputs:
                 for k, ref in enumerate(node.inputs):
-                    if ref.node in of_none and len(self._graph.meta(ref).shape) > 1:
+                    if ref.node in of_none and len(self._graph.meta(ref).shape) == 2:  # no table of positions
                         found[i], sizes[i] = k, math.prod(self._graph.meta(ref).shape[-2:])
         return {i: k for i, k in found.items() if 20 * sizes[i] >= max(sizes.values())}
 
