@@ -127,18 +127,25 @@ class Roles:
 
     @cached_property
     def weights(self) -> dict[int, int]:
-        """Origins, and what is computed of a parameter of two or more dims and has its shape still, with that
-        parameter: a weight that is scaled, rounded, masked, of norm one, or has something added.
+        """Origins, and what is computed of a parameter of two or more dims and has its elements still, with that
+        parameter: a weight that is scaled, rounded, masked, of norm one, or has something added; no part of a table of
+        positions, nor one that is repeated.
         """
         found = dict(self.origins)
         for i in sorted(self.functions):
             node = self._graph.nodes[i]
             made = node.outputs[0]
-            for ref in () if made is None or is_contraction(node) else node.inputs:
-                has_its_shape = made and self._graph.meta(ref).shape == made.shape and len(made.shape) > 1
-                if ref.node in found and (has_its_shape or _passes_on(node)):
+            if made is None or is_contraction(node):
+                continue
+            for ref in node.inputs:
+                if ref.node in found and (_passes_on(node) or self._has_its_elements(made, ref, found[ref.node])):
                     found.setdefault(i, found[ref.node])
         return found
+
+    def _has_its_elements(self, made: TensorMeta, ref: Ref, parameter: int) -> bool:
+        """Whether what is made of a tensor has its shape, two or more dims, and as many elements as a parameter."""
+        shape, whole = self._graph.meta(ref).shape, self._graph.meta(Ref(parameter)).shape
+        return made.shape == shape and len(shape) > 1 and math.prod(shape) == math.prod(whole)
 
     @cached_property
     def led_back(self) -> frozenset[int]:

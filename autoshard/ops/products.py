@@ -275,7 +275,7 @@ enter(
 enter("outer", Operator(rules=_outer_rules, kernel="matmul", flops=_outer_flops), namespace="autoshard")
 enter(
     "linear_of_each",
-    Operator(rules=_rules_of_each, kernel="matmul", flops=_flops, traits=("batched",)),
+    Operator(rules=_rules_of_each, kernel="matmul", flops=_flops, traits=("contraction", "batched")),
     namespace="autoshard",
 )
 enter("outer_of_each", Operator(rules=_outer_rules_of_each, kernel="matmul", flops=_outer_flops), namespace="autoshard")

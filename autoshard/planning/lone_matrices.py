@@ -21,7 +21,7 @@ from ..constraints.layers import layers
 from ..constraints.roles import Roles
 from ..errors import ConstraintError
 from ..mesh import Mesh
-from ..ops import has, is_contraction
+from ..ops import is_contraction
 from ..plans import ShardingPlan
 from ..strategies import Rulebook
 from .blocking import first_without_an_answer
@@ -95,7 +95,7 @@ def said_of_computed(graph: CapturedGraph, scheme: AxisScheme, plan: ShardingPla
         node, entry = graph.nodes[i], entries[graph.nodes[i].name]
         taken, made = entry.inputs[k][scheme.axis], entry.outputs[0]
         is_shared = made is not None and made[scheme.axis].kind != "R" and scheme.scheme == "tp"
-        if taken.kind == "R" and not is_shared and not has(node, "batched"):
+        if taken.kind == "R" and not is_shared:
             whole.append(node)
     if not whole:
         return ""

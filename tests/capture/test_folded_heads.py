@@ -255,8 +255,6 @@ X = torch.randn(B, T, H * D, dtype=torch.float64, generator=torch.Generator().ma
 ALIKE = ("masked", "sorted between", "apart between", "equations of heads behind")
 
 
-# a table of positions that heads meet by products counts as a matrix, which none goes with
-@pytest.mark.filterwarnings("ignore:.*but far, read by .* has no other to go with:autoshard.errors.StrategyWarning")
 @pytest.mark.parametrize("name", some_thorough([name for name in ALL if name not in AS_IT_WAS], ALIKE))
 def test_heads_are_cut(name: str) -> None:
     """Beside the batch, and nothing but sums is sent for it."""
