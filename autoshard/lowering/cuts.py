@@ -39,9 +39,17 @@ def note_read(shard: torch.Tensor, part: int | None, tensor: torch.Tensor) -> to
     """Notes on a shard some elements of the tensor that a rank has read, and which part of the batch that is; None for
     all of it.
     """
-    step = max(1, tensor.numel() // _LOOKED_AT)
-    setattr(shard, _READ, (part, tensor.detach().reshape(-1)[::step].clone()))
+    setattr(shard, _READ, (part, _some_of(tensor.detach())))
     return shard
+
+
+def _some_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Some elements of a tensor, the same wherever it lies in memory. This runs in every step, and copies no more."""
+    step = max(1, tensor.numel() // _LOOKED_AT)
+    if tensor.is_contiguous():
+        return tensor.view(-1)[::step].clone()
+    places = torch.arange(0, tensor.numel(), step, device=tensor.device)
+    return tensor[torch.unravel_index(places, tensor.shape)]
 
 
 def noted_read(tensor: torch.Tensor) -> tuple[int | None, torch.Tensor] | None:

@@ -7,12 +7,14 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import autoshard
+from autoshard.lowering.cuts import note_read, noted_read
 
 from . import cases
 from .harness import caught, run_ranks
@@ -110,6 +112,17 @@ def test_ranks_read_their_part_of_a_batch_and_a_loss_outside_is_that_of_one_proc
         for shape, length in (each["refused"] for each in seen):
             assert shape[0] == length[0] == "InputError"
             assert "target 1 has shape" in shape[1] and "has no length" in length[1]
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (5, 3, 40, 41)])
+def test_what_is_compared_of_a_batch_is_the_same_wherever_it_lies_in_memory(shape: tuple[int, ...]) -> None:
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    turned = tensor.transpose(0, -1).contiguous().transpose(0, -1) if tensor.dim() > 1 else tensor
+    for part in (None, 1):
+        reads = [noted_read(note_read(torch.empty(1), part, each)) for each in (tensor, turned)]
+        assert all(read is not None and read[0] == part for read in reads)
+        (_, one), (_, other) = filter(None, reads)
+        assert torch.equal(one, other) and one.numel() <= 512 and bool(one.numel()) == bool(tensor.numel())
 
 
 def _misread(text: str) -> list[Any]:
