@@ -32,6 +32,7 @@ from .terminal import fail as _fail
 from .terminal import mistakes_explained as _mistakes_explained
 from .terminal import progress_shown as _progress
 from .terminal import warnings_explained as _warnings_explained
+from .written_files import make_folder
 
 if TYPE_CHECKING:
     from ..mesh import Mesh
@@ -582,11 +583,7 @@ def _loaded(model: str) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any], 
 def _write_plans(contest: Contest, folder: Path) -> None:
     from ..plans import write_plan
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = "it is a file, and a folder is needed; name another" if folder.is_file() else error.strerror
-        _fail(f"cannot make the folder {folder}: {why}", EXIT_MISTAKE)
+    make_folder(folder)
     for contender in (contest.optimum, *contest.baselines):
         if contender.plan is not None:
             write_plan(contender.plan, folder / contender.file_name)

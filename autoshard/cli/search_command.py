@@ -14,6 +14,7 @@ import typer
 from .model_factory import load_factory
 from .option_names import completing
 from .terminal import EXIT_MISTAKE, fail, mistakes_explained, progress_shown, warnings_explained
+from .written_files import make_folder
 
 if TYPE_CHECKING:
     from ..mesh_search import Asked, MeshSearch
@@ -215,11 +216,7 @@ def _make(folder: Path) -> None:
     """Makes the folder, and refuses one that cannot be written, before the long work starts."""
     from ..plans import check_writable
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = "it is a file, and a folder is needed; name another" if folder.is_file() else error.strerror
-        fail(f"cannot make the folder {folder}: {why}", EXIT_MISTAKE)
+    make_folder(folder)
     check_writable(folder / "plan.yaml")
 
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from itertools import combinations
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from .terminal import EXIT_MISTAKE, fail
@@ -32,6 +33,15 @@ HEAD_BYTES = 8192
 
 Named: TypeAlias = tuple[str, str]
 """What a parameter is called on the command line, and the path it names."""
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those around it, if they are not there; ends the command with why it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "it is a file, and a folder is needed; name another" if folder.is_file() else error.strerror
+        fail(f"cannot make the folder {folder}: {why}", EXIT_MISTAKE)
 
 
 def check_files(context: Any) -> None:
