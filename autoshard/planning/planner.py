@@ -169,7 +169,7 @@ class Planner:
             try:
                 with constraints.located():
                     found = on_any_schedule(self, formulation, Planner._planned, asks_experts=True)
-            except _LeavesMoreError:
+            except _AsksLessError:
                 continue
             plan = self._or_as_if_nothing_hid(found, constraints.values, Planner._planned)
             for scheme in constraints.values:
@@ -201,8 +201,8 @@ class Planner:
                 self._wider(formulation.constraints),
             )
         except InfeasibleError as error:
-            if self._leaves_more(formulation.constraints):
-                raise _LeavesMoreError from None
+            if self._asks_less(formulation.constraints):
+                raise _AsksLessError from None
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
 
     def fitted(
@@ -315,7 +315,7 @@ class Planner:
                 found[scheme] = found[scheme].having_also(more)
         return [found[each] if isinstance(each, AxisScheme) else each for each in constraints]
 
-    def _leaves_more(self, constraints: Sequence[Constraint]) -> bool:
+    def _asks_less(self, constraints: Sequence[Constraint]) -> bool:
         """Whether a scheme of constraints under which there is no plan has one where it leaves matrices to the solver
         that have no other to go with, or gathers for more operators; then its programs do so from here on.
         """
@@ -360,7 +360,7 @@ class Planner:
         solution = self.solution(formulation, explains=False, cutoff_ns=cutoff_ns)
         if solution.choices is not None or solution.status is Status.CUT:
             return formulation, solution
-        if self._leaves_more(formulation.constraints):
+        if self._asks_less(formulation.constraints):
             formulation = self.program(formulation.constraints)
         return formulation, self.solve(formulation, cutoff_ns=cutoff_ns)
 
@@ -455,7 +455,7 @@ class Planner:
         return solution.status is not Status.INFEASIBLE
 
 
-class _LeavesMoreError(Exception):
+class _AsksLessError(Exception):
     """There is no plan, but one whose schemes leave more to the solver, as those of programs do from here on."""
 
 

@@ -95,20 +95,20 @@ def _key(x: Any, tx: Any, index: Any) -> _Key | None:
     given = [each.realize() for each in index.items] if isinstance(index, TupleVariable) else [index]
     if not getattr(tx.fake_mode, "knows_numbers", False) or not any(map(_is_unknown, given)):
         return None
-    is_rest = [constant_of(each) is Ellipsis for each in given]
+    named = sum(constant_of(each) is not Ellipsis and not _is_none(each) for each in given)
     others, dims, numbers, at = list[Any](), list[int](), list[Any](), 0
-    for each, rest in zip(given, is_rest):
+    for each in given:
         value = constant_of(each)
         if _is_unknown(each):
             others.append(SliceVariable([_constant(None)] * 3, tx))
             dims.append(at)
             numbers.append(each)
-        elif rest or isinstance(each, SliceVariable) or type(value) is int or _is_none(each):
+        elif value is Ellipsis or isinstance(each, SliceVariable) or type(value) is int or _is_none(each):
             others.append(each)
         else:
             return None
-        if rest:
-            at += x.ndim - sum(not (other or _is_none(one)) for one, other in zip(given, is_rest))
+        if value is Ellipsis:
+            at += x.ndim - named
         elif type(value) is not int:
             at += 1
     return _Key(tuple(others), tuple(dims), tuple(numbers))
