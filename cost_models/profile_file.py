@@ -38,7 +38,7 @@ def load_profile(name_or_path: str) -> Profile:
     if name_or_path in PRESETS:
         return _read(_PRESET_DIR / f"{name_or_path}.yaml")
     path = Path(name_or_path)
-    if os.path.isdir(path):
+    if name_or_path and os.path.isdir(path):  # the path of no name is the folder one is in
         raise ProfileError(f"hardware profile {path} is a folder; give the file in it, for example {path}/profile.yaml")
     if len(path.parts) < 2 and path.suffix not in (".yaml", ".yml") and not os.path.isfile(path):
         raise ProfileError(

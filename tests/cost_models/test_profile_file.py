@@ -245,9 +245,13 @@ def test_a_name_too_long_for_a_file_gets_its_clear_error() -> None:
 
 def test_what_is_no_plain_file_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
-    for path in (tmp_path, tmp_path / "pipe.yaml"):
-        with pytest.raises(ProfileError, match="not a plain file"):
-            load_profile(str(path))
+    with pytest.raises(ProfileError, match="not a plain file"):
+        load_profile(str(tmp_path / "pipe.yaml"))
+
+
+def test_a_folder_is_told_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=rf"{tmp_path} is a folder; give the file in it, for example {tmp_path}/"):
+        load_profile(str(tmp_path))
 
 
 def test_an_unreadable_file_gets_its_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
