@@ -106,7 +106,8 @@ class Trace:
     ``guards`` are the conditions on Python state under which the model does what the graph does, if they were asked
     for; ``names`` are those of functions and attributes that the model's own code uses, ``reads`` those of attributes
     that the forward has read. Where it ``has_custom_backward``, a ``torch.autograd.Function`` is in it.
-    ``batch_dim`` is the dim of the batch in the arguments.
+    ``batch_dim`` is the dim of the batch in the arguments. ``left`` are the attributes in which the model leaves
+    tensors, and the result is then a pair (:class:`~.forward.Forward`).
     """
 
     graph: torch.fx.Graph
@@ -119,6 +120,7 @@ class Trace:
     reads: frozenset[str]
     has_custom_backward: bool
     batch_dim: int
+    left: tuple[str, ...]
 
 
 def trace(
@@ -203,6 +205,7 @@ def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict
         reads=found.reads(),
         has_custom_backward=forward.has_custom_backward,
         batch_dim=forward.batch_dim,
+        left=forward.left,
     )
 
 

@@ -24,8 +24,8 @@ from .ancestors import ancestors
 from .arguments import CallSignature
 from .by_numbers.static_shapes import why_by_numbers
 from .checks.autocast import check_autocast_around
-from .checks.effects import ChangesModelError
-from .checks.models import check_example, check_model, contained_tensors_held, hold_plain_tensors
+from .checks.effects import ChangesModelError, ReplacesBufferError
+from .checks.models import check_example, check_model, contained_tensors_held, hold_plain_tensors, let_plain
 from .checks.writes import refuse_writes
 from .dynamo.dynamo_errors import depends_on_numbers, is_explained, model_stack, own_error
 from .fake_run import FakeRun
@@ -167,12 +167,28 @@ def _captured(
 ) -> CapturedGraph:
     check_autocast_around()
     check_model(model)
-    hold_plain_tensors(model)
+    made = hold_plain_tensors(model)
     let_libraries_see_tensors()
-    with contained_tensors_held(model) as read:
-        graph = _checked(model, args, kwargs, guarded, precision, graphs)
-        read.update(node.name for _, node in graph.of_kind("buffer"))
-    return graph
+    while True:
+        try:
+            with contained_tensors_held(model) as read:
+                graph = _checked(model, args, kwargs, guarded, precision, graphs)
+                read.update(node.name for _, node in graph.of_kind("buffer"))
+        except ReplacesBufferError as error:
+            if error.name not in made:
+                raise
+            left = {error.name}
+        else:
+            left = made & graph.replaced - _read(graph)
+        if not left:
+            return graph
+        let_plain(model, left)  # an earlier call has left it there, and the next one only puts another in its place
+        made -= left
+
+
+def _read(graph: CapturedGraph) -> set[str]:
+    """The names of what some node of a graph takes."""
+    return {graph.nodes[ref.node].name for node in graph.nodes for ref in node.inputs}
 
 
 def _checked(
@@ -449,6 +465,7 @@ class _Builder:
             guards=self._traced.guards,
             names=self._traced.names,
             batch_dim=self._traced.batch_dim,
+            left=self._traced.left,
         )
 
     def _constant(self, position: int, value: Any) -> Any:

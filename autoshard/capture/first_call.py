@@ -7,7 +7,7 @@ before, on tensors without memory, as its first call would do; if it still canno
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,9 +17,9 @@ from .adapter import has_memory
 from .checks.effects import ChangesModelError
 from .dynamo.side_effects import first_call_made
 from .fake_run import FakeRun, fake_run, seen
+from .graph import CapturedGraph
+from .left import put_back
 from .stacks.repeat import NotPeriodicError
-
-T = TypeVar("T")
 
 
 def with_first_call_done(
@@ -27,9 +27,9 @@ def with_first_call_done(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     dtype: torch.dtype | None,
-    attempt: Callable[[], T],
-    again: Callable[[], T],
-) -> T:
+    attempt: Callable[[], CapturedGraph],
+    again: Callable[[], CapturedGraph],
+) -> CapturedGraph:
     """What an attempt to capture a model gives or, where its first call changes the model, another one ``again`` behind
     that call.
 
@@ -42,7 +42,8 @@ def with_first_call_done(
     except ChangesModelError as error:
         before, modes = _Namespaces(model), _modes(model)
         try:
-            first = fake_run(model, args, kwargs, dtype)
+            with put_back(model, error.left):
+                first = fake_run(model, args, kwargs, dtype)
             if before.same_as(_Namespaces(model)) or modes != _modes(model):
                 raise error
             if _keeps_results(model):
@@ -50,7 +51,10 @@ def with_first_call_done(
             if first.fills and not _is_every_call(first, model, args, kwargs, dtype):
                 raise NotPeriodicError("it fills parameters or buffers, as later calls do not")
             with first_call_made():
-                return again()
+                graph = again()
+            if not set(error.left) <= set(graph.left):
+                raise NotPeriodicError("it leaves a tensor behind that it has computed, as later calls do not")
+            return graph
         except NotPeriodicError as reason:
             before.restore()
             raise ChangesModelError(f"{error}. {_not_made(reason)}") from None

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.utils._pytree import TreeSpec
 
+from ..errors import CaptureError
 from .by_numbers.as_in_example import hold_to_example, pick_as_in_example
 from .by_numbers.expert_loops import take_loops_apart
 from .by_numbers.picked_rows import refuse_views_that_change
@@ -18,6 +19,7 @@ from .by_numbers.static_shapes import refuse_shapes_by_numbers, refuse_ways_by_n
 from .by_numbers.unvalidated import leave_checks_out
 from .checks.effects import (
     Leaves,
+    left_attributes,
     refuse_other_arguments,
     refuse_other_modes,
     refuse_side_effects,
@@ -25,6 +27,7 @@ from .checks.effects import (
     replaced_buffers,
 )
 from .dynamo.observed import MODEL, Observed
+from .dynamo.side_effects import SideEffect
 from .dynamo.tracing import Dynamo, autograd_function_apply, forward_graph, return_only
 from .examples import tensor_of
 from .graph import SameTensor
@@ -39,6 +42,8 @@ class Forward:
     the place of the buffers ``replaced`` (FQNs). ``same`` are the results that are no new tensors, by position; an
     input among them is named by its own position. ``found`` is what dynamo noticed besides; ``has_custom_backward``
     says that a ``torch.autograd.Function`` is in it. ``batch_dim`` is the dim of the batch in the arguments.
+    Where the model leaves tensors in attributes, ``left`` are the paths of these, and the result is a pair: what the
+    model returns, and a list of what it leaves there.
     """
 
     module: GraphModule
@@ -49,6 +54,7 @@ class Forward:
     found: Dynamo
     has_custom_backward: bool
     batch_dim: int
+    left: tuple[str, ...]
 
 
 def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
@@ -58,9 +64,10 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         CaptureError: the forward does something that no graph can hold.
     """
     module, found, out_spec = forward_graph(Observed(model), args, kwargs)
-    refuse_side_effects(found.changed.side_effects)
-    if found.changed.assigned:
-        module, found, out_spec = forward_graph(Observed(model, tuple(found.changed.assigned)), args, kwargs)
+    left = left_attributes(found.changed.side_effects)
+    if found.changed.assigned or left:
+        observed = Observed(model, tuple(found.changed.assigned), left)
+        module, found, out_spec = _with_what_is_left(observed, args, kwargs, found.changed.side_effects)
     leave_checks_out(module.graph)
     without_copies(module.graph)
     pick_as_in_example(module)
@@ -75,14 +82,34 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     refuse_other_arguments(module, leaves, args, kwargs)
     refuse_other_modes(leaves)
     replaced = dict(replaced_buffers(module, leaves, tuple(found.changed.assigned)))
-    result_spec = out_spec.children()[0]
-    result = hold_to_example(module, leaves.result)
+    result_spec, *_, left_spec = out_spec.children()
+    if left:
+        result_spec = TreeSpec(tuple, None, [result_spec, left_spec])
+    result = hold_to_example(module, (*leaves.result, *leaves.left))
     return_only(module, result, [leaves.after[k] for k in replaced])
     seen = {node: value for node in module.graph.nodes if (value := tensor_of(node)) is not None}
     same = separate_results(module, known, seen)
     custom = any(node.target is autograd_function_apply for node in module.graph.nodes)
     dim = take_apart(module)
-    return Forward(module, len(result), result_spec, tuple(replaced.values()), same, found, custom, dim)
+    return Forward(module, len(result), result_spec, tuple(replaced.values()), same, found, custom, dim, left)
+
+
+def _with_what_is_left(
+    observed: Observed, args: tuple[Any, ...], kwargs: dict[str, Any], effects: list[SideEffect]
+) -> tuple[GraphModule, Dynamo, TreeSpec]:
+    """The graph of a forward that also gives what it leaves in buffers and attributes.
+
+    Raises:
+        ChangesModelError: the forward reads such an attribute before it sets it, so that the next step would find what
+            this one has left; or what it leaves there holds other objects than tensors and numbers.
+    """
+    try:
+        module, found, out_spec = forward_graph(observed, args, kwargs)
+    except CaptureError:
+        refuse_side_effects(effects)
+        raise
+    refuse_side_effects([effect for effect in effects if found.reads_attribute(effect.attribute)], effects)
+    return module, found, out_spec
 
 
 def _tensors_of(model: nn.Module, module: GraphModule) -> dict[FxNode, SameTensor]:

@@ -119,6 +119,9 @@ class CapturedGraph:
 
     ``batch_dim`` is the dim of the batch in inputs: 1 where a model takes (steps, rows), else 0
     (:mod:`autoshard.capture.batch_dim`).
+
+    ``left`` are the paths of the attributes of modules in which the model leaves tensors. Where it has any, its result
+    is a pair here: what it returns, and a list of what it leaves.
     """
 
     nodes: tuple[Node, ...]
@@ -138,6 +141,7 @@ class CapturedGraph:
     one_batch: CapturedGraph | None = None
     precision: Precision = AS_IT_IS
     batch_dim: int = 0
+    left: tuple[str, ...] = ()
 
     def meta(self, ref: Ref) -> TensorMeta:
         """Shape and dtype of a tensor of the graph."""

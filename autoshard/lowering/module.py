@@ -27,6 +27,7 @@ from .cuts import are_look_alikes
 from .draws import Draws
 from .failure import Failures
 from .fill import as_one_process_on, check_filled, emptied
+from .left_behind import with_left
 from .reads import check_reads
 from .served_plan import ServedPlan
 from .shard_steps import step_shards_of
@@ -150,7 +151,7 @@ class Served:
             if plan not in self._compared:  # at the first call alone
                 check_reads(given, self.mesh)
                 self._compared.append(plan)
-            return plan.run(given, self._held(module, plan))
+            return with_left(module, plan.left, plan.run(given, self._held(module, plan)))
 
     def taken(self, module: nn.Module, plan: ServedPlan) -> dict[str, torch.Tensor]:
         """What a plan takes of the model where the call was chosen before, with the checks of every call.

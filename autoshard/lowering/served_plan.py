@@ -71,6 +71,11 @@ class ServedPlan:
         """How the leaves of the result are put together."""
         return self._graph.out_spec
 
+    @property
+    def left(self) -> tuple[str, ...]:
+        """The attributes in which the model leaves tensors: a second part of the result."""
+        return self._graph.left
+
     def why_uncompiled(self) -> str:
         """Why the step cannot stand in a graph that ``torch.compile`` makes; empty where it can."""
         if self.plan.micro_batches > 1:
@@ -80,6 +85,11 @@ class ServedPlan:
             )
         if self._graph.replaced:
             return f"the forward puts another tensor in the place of {sorted(self._graph.replaced)[0]}; write into it"
+        if self.left:
+            return (
+                f"the forward leaves a tensor in the attribute {self.left[0]}, beside its result; return it, or call "
+                "the module without torch.compile"
+            )
         return ""
 
     @property
@@ -116,7 +126,7 @@ class ServedPlan:
         return {name: self._held[name] for name in self._taken}
 
     def run(self, given: dict[str, torch.Tensor], held: dict[str, torch.Tensor]) -> Any:
-        """The forward: what the model's own would return.
+        """The forward: what the model's own would return, in a pair with what it would leave in attributes, if in any.
 
         Args:
             given: the tensors of the call.

@@ -33,6 +33,7 @@ class Leaves:
     after: tuple[Any, ...]
     arguments: tuple[Any, ...]
     grad_mode: bool
+    left: tuple[Any, ...]
     arguments_structure: Any
 
     @classmethod
@@ -40,16 +41,43 @@ class Leaves:
         """Reads them off the output of a graph whose result has the structure ``out_spec``."""
         leaves = iter(module.graph.output_node().args[0])  # type: ignore[arg-type]
         specs = out_spec.children()
-        result, before, after, arguments, (mode,) = (tuple(islice(leaves, spec.num_leaves)) for spec in specs)
-        return cls(result, before, after, arguments, mode, specs[3])
+        result, before, after, arguments, (mode,), left = (tuple(islice(leaves, spec.num_leaves)) for spec in specs)
+        return cls(result, before, after, arguments, mode, left, specs[3])
 
 
 class ChangesModelError(CaptureError):
-    """The forward changes attributes of the model, or does something under a lock, as what happens once does."""
+    """The forward changes attributes of the model, or does something under a lock, as what happens once does.
+
+    ``left`` are the paths of attributes in which it leaves what it has computed.
+    """
+
+    left: tuple[str, ...] = ()
 
 
-def refuse_side_effects(effects: list[SideEffect]) -> None:
+class ReplacesBufferError(CaptureError):
+    """The forward puts a tensor in the place of the buffer ``name`` that cannot be one."""
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+
+def left_attributes(effects: list[SideEffect]) -> tuple[str, ...]:
+    """The paths of attributes of modules that a forward sets, where it changes nothing else and leaves tensors there.
+
+    Raises:
+        as :func:`refuse_side_effects`, for all other changes.
+    """
+    if all(effect.is_constant for effect in effects) or not all(effect.attribute for effect in effects):
+        refuse_side_effects(effects)
+    return tuple(sorted(effect.attribute for effect in effects))
+
+
+def refuse_side_effects(effects: list[SideEffect], among: list[SideEffect] | None = None) -> None:
     """Refuses a forward that changes Python objects.
+
+    Args:
+        among: all that it changes, where ``effects`` are those of them that it reads before.
 
     Raises:
         ChangesModelError: it changes attributes of the model and nothing else.
@@ -57,11 +85,16 @@ def refuse_side_effects(effects: list[SideEffect]) -> None:
     """
     kind = ChangesModelError if all(effect.name.startswith("model.") for effect in effects) else CaptureError
     for effect in effects:
-        raise kind(
-            f"the forward changes {effect.name}{at(effect.line)}; a captured step changes no Python state: it would "
-            "happen once and never again. Keep it in a buffer (register_buffer), or return it from the forward and "
-            "change it outside"
+        then = "" if among is None else ", and reads before what another call has left there"
+        error = kind(
+            f"the forward changes {effect.name}{at(effect.line)}{then}; a captured step changes no Python state: it "
+            "would happen once and never again. Keep it in a buffer (register_buffer), or return it from the forward "
+            "and change it outside"
         )
+        if isinstance(error, ChangesModelError):
+            computed = (effect for effect in among or effects if not effect.is_constant)
+            error.left = tuple(effect.attribute for effect in computed if effect.attribute)
+        raise error
 
 
 def refuse_stray_tensors(module: GraphModule, known: Collection[FxNode]) -> None:
@@ -113,8 +146,8 @@ def replaced_buffers(module: GraphModule, leaves: Leaves, names: tuple[str, ...]
     """The buffers that stand for other tensors after the forward: their position among ``leaves.after``, and their FQN.
 
     Raises:
-        CaptureError: the new tensor is of another shape or dtype, carries a gradient, or shares memory with a tensor
-            that the caller can reach, so that later writes to one would show in the other.
+        ReplacesBufferError: the new tensor is of another shape or dtype, carries a gradient, or shares memory with a
+            tensor that the caller can reach, so that later writes to one would show in the other.
     """
     outside = [node for node in module.graph.nodes if node.op in ("placeholder", "get_attr")]
     for k, (name, before, after) in enumerate(zip(names, leaves.before, leaves.after)):
@@ -123,7 +156,7 @@ def replaced_buffers(module: GraphModule, leaves: Leaves, names: tuple[str, ...]
         others = [*outside, *leaves.result, *leaves.after[:k], *leaves.after[k + 1 :]]
         if reason := _why_not(before, after, [node for node in others if isinstance(node, FxNode)]):
             line = line_of(after) if isinstance(after, FxNode) else ""
-            raise CaptureError(f"the forward replaces the buffer {name}{at(line)}: {reason}")
+            raise ReplacesBufferError(f"the forward replaces the buffer {name}{at(line)}: {reason}", name)
         yield k, name
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import combinations
 from typing import Any
@@ -41,16 +41,22 @@ def check_model(model: nn.Module) -> None:
     _check_memory(model)
 
 
-def hold_plain_tensors(model: nn.Module) -> None:
+def hold_plain_tensors(model: nn.Module) -> set[str]:
     """Makes buffers, which checkpoints leave out, of tensors that modules have as plain attributes (a table of
     positions that is computed once): a plan lays out what a model holds, and knows such a tensor by no name.
 
     Those that want a gradient, are of an unusual kind, or share memory with another stay as they are.
+
+    Returns:
+        The FQNs of those that became buffers now.
     """
+    made = set()
     holders: dict[int, list[tuple[nn.Module | None, str, torch.Tensor]]] = defaultdict(list)
     for _, tensor in _tensors(model):
         holders[storage_of(tensor)].append((None, "", tensor))
-    for module in model.modules():
+    paths = {}
+    for path, module in model.named_modules():
+        paths[id(module)] = path
         for name, tensor in vars(module).items():
             if isinstance(tensor, torch.Tensor) and is_plain(tensor) and not is_lazy(tensor):
                 holders[storage_of(tensor)].append((module, name, tensor))
@@ -59,6 +65,18 @@ def hold_plain_tensors(model: nn.Module) -> None:
         if holder is not None and not others and not tensor.requires_grad:
             delattr(holder, name)
             holder.register_buffer(name, tensor, persistent=False)
+            made.add(f"{paths[id(holder)]}.{name}".removeprefix("."))
+    return made
+
+
+def let_plain(model: nn.Module, names: Iterable[str]) -> None:
+    """Makes plain attributes of buffers again, which is what they were before :func:`hold_plain_tensors`."""
+    for name in names:
+        owner, _, attribute = name.rpartition(".")
+        holder = model.get_submodule(owner)
+        tensor = holder.get_buffer(attribute)
+        delattr(holder, attribute)
+        setattr(holder, attribute, tensor)
 
 
 @contextmanager

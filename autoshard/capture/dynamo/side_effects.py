@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from torch import nn
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import AttrSource
-from torch._dynamo.variables import ConstDictVariable, SetVariable
+from torch._dynamo.variables import ConstDictVariable, DeletedVariable, SetVariable
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 from torch._dynamo.variables.torch_function import TorchFunctionModeStackVariable
 
@@ -39,10 +40,16 @@ def first_call_made() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SideEffect:
-    """A Python object that the forward changes: its name, and the line that changes it (empty where unknown)."""
+    """A Python object that the forward changes: its name, and the line that changes it (empty where unknown).
+
+    Where it is an attribute of a module that the forward sets, ``attribute`` is its path in the model, and
+    ``is_constant`` says that it is no tensor and holds none.
+    """
 
     name: str
     line: str
+    attribute: str = ""
+    is_constant: bool = False
 
 
 @dataclass
@@ -81,7 +88,19 @@ def _record(effects: SideEffects, variable: Any, found: Changed) -> None:
         path = readable("model" + buffers["path"]).removeprefix("model").removeprefix(".")
         found.assigned += [f"{path}.{key}".removeprefix(".") for key in _replaced(variable)]
     else:
-        found.side_effects += [SideEffect(readable(source) + name, line) for name in _changed(effects, variable)]
+        changed = _changed(effects, variable)
+        found.side_effects += [_of_attribute(effects, variable, readable(source), name, line) for name in changed]
+
+
+def _of_attribute(effects: SideEffects, variable: Any, owner: str, name: str, line: str) -> SideEffect:
+    """The change of an object (where there is no name), or of its attribute of a name that begins with a dot."""
+    path = f"{owner}{name}".removeprefix("model.")
+    if not (name and isinstance(getattr(variable, "value", None), nn.Module) and re.fullmatch(r"[\w.]+", path)):
+        return SideEffect(owner + name, line)
+    value = effects.store_attr_mutations[variable][name[1:]]
+    if isinstance(value, DeletedVariable):
+        return SideEffect(owner + name, line)
+    return SideEffect(owner + name, line, path, value.is_python_constant())
 
 
 def _leaves_modes(effects: SideEffects, variable: Any) -> bool:

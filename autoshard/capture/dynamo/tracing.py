@@ -37,6 +37,8 @@ from .followed import (
 )
 from .guards import Guards, guards_of, written_as_they_are
 from .numbers_as_indices import numbers_as_indices
+from .readable import readable
+from .seen import attribute_asked
 from .side_effects import Changed, side_effects_into
 from .ways import conditions_known
 
@@ -66,6 +68,14 @@ class Dynamo:
         assert self.answer is not None, "dynamo has given an answer"
         module, output = self.answer
         return guards_of(output.output_graph, module, get_traced_fn(module)[0].__code__, output.traced_code)
+
+    def reads_attribute(self, path: str) -> bool:
+        """Whether the forward depends on what an attribute of the model, or of a module in it, was before."""
+        assert self.answer is not None, "dynamo has given an answer"
+        found = re.compile(rf"\bmodel\.{re.escape(path)}\b")
+        guards = self.answer[1].output_graph.guards
+        asked = (f"{readable(g.name)}.{attribute_asked(g)}" for g in guards if g.create_fn_name() == "HASATTR")
+        return any(map(found.search, (*(readable(guard.name) for guard in guards), *asked)))
 
     def reads(self) -> frozenset[str]:
         """The names of all attributes that the forward has read."""

@@ -20,6 +20,7 @@ from ...errors import CaptureError
 from ..adapter import Trace
 from ..fake_run import FakeRun, fake_run, seen
 from ..graph import CapturedGraph
+from ..left import put_back
 from .block_guards import BlockGuards
 from .blocks import FEWEST, Stack, shortened, stacks_of
 from .repeat import NotPeriodicError, Repeated, repeated
@@ -48,13 +49,17 @@ def captured_flat(
     try:
         with shortened(stacks):
             graph, traced = capture()
-            short_run = fake_run(model, args, kwargs, dtype, stacks)
+            if any(_is_in_blocks(f"model.{path}", stacks) for path in traced.left):
+                return None
+            with put_back(model, traced.left):
+                short_run = fake_run(model, args, kwargs, dtype, stacks)
         if traced.has_custom_backward or any(stack.differing & traced.reads for stack in stacks):
             return None
         families = {} if traced.guards is None else traced.guards.families
         if not all(is_ones_own and _is_in_blocks(name, stacks) for name, is_ones_own in families.items()):
             return None  # what the short model reads of these is not all that the deep one does
-        deep_run = run or fake_run(model, args, kwargs, dtype, stacks)
+        with put_back(model, traced.left):
+            deep_run = run or fake_run(model, args, kwargs, dtype, stacks)
         if deep_run.backwards:  # of which no operator says what they do
             return None
         if short_run.elsewhere or deep_run.elsewhere:  # of which nobody knows whether they are the same ones
