@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -163,12 +163,30 @@ def _traced_by_numbers(
     except Exception as error:
         if asked.is_so or not decided_by_numbers(error):
             raise
-        with patch.object(torch._subclasses, "FakeTensorMode", _KnowingMode):  # of which dynamo makes one of its own
-            return _traced(_Faker(_KnowingMode(), dtype), model, args, kwargs, guarded)
+    large: list[int] = []
+    try:
+        return _traced_knowing(type("_Knowing", (_KnowingMode,), {"large": large}), model, args, kwargs, guarded, dtype)
+    except Exception as error:
+        if not large or not decided_by_numbers(error):
+            raise
+    return _traced_knowing(_KnowingMost, model, args, kwargs, guarded, dtype)
+
+
+def _traced_knowing(
+    kind: type[_KnowingMode],
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    guarded: bool,
+    dtype: torch.dtype | None,
+) -> Trace:
+    with patch.object(torch._subclasses, "FakeTensorMode", kind):  # of which dynamo makes one of its own
+        return _traced(_Faker(kind(), dtype), model, args, kwargs, guarded)
 
 
 def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guarded: bool) -> Trace:
-    knows_most = isinstance(faker.mode, _KnowingMode) and any_representative(args, kwargs)
+    is_knowing = isinstance(faker.mode, _KnowingMode)
+    knows_most = isinstance(faker.mode, _KnowingMost) or (is_knowing and any_representative(args, kwargs))
     with _traceable(model, faker, MOST if knows_most else LARGEST), ExitStack() as stack:
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         with real_objects(faker.numbers()):
@@ -391,10 +409,13 @@ class FakeResults:
 
 class _KnowingMode(FakeTensorMode):
     """Knows the numbers of tensors that are made of no other, as by ``arange``, too, and what is computed of them; and
-    of the arguments that have some. Dynamo's graph says where Python took one of them.
+    of the arguments that have some. Dynamo's graph says where Python took one of them. ``large`` are the sizes of the
+    tensors that it leaves out for having more than ``most`` elements.
     """
 
     knows_numbers = True
+    most = LARGEST
+    large: ClassVar[list[int]] = []
     _has_arguments = False
 
     def know(self, made: Any, numbers: torch.Tensor) -> None:
@@ -412,18 +433,40 @@ class _KnowingMode(FakeTensorMode):
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.masked_select.default and is_of_arguments(args[1]) and args[0].shape == args[1].shape:
             func, args = aten.index.Tensor, (args[0], [args[1]])  # of which the size is known
+        are_known = self._are_known(args, kwargs)  # of which torch forgets some where it makes one that is too large
         made: Any = super().dispatch(func, types, args, kwargs)
         if self._has_arguments and (given := list(filter(is_of_arguments, tree_leaves((args, kwargs))))):
             _note_what_decides(func, args, given, made)
             for each in tree_leaves(made):
                 if type(each) is FakeTensor and each.constant is not None:
                     of_arguments(each)
-        is_new = func in MADE_OF_NOTHING and type(made) is FakeTensor and not any(map(is_number, tree_leaves(args)))
-        if is_new and all(type(length) is int for length in made.shape) and made.numel() <= LARGEST:
+        if type(made) is not FakeTensor or any(type(length) is not int for length in made.shape):
+            return made
+        is_new = func in MADE_OF_NOTHING and not any(map(is_number, tree_leaves(args)))
+        if is_new and made.numel() <= self.most:
             with no_dispatch():
                 made.constant = func(*args, **{**(kwargs or {}), "device": torch.device("cpu")})
             self.fake_tensor_converter.add_constant_storage_mapping(made)
+        if made.numel() >= LARGEST and (is_new or are_known):
+            self._note_large(made)
         return made
+
+    def _are_known(self, args: Any, kwargs: Any) -> bool:
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        return bool(tensors) and all(getattr(each, "constant", None) is not None for each in tensors)
+
+    def _note_large(self, made: FakeTensor) -> None:
+        if self.most == LARGEST:
+            self.large.append(made.numel())
+        elif made.constant is not None:  # too large to be written down: each step looks at what it decides
+            self._has_arguments = True
+            of_arguments(made)
+
+
+class _KnowingMost(_KnowingMode):
+    """Knows numbers of larger tensors, too."""
+
+    most = MOST
 
 
 def _note_what_decides(func: Any, args: tuple[Any, ...], given: Sequence[Any], made: Any) -> None:

@@ -13,6 +13,7 @@ from torch.utils._pytree import TreeSpec
 from ..errors import CaptureError
 from .by_numbers.as_in_example import hold_to_example, pick_as_in_example
 from .by_numbers.expert_loops import take_loops_apart
+from .by_numbers.fills import fill_by_masks
 from .by_numbers.picked_rows import refuse_views_that_change
 from .by_numbers.rows_of_masks import compute_of_all_rows
 from .by_numbers.static_shapes import refuse_shapes_by_numbers, refuse_ways_by_numbers
@@ -74,6 +75,7 @@ def forward_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     take_loops_apart(module)
     refuse_ways_by_numbers(model, module)
     refuse_views_that_change(module)
+    fill_by_masks(module.graph)
     compute_of_all_rows(module.graph)
     refuse_shapes_by_numbers(model, module)
     known = _tensors_of(model, module)

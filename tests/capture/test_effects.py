@@ -275,6 +275,24 @@ class Noting(torch.autograd.Function):
         return 2 * gradient, None
 
 
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_variables
+        return cast(Tensor, 2 * x * gradient)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # which dynamo does
+def test_an_older_name_of_what_a_backward_saved() -> None:
+    graph = captured(lambda m, x: Squared.apply(m.linear(x)))
+    assert [name for name, _ in graph.gradients] == ["linear.weight", "linear.bias"]
+
+
 def in_a_backward(m: Any, x: Tensor) -> Tensor:
     return cast(Tensor, Noting.apply(m.linear(x), m.ema))
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import autoshard
 from autoshard.capture import capture
+from autoshard.capture.operators.constant import LARGEST
 from autoshard.errors import CaptureError
 from autoshard.mesh import Mesh
 
@@ -74,7 +75,17 @@ def written(x: Tensor) -> Tensor:
     return x[:, places[0].item() : places[1].item()] * numbers[0] * numbers[1]
 
 
-FUNCTIONS: list[Callable[[Tensor], Tensor]] = [taken_apart, windows, counted, masked, repeated, branched, written]
+def larger(x: Tensor) -> Tensor:
+    """A mask that is too large to be written down, which picks as many of each row."""
+    x = x.repeat(1, 513)
+    every_third = torch.arange(x.shape[1]).expand(*x.shape) % 3 == 0
+    assert every_third.numel() > LARGEST
+    return x[every_third].view(len(x), -1).logsumexp(1)
+
+
+FUNCTIONS: list[Callable[[Tensor], Tensor]] = [
+    *(taken_apart, windows, counted, masked, repeated, branched, written, larger),
+]
 
 
 class Around(nn.Module):

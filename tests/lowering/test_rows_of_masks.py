@@ -111,6 +111,14 @@ def of_their_class(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
     return out.square().mean()
 
 
+def filled(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    """Words are filled at their places, with a number and with a tensor of one."""
+    y = 2 * x
+    y[torch.where(m)] = 0.5
+    y[(t == 1).nonzero(as_tuple=True)] = s.table.weight.mean()
+    return (y * x).mean()
+
+
 def changing(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
     total = x.detach().abs().sum()
     factor = total.item()
@@ -154,6 +162,7 @@ BODIES: dict[str, Body] = {
     "accuracy": accuracy,
     "of each class": of_each_class,
     "own loss": own_loss,
+    "filled": filled,
     "ignored": ignored,
     "of their class": of_their_class,
 }

@@ -13,6 +13,7 @@ from torch._dynamo.variables import ConstantVariable, GetAttrVariable, TensorVar
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.ctx_manager import CatchWarningsCtxManagerVariable
 from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable
+from torch._dynamo.variables.misc import AutogradFunctionContextVariable
 
 from ...errors import CaptureError
 from ..lines import at, lines_in
@@ -67,6 +68,18 @@ def named_classes() -> Iterator[None]:
         return method(self, tx, name, args, kwargs)
 
     with patch.object(GetAttrVariable, "call_method", of_name):
+        yield
+
+
+@contextmanager
+def older_names() -> Iterator[None]:
+    """Has ``ctx.saved_variables`` be ``ctx.saved_tensors``, as it is in torch."""
+    attribute = AutogradFunctionContextVariable.var_getattr
+
+    def of_context(self: Any, tx: Any, name: str) -> Any:
+        return attribute(self, tx, "saved_tensors" if name == "saved_variables" else name)
+
+    with patch.object(AutogradFunctionContextVariable, "var_getattr", of_context):
         yield
 
 

@@ -32,6 +32,7 @@ from .followed import (
     keys_listed,
     leaves_within,
     named_classes,
+    older_names,
     reentrant_cut_off,
     unrecorded,
 )
@@ -105,6 +106,7 @@ def forward_graph(
         _answers_into(answers),
         leaves_within(),
         named_classes(),
+        older_names(),
         attributes_asked_for(),
         keys_listed(),
         reentrant_cut_off(),
