@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from .thorough import check_names, thinned
+
 # A shell that starts a command in the background makes it ignore Ctrl-C, and the processes of the tests inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -72,6 +74,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if slow & {item.path, *item.path.parents}:
             item.add_marker(pytest.mark.slow)
+    check_names(TESTS)
+    for item in thinned(TESTS, items):
+        item.add_marker(pytest.mark.thorough)
     items.sort(key=lambda item: "fuzz" not in item.path.parts)
 
 

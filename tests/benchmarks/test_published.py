@@ -46,6 +46,7 @@ def write(path: Path, *lines: dict[str, str], columns: tuple[str, ...] = COLUMNS
     return str(path)
 
 
+@pytest.mark.thorough
 def test_rows_are_predicted_and_what_cannot_be_built_is_named(tmp_path, capsys) -> None:
     """Of the rows the compiled one is faster than the eager one, which is the published order; the others are named,
     each with its reason, and stop nothing.

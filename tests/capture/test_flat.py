@@ -501,6 +501,7 @@ def test_the_graph_is_that_of_a_whole_capture(name: str, is_flat: bool, monkeypa
         pytest.param(llama, Precision.of("bfloat16", "float32"), marks=pytest.mark.thorough),
     ],
 )
+@pytest.mark.thorough
 def test_the_graph_of_a_language_model_is_that_of_a_whole_capture(
     make: Callable[[], nn.Module], precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def _differences(case: str, texts: list[str]) -> list[Differences]:
     return [check_parity(case, text, mesh, steps=2) for text in texts]
 
 
+@pytest.mark.thorough
 def test_several_micro_batches_hold_casts_and_sums_in_parts() -> None:
     model, args = cases.make("gpt2")
     plan = autoshard.plan(

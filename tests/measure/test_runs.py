@@ -146,6 +146,7 @@ def _fail_after(folder: str, count: int) -> tuple[str, str]:
     return caught(lambda: _calibrate(folder))
 
 
+@pytest.mark.thorough
 def test_a_disk_that_fills_up_ends_every_rank_and_the_same_command_continues(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("a good profile")
     results = run_ranks(4, _fail_after, str(tmp_path), 100)

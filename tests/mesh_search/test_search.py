@@ -82,6 +82,7 @@ def test_of_several_batches_the_least_for_a_sample_wins() -> None:
     assert len(found.candidates) == 2
 
 
+@pytest.mark.thorough
 def test_experts_are_planned_by_default_where_the_memory_does_not_bind() -> None:
     def found(memory: str | None, experts: bool | None) -> ShardingPlan:
         asked = [Asked(planner(memory, 64))]

@@ -73,6 +73,7 @@ def test_ctrl_c_ends_them_all() -> None:
     assert not multiprocessing.active_children() and time.monotonic() - begun_s < 60
 
 
+@pytest.mark.thorough
 def test_search_finds_the_same_in_two_processes(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "machine.yaml").write_text(dump_profile(two_hosts()))

@@ -81,6 +81,7 @@ def test_it_is_the_best_of_all_sets_of_operators_on_one_rank() -> None:
         plan(least - 1)
 
 
+@pytest.mark.thorough
 def test_modules_need_no_number_to_be_computed_again() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
@@ -144,6 +145,7 @@ def test_what_is_to_be_kept_is_kept_and_what_is_to_be_computed_again_is() -> Non
     assert "layers.1/gelu" in made.recomputed and "layers.0/tanh" not in made.recomputed
 
 
+@pytest.mark.thorough
 def test_where_nothing_fits_the_error_names_the_choice_that_was_not_left_to_the_planner() -> None:
     def said(**options: Any) -> str:
         with pytest.raises(BudgetError, match="no plan fits") as caught:

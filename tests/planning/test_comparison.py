@@ -48,6 +48,7 @@ def test_the_optimum_costs_no_more_than_any_baseline(model: str, mesh: str, hard
         assert first_difference(plan, plan) is None
 
 
+@pytest.mark.thorough
 def test_constraints_hold_for_all_contenders() -> None:
     contest = compare(*EXAMPLES["llama"](), mesh="dp=2,tp=2", constraints=["only tok_embeddings.weight tp:S(1)"])
     for contender in (contest.optimum, *contest.baselines):
@@ -112,6 +113,7 @@ def _texts(name: str) -> tuple[str, ...]:
         ("as-marked", lambda: blocks(256), BUDGET),
     ],
 )
+@pytest.mark.thorough
 def test_the_optimum_costs_no_more_than_baselines_that_compute_layers_again(
     checkpointing: str, example: Callable[[], Example], budget: int
 ) -> None:

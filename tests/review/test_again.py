@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from autoshard.recomputation import again_name
 from autoshard.review import check, explain, replan
 from autoshard.review.explain_text import explanation_text
@@ -24,6 +26,7 @@ def test_a_plan_that_computes_again_is_good_for_its_model() -> None:
     assert review.now_ns == review.best_ns == plan.solver.cost_ns
 
 
+@pytest.mark.thorough
 def test_an_operator_that_computes_again_is_explained_as_any_other() -> None:
     plan = plan_of(MODEL, constraints=CHECKPOINT)
     found = explain(plan, *example(MODEL), hardware=profile_of("slow"), why=again_name(SILU))
@@ -41,6 +44,7 @@ def test_what_a_plan_computes_again_stays_unless_it_is_to_be_kept() -> None:
     assert kept.solver.cost_ns < plan.solver.cost_ns
 
 
+@pytest.mark.thorough
 def test_the_graph_of_the_model_stays_that_of_the_plan() -> None:
     plan = plan_of("llama", constraints=CHECKPOINT)
     assert plan.fingerprint == plan_of("llama").fingerprint == graph_of("llama").fingerprint

@@ -205,6 +205,7 @@ def test_the_findings_are_values_for_scripts() -> None:
     assert found["findings"][0]["details"][0].startswith("changed parameter down.weight")
 
 
+@pytest.mark.thorough
 def test_a_plan_of_untied_layers_is_priced_as_it_is() -> None:
     model, args = example("llama of 2")
     made = plan(model, args, mesh="dp=2", hardware=profile_of("slow"), tie_layers=False)

@@ -94,6 +94,7 @@ def _changed(before: ShardingPlan, after: ShardingPlan) -> int:
     return sum(a != b for section in sections for a, b in zip(getattr(before, section), getattr(after, section)))
 
 
+@pytest.mark.thorough
 def test_one_layer_can_be_asked_about_alone() -> None:
     """Identical layers are decided once, but not with the one that is pinned."""
     present = asked("layers.1.attention.wo.weight", name="llama of 3", pins=())
