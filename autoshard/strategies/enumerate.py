@@ -315,10 +315,10 @@ def _rules(node: Node, metas: tuple[TensorMeta, ...], parts: int) -> _Found:
     whole = replicate_rule(len(metas), node.outputs)
     found = {rule: source for rule, source in _written_rules(node, metas, parts).items() if rule != whole}
     usable = _giving_every_rank_a_part(found, node, metas, parts)
-    if found and not usable:
-        return _Found()
     check = Check(node, metas, parts)
     held = {rule: source for rule, source in usable.items() if check.holds(rule)}
+    if not held and any(map(_cuts, found)) and not any(map(_cuts, usable)):
+        return _Found()  # shorter than the axis
     if not held and node.op.namespace == "aten":  # type: ignore[union-attr]
         guessed: dict[Rule, Source] = dict.fromkeys(guessed_rules(node, metas, parts), "guess")
         held = _giving_every_rank_a_part(guessed, node, metas, parts)
@@ -360,6 +360,10 @@ def _giving_every_rank_a_part(
         return not any(p and meta and not is_possible(meta.shape, Layout((p,)), axis) for p, meta in pairs)
 
     return {rule: source for rule, source in rules.items() if gives(rule)}
+
+
+def _cuts(rule: Rule) -> bool:
+    return any(p is not None and p.kind == "S" for p in (*rule.inputs, *rule.outputs))
 
 
 def _lack(found: int, check: Check) -> str:

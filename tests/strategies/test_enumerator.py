@@ -204,6 +204,13 @@ def test_the_warning_says_that_no_rule_passed_the_check(monkeypatch: pytest.Monk
     assert "none of its 2 sharding rules gives its numbers when it is checked" in message
 
 
+@pytest.mark.parametrize("op", [aten.unsqueeze.default, aten.triu.default, aten.zeros_like.default])
+def test_nothing_is_said_of_dims_that_leave_a_rank_nothing(op) -> None:
+    """Blocks of 6 rows over 4 ranks are 2, 2, 2 and none; what is left are addends, which no booleans are."""
+    args = (0,) if op is aten.unsqueeze.default else ()
+    assert not _warnings(operator(op, b(6, 6), *args), Mesh.parse("a=4"))
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 6), (1, 1), (2, 1, 3)])
 @pytest.mark.parametrize("op", [aten.neg.default, aten.sum.default, aten.squeeze.default, aten.any.default])
 def test_scalars_and_dims_of_no_or_one_index_are_enumerated(op, shape: tuple[int, ...]) -> None:
