@@ -180,6 +180,23 @@ def gather_parts() -> None:
     module._gen_transform_infos_non_cached = transforms
 
 
+def agree_on_infinities() -> None:
+    """Has every rank know where ``torch.amp.GradScaler`` found an inf or NaN on another one, in its shard of gradients.
+    Torch 2.13 asks the ranks along the mesh axes that cut the optimizer's first gradient, whatever cuts the others.
+    """
+    handlers: Any = DTensor._op_dispatcher._custom_op_handlers
+    handlers[torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default] = _unscale
+
+
+def _unscale(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    gradients, found, scale = args
+    op([local_of(gradient) for gradient in gradients], found, scale, **kwargs)
+    specs = [spec for gradient in gradients if (spec := known_as(gradient)) is not None]
+    cut = {(spec.mesh, k): None for spec in specs for k, p in enumerate(spec.placements) if not p.is_replicate()}
+    for mesh, axis in cut:  # in the order of the optimizer's gradients, which all ranks have
+        dist.all_reduce(found, dist.ReduceOp.MAX, mesh.get_group(axis))
+
+
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The shard of a DTensor, to which no gradient goes back; a plain tensor as it is."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -5,6 +5,8 @@ Python number, which torch describes as a DTensor too: a third of AdamW's time f
 that treats all elements alike does to a shard what it does to the whole, so a stand-in of it, which holds shards, takes
 the step: the parameters, gradients and state of the optimizer itself stay the DTensors that they are, in the same
 memory.
+
+Whether a step is left out, as a gradient scaler has it where it finds an inf, all ranks decide alike.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .adapter import known_as, local_of, next_to_step
+from .adapter import agree_on_infinities, known_as, local_of, next_to_step
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -37,13 +39,16 @@ _OURS: WeakKeyDictionary[optim.Optimizer, tuple[int, bool]] = WeakKeyDictionary(
 
 
 def step_shards_of(module: nn.Module) -> None:
-    """From here on, optimizers of a parallel module's parameters step shards where that is the same."""
+    """From here on, optimizers of a parallel module's parameters step shards where that is the same, on all ranks or on
+    none.
+    """
     _MODULES.add(module)
     _register()
 
 
 @cache
 def _register() -> None:
+    agree_on_infinities()
     register_optimizer_step_pre_hook(_prepare)
 
 
