@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 
+import torch
 from torch import fx
 
 from ..examples import example, is_unknown, new_call, shape_of, tensor_of
@@ -29,7 +30,8 @@ def fill_by_masks(graph: fx.Graph) -> None:
             continue
         if not by_places and (one is None or not one.requires_grad):
             continue  # which torch fills by itself
-        if one is not None and one.is_floating_point() and not whole.is_floating_point():
+        kind = one.dtype if one is not None else torch.float32 if isinstance(value, float) else torch.bool
+        if not torch.can_cast(kind, whole.dtype):
             continue
         with graph.inserting_before(node):
             beside = new_call(node, "reshape", mask, (*shape_of(mask), *(1,) * (whole.dim() - len(shape_of(mask)))))

@@ -43,6 +43,7 @@ from .seen import attribute_asked
 from .side_effects import Changed, side_effects_into
 from .ways import conditions_known
 
+_IN_DICT = re.compile(r"\.__dict__\['(\w+)'\]")
 _WORD = re.compile(r"\w+")
 # Functions that say something, or set what is said, and compute nothing. Methods of loggers dynamo leaves out itself.
 _SAYING = (print, warnings.warn, warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings) + (
@@ -75,8 +76,9 @@ class Dynamo:
         assert self.answer is not None, "dynamo has given an answer"
         found = re.compile(rf"\bmodel\.{re.escape(path)}\b")
         guards = self.answer[1].output_graph.guards
+        read = [_IN_DICT.sub(r".\1", readable(guard.name)) for guard in guards]
         asked = (f"{readable(g.name)}.{attribute_asked(g)}" for g in guards if g.create_fn_name() == "HASATTR")
-        return any(map(found.search, (*(readable(guard.name) for guard in guards), *asked)))
+        return any(map(found.search, (*read, *asked)))
 
     def reads(self) -> frozenset[str]:
         """The names of all attributes that the forward has read."""
