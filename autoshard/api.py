@@ -173,10 +173,9 @@ def plan(
         ConstraintError: a constraint names nothing or cannot hold.
         InfeasibleError: no assignment satisfies the pins, or none was found in the time given.
         BudgetError: the budget cannot be read, or no plan fits it; the message says which budget would work.
-        ValueError: an unknown objective, checkpointing, optimizer policy, dtype or ``against``; a bucket that is no
-            size.
-        InputError: a number of micro-batches below 1, or above it for a model without gradients; a model that is no
-            ``nn.Module``, or a path for ``held_as``.
+        ValueError: an unknown objective, checkpointing, optimizer policy, dtype or ``against``.
+        InputError: a number of micro-batches below 1, or above it for a model without gradients; a bucket that is no
+            size; a model that is no ``nn.Module``, or a path for ``held_as``.
         PlanMismatchError: ``held_as`` is a plan of another model.
         MeshError, LayoutError, ProfileError, BackendUnavailable: the argument of that name.
     """
@@ -208,7 +207,7 @@ def plan(
     optimizer = optimizer or said.get("optimizer", "adamw")
     limit = memory_limit(optimizer, said.get("memory") if memory is None else memory, soft, profile)
     load_backend(backend)  # before the work, where its packages are not installed
-    precision = Precision.of(param_dtype, reduce_dtype)
+    precision, bucket_bytes = Precision.of(param_dtype, reduce_dtype), bucket_size(bucket)
     args = as_arguments(args)
 
     def key() -> str | None:
@@ -233,7 +232,7 @@ def plan(
                 checkpointing=checkpointing,
                 micro_batches=micro_batches,
                 precision=precision,
-                bucket_bytes=bucket_size(bucket),
+                bucket_bytes=bucket_bytes,
                 report=report,
                 objective=objective,
                 backend=backend,
@@ -270,7 +269,7 @@ def plan(
             "tie layers": tie_layers,
             "checkpointing": checkpointing,
             "micro-batches": micro_batches,
-            "bucket": bucket_size(bucket),
+            "bucket": bucket_bytes,
             "precision": precision,
             "limit": limit,
             "against": against,

@@ -239,7 +239,7 @@ def plan(
     from ..constraints.baselines import baseline as baseline_of
     from ..mesh import Mesh
     from ..plans import check_writable, read_plan, write_plan
-    from ..plans.schedule import BUCKET
+    from ..plans.schedule import BUCKET, bucket_size
     from ..plans.views.show import plan_lines
 
     with _mistakes_explained():
@@ -247,6 +247,7 @@ def plan(
         given: list[str | Path] = [*(constraints or ()), *(constraint or ())]
         if baseline is not None:
             given.extend(baseline_of(baseline, parsed_mesh).constraints(parsed_mesh))
+        bucket_bytes = bucket_size(bucket or BUCKET)
         _check_time_limit(time_limit)
         other = None if held_as is None else read_plan(held_as)
         check_writable(output)  # now, not after an hour of solving
@@ -270,7 +271,7 @@ def plan(
                 evaluation=evaluation,
                 checkpointing=checkpointing.value,
                 micro_batches=micro_batches,
-                bucket=bucket or BUCKET,
+                bucket=bucket_bytes,
                 param_dtype=param_dtype,
                 reduce_dtype=reduce_dtype,
                 memory=memory,
@@ -532,12 +533,13 @@ def compare(
     """Compare the optimum with the schemes people use by hand: time, communication, memory, where they differ."""
     from ..mesh import Mesh
     from ..plans import contest_json
-    from ..plans.schedule import BUCKET
+    from ..plans.schedule import BUCKET, bucket_size
     from ..plans.views.show import console_for
     from ..plans.views.show_contest import show_contest
 
     with _mistakes_explained():
         parsed_mesh = Mesh.parse(mesh)
+        bucket_bytes = bucket_size(bucket or BUCKET)
         _check_time_limit(time_limit)
         _check_names(parsed_mesh, hardware, backend, optimizer)
         with _loaded(model) as (module, args, kwargs, progress):
@@ -557,7 +559,7 @@ def compare(
                 optimizer=optimizer,
                 checkpointing=checkpointing.value,
                 micro_batches=micro_batches,
-                bucket=bucket or BUCKET,
+                bucket=bucket_bytes,
                 param_dtype=param_dtype,
                 reduce_dtype=reduce_dtype,
                 name=model,

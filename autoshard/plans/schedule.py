@@ -41,6 +41,7 @@ from typing import Literal
 
 from cost_models.collective_kinds import RedistributionKind as CollectiveKind
 
+from ..errors import InputError
 from ..precision import cast_name, reduced_name
 from .plan import PHASES, Phase, Redistribution, ShardingPlan
 from .units import parse_bytes
@@ -62,11 +63,14 @@ def bucket_size(given: str | int) -> int:
     """Bytes of a bucket, as a user gives them: ``"25MiB"``, or a number.
 
     Raises:
-        ValueError: it is no size.
+        InputError: it is no size from 0 up.
     """
-    size = parse_bytes(given) if isinstance(given, str) else given
+    try:
+        size = parse_bytes(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise InputError(f"the bucket: {error}") from None
     if size < 0:
-        raise ValueError(f"a bucket of {given} bytes cannot be; give a size from 0 up, for example 25MiB")
+        raise InputError(f"a bucket of {given} bytes cannot be; give a size from 0 up, for example 25MiB")
     return size
 
 

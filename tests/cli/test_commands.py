@@ -90,7 +90,7 @@ def test_plan_passes_its_defaults(calls: list[tuple[Any, ...]]) -> None:
                 "tie_layers": True,
                 "checkpointing": "free",
                 "micro_batches": 1,
-                "bucket": "25MiB",
+                "bucket": 25 << 20,
                 "param_dtype": None,
                 "reduce_dtype": None,
                 "memory": None,
@@ -118,7 +118,7 @@ def test_plan_passes_what_it_is_given(calls: list[tuple[Any, ...]]) -> None:
     assert (given["hardware"], given["objective"]) == ("cpu-gloo", "communication-time")
     assert (given["backend"], given["time_limit_s"]) == ("highs", 2.5)
     assert (given["memory"], given["memory_soft"], given["optimizer"]) == ("80GiB", 2.5, "sgd")
-    assert (given["micro_batches"], given["bucket"], given["held_as"]) == (4, "1MiB", PLAN)
+    assert (given["micro_batches"], given["bucket"], given["held_as"]) == (4, 1 << 20, PLAN)
     assert (given["evaluation"], given["cache"], given["against"]) == (True, False, "experts")
     assert (given["param_dtype"], given["reduce_dtype"]) == ("bfloat16", "float32")
 
@@ -164,6 +164,8 @@ MISTAKES = {
     "time limit": (["--time-limit", "0"], "give seconds above 0"),
     "optimizer": (["--optimizer", "adam"], "unknown optimizer policy 'adam'; choose one of adamw, sgd"),
     "time limit nan": (["--time-limit", "nan"], "give seconds above 0"),
+    "bucket": (["--bucket", "abc"], "the bucket: cannot read the size 'abc'; write a number and a unit"),
+    "bucket below 0": (["--bucket", "-1"], "the bucket: cannot read the size '-1'"),
 }
 
 
