@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from ..plans.units import format_bytes
+from ..plans.units import format_enough
 from ..plans.views.axis_use import samples, tokens
 from ..plans.views.show_contest import memory_bytes
 from .search import Candidate, MeshSearch
@@ -86,7 +86,7 @@ def _reason(candidate: Candidate, winner: Candidate) -> str:
     if candidate.verdict == "cut":
         return f"cut by its bound: at least {more:.2%} slower"
     if candidate.verdict == "does not fit" and candidate.least_bytes is not None:
-        return f"does not fit: the least found to do is {format_bytes(candidate.least_bytes)}"
+        return f"does not fit: the least found to do is {format_enough(candidate.least_bytes)}"
     return candidate.reason
 
 

@@ -29,7 +29,7 @@ from ..errors import BudgetError, ConstraintError, InfeasibleError, LayoutError,
 from ..mesh import Mesh
 from ..planning import Formulation, NothingFitsError, Planner, against_experts
 from ..plans import ShardingPlan
-from ..plans.units import format_bytes
+from ..plans.units import format_bytes, format_enough
 from .branch_and_bound import Answer, Cut, best_first
 from .shapes import MOST_AXES, Shape, shapes_of
 from .side_by_side import DoAll, side_by_side
@@ -230,7 +230,7 @@ def _nothing(found: Sequence[Candidate], devices: int, budget_bytes: int | None)
         assert least.least_bytes is not None
         return BudgetError(
             f"no mesh of {devices} devices has a plan that fits {format_bytes(budget_bytes)} per rank: the smallest "
-            f"budget found to work is {format_bytes(least.least_bytes)} ({least.least_bytes} bytes), on "
+            f"budget found to work is {format_enough(least.least_bytes)} ({least.least_bytes} bytes), on "
             f"{least.shape.mesh}; use more devices, a smaller batch, or --micro-batches"
         )
     first = found[0]

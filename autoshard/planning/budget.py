@@ -44,7 +44,7 @@ from ..errors import BudgetError, InfeasibleError
 from ..lowering import Results
 from ..plans import ShardingPlan
 from ..plans.schedule import schedule
-from ..plans.units import format_bytes, format_seconds
+from ..plans.units import format_bytes, format_enough, format_seconds
 from .formulation import Formulation
 from .limit import MemoryLimit
 from .lives import uncounted, with_charges, with_lives
@@ -472,7 +472,7 @@ class _Search:
         least = memory.reserved_bytes
         needed = (
             f"{self._said()} {format_bytes(budget)} per rank ({budget} bytes): the smallest budget found to work is "
-            f"{format_bytes(least)} ({least} bytes{f': {memory.peak_words}' * bool(memory.allocator_margin)})"
+            f"{format_enough(least)} ({least} bytes{f': {memory.peak_words}' * bool(memory.allocator_margin)})"
         )
         if not self._options.explains:
             return needed

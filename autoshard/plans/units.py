@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
 
 _UNITS = {"": 1, "B": 1}
@@ -11,6 +12,7 @@ _UNITS |= {
     for power, letter in enumerate("KMGT", 1)
     for binary, base in (("i", 1024), ("", 1000))
 }
+_SHORT = ("B", "KiB", "MiB", "GiB", "TiB")
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Za-z]*)", re.ASCII)
 
 
@@ -33,13 +35,19 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """``1.5 MiB``; whole numbers of bytes below one KiB."""
-    size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{size_bytes} B" if unit == "B" else f"{size:.4g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+    """``1.5 MiB``, of four digits; whole numbers of bytes below one KiB."""
+    return _short(size_bytes, ROUND_HALF_EVEN)
+
+
+def format_enough(size_bytes: int) -> str:
+    """The same rounded up: who gives a budget as it is written here gives no less."""
+    return _short(size_bytes, ROUND_CEILING)
+
+
+def _short(size_bytes: int, rounding: str) -> str:
+    power = min(max(0, abs(size_bytes).bit_length() - 1) // 10, len(_SHORT) - 1)
+    size = Context(prec=4, rounding=rounding).divide(Decimal(size_bytes), Decimal(1024**power))
+    return f"{size.normalize():f} {_SHORT[power]}" if power else f"{size_bytes} B"
 
 
 def format_seconds(seconds: float) -> str:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from autoshard.layout import Layout, R
 from autoshard.plans import CollectiveTotal, OperatorEntry, PlanSummary, ShardingPlan, summarize, summary_json
 from autoshard.plans.dtypes import DTYPE_BYTES
 from autoshard.plans.text.notation import parse_strategy
-from autoshard.plans.units import format_bytes, format_gap, format_seconds
+from autoshard.plans.units import format_bytes, format_enough, format_gap, format_seconds, parse_bytes
 from autoshard.plans.views.axis_use import axis_lines, samples, throughput_line, tokens, unused_axes
 from autoshard.plans.views.expensive import MOST_EXPENSIVE
 from autoshard.plans.views.show import console_for, show_text
@@ -167,6 +168,11 @@ def test_the_json_has_the_documented_keys() -> None:
 )
 def test_bytes_for_people(size_bytes: int, text: str) -> None:
     assert format_bytes(size_bytes) == text
+
+
+@given(st.integers(0, 1 << 50))
+def test_a_budget_that_is_typed_back_is_enough_and_not_much_more(size_bytes: int) -> None:
+    assert size_bytes <= parse_bytes(format_enough(size_bytes)) <= size_bytes * 1.0011
 
 
 @pytest.mark.parametrize(
