@@ -176,6 +176,13 @@ class MemoryOutcome:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @property
+    def static_words(self) -> str:
+        """What of these there is, for people: ``parameters, gradients and adamw state``."""
+        gradients = ["gradients"] * (self.gradient_bytes > 0)
+        *others, last = "parameters", *gradients, *[f"{self.optimizer} state"] * (self.optimizer_bytes > 0)
+        return f"{', '.join(others)} and {last}" if others else last
+
+    @property
     def reserved_bytes(self) -> int:
         """What the allocator reserves for the peak, which is what a budget is held against."""
         return reserved_bytes(self.peak.size_bytes, self.allocator_margin)

@@ -246,6 +246,11 @@ class ShardingPlan:
             object.__setattr__(self, field, tuple(entries))
 
     @property
+    def has_backward(self) -> bool:
+        """Whether it is of a step with gradients; of a forward alone otherwise, as for evaluation."""
+        return any(entry.phase == "backward" for entry in self.operators)
+
+    @property
     def step_s(self) -> float:
         """The predicted step time in seconds if nothing overlapped (:func:`autoshard.plans.simulation.overlapped_s`
         counts what does), without the optimizer's step where its price is not known.

@@ -18,8 +18,9 @@ from autoshard.errors import CaptureError, PlanMismatchError
 from autoshard.lowering import check_graph
 from autoshard.mesh import Mesh
 from autoshard.planning import formulate, interpret
-from autoshard.plans import Redistribution, ShardingPlan
+from autoshard.plans import Redistribution, ShardingPlan, summarize
 from autoshard.plans.schedule import schedule, sent
+from autoshard.plans.views.show import headline
 from autoshard.precision import AS_IT_IS, Precision
 from solver import solve
 from tests import models
@@ -122,6 +123,18 @@ def test_the_plan_file_has_the_policy_and_a_model_in_another_dtype_is_refused():
         check_graph(plan, capture(model.bfloat16(), args, precision=plan.precision))
     with pytest.raises(ValueError, match="unknown reduce_dtype 'int8'; choose one of bfloat16"):
         planned(reduce_dtype="int8")
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [({"reduce_dtype": "float32"}, None), (NARROW, "precision: a step computes with parameters as bfloat16")],
+)
+def test_of_a_forward_alone_nothing_is_said_of_gradients(policy: dict[str, Any], said: str | None):
+    model, args = models.mlp()
+    plan = autoshard.plan(model, args, mesh="dp=2", hardware="cpu-gloo", evaluation=True, **policy)
+    lines = headline(summarize(plan))
+    assert next((line for line in lines if line.startswith("precision")), None) == said
+    assert "; parameters " in lines[-1] and "gradients" not in lines[-1] and "adamw" not in lines[-1]
 
 
 def test_buffers_stay_as_they_are_and_a_parameter_as_result_is_refused():

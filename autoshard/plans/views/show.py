@@ -132,8 +132,8 @@ def _again_line(summary: PlanSummary) -> str:
 
 def _precision_line(summary: PlanSummary) -> str:
     return (
-        f"precision: a step computes with parameters as {summary.param_dtype or 'they are'}, and reduces gradients as "
-        f"{summary.reduce_dtype or 'they are'}"
+        f"precision: a step computes with parameters as {summary.param_dtype or 'they are'}"
+        f"{f', and reduces gradients as {summary.reduce_dtype}' * (summary.reduce_dtype is not None)}"
     )
 
 
@@ -157,7 +157,7 @@ def _memory_line(memory: MemoryOutcome) -> str:
         limit += f", {memory.soft_ms_per_gib:g} ms per GiB above it"
     return (
         f"memory per rank {memory.peak_words} ({limit}), fullest in the {peak.phase} at {peak.operator}; "
-        f"parameters, gradients and {memory.optimizer} state {format_bytes(memory.static_bytes)}"
+        f"{memory.static_words} {format_bytes(memory.static_bytes)}"
     )
 
 

@@ -94,7 +94,8 @@ class PlanSummary:
 
     ``collectives`` is ordered by phase (forward first), kind and axis. ``parameter_bytes`` is the size of all
     parameters, each counted once; ``parameter_bytes_per_rank`` that of the largest shards, which is what rank 0 holds.
-    ``recomputed`` is ordered by time, longest first; ``held`` by what it is, and by bytes, most first.
+    ``recomputed`` is ordered by time, longest first; ``held`` by what it is, and by bytes, most first. ``reduce_dtype``
+    is None where there are no gradients.
     ``step_s`` adds all up; in ``overlapped_s`` what hides behind computation costs the ``contention`` of it.
     ``optimizer_s``, ``mfu`` and ``memory`` are None for a plan from before plans knew of them, ``against`` for one that
     was not held against experts. ``network`` says of each axis what it runs on, ``order`` is the rank at each position
@@ -169,7 +170,7 @@ def summarize(plan: ShardingPlan) -> PlanSummary:
         collectives=_totals(plan),
         recomputed=_again(plan),
         param_dtype=plan.precision.param_dtype,
-        reduce_dtype=plan.precision.reduce_dtype,
+        reduce_dtype=plan.precision.reduce_dtype if plan.has_backward else None,
         micro_batches=plan.micro_batches,
         held=_held(plan),
         schedule=travelling,
