@@ -7,6 +7,7 @@
     ├── StrategyWarning       (a warning) an operator without a rule is replicated
     ├── ConstraintError       a pin that names nothing, or that no plan can satisfy
     ├── InfeasibleError       no assignment satisfies the constraints
+    ├── ContradictionError    both: constraints that can hold each, and not together on one tensor or axis
     ├── BudgetError           a memory budget that cannot be read, or that no plan fits
     ├── PlanFileError         a plan file that cannot be read or written
     ├── PlanMismatchError     a good plan, but for another model, shape or mesh
@@ -42,6 +43,10 @@ class ConstraintError(AutoshardError, ValueError):
 
 class InfeasibleError(AutoshardError):
     """No assignment satisfies the constraints."""
+
+
+class ContradictionError(ConstraintError, InfeasibleError):
+    """Constraints that can hold each exclude each other, on one tensor or one axis; the message names them."""
 
 
 class BudgetError(AutoshardError, ValueError):

@@ -64,7 +64,7 @@ from functools import cached_property
 from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 
 from ..capture import CapturedGraph, Ref
-from ..errors import ConstraintError
+from ..errors import ConstraintError, ContradictionError
 from ..layout import MOST_PARTS, Layout, Placement, R, S, has_empty_shard, is_even
 from ..mesh import Mesh
 from ..micro_batches import is_held, is_summed
@@ -106,12 +106,13 @@ def limit_to_schemes(limits: Limits, axis_schemes: Sequence[AxisScheme], graph: 
     """Adds what schemes leave, each on its axis. On an axis of one rank any scheme holds.
 
     Raises:
-        ConstraintError: an axis has two schemes, or a scheme makes no sense for the model; the message says why.
+        ContradictionError: an axis has two schemes.
+        ConstraintError: a scheme makes no sense for the model; the message says why.
     """
     schemes: dict[int, AxisScheme] = {}
     for axis_scheme in axis_schemes:
         if schemes.setdefault(axis_scheme.axis, axis_scheme).scheme != axis_scheme.scheme:
-            raise ConstraintError(
+            raise ContradictionError(
                 f"the constraints {schemes[axis_scheme.axis].text!r} and {axis_scheme.text!r} give one axis two schemes"
             )
     shared = tuple(axis_scheme for axis_scheme in schemes.values() if mesh.shape[axis_scheme.axis] > 1)

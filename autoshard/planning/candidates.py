@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..capture import CapturedGraph
 from ..constraints.limits import Limit, Limits, Taking, TakingCut
 from ..constraints.names import names_of, results_of
-from ..errors import ConstraintError
+from ..errors import ConstraintError, ContradictionError
 from ..layout import Layout, format_layout, format_strategy
 from ..mesh import Mesh
 from ..strategies import Enumerator, Rulebook, Strategy
@@ -64,12 +64,14 @@ class _Limited:
             if key not in self._limited:
                 self._limited[key] = _kept(limit, strategies)
             if not self._limited[key]:
-                raise ConstraintError(self._impossible(limit, name, offered, applied))
+                raise self._impossible(limit, name, offered, applied)
             strategies = self._limited[key]
             applied.append(limit)
         return strategies
 
-    def _impossible(self, limit: Limit, name: str, strategies: tuple[Strategy, ...], applied: list[Limit]) -> str:
+    def _impossible(
+        self, limit: Limit, name: str, strategies: tuple[Strategy, ...], applied: list[Limit]
+    ) -> ConstraintError:
         """Says what a tensor can have, and which constraint stands in the way where it is not the tensor itself."""
         alone = _kept(limit, strategies)
         if not alone:
@@ -77,10 +79,14 @@ class _Limited:
             if isinstance(limit, Taking):
                 texts = [format_strategy(s.inputs, s.outputs, self._mesh) for s in strategies]
             possible = listed(texts)
-            return f"the {limit.kind} {limit.text!r} cannot hold: on the mesh {self._mesh}, {name} can have {possible}"
+            return ConstraintError(
+                f"the {limit.kind} {limit.text!r} cannot hold: on the mesh {self._mesh}, {name} can have {possible}"
+            )
         against = [other for other in applied if not _kept(other, alone)][:1] or applied
         others = " and ".join(f"the {other.kind} {other.text!r}" for other in against)
-        return f"the {limit.kind} {limit.text!r} contradicts {others}: {name} cannot have a layout that suits both"
+        return ContradictionError(
+            f"the {limit.kind} {limit.text!r} contradicts {others}: {name} cannot have a layout that suits both"
+        )
 
 
 def _kept(limit: Limit, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:

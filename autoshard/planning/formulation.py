@@ -35,7 +35,7 @@ from ..constraints.compile import compile_constraints
 from ..constraints.computed_again import again_under, may_be_again
 from ..constraints.limits import Limits
 from ..constraints.names import Results, is_meant, names_of, results_of
-from ..errors import ConstraintError
+from ..errors import ConstraintError, ContradictionError
 from ..layout import Layout
 from ..mesh import Mesh
 from ..micro_batches import operator_runs
@@ -380,7 +380,8 @@ def _equal_layouts(
             rows, columns = ([s.outputs[0] for s in strategies[i]] for i in (members[0], other))
             if not set(rows) & set(columns):
                 said = (what_it_can_have(names[i], strategies[i], limits.of(i), mesh) for i in (members[0], other))
-                raise ConstraintError(
+                is_limited = any(limits.of(i) for i in (members[0], other))
+                raise (ContradictionError if is_limited else ConstraintError)(
                     f"the constraint {alike.text!r} cannot hold: no layout is one that both {names[members[0]]} and "
                     f"{names[other]} can have on the mesh {mesh}: {', and '.join(said)}"
                 )

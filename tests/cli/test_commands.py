@@ -22,7 +22,7 @@ from autoshard.cli.command_help import EXAMPLES
 from autoshard.cli.commands import Dtype, Objective, app
 from autoshard.cli.written_files import WRITTEN
 from autoshard.constraints.baselines import baselines
-from autoshard.errors import BudgetError, CaptureError, InfeasibleError
+from autoshard.errors import BudgetError, CaptureError, ContradictionError, InfeasibleError
 from autoshard.mesh import Mesh
 from autoshard.plans import Contender, Contest, contest_json, read_plan, summary_json, write_plan
 from autoshard.precision import FLOATING_DTYPES
@@ -199,10 +199,11 @@ def test_a_profile_measured_on_another_mesh_is_refused_before_the_long_work(call
     ("error", "code"),
     [
         (InfeasibleError("no plan fits"), 3),
+        (ContradictionError("the pin 'x=dp:R' contradicts the pin 'x=dp:S(0)'"), 3),
         (BudgetError("no plan fits 1 GiB"), 2),
         (CaptureError("model.py:2 branches on data"), 2),
     ],
-    ids=["infeasible", "budget", "capture"],
+    ids=["infeasible", "contradiction", "budget", "capture"],
 )
 def test_an_error_of_the_library_is_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int

@@ -18,7 +18,15 @@ from autoshard.constraints import (
     gather_constraints,
     parse_constraint,
 )
-from autoshard.errors import AutoshardError, BudgetError, ConstraintError, InfeasibleError, LayoutError, MeshError
+from autoshard.errors import (
+    AutoshardError,
+    BudgetError,
+    ConstraintError,
+    ContradictionError,
+    InfeasibleError,
+    LayoutError,
+    MeshError,
+)
 from autoshard.layout import parse_layout
 from autoshard.mesh import Mesh
 
@@ -207,7 +215,7 @@ def test_tensors_that_are_to_be_alike_get_one_layout_and_it_costs_no_less() -> N
 
 
 def test_tensors_that_have_no_layout_in_common_cannot_be_alike() -> None:
-    with pytest.raises(ConstraintError, match=r"no layout is one that both up.weight and down.weight can have"):
+    with pytest.raises(ContradictionError, match=r"no layout is one that both up.weight and down.weight can have"):
         formulated(
             graph_of("mlp"), "dp=2", "slow", ("up.weight=dp:S(0)", "down.weight=dp:S(1)", "alike up.weight down.weight")
         )
@@ -256,7 +264,7 @@ def test_a_spec_for_another_number_of_dims_is_an_error() -> None:
     ],
 )
 def test_constraints_on_one_tensor_that_contradict_each_other_are_both_named(second: str, said: str) -> None:
-    with pytest.raises(ConstraintError) as error:
+    with pytest.raises(ContradictionError) as error:
         formulated(graph_of("mlp"), "dp=2", "slow", ("x=dp:S(0)", second))
     assert said in str(error.value)
 
