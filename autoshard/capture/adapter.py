@@ -36,6 +36,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ..errors import CaptureError
 from .annotation import marking
+from .by_numbers.adaptive_softmax import adaptive_log_softmax
 from .by_numbers.known_numbers import (
     MADE_OF_NOTHING,
     decided_by_numbers,
@@ -608,7 +609,7 @@ def _same_modes() -> Iterator[None]:
 def _unvalidated() -> Iterator[None]:
     """Has ``torch.distributions`` and ``F.gaussian_nll_loss`` take their arguments as they are, and ``nn.Transformer``
     its masks: to validate them, or to find a mask causal, they look at their numbers. And has
-    ``F.multilabel_margin_loss`` be what it is.
+    ``F.multilabel_margin_loss`` be what it is, and ``nn.AdaptiveLogSoftmaxWithLoss`` compute all rows.
     """
     look_functions_up()
     distribution: Any = torch.distributions.Distribution
@@ -618,6 +619,7 @@ def _unvalidated() -> Iterator[None]:
         with (
             patch.object(F, "gaussian_nll_loss", gaussian_nll_loss),
             patch.object(F, "multilabel_margin_loss", multilabel_margin_loss),
+            patch.object(nn.AdaptiveLogSoftmaxWithLoss, "forward", adaptive_log_softmax),
             patch.object(transformer, "_detect_is_causal_mask", is_said_to_be_causal),
             patch.object(torch, "_check_tensor_all_with", check_tensor_all_with),
         ):

@@ -282,3 +282,22 @@ def test_in_half_precision_a_number_is_as_precise_as_pythons() -> None:
         model, args = Over(of_rows).bfloat16(), (torch.ones(258, 1, dtype=torch.bfloat16), mask)
         plan = autoshard.plan(model, args, mesh="a=2", hardware="cpu-gloo", constraints=["baseline ddp"])
         check_as_before(model, args, plan, rtol=3e-3, atol=0)
+
+
+class Clustered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.classes = nn.Linear(8, 16), nn.AdaptiveLogSoftmaxWithLoss(16, 24, [8, 16], head_bias=True)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        found = self.classes(self.enter(x), y)
+        return found.loss + found.output.square().mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("constraint", ["baseline ddp", "family a=tp"])
+def test_rare_classes_are_computed_of_all_rows(constraint: str) -> None:
+    torch.manual_seed(0)
+    args = torch.randn(16, 8, dtype=torch.float64), torch.arange(16) * 7 % 24
+    model = Clustered().double()
+    plan = autoshard.plan(model, args, mesh="a=2", hardware="cpu-gloo", constraints=[constraint])
+    check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
