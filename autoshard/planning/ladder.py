@@ -4,6 +4,7 @@ Collectives that travel together and ahead hold memory. So where a search finds 
 schedule, or nothing good, it goes on with schedules that hold less: buckets that are not gathered ahead, smaller ones,
 at last each tensor alone. An answer that does not fit on one schedule is where the next search starts. Before the last
 search baselines are looked at (:mod:`autoshard.planning.experts`), and before the first one where it has far to go.
+Where each tensor travels alone from the start, the last search is on that schedule, too.
 
 The bound is that of the first schedule, whose prices are the lowest: what travels in smaller buckets takes no less. Of
 the others none is said while they are solved.
@@ -80,11 +81,13 @@ class _Ladder(Generic[_P]):
 
     def plan(self) -> ShardingPlan:
         left = list(self._schedules)
+        if len(left) == 1 and self._planner.limit.allowed_bytes is not None:
+            left.append(self._planner)  # thoroughly, where neither a first look nor a baseline fits
         while left:
             planner, *left = left
-            if not left and len(self._schedules) > 1:
+            if not left and self._bound_ns is not None:
                 self._ask_experts()
-                if self._best is not None and self._left_s() == 0:
+                if self._best is not None and (planner is self._planner or self._left_s() == 0):
                     break
             try:
                 found = self._searched(planner, is_last=not left)
@@ -107,12 +110,11 @@ class _Ladder(Generic[_P]):
 
     def _searched(self, planner: _P, is_last: bool) -> ShardingPlan:
         hints = Hints(is_last and self._best is None, self._known, self._bound_ns, self._leanest, self._first_expert)
-        if planner is self._planner:
-            return self._search(planner, self._formulation, hints)
-        left_s = self._left_s()
-        if left_s is not None:
+        is_ours, left_s = planner is self._planner, self._left_s()
+        if left_s is not None and self._bound_ns is not None:
             planner = planner.having(time_limit_s=max(LAST_S, left_s))
-        return self._search(planner, planner.program(self._formulation.constraints), hints)
+        program = self._formulation if is_ours else planner.program(self._formulation.constraints)
+        return self._search(planner, program, hints)
 
     def _first_expert(self) -> Found | None:
         """The first baseline that fits, if one does and they are asked: of those that the program can start from, as it

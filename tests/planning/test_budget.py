@@ -278,11 +278,12 @@ def test_every_bound_that_is_said_is_one_for_the_plan_that_was_asked_for() -> No
     assert bounds == {format_seconds(found.solver.bound_ns / 1e9)}
 
 
-def test_where_only_an_expert_has_a_plan_that_fits_it_is_that_one_however_short_the_search() -> None:
+@pytest.mark.parametrize("bucket", ["25MiB", 0])
+def test_where_only_an_expert_has_a_plan_that_fits_it_is_that_one_however_short_the_search(bucket: str | int) -> None:
     """Fully sharded data parallel holds least here; the search alone finds nothing below 99,944 bytes."""
     torch.manual_seed(0)
     model, args = Blocks((32,)), (torch.randn(256, 8),)
-    options: dict[str, Any] = {"mesh": "dp=2", "hardware": "cpu-gloo", "optimizer": "sgd"}
+    options: dict[str, Any] = {"mesh": "dp=2", "hardware": "cpu-gloo", "optimizer": "sgd", "bucket": bucket}
     schemes = baseline("fsdp", Mesh.parse("dp=2")).constraints(Mesh.parse("dp=2"))
     by_hand = autoshard.plan(model, args, **options, constraints=schemes, checkpointing="none")
     assert by_hand.memory is not None
