@@ -176,10 +176,10 @@ def without_strategies(
 
 
 def _wanted_in_parts(graph: CapturedGraph, offered: Offered) -> dict[Ref, frozenset[Placement]]:
-    """The cuts in parts in which tensors are wanted by who reads them; none where no scheme asks for any."""
+    """The cuts in parts in which tensors are wanted by who reads them."""
     found: dict[Ref, frozenset[Placement]] = defaultdict(frozenset)
     taken: dict[int, list[frozenset[Placement]]] = {}
-    for node, strategies in zip(graph.nodes, offered.strategies) if offered.limits.asked else ():
+    for node, strategies in zip(graph.nodes, offered.strategies):
         if id(strategies) not in taken:  # equal operators have the same tuple
             layouts = zip(*(strategy.inputs for strategy in strategies))
             taken[id(strategies)] = [
