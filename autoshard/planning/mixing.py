@@ -95,7 +95,7 @@ def said_of_mixers(graph: CapturedGraph, given: AxisScheme, gathering: AxisSchem
     cut, rows, hint = CUT_OF_INPUTS[given.scheme], graph.batch, ""
     people = "people give targets that are shifted already"
     if given.scheme in CUT_THE_BATCH:
-        people = "people gather the features of all ranks for a contrastive loss"
+        people = "people gather the rows of all ranks by hand"
         if not graph.batch_dim and graph.first_shape[1:2] == (rows,):
             hint = f". Where the batch is dim 1, which is as long ({rows}), plan for another number of steps"
     return (

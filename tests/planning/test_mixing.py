@@ -253,6 +253,7 @@ def test_operators_are_named_with_their_lines_and_written_down(name: str, found:
         plan = _plan(model, args, "a=2", "family a=ddp")
     (said,) = [str(each.message) for each in told if "mixes it" in str(each.message)]
     assert "'family a=ddp' cuts the batch, but" in said and "test_mixing.py:" in said
+    assert "people gather the rows of all ranks by hand" in said
     (pin,) = plan.pins
     assert pin == f"family a=ddp gathering {' '.join(found)}" and repr(pin) in said
     with warnings.catch_warnings():
