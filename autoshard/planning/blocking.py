@@ -115,28 +115,42 @@ def first_without_an_answer(graph: CapturedGraph, offered: Offered, profile: Pro
     prices, until_s = Prices(graph, offered.mesh, profile), time.monotonic() + ALL_S
 
     def has_none(upto: int) -> bool:
-        left_s = until_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        part, strategies = graph, offered.strategies
-        if upto < len(graph.nodes):
-            gradients = tuple((name, ref) for name, ref in graph.gradients if ref.node < upto)
-            part = replace(graph, nodes=graph.nodes[:upto], outputs=(), gradients=gradients, mutations=())
-            strategies = strategies[:upto]
-        program = assemble(
-            part,
-            offered.mesh,
-            prices.on(part),
-            offered.limits,
-            strategies,
-            objective="communication-time",
-            constraints=(),
-            tie_layers=True,
-            keep_copies=True,
-        )
-        solution = solve(program.problem, time_limit_s=min(EACH_S, left_s), relative_gap=ANY_PLAN, explains=False)
-        return solution.status is Status.INFEASIBLE
+        return first_answer(graph, offered, prices, upto, until_s) is Status.INFEASIBLE
 
     if not has_none(len(graph.nodes)):
         return None
     return bisect_left(range(len(graph.nodes)), True, key=has_none) - 1
+
+
+def first_answer(graph: CapturedGraph, offered: Offered, prices: Prices, upto: int, until_s: float) -> Status:
+    """What the solver says of the program of the first nodes of a graph, stopped at its first answer. Layers alike are
+    decided alike.
+
+    Args:
+        prices: of the graph on the mesh of what is offered; they say what can be sent.
+        until_s: when the time for it ends, on the monotonic clock.
+
+    Raises:
+        TimeoutError: it has ended.
+    """
+    left_s = until_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    part, strategies = graph, offered.strategies
+    if upto < len(graph.nodes):
+        gradients = tuple((name, ref) for name, ref in graph.gradients if ref.node < upto)
+        part = replace(graph, nodes=graph.nodes[:upto], outputs=(), gradients=gradients, mutations=())
+        strategies = strategies[:upto]
+    program = assemble(
+        part,
+        offered.mesh,
+        prices.on(part),
+        offered.limits,
+        strategies,
+        objective="communication-time",
+        constraints=(),
+        tie_layers=True,
+        keep_copies=True,
+    )
+    limit_s = min(EACH_S, left_s)
+    return solve(program.problem, time_limit_s=limit_s, relative_gap=ANY_PLAN, explains=False).status

@@ -2,84 +2,82 @@
 
 Under ``tp`` a matrix that is cut by columns goes with one that is cut by rows, and between two such pairs nothing but
 sums is sent. What a lone matrix makes, as a projection between stages does, or what it gives back in the backward,
-would have to be gathered. People leave it whole. Which these are is looked for where a scheme has no plan on its axis
-alone: of the operator up to which there is none the nearest matrix before it is left, until there is one.
+would have to be gathered. Which these are is looked for where a scheme has no plan, on its axis alone: from the largest
+to the smallest, a matrix is cut if there is a plan that cuts it and leaves all that are smaller, and else is left. So
+one is found wherever leaving all but one matrix gives one.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 
 from cost_models import Profile
+from solver import Status
 
-from ..capture import CapturedGraph
+from ..capture import CapturedGraph, Ref
 from ..constraints import CUT_OF_INPUTS, AxisScheme
 from ..constraints.layers import layers
 from ..constraints.roles import Roles
-from ..errors import ConstraintError
 from ..mesh import Mesh
 from ..ops import is_contraction
 from ..plans import ShardingPlan
 from ..strategies import Rulebook
-from .blocking import first_without_an_answer
+from .blocking import first_answer
 from .mixing import offered_under, where_of, without_strategies
+from .pricing import Prices
 
-MOST_LEFT = 12
-"""Matrices of a layer, at most."""
 LOOKED_S = 30.0
-"""Seconds after which no more is looked for."""
+"""Seconds after which no more is looked for; what is undecided then is left."""
 
 
 def lone_matrices(
     graph: CapturedGraph, scheme: AxisScheme, mesh: Mesh, profile: Profile, rulebook: Rulebook
 ) -> tuple[str, ...]:
-    """The names of the parameters that a scheme has to leave to the solver, those of numbered layers as one pattern.
-    None where it cuts no layers, where nothing stands in its way, and where leaving some does not help.
+    """The names of the parameters that a scheme has to leave to the solver, the largest first, those of numbered layers
+    as one pattern. None where it cuts no layers, where nothing stands in its way, and where leaving some does not help.
 
     Args:
         profile: prices what is sent, and so says what can be.
     """
     if scheme.scheme in CUT_OF_INPUTS or mesh.shape[scheme.axis] == 1:
         return ()
-    roles = Roles(graph)
+    names, until_s = _largest_first(graph, scheme.leaving), time.monotonic() + LOOKED_S
+    prices = Prices(graph, Mesh((mesh.axes[scheme.axis],), (mesh.shape[scheme.axis],)), profile)
 
-    def blocked(names: list[str]) -> int | None:
-        """The first operator that stands in the way where these are left."""
-        offered = offered_under(graph, [scheme.having_also(names)], mesh, rulebook)
-        if offered is None:
-            raise ConstraintError("the scheme makes no sense without them")
-        at = next(without_strategies(graph, offered), None)
-        return first_without_an_answer(graph, offered, profile) if at is None else at
+    def has_a_plan(cut: Sequence[str]) -> bool:
+        """Whether there is one that cuts these and leaves the others."""
+        left = [name for name in names if name not in cut]
+        offered = offered_under(graph, [scheme.having_also(left)], mesh, rulebook)
+        if offered is None or next(without_strategies(graph, offered), None) is not None:
+            return False
+        return first_answer(graph, offered, prices, len(graph.nodes), until_s) in (Status.OPTIMAL, Status.FEASIBLE)
 
-    left: list[str] = []
-    until_s = time.monotonic() + LOOKED_S
-    try:
-        while (at := blocked(left)) is not None:
-            name = next(_nearest(graph, at, roles, (*scheme.leaving, *left)), None)
-            if name is None or len(left) == MOST_LEFT or time.monotonic() > until_s:
-                return ()
-            left.append(name)
-        for name in left[:-1]:  # without the last one nothing would do
-            fewer = [other for other in left if other != name]
-            left = fewer if blocked(fewer) is None else left
-    except (TimeoutError, ConstraintError):
-        return ()
-    return tuple(left)
+    cut, undecided = list[str](), names
+    with suppress(TimeoutError):
+        while undecided:
+            counts = range(1, len(undecided) + 1)
+            also = bisect_left(counts, True, key=lambda count: not has_a_plan([*cut, *undecided[:count]]))
+            cut += undecided[:also]
+            undecided = undecided[also + 1 :]
+    return tuple(name for name in names if name not in cut) if cut else ()
 
 
 def said_of_lone(graph: CapturedGraph, given: AxisScheme, leaving: AxisScheme) -> str:
-    """What a scheme leaves to the solver beside what was said, and what people do about it."""
+    """What a scheme leaves to the solver beside what was said, and why."""
     first, *others = (name for name in leaving.leaving if name not in given.leaving)
     parameters = [i for i, node in graph.of_kind("parameter") if fnmatchcase(node.name, first)]
     where = where_of(graph.nodes[next(Roles(graph).readers(frozenset(parameters)))])
     also = f" and {len(others)} more" if others else ""
     return (
-        f"{given.text!r} cuts the matrices of layers in pairs, by columns and by rows, but {first}{also}, read by "
-        f"{where}, has no other to go with: whether it is cut is left to the solver (people leave it whole). The plan "
-        f"says {leaving.text!r}"
+        f"{given.text!r} cuts the matrices of layers in pairs, by columns and by rows, and has no plan that cuts all: "
+        f"beside larger ones {first}{also}, read by {where}, has no other to go with, and whether it is cut is left to "
+        f"the solver. The plan says {leaving.text!r}"
     )
 
 
@@ -107,20 +105,20 @@ def said_of_computed(graph: CapturedGraph, scheme: AxisScheme, plan: ShardingPla
     )
 
 
-def _nearest(graph: CapturedGraph, at: int, roles: Roles, left: tuple[str, ...]) -> Iterator[str]:
-    """Of matrices that are not left those that operators before this one read, the nearest first."""
-    weights, matrices = roles.weights, roles.matrices - roles.narrow
-    found = layers(graph)
-    seen, waiting = {at}, deque([at])
-    while waiting:
-        node = graph.nodes[waiting.popleft()]
-        for parameter in [weights[ref.node] for ref in node.inputs if ref.node in weights and is_contraction(node)]:
-            name = graph.nodes[parameter].name
-            if parameter in matrices and not any(fnmatchcase(name, pattern) for pattern in left):
-                yield _of_all_layers(name, found)
-        before = [ref.node for ref in node.inputs if ref.node not in seen and ref.node not in weights]
-        seen.update(before)
-        waiting.extend(before)
+def _largest_first(graph: CapturedGraph, left: tuple[str, ...]) -> list[str]:
+    """The names of the matrices that products of layers read and nobody has left yet, by the elements that they read,
+    those of layers alike as one name: also small ones, and halves of low rank, which a scheme does not ask to be cut.
+    """
+    roles, found = Roles(graph), layers(graph)
+    sizes: dict[str, int] = defaultdict(int)
+    for i, node in graph.of_kind("operator"):
+        if node.phase == "backward" or not is_contraction(node) or i not in roles.layered:
+            continue
+        for parameter in sorted({roles.weights[ref.node] for ref in node.inputs if ref.node in roles.weights}):
+            name, shape = graph.nodes[parameter].name, graph.meta(Ref(parameter)).shape
+            if len(shape) > 1 and not any(fnmatchcase(name, pattern) for pattern in left):
+                sizes[_of_all_layers(name, found)] += math.prod(shape)
+    return sorted(sizes, key=lambda name: -sizes[name])
 
 
 def _of_all_layers(name: str, found: Mapping[str, list[int]]) -> str:

@@ -82,6 +82,71 @@ def test_a_matrix_without_another_to_go_with_is_left_to_the_solver_and_the_other
     assert check(again, model, args).fits
 
 
+class HalfByHalf(nn.Module):
+    """One half of the columns gates the norm of the other, as in gMLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.up = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH)
+        self.norm, self.down = nn.LayerNorm(2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, gated = F.gelu(self.up(self.before(x))).chunk(2, -1)
+        return self.down(gate * self.norm(gated))  # type: ignore[no-any-return]
+
+
+class ChannelMix(nn.Module):
+    """A pair, and a matrix that gates what it makes, as in RWKV."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.receptance = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.value, self.norm = nn.Linear(4 * WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return torch.sigmoid(self.receptance(x)) * self.value(F.relu(self.key(x)) ** 2)
+
+
+class GatedHeads(nn.Module):
+    """What small matrices make of single heads is put together for a gate, as in mLSTM: nobody asks for these cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.turn, self.gate = nn.Parameter(torch.randn(2 * WIDTH, 2, 2)), nn.Linear(8 * WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(self.norm(x)).unflatten(-1, (-1, 2))
+        h = torch.einsum("bthd,hod->btho", h, self.turn).flatten(2)
+        gate = self.gate(torch.cat([h, h * h], -1)).sigmoid().mean(-1, keepdim=True)
+        return self.down(h * gate)  # type: ignore[no-any-return]
+
+
+class Alike(nn.Module):
+    """Layers of one kind, what they make added to what they read."""
+
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+LEFT = [(HalfByHalf, "up.weight"), (ChannelMix, "receptance.weight"), (GatedHeads, "turn")]
+
+
+@pytest.mark.parametrize(("layer", "name"), LEFT)
+def test_of_matrices_that_could_be_left_the_smallest_is(layer: Callable[[], nn.Module], name: str) -> None:
+    asked = {"mesh": "tp=2", "hardware": "cpu-gloo", "constraints": ["family tp=tp"], "cache": False}
+    with pytest.warns(StrategyWarning, match=rf"has no plan that cuts all: .*\.{name}, read by "):
+        plan = autoshard.plan(Alike(layer), (torch.randn(4, 6, WIDTH),), **asked)
+    assert plan.pins == (f"family tp=tp leaving layers.*.{name}",)
+
+
 def test_what_is_left_out_may_be_said_beforehand() -> None:
     """And no more is looked for, as there is a plan."""
     model, args = stages()
