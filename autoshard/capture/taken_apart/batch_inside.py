@@ -5,8 +5,8 @@ batch could not be cut. ``autoshard::linear`` keeps the dims in front, and each 
 which torch calls. ``autoshard::outer`` is the gradient of its matrix.
 
 So are rows and heads of attention, (B, H, T, D), where a matrix that is the same for all of them meets these by
-``torch.matmul`` or an equation: queries a table of positions, or random features. Where each step has a matrix of its
-own, (T, B, H, D), that is ``autoshard::linear_of_each``.
+``torch.matmul`` or an equation: queries a table of positions, or random features. Where each step, or each head, has a
+matrix of its own, (T, B, H, D), that is ``autoshard::linear_of_each``.
 
 Shapes: x is (..., K), the matrix (N, K), with two or more dims in front; of each, x is (G, ..., K), and (G, N, K).
 """
@@ -147,34 +147,23 @@ def _product_of(node: fx.Node, kept: Kept) -> bool:
     return True
 
 
-def _einsum_of(node: fx.Node, kept: Kept) -> bool:
+def _einsum_of(node: fx.Node, kept: Kept, ahead: Sequence[int] = ()) -> bool:
+    """The same of an equation, in which an index of both tensors and the result may pick the matrix: a step, a head.
+
+    Args:
+        ahead: lengths that then stand in front of those that are kept.
+    """
     equation = equation_of(node)
     if equation is None or len(equation.terms) != 2:
         return False
     for (x, of_x), (y, of_y) in (equation.terms, equation.terms[::-1]):
         sides = sides_of(x, y, equation.made)
-        if sides is None or sides.front or not sides.columns:
+        if sides is None or len(sides.front) > 1 or not sides.columns or _is_of_parameters(of_x):
             continue
-        front = [size for label, size in zip(x, shape_of(of_x)) if label in sides.rows]
-        if kept(front) and not _is_of_parameters(of_x):
-            node.args, node.target = (of_x, of_y, x, y, equation.made), _einsum_inside
-            return True
-    return False
-
-
-def _einsum_of_heads(node: fx.Node, kept: Kept) -> bool:
-    """The same, or an equation in which the index of a step picks the matrix that all rows and heads meet."""
-    equation = equation_of(node)
-    if equation is None or len(equation.terms) != 2:
-        return False
-    if _einsum_of(node, kept):
-        return True
-    for (x, of_x), (y, of_y) in (equation.terms, equation.terms[::-1]):
-        sides = sides_of(x, y, equation.made)
-        if sides is None or len(sides.front) != 1 or not sides.columns or _is_of_parameters(of_x):
-            continue
-        if kept([1, *(size for label, size in zip(x, shape_of(of_x)) if label in sides.rows)]):
-            node.args, node.target = (of_x, of_y, x, y, equation.made), _einsum_of_each
+        rows = [size for label, size in zip(x, shape_of(of_x)) if label in sides.rows]
+        if kept([*ahead, *rows] if sides.front else rows):
+            node.target = _einsum_of_each if sides.front else _einsum_inside
+            node.args = of_x, of_y, x, y, equation.made
             return True
     return False
 
@@ -202,7 +191,10 @@ _REWRITES: _Rewrites = {
     torch.functional.einsum: _einsum_of,
     F.cross_entropy: _cross_entropy_of,
 }
-_OF_HEADS: _Rewrites = {**dict.fromkeys(MULTIPLIES, _product_of), torch.functional.einsum: _einsum_of_heads}
+_OF_HEADS: _Rewrites = {
+    **dict.fromkeys(MULTIPLIES, _product_of),
+    torch.functional.einsum: partial(_einsum_of, ahead=(1,)),  # beside rows and heads, what picks the matrix
+}
 
 
 def _is_inside(front: Sequence[int], batch: int) -> bool:
