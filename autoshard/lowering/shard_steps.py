@@ -21,7 +21,7 @@ from torch import Tensor, nn, optim
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .adapter import agree_on_infinities, known_as, local_of, next_to_step
+from .adapter import agree_on_infinities, dtensor_of, known_as, local_of, next_to_step
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -73,9 +73,31 @@ def _with_stand_in(optimizer: optim.Optimizer, args: tuple[Any, ...], kwargs: di
 
 
 def _without_stand_in(optimizer: optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Has whoever is given the arguments of the step find the optimizer's own groups and state there."""
+    """Has whoever is given the arguments of the step find the optimizer's own groups and state there, with what the
+    step has made.
+    """
     if args[0] is not optimizer:
+        _take_over(optimizer, args[0])
         args[0].__dict__ = optimizer.__dict__
+
+
+def _take_over(optimizer: optim.Optimizer, stand_in: optim.Optimizer) -> None:
+    """Gives the optimizer the state that the step has made. Where a kernel left the step out, as a gradient scaler has
+    it, nothing was written into that.
+    """
+    made = []
+    for group, theirs in zip(optimizer.param_groups, stand_in.param_groups, strict=True):
+        stepped = (parameter for parameter in group["params"] if parameter.grad is not None)
+        for parameter, shard in zip(stepped, theirs["params"], strict=True):
+            had = {key for key, value in optimizer.state.get(parameter, {}).items() if value is not None}
+            has = ((key, value) for key, value in stand_in.state[shard].items() if value is not None)
+            made += [(parameter, key, value) for key, value in has if key not in had]
+    found_inf = getattr(stand_in, "found_inf", None)
+    if made and found_inf is not None and found_inf.item():
+        return
+    for parameter, key, value in made:
+        spec = known_as(parameter.grad)
+        optimizer.state[parameter][key] = value if spec is None else dtensor_of(value, spec)
 
 
 def _is_ours(optimizer: optim.Optimizer) -> bool:
@@ -91,7 +113,8 @@ def _is_ours(optimizer: optim.Optimizer) -> bool:
 
 def _stand_in(optimizer: optim.Optimizer) -> optim.Optimizer | None:
     """The optimizer with shards in the place of DTensors. None where it has no state yet, or not all of it, which it
-    makes as DTensors, or where a gradient or a state is placed otherwise than its parameter.
+    makes as DTensors, or where a gradient or a state is placed otherwise than its parameter. SGD makes its state of
+    gradients, and has none without momentum.
     """
     groups: list[dict[str, Any]] = []
     state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
@@ -102,19 +125,20 @@ def _stand_in(optimizer: optim.Optimizer) -> optim.Optimizer | None:
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
-            held = optimizer.state.get(parameter)
-            if not held or not all(isinstance(value, Tensor) for value in held.values()):
+            held = optimizer.state.get(parameter, {})
+            made = [value for value in held.values() if isinstance(value, Tensor)]
+            if type(optimizer) is not optim.SGD and (not held or len(made) < len(held)):
                 return None
-            if not _are_alike(parameter, parameter.grad, *held.values()):
+            if not _are_alike(parameter, parameter.grad, *made):
                 return None
             shard = local_of(parameter).detach()  # a tensor of its own: its gradient is let go of with it
             shard.grad = local_of(parameter.grad)
             state[shard] = {key: local_of(value) for key, value in held.items()}
             shards.append(shard)
         groups.append(group | {"params": shards})
-    made: optim.Optimizer = object.__new__(type(optimizer))
-    made.__dict__.update(optimizer.__dict__, param_groups=groups, state=state)
-    return made
+    stand_in: optim.Optimizer = object.__new__(type(optimizer))
+    stand_in.__dict__.update(optimizer.__dict__, param_groups=groups, state=state)
+    return stand_in
 
 
 def _are_alike(parameter: Tensor, gradient: Tensor, *states: Tensor) -> bool:

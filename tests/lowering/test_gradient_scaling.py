@@ -25,10 +25,13 @@ PINS = ("whole=dp:R tp:R", "rows=dp:S(0) tp:R", "columns=dp:R tp:S(1)", "uneven=
 SESSIONS: dict[str, tuple[Callable[[Iterable[nn.Parameter]], optim.Optimizer], bool]] = {
     "SGD": (partial(optim.SGD, lr=0.1), False),
     "SGD on lists, clipped": (partial(optim.SGD, lr=0.1, momentum=0.9, foreach=True), True),
+    "fused SGD": (partial(optim.SGD, lr=0.1, momentum=0.9, fused=True), False),
     "fused AdamW": (partial(optim.AdamW, lr=0.1, fused=True), False),
     "fused AdamW, clipped": (partial(optim.AdamW, lr=0.1, fused=True), True),
 }
 """An optimizer, and whether gradients are unscaled and clipped before the step."""
+OF_ONE_PROCESS = SESSIONS | {"fused SGD": (partial(optim.SGD, lr=0.1, momentum=0.9), False)}
+"""Torch's own fused SGD goes on from memory that nothing was written into where its first step was left out."""
 OVERFLOWS = ("rows", None, "columns", "uneven", None)
 """The parameter whose last gradient is infinite in each step."""
 
@@ -79,7 +82,7 @@ def test_what_overflows_on_one_rank_stops_the_step_on_all() -> None:
         cut = partial(autoshard.shard_inputs, plan, mesh)
         return [trained(copy.deepcopy(parallel), cut, *session) for session in SESSIONS.values()]
 
-    expected = [trained(Sums(), lambda *a: a, *session) for session in SESSIONS.values()]
+    expected = [trained(Sums(), lambda *a: a, *session) for session in OF_ONE_PROCESS.values()]
     with capturing_once(capture(Sums(), args, guarded=True)):
         results = run_ranks(plan.mesh.size, one)
     for found in results:

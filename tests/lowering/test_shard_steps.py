@@ -86,6 +86,19 @@ def dtensor_operators(optimizer: optim.Optimizer, *closure: Any) -> int:
     return operators.found
 
 
+@pytest.mark.parametrize(("kind", "options"), [(optim.SGD, {}), (optim.SGD, {"momentum": 0.9}), (optim.Adagrad, {})])
+def test_kernels_that_torch_has_no_rule_for_step_shards_from_the_first_step_on(
+    module: nn.Module, kind: type[optim.Optimizer], options: dict[str, Any]
+) -> None:
+    other = copy.deepcopy(module)
+    ours, theirs = (kind(m.parameters(), lr=0.1, **options, fused=m is module) for m in (module, other))  # type: ignore[call-arg]
+    train(module, ours)
+    train(other, theirs, lambda: None)
+    torch.testing.assert_close(values(module, ours), values(other, theirs))
+    assert all(isinstance(v, DTensor) or v.dim() == 0 for s in ours.state.values() for v in s.values())
+    assert len(ours.state) == len(theirs.state)
+
+
 @pytest.mark.parametrize(("kind", "options"), KERNELS)
 def test_every_optimizer_does_to_shards_what_it_does_to_dtensors(
     module: nn.Module, kind: type[optim.Optimizer], options: dict[str, Any]
