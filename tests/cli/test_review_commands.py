@@ -214,7 +214,7 @@ def test_a_replan_that_fails_says_where_and_leaves_every_file_alone(folder: Path
     Path("plan.yaml").write_text(text)
     before = {path.name: path.read_bytes() for path in folder.glob("*.yaml")}
     result = invoke("replan", "plan.yaml", "model.py:small", "-o", "plan.yaml", *HARDWARE)
-    assert result.exit_code == 2 and result.stdout == ""
+    assert result.exit_code == 3 and result.stdout == ""
     assert "contradicts the constraint 'only x dp:S(0)'" in result.stderr and f"plan.yaml, line {line}" in result.stderr
     assert {path.name: path.read_bytes() for path in folder.glob("*.yaml")} == before
 
