@@ -411,7 +411,7 @@ class FakeResults:
 class _KnowingMode(FakeTensorMode):
     """Knows the numbers of tensors that are made of no other, as by ``arange``, too, and what is computed of them; and
     of the arguments that have some. Dynamo's graph says where Python took one of them. ``large`` are the sizes of the
-    tensors that it leaves out for having more than ``most`` elements.
+    tensors that only one that knows ``MOST`` would know, or would not write down.
     """
 
     knows_numbers = True

@@ -18,9 +18,6 @@ def with_left(module: nn.Module, left: tuple[str, ...], result: Any) -> Any:
         return result
     returned, values = result
     for path, value in zip(left, values):
-        owner: Any = module
-        *owners, name = path.split(".")
-        for part in owners:
-            owner = getattr(owner, part)
-        setattr(owner, name, value)
+        owner, _, name = path.rpartition(".")
+        setattr(module.get_submodule(owner), name, value)
     return returned

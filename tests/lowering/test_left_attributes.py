@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
 import autoshard
 from autoshard.capture import capture
@@ -22,6 +21,7 @@ from ..fuzz.judge import capturing_once
 from ..fuzz.random_plans import random_plan
 from ..fuzz.ranks import run_ranks
 from ..thorough import some_thorough
+from .sessions import full
 
 MESH = {"a": 2, "b": 2}
 ROWS, STEPS, WIDTH = 8, 4, 16
@@ -96,10 +96,6 @@ def made(make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-def whole(value: Any) -> Any:
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
 def two_steps(
     model: nn.Module, args: tuple[Tensor, ...], loss: Callable[[Any, Any], Tensor], see: Callable[[Any], list[Any]]
 ) -> list[Any]:
@@ -108,8 +104,8 @@ def two_steps(
         model.zero_grad()
         found = loss(model, args)
         found.backward()
-        seen += [whole(value).detach() for value in (found, *see(model))]
-        seen += [whole(p.grad).detach().clone() for p in model.parameters() if p.grad is not None]
+        seen += [full(value).detach() for value in (found, *see(model))]
+        seen += [full(p.grad).detach().clone() for p in model.parameters() if p.grad is not None]
     return seen
 
 
