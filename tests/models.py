@@ -74,6 +74,19 @@ def blocks(batch: int = 64) -> Example:
     return Blocks((32, 48)), (torch.randn(batch, 8),)
 
 
+class AlikeLayers(nn.Module):
+    """Two layers of one kind, what they make added to what they read, and a loss."""
+
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
 class ConvNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()

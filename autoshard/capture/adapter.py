@@ -434,7 +434,7 @@ class _KnowingMode(FakeTensorMode):
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.masked_select.default and is_of_arguments(args[1]) and args[0].shape == args[1].shape:
             func, args = aten.index.Tensor, (args[0], [args[1]])  # of which the size is known
-        are_known = self._are_known(args, kwargs)  # of which torch forgets some where it makes one that is too large
+        are_known = _are_known(args, kwargs)  # of which torch forgets some where it makes one that is too large
         made: Any = super().dispatch(func, types, args, kwargs)
         if self._has_arguments and (given := list(filter(is_of_arguments, tree_leaves((args, kwargs))))):
             _note_what_decides(func, args, given, made)
@@ -452,10 +452,6 @@ class _KnowingMode(FakeTensorMode):
             self._note_large(made)
         return made
 
-    def _are_known(self, args: Any, kwargs: Any) -> bool:
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        return bool(tensors) and all(getattr(each, "constant", None) is not None for each in tensors)
-
     def _note_large(self, made: FakeTensor) -> None:
         if self.most == LARGEST:
             self.large.append(made.numel())
@@ -468,6 +464,12 @@ class _KnowingMost(_KnowingMode):
     """Knows numbers of larger tensors, too."""
 
     most = MOST
+
+
+def _are_known(args: Any, kwargs: Any) -> bool:
+    """Whether the numbers of all tensors among arguments are known, and there are any."""
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    return bool(tensors) and all(getattr(each, "constant", None) is not None for each in tensors)
 
 
 def _note_what_decides(func: Any, args: tuple[Any, ...], given: Sequence[Any], made: Any) -> None:

@@ -12,6 +12,7 @@ from autoshard.capture import capture
 from autoshard.capture.taken_apart.matrix_products import product
 from autoshard.plans import ShardingPlan
 
+from ..models import AlikeLayers
 from ..thorough import some_thorough
 from .as_before import check_as_before
 
@@ -42,22 +43,9 @@ class WithoutKernel(Attention):
         return self.out(F.scaled_dot_product_attention(q, k, v, self.bias).transpose(1, 2).reshape(x.shape))
 
 
-class Layers(nn.Module):
-    """Two layers, and a loss."""
-
-    def __init__(self, layer: type[Attention] = Attention) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layer() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return x.square().mean()
-
-
 def _example(layer: type[Attention] = Attention) -> tuple[nn.Module, tuple[Tensor]]:
     torch.manual_seed(0)
-    return Layers(layer).double(), (torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64),)
+    return AlikeLayers(layer).double(), (torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64),)
 
 
 def _plan(mesh: str, *constraints: str, layer: type[Attention] = Attention) -> ShardingPlan:

@@ -16,6 +16,7 @@ from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 from autoshard.review import check
 
 from ..lowering.as_before import check_as_before
+from ..models import AlikeLayers
 from ..thorough import some_thorough
 
 WIDTH = 8
@@ -123,19 +124,6 @@ class GatedHeads(nn.Module):
         return self.down(h * gate)  # type: ignore[no-any-return]
 
 
-class Alike(nn.Module):
-    """Layers of one kind, what they make added to what they read."""
-
-    def __init__(self, layer: Callable[[], nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layer() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return x.square().mean()
-
-
 LEFT = [(HalfByHalf, "up.weight"), (ChannelMix, "receptance.weight"), (GatedHeads, "turn")]
 
 
@@ -143,7 +131,7 @@ LEFT = [(HalfByHalf, "up.weight"), (ChannelMix, "receptance.weight"), (GatedHead
 def test_of_matrices_that_could_be_left_the_smallest_is(layer: Callable[[], nn.Module], name: str) -> None:
     asked = {"mesh": "tp=2", "hardware": "cpu-gloo", "constraints": ["family tp=tp"], "cache": False}
     with pytest.warns(StrategyWarning, match=rf"has no plan that cuts all: .*\.{name}, read by "):
-        plan = autoshard.plan(Alike(layer), (torch.randn(4, 6, WIDTH),), **asked)
+        plan = autoshard.plan(AlikeLayers(layer), (torch.randn(4, 6, WIDTH),), **asked)
     assert plan.pins == (f"family tp=tp leaving layers.*.{name}",)
 
 

@@ -51,21 +51,19 @@ def hold_plain_tensors(model: nn.Module) -> set[str]:
         The FQNs of those that became buffers now.
     """
     made = set()
-    holders: dict[int, list[tuple[nn.Module | None, str, torch.Tensor]]] = defaultdict(list)
+    holders: dict[int, list[tuple[nn.Module | None, str, str, torch.Tensor]]] = defaultdict(list)
     for _, tensor in _tensors(model):
-        holders[storage_of(tensor)].append((None, "", tensor))
-    paths = {}
+        holders[storage_of(tensor)].append((None, "", "", tensor))
     for path, module in model.named_modules():
-        paths[id(module)] = path
         for name, tensor in vars(module).items():
             if isinstance(tensor, torch.Tensor) and is_plain(tensor) and not is_lazy(tensor):
-                holders[storage_of(tensor)].append((module, name, tensor))
+                holders[storage_of(tensor)].append((module, path, name, tensor))
     for found in holders.values():
-        (holder, name, tensor), *others = found
+        (holder, path, name, tensor), *others = found
         if holder is not None and not others and not tensor.requires_grad:
             delattr(holder, name)
             holder.register_buffer(name, tensor, persistent=False)
-            made.add(f"{paths[id(holder)]}.{name}".removeprefix("."))
+            made.add(f"{path}.{name}".removeprefix("."))
     return made
 
 
