@@ -542,6 +542,8 @@ def compare(
         bucket_bytes = bucket_size(bucket or BUCKET)
         _check_time_limit(time_limit)
         _check_names(parsed_mesh, hardware, backend, optimizer)
+        if plans is not None:
+            make_folder(plans)
         with _loaded(model) as (module, args, kwargs, progress):
             from ..planning.comparison import compare as make_contest  # as above
 
@@ -585,7 +587,6 @@ def _loaded(model: str) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any], 
 def _write_plans(contest: Contest, folder: Path) -> None:
     from ..plans import write_plan
 
-    make_folder(folder)
     for contender in (contest.optimum, *contest.baselines):
         if contender.plan is not None:
             write_plan(contender.plan, folder / contender.file_name)

@@ -98,7 +98,7 @@ def search(
         raise typer.BadParameter(f"{price} is no price; give 0 or more", param_hint="--price")
     with mistakes_explained(), warnings_explained():
         _check_names(hardware, backend, optimizer)
-        _make(output)
+        make_folder(output)
         with progress_shown() as progress:
             from ..constraints import gather_constraints  # with what else needs torch and a solver
             from ..mesh_search import search_meshes, shapes_of
@@ -210,14 +210,6 @@ def _check_names(hardware: str, backend: str, optimizer: str) -> None:
         optimizer_policy(optimizer)
     except (ValueError, BackendUnavailable) as error:
         fail(str(error), EXIT_MISTAKE)
-
-
-def _make(folder: Path) -> None:
-    """Makes the folder, and refuses one that cannot be written, before the long work starts."""
-    from ..plans import check_writable
-
-    make_folder(folder)
-    check_writable(folder / "plan.yaml")
 
 
 def _write(searches: list[MeshSearch], folder: Path) -> list[Path]:

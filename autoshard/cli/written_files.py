@@ -36,12 +36,17 @@ Named: TypeAlias = tuple[str, str]
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those around it, if they are not there; ends the command with why it cannot be made."""
+    """Makes a folder for plans and those around it, if they are not there, before the work that makes the plans; ends
+    the command with why it cannot be made or written into.
+    """
+    from ..plans import check_writable
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = "it is a file, and a folder is needed; name another" if folder.is_file() else error.strerror
         fail(f"cannot make the folder {folder}: {why}", EXIT_MISTAKE)
+    check_writable(folder / "plan.yaml")
 
 
 def check_files(context: Any) -> None:

@@ -298,10 +298,10 @@ def test_compare_prints_a_table_or_json_and_writes_the_plans(folder: Path, monke
     assert [options["checkpointing"] for options in seen] == ["free", "none"]
 
 
-def test_compare_refuses_a_folder_that_is_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_comparison(monkeypatch, CONTEST)
+def test_compare_refuses_a_folder_that_is_a_file_before_it_plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = fake_comparison(monkeypatch, CONTEST)
     result = invoke("compare", "model.py:model", "--mesh", "dp=2,tp=2", "--plans", "plan.yaml")
-    assert result.exit_code == 2 and "cannot make the folder plan.yaml" in result.stderr
+    assert result.exit_code == 2 and "cannot make the folder plan.yaml" in result.stderr and not seen
 
 
 def test_the_objectives_are_those_of_the_formulation() -> None:
