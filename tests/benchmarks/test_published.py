@@ -133,7 +133,6 @@ def test_runs_of_every_kind_are_built(cells: dict[str, str], plans: predictions.
     assert found.reserved_bytes > 0
 
 
-@pytest.mark.thorough
 def test_of_several_micro_batches_only_the_optimizer_steps_once(plans: predictions.Plans) -> None:
     one, three = (predictions.predict(run(grad_accum=n), plans).step_s for n in ("1", "3"))
     optimizer_s = plans.of(run(), 2).optimizer_s

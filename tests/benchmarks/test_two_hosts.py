@@ -73,7 +73,6 @@ os._exit(0)
 """
 
 
-@pytest.mark.thorough
 def test_four_ranks_meet_over_a_link_of_the_rate_that_was_asked_for(able: None, tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)

@@ -138,8 +138,10 @@ def until(job: subprocess.Popen[str], step: int) -> list[dict[str, Any]]:
     return said
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("ranks", "mesh", "fewer", "other"), [(2, "tp=2", 1, "dp=1"), (4, "dp=2,tp=2", 2, "dp=2")])
+@pytest.mark.parametrize(
+    ("ranks", "mesh", "fewer", "other"),
+    [(2, "tp=2", 1, "dp=1"), pytest.param(4, "dp=2,tp=2", 2, "dp=2", marks=pytest.mark.thorough)],
+)
 def test_a_rank_is_killed_and_torchrun_starts_again_then_all_are_and_fewer_go_on_under_another_plan(
     tmp_path: Path, example: ModuleType, ranks: int, mesh: str, fewer: int, other: str
 ) -> None:

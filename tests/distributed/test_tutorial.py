@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from autoshard import read_plan
 from cost_models import load_profile
 
@@ -19,7 +17,6 @@ TUTORIAL = ROOT / "docs" / "tutorial.md"
 COMMANDS = {"autoshard": "autoshard", "torchrun": "torch.distributed.run"}
 
 
-@pytest.mark.thorough
 def test_every_command_of_the_tutorial_runs_and_prints_what_the_page_shows(tmp_path: Path) -> None:
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", TUTORIAL.read_text(), re.MULTILINE | re.DOTALL)
     commands = tmp_path / "commands"

@@ -31,7 +31,6 @@ def test_programs_give_what_one_process_gives_or_are_refused(part: int, tmp_path
     assert equal >= each * 2 / 3, report(outcomes)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_planted_bug_is_found(mutant: str, tmp_path: Path) -> None:
     matching = (s for s in count(2000) if re.search(MUTANTS[mutant].where, program_of(s).source))

@@ -325,7 +325,6 @@ def test_a_deep_model_leaves_what_all_its_blocks_leave(is_in_blocks: bool) -> No
     assert model.last is None and not any(hasattr(block, "kept") for block in model.blocks)
 
 
-@pytest.mark.thorough
 def test_torch_compile_leaves_the_step_as_it_is() -> None:
     """Torch wants a gradient for each result that is a DTensor and could have one (pytorch issue 172556)."""
     model, args = made(Stacked), batch()

@@ -128,7 +128,6 @@ class Attends(nn.Module):
         return self.last(y, y, y, need_weights=False)[0].square().mean()
 
 
-@pytest.mark.thorough
 def test_layers_that_evaluate_as_they_train_are_planned_operator_by_operator_for_both(mesh: DeviceMesh) -> None:
     reference = Attends()
     evaluation = plan(reference, 6, evaluation=True)

@@ -55,8 +55,7 @@ def _graph(name: str) -> CapturedGraph:
     return capture(*MODELS[name]())
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["norms", "gpt2"])
+@pytest.mark.parametrize("name", ["norms", pytest.param("gpt2", marks=pytest.mark.thorough)])
 def test_statistics_are_kept_in_float32_and_travel_as_planned(name: str) -> None:
     """Where nothing of a plan is known but that it may be made: all kinds of redistribution meet statistics."""
     graph, mesh = _graph(name), Mesh.parse("a=2,b=2")

@@ -178,9 +178,8 @@ def test_rows_are_cut(name: str, mesh: str, baseline: str) -> None:
     check_as_before(model, args, made, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["words", "attended"])
-@pytest.mark.parametrize("baseline", ["ddp+tp", "ddp+sp", "fsdp+cp"])
+@pytest.mark.parametrize("baseline", some_thorough(["ddp+tp", "ddp+sp", "fsdp+cp"], ["ddp+tp", "ddp+sp"]))
 def test_layers_and_steps_are_cut_beside_them(name: str, baseline: str) -> None:
     model, args = _example(name)
     args = tuple(arg[:, :2] if arg.shape[1] == ROWS else arg[:2] for arg in args)  # of cp a rank has one row
@@ -215,7 +214,6 @@ def test_dim_0_is_the_batch_where_layers_say_so_or_say_nothing() -> None:
     )
 
 
-@pytest.mark.thorough
 def test_ranks_read_rows() -> None:
     model, args = _example("recurrent")
     made = _plan(model, args, "a=2", "baseline ddp")
@@ -236,7 +234,6 @@ def test_ranks_read_rows() -> None:
         assert found[1] == 2
 
 
-@pytest.mark.thorough
 def test_there_may_be_more_rows() -> None:
     model, args = _example("recurrent")
     made = _plan(model, args, "a=1")

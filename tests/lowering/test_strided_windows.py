@@ -57,8 +57,7 @@ class Windowed(nn.Module):
         return padded.as_strided(size=size, stride=(first, WINDOW * row, row, one))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("steps_first", [False, True])
+@pytest.mark.parametrize("steps_first", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_windows_are_what_they_are_in_one_process(steps_first: bool) -> None:
     model: Any = Windowed(steps_first).double()
     args = (torch.randn(4, 12, 8, dtype=torch.float64),)

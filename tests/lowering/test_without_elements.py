@@ -47,8 +47,7 @@ def test_models_with_them_have_the_schemes_of_others(turned: int, baseline: str)
     check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("turned", [0, 4])
+@pytest.mark.parametrize("turned", [0, pytest.param(4, marks=pytest.mark.thorough)])
 def test_whatever_their_layouts(turned: int) -> None:
     model, args = _example(turned)
     graph = capture(model, args)

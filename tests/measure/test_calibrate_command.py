@@ -72,8 +72,10 @@ def torchrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run(*TORCHRUN, *arguments, folder=folder)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("how", ["a rank is killed", "the job is interrupted"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", ["a rank is killed", pytest.param("the job is interrupted", marks=pytest.mark.thorough)]
+)
 def test_a_job_that_ends_early_says_so_once_and_keeps_samples_and_profile(tmp_path: Path, how: str) -> None:
     (tmp_path / "p.yaml").write_text("provenance: a good profile")
     command = (*TORCHRUN, "--mesh", "dp=2", "-o", "p.yaml", "--quick", "--max-bytes", "65536")

@@ -50,7 +50,6 @@ def searched(
     return search_meshes(asked, devices, lambda mesh: gather_constraints(tuple(texts), mesh), most_axes=2)
 
 
-@pytest.mark.thorough
 def test_the_winner_is_the_best_of_planning_on_every_shape() -> None:
     found = searched(devices=8)
     shapes = shapes_of(8, two_hosts(), 2)

@@ -17,6 +17,7 @@ from autoshard.plans.expert_distance import SENT
 from cost_models import load_profile
 
 from ..models import EXAMPLES, blocks
+from ..thorough import some_thorough
 from .test_comparison import PLAIN_BUDGET, plain
 
 MESH = {"mesh": "dp=2,tp=2", "hardware": "cpu-gloo"}
@@ -36,8 +37,7 @@ def check(plan: ShardingPlan) -> None:
     assert against.saved_s(("optimizer",)) == pytest.approx(against.optimizer_s - (plan.optimizer_s or 0.0), abs=1e-15)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("model", ["gpt2", "llama", "vit"])
+@pytest.mark.parametrize("model", some_thorough(["gpt2", "llama", "vit"], ["llama", "vit"]))
 def test_the_expert_is_the_best_baseline_of_a_contest(model: str) -> None:
     example, contest = EXAMPLES[model], compare(*EXAMPLES[model](), **MESH)
     plan = autoshard.plan(*example(), **MESH, against="experts", cache=False)
@@ -58,7 +58,6 @@ def test_experts_are_held_to_the_constraints_of_the_plan() -> None:
     check(plan)
 
 
-@pytest.mark.thorough
 def test_experts_compute_again_what_they_must_where_memory_is_short() -> None:
     options = {"mesh": "dp=2", "hardware": "cpu-gloo", "optimizer": "sgd", "cache": False, "time_limit_s": 5}
     with warnings.catch_warnings():
@@ -102,7 +101,6 @@ def test_only_experts_can_be_held_against() -> None:
         planned(against="megatron")
 
 
-@pytest.mark.thorough
 def test_a_kept_plan_is_another_one_with_experts(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOSHARD_CACHE", str(tmp_path))
     without, held = (planned(cache=True, against=against) for against in (None, "experts"))

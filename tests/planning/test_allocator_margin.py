@@ -67,7 +67,6 @@ def test_a_margin_without_a_budget_changes_nothing_but_what_is_said_of_it() -> N
     assert parse_plan(dump_plan(found)) == found
 
 
-@pytest.mark.thorough
 def test_the_smallest_budget_is_named_with_the_margin_and_works() -> None:
     with pytest.raises(BudgetError, match=r"allocated, .* reserved with the allocator's margin of 0\.09") as caught:
         plan(MARGIN, mesh="dp=2", memory=100)

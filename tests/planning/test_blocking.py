@@ -66,8 +66,7 @@ class Layered(nn.Module):
         return x.square().mean()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("mesh", ["dp=2,tp=4", "tp=4"])
+@pytest.mark.parametrize("mesh", ["dp=2,tp=4", pytest.param("tp=4", marks=pytest.mark.thorough)])
 def test_the_operator_up_to_which_tensor_parallelism_has_no_plan_is_named(mesh: str) -> None:
     """No operator refuses all that reaches it alone: only together they have no plan."""
     options = {"mesh": mesh, "hardware": "cpu-gloo", "constraints": ["family tp=tp"]}

@@ -178,7 +178,6 @@ def test_no_schedule_forgets_what_the_plan_without_a_budget_holds() -> None:
     assert caught.value.least_bytes <= free.memory.peak.size_bytes
 
 
-@pytest.mark.thorough
 def test_a_search_starts_from_a_baseline_whose_cuts_its_program_offers() -> None:
     """Of experts that route tokens ``sp`` cuts these along their sequences, which no other program does."""
     profile, found = profile_of("slow"), list[Found | None]()
@@ -244,7 +243,6 @@ def test_what_is_written_for_people_is_read_back(size: int) -> None:
     assert parse_bytes(format_bytes(size)) == size
 
 
-@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:the plan is not proven optimal")  # the bound is one for all schedules
 def test_where_a_schedule_holds_too_much_one_that_holds_less_is_taken() -> None:
     """Eight layers of a MiB: all gradients are one bucket of 25 MiB, two of 4 MiB, and each alone in 1 MiB."""

@@ -49,7 +49,6 @@ class Few(nn.Module):
         return F.gelu(self.last(self.first(x))).mean()
 
 
-@pytest.mark.thorough
 def test_it_is_the_best_of_all_sets_of_operators_on_one_rank() -> None:
     """There every operator has one strategy, so that a set of operators is a plan."""
     model, args = Few(), blocks()[1]

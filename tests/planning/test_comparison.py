@@ -64,7 +64,6 @@ def test_a_constraint_that_names_nothing_is_an_error_and_no_reason() -> None:
         compare(*EXAMPLES["mlp"](), mesh="dp=2", constraints=["only nothing dp:R"])
 
 
-@pytest.mark.thorough
 def test_the_json_of_a_contest_says_who_wins_and_where_they_differ() -> None:
     found = contest_json(compare(*EXAMPLES["llama"](), mesh="dp=4", hardware="dgx-h100"))
     contenders = {c["name"]: c for c in found["contenders"]}  # type: ignore[attr-defined]

@@ -200,7 +200,6 @@ class _Attention(nn.Module):
         return F.scaled_dot_product_attention(q, q, q, is_causal=True)
 
 
-@pytest.mark.thorough
 def test_the_optimum_may_cut_what_the_best_baseline_does_and_is_checked_as_such() -> None:
     """Without a constraint that asks for parts: the plan itself says that it has them."""
     model, args = _example(1, LONG)

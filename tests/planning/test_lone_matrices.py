@@ -165,7 +165,6 @@ def test_what_cannot_be_left_out(constraint: str, said: str) -> None:
         autoshard.plan(model, args, mesh="tp=2", hardware="cpu-gloo", constraints=[constraint], cache=False)
 
 
-@pytest.mark.thorough
 def test_a_contender_that_leaves_matrices_says_so() -> None:
     contest = compare(*stages(), mesh="dp=2,tp=2", hardware="cpu-gloo")
     titles = {contender.name: contender.title for contender in contest.baselines if contender.plan}

@@ -106,7 +106,6 @@ def test_the_price_stands_on_trained_parameters_alone_and_falls_with_the_bytes_h
         assert sorted(zip(held, costs)) == sorted(zip(sorted(held), sorted(costs)))
 
 
-@pytest.mark.thorough
 def test_the_price_makes_compute_and_communication_slower_by_no_more_than_it_saves() -> None:
     for name in ("mlp", "llama", "gpt2"):
         free, priced = plan(name, optimizer="none"), plan(name)

@@ -93,7 +93,6 @@ def test_at_full_contention_both_objectives_are_one_program() -> None:
         assert np.array_equal(node.costs, other.costs)
 
 
-@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:the plan is not proven optimal")
 def test_the_plan_is_the_shorter_of_those_that_count_on_all_and_on_nothing_to_hide() -> None:
     model, args = demo()

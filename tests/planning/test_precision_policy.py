@@ -42,7 +42,6 @@ def sizes(plan: ShardingPlan, *kinds: str) -> list[int]:
     return sorted(each.size_bytes for each in sent(plan) if each.kind in kinds and each.size_bytes > 4)
 
 
-@pytest.mark.thorough
 def test_gathers_are_halved_and_gradients_are_reduced_in_their_dtype():
     halved = [size // 2 for size in sizes(planned(), "all_gather")]
     assert halved == sizes(planned(**WIDE), "all_gather") == sizes(planned(**NARROW), "all_gather")

@@ -52,8 +52,9 @@ def test_the_predicted_peak_is_the_measured_one_on_every_rank(
 
 
 @pytest.mark.filterwarnings("ignore::autoshard.errors.StrategyWarning")
-@pytest.mark.thorough
-@pytest.mark.parametrize(("case", "seed"), [("llama of 1", None), ("gpt2 odd", 7)])
+@pytest.mark.parametrize(
+    ("case", "seed"), [("llama of 1", None), pytest.param("gpt2 odd", 7, marks=pytest.mark.thorough)]
+)
 def test_so_it_is_where_the_backward_computes_again(case: str, seed: int | None) -> None:
     axes, layers = "dp=2,tp=2", "layers.*" if "llama" in case else "h.*"
     kept = cases.sharded_plan(case, axes) if seed is None else cases.random_plan(case, axes, seed)

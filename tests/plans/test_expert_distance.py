@@ -51,7 +51,6 @@ def test_parts_add_up_to_the_distance_in_each_kind_of_time() -> None:
     check_sums(transformer_plan(1), sharded_plan(4))  # one has operators that the other has not
 
 
-@pytest.mark.thorough
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(plans(), st.data())
 def test_parts_of_any_two_plans_of_a_mesh_add_up(plan: ShardingPlan, data: st.DataObject) -> None:

@@ -419,7 +419,6 @@ def test_a_comparison_says_which_step_is_shorter_and_what_changed() -> None:
     assert "of different graphs or batches" in comparison_html(("a", PLAN), ("b", other))
 
 
-@pytest.mark.thorough
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), plans())
 def test_any_two_plans_can_be_compared(first: ShardingPlan, second: ShardingPlan) -> None:

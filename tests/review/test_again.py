@@ -33,7 +33,6 @@ def test_an_operator_that_computes_again_is_explained_as_any_other() -> None:
     assert f"{again_name(SILU)} is " in explanation_text(found)
 
 
-@pytest.mark.thorough
 def test_what_a_plan_computes_again_stays_unless_it_is_to_be_kept() -> None:
     """Pins added by hand: the plan starts from what it computes again, the constraints add and take away."""
     plan = plan_of(MODEL, constraints=CHECKPOINT)

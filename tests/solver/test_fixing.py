@@ -145,7 +145,6 @@ def test_nothing_is_proved_by_a_program_of_what_is_left_that_time_has_ended(monk
     assert len(asked) > 20
 
 
-@pytest.mark.thorough
 def test_what_cannot_be_below_the_cutoff_is_cut_and_all_else_is_solved() -> None:
     cut = solved = 0
     for seed in range(300):

@@ -54,7 +54,6 @@ def test_one_reduction_keeps_the_least_cost_and_lifts_to_it(name: str, seed: int
         assert judged.feasible and judged.cost == best.bound
 
 
-@pytest.mark.thorough
 @settings(max_examples=1000)
 @given(seed=SEEDS)
 def test_the_chain_keeps_the_least_cost_and_lifts_to_it(seed: int) -> None:
