@@ -24,32 +24,57 @@ def some_thorough(cases: Iterable[Any], thorough: Collection[Any]) -> list[Any]:
 
 LEFT_OUT: dict[str, tuple[str, ...]] = {
     "benchmarks/test_published.py": (
+        "test_a_row_that_fails_or_takes_too_long_stops_no_other",
         "test_asynchronous_tensor_parallelism_pays_a_share_of_what_it_hides",
         "test_of_several_micro_batches_only_the_optimizer_steps_once",
+        "test_runs_of_every_kind_are_built",
         "test_weights_that_stay_gathered_are_gathered_once",
     ),
     "benchmarks/test_two_hosts.py": (
         "test_a_command_that_fails_gives_its_status_and_leaves_nothing",
+        "test_a_signal_takes_the_hosts_and_every_process_in_them_down",
         "test_four_ranks_meet_over_a_link_of_the_rate_that_was_asked_for",
         "test_what_a_killed_run_left_is_taken_down_by_the_next",
     ),
     "benchmarks/test_zoo.py": ("test_another_number_on_a_rank_fails_its_cell",),
+    "capture/test_annotation.py": ("test_the_plan_keeps_to_it_and_it_takes_no_time",),
     "capture/test_flat.py": ("test_another_order_of_blocks_is_seen",),
     "capture/test_folded_heads.py": ("test_whatever_is_cut",),
-    "constraints/test_schemes.py": ("test_hybrid_sharding_scatters_inside_and_reduces_the_shard_outside",),
-    "distributed/test_agreement.py": ("test_a_rank_that_ends_in_the_middle_is_named",),
-    "distributed/test_batches.py": ("test_ranks_that_have_not_read_what_they_are_to_are_told_at_the_first_call",),
+    "capture/test_parts.py": ("test_attention_without_a_kernel",),
+    "constraints/test_schemes.py": (
+        "test_hybrid_sharding_scatters_inside_and_reduces_the_shard_outside",
+        "test_keys_and_values_are_gathered_before_heads_are_repeated",
+    ),
+    "distributed/test_agreement.py": (
+        "test_a_rank_that_does_not_come_is_named",
+        "test_a_rank_that_ends_in_the_middle_is_named",
+    ),
+    "distributed/test_batches.py": (
+        "test_ranks_read_their_part_of_a_batch_and_a_loss_outside_is_that_of_one_process",
+        "test_ranks_that_have_not_read_what_they_are_to_are_told_at_the_first_call",
+    ),
     "distributed/test_compile.py": (
         "test_a_compiled_module_trains_as_one_process_in_one_graph_with_the_planned_collectives",
     ),
     "distributed/test_edited_plans.py": ("test_a_plan_edited_at_random_is_refused_or_right",),
     "distributed/test_fused.py": ("test_whoever_reads_or_writes_a_parameter_cut_in_parts_has_the_models_own_values",),
+    "distributed/test_harness.py": (
+        "test_one_rank_of_a_run_captures_and_nothing_is_left_for_the_next_run_unless_runs_share_it",
+    ),
     "distributed/test_hybrid_mesh.py": ("test_where_their_ranks_do_not_rise_axis_by_axis_and_other_plans_are_refused",),
+    "distributed/test_initialisation.py": (
+        "test_initialisation_gives_the_values_of_one_process_one_parameter_at_a_time",
+    ),
     "distributed/test_micro_batches.py": (
         "test_a_step_that_is_given_up_and_evaluations_in_between_leave_no_trace",
+        "test_steps_that_are_not_all_backwards_for_all_gradients_are_refused",
         "test_the_measured_peak_is_within_three_percent_of_the_predicted",
     ),
     "distributed/test_models.py": ("test_model_on_the_meta_device",),
+    "distributed/test_module.py": (
+        "test_a_step_leaves_nothing_behind_without_waiting_for_the_garbage_collector",
+        "test_one_call_gives_every_rank_the_same_plan_and_the_values_of_the_first",
+    ),
     "distributed/test_odd_sizes.py": ("test_loss_and_gradients_are_those_of_one_process",),
     "distributed/test_parity.py": (
         "test_activations_cut_along_the_sequence",
@@ -59,7 +84,9 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "distributed/test_recomputation.py": (
         "test_anything_may_be_computed_again_under_any_strategies",
         "test_checkpointed_layers_run_as_planned_and_train_as_one_process_does",
+        "test_the_marks_of_the_model_count_unless_they_are_not_to",
     ),
+    "distributed/test_redistribution.py": ("test_other_dtypes_and_reductions",),
     "distributed/test_several_plans.py": ("test_training_evaluation_and_a_last_batch_are_those_of_one_process",),
     "distributed/test_state.py": ("test_buffers_and_inputs_without_elements_are_those_of_one_process",),
     "distributed/test_train_llama.py": (
@@ -69,7 +96,9 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "distributed/test_vocabulary.py": ("test_each_rank_looks_up_the_rows_that_it_has",),
     "distributed/test_warm_start.py": ("test_the_second_start_captures_nothing_and_notices_what_the_first_does",),
     "fuzz/test_fuzz.py": ("test_a_planted_bug_is_found",),
+    "lowering/test_asked_of_tensors.py": ("test_so_it_is_where_the_call_is_compiled",),
     "lowering/test_batch_inside.py": ("test_whatever_is_cut",),
+    "lowering/test_dropless.py": ("test_columns_of_experts_are_cut_with_and_without_the_sequence_between_them",),
     "lowering/test_expert_loops.py": (
         "test_what_masks_add_that_is_of_no_experts_is_computed_of_all_rows",
         "test_whatever_is_cut",
@@ -78,9 +107,12 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_a_gradient_goes_back_through_what_was_left",
         "test_torch_compile_leaves_the_step_as_it_is",
     ),
+    "lowering/test_local_values.py": ("test_graphs_say_of_every_value_what_torch_says_of_it",),
+    "lowering/test_matrix_functions.py": ("test_heads_of_triangular_systems_are_cut",),
     "lowering/test_representative.py": ("test_whatever_is_cut",),
     "lowering/test_seen_or_refused.py": ("test_such_loops_and_rows_without_more_are_captured",),
     "lowering/test_several_plans.py": (
+        "test_another_plan_holds_parameters_as_the_first_by_few_pins",
         "test_layers_that_evaluate_as_they_train_are_planned_operator_by_operator_for_both",
     ),
     "lowering/test_statistics.py": ("test_statistics_are_kept_in_float32_and_travel_as_planned",),
@@ -91,8 +123,10 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_whatever_is_cut",
     ),
     "lowering/test_strided_windows.py": ("test_windows_are_what_they_are_in_one_process",),
+    "lowering/test_taken_apart.py": ("test_a_random_plan_computes_what_one_process_computes",),
     "lowering/test_what_mixes_rows.py": (
         "test_lengths_of_weights_are_torchs_with_their_gradients",
+        "test_spreads_are_torchs_with_their_gradients",
         "test_whatever_is_cut",
     ),
     "lowering/test_without_elements.py": ("test_whatever_their_layouts",),
@@ -102,14 +136,20 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_a_rank_that_outlives_the_first_one_speaks_for_itself",
     ),
     "measure/test_output.py": ("test_a_disk_that_is_full_leaves_the_old_file",),
-    "measure/test_runs.py": ("test_samples_of_another_mesh_stop_every_rank",),
+    "measure/test_runs.py": (
+        "test_a_rank_that_dies_is_an_error_on_all_others_and_the_samples_are_kept",
+        "test_samples_of_another_mesh_stop_every_rank",
+    ),
     "mesh_search/test_search.py": ("test_the_winner_is_the_best_of_planning_on_every_shape",),
     "planning/test_against_experts.py": (
         "test_a_kept_plan_is_another_one_with_experts",
         "test_experts_compute_again_what_they_must_where_memory_is_short",
         "test_the_expert_is_the_best_baseline_of_a_contest",
     ),
-    "planning/test_allocator_margin.py": ("test_the_smallest_budget_is_named_with_the_margin_and_works",),
+    "planning/test_allocator_margin.py": (
+        "test_a_tightened_plan_is_good_under_its_own_margin",
+        "test_the_smallest_budget_is_named_with_the_margin_and_works",
+    ),
     "planning/test_blocking.py": ("test_the_operator_up_to_which_tensor_parallelism_has_no_plan_is_named",),
     "planning/test_budget.py": (
         "test_a_search_starts_from_a_baseline_whose_cuts_its_program_offers",
@@ -118,6 +158,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "planning/test_chosen_again.py": (
         "test_it_is_the_best_of_all_sets_of_operators_on_one_rank",
         "test_it_prices_and_counts_as_the_program_in_which_the_same_is_decided",
+        "test_operators_have_the_same_strategies_whatever_is_computed_again",
     ),
     "planning/test_comparison.py": ("test_the_json_of_a_contest_says_who_wins_and_where_they_differ",),
     "planning/test_context_in_parts.py": (
@@ -126,16 +167,31 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_results_are_tensors_in_parts_that_can_be_put_together",
         "test_the_optimum_may_cut_what_the_best_baseline_does_and_is_checked_as_such",
     ),
-    "planning/test_lone_matrices.py": ("test_a_contender_that_leaves_matrices_says_so",),
+    "planning/test_layer_ties.py": ("test_a_plan_says_whether_identical_layers_were_decided_alike",),
+    "planning/test_lone_matrices.py": (
+        "test_a_contender_that_leaves_matrices_says_so",
+        "test_a_matrix_without_another_to_go_with_is_left_to_the_solver_and_the_others_are_cut",
+    ),
+    "planning/test_mixing.py": (
+        "test_a_comparison_has_the_schemes_and_says_what_they_gather",
+        "test_what_is_gathered_for_is_found_by_solving_where_no_input_alone_is_missing",
+    ),
     "planning/test_optimizer_step.py": (
         "test_the_price_makes_compute_and_communication_slower_by_no_more_than_it_saves",
     ),
-    "planning/test_overlap.py": ("test_the_plan_is_the_shorter_of_those_that_count_on_all_and_on_nothing_to_hide",),
-    "planning/test_precision_policy.py": ("test_gathers_are_halved_and_gradients_are_reduced_in_their_dtype",),
+    "planning/test_overlap.py": (
+        "test_a_file_whose_cost_is_not_that_of_its_schedule_is_refused",
+        "test_the_plan_is_the_shorter_of_those_that_count_on_all_and_on_nothing_to_hide",
+    ),
+    "planning/test_precision_policy.py": (
+        "test_casts_travel_in_the_buckets_of_their_parameters",
+        "test_gathers_are_halved_and_gradients_are_reduced_in_their_dtype",
+    ),
     "planning/test_tensor_networks.py": ("test_shared_steps_run_once_and_others_for_each_that_takes_them",),
     "planning/test_timeline.py": ("test_so_it_is_where_the_backward_computes_again",),
     "plans/test_expert_distance.py": ("test_parts_of_any_two_plans_of_a_mesh_add_up",),
     "plans/test_formats.py": (
+        "test_what_format_1_could_say_is_read_as_it_was",
         "test_what_format_2_could_say_is_read_as_it_was",
         "test_what_format_3_could_say_is_read_as_it_was",
     ),
@@ -144,19 +200,26 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_any_two_plans_can_be_compared",
         "test_the_numbers_of_a_comparison_are_those_of_both_plans",
     ),
-    "plans/test_round_trip.py": ("test_the_order_of_entries_does_not_change_the_bytes",),
+    "plans/test_round_trip.py": (
+        "test_the_order_of_entries_does_not_change_the_bytes",
+        "test_the_pure_python_reader_reads_the_same",
+    ),
     "plans/test_simulation.py": ("test_some_of_these_plans_hide_something",),
     "review/test_again.py": ("test_what_a_plan_computes_again_stays_unless_it_is_to_be_kept",),
     "review/test_check.py": (
         "test_a_plan_made_under_a_budget_is_good_under_it",
         "test_numbers_that_the_layouts_do_not_come_to_are_told",
     ),
-    "review/test_replan.py": ("test_the_line_of_every_decision_is_found",),
+    "review/test_replan.py": (
+        "test_the_line_of_every_decision_is_found",
+        "test_the_nearest_optimum_is_the_nearest_of_all",
+    ),
     "solver/test_fixing.py": ("test_what_cannot_be_below_the_cutoff_is_cut_and_all_else_is_solved",),
     "solver/test_lean.py": ("test_peaks_fall_and_none_is_below_the_least_one",),
     "solver/test_networks.py": ("test_where_each_phase_has_one_consumer_a_network_costs_what_its_pairs_do",),
     "solver/test_reductions.py": ("test_the_chain_keeps_the_least_cost_and_lifts_to_it",),
     "solver/test_tree.py": ("test_what_a_relaxation_mixes_are_two_assignments_of_the_problem_as_given",),
+    "strategies/test_enumerator.py": ("test_one_rank_warns_of_nothing",),
     "strategies/test_views.py": ("test_aligned_shards_in_parts_hold_the_same_elements_in_the_same_order",),
     "test_packaging.py": ("test_planning_without_its_solver_names_the_extra_before_the_model_is_captured",),
     "test_plan_cache.py": (
@@ -167,9 +230,6 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
 """Long tests of which no case is looked at, by file: other tests look at what they do in another way."""
 
 ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
-    ("benchmarks/test_published.py", 12): ("test_runs_of_every_kind_are_built",),
-    ("benchmarks/test_two_hosts.py", 2): ("test_a_signal_takes_the_hosts_and_every_process_in_them_down",),
-    ("capture/test_annotation.py", 4): ("test_the_plan_keeps_to_it_and_it_takes_no_time",),
     ("capture/test_capture.py", 12): ("test_parameters_and_buffers_stand_under_their_fqns_and_names_are_unique",),
     ("capture/test_contained.py", 2): (
         "test_what_is_read_out_of_a_container_becomes_a_buffer_that_checkpoints_leave_out",
@@ -188,13 +248,15 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
         "test_heads_are_cut",
         "test_products_by_an_equation_are_torchs_with_their_gradients",
     ),
-    ("capture/test_graph_computes_the_model.py", 4): ("test_interpreting_the_nodes_gives_eager_results_and_gradients",),
+    ("capture/test_graph_computes_the_model.py", 4): (
+        "test_interpreting_the_nodes_gives_eager_results_and_gradients",
+        "test_recorded_shapes_and_dtypes_are_those_of_the_real_tensors",
+    ),
     ("capture/test_kept_graph.py", 4): ("test_a_model_that_changed_is_captured",),
     ("capture/test_kept_graph.py", 12): ("test_a_kept_graph_is_that_of_a_capture_node_by_node",),
     ("capture/test_losses.py", 2): ("test_the_lines_of_a_loss_are_those_of_the_model",),
     ("capture/test_losses.py", 6): ("test_every_operator_on_rows_can_be_cut_by_rows",),
     ("capture/test_parts.py", 2): ("test_picking_from_rows_that_are_mapped",),
-    ("capture/test_parts.py", 6): ("test_attention_without_a_kernel",),
     ("capture/test_python_draws.py", 2): ("test_a_number_that_decides_nothing_is_not_drawn",),
     ("capture/test_recompute.py", 4): ("test_results_and_gradients_are_the_same_to_the_bit",),
     ("capture/test_silent.py", 3): ("test_what_a_forward_says_is_left_out_of_its_graph",),
@@ -224,11 +286,10 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("constraints/test_tied_names.py", 2): ("test_a_constraint_by_another_name_is_one_by_the_first",),
     ("distributed/test_baselines.py", 4): ("test_a_baseline_moves_the_bytes_that_torch_moves",),
     ("distributed/test_baselines.py", 6): ("test_a_baseline_trains_like_one_process",),
-    ("distributed/test_failures.py", 2): ("test_the_others_say_which_rank_failed_and_why",),
-    ("distributed/test_models.py", 2): (
-        "test_batch_norm_statistics_are_those_of_the_whole_batch",
-        "test_loss_outside_of_the_model",
-    ),
+    ("distributed/test_failures.py", 24): ("test_the_others_say_which_rank_failed_and_why",),
+    ("distributed/test_late_results.py", 24): ("test_the_loss_is_the_loss_whoever_reads_it_when",),
+    ("distributed/test_models.py", 2): ("test_batch_norm_statistics_are_those_of_the_whole_batch",),
+    ("distributed/test_models.py", 24): ("test_loss_outside_of_the_model",),
     ("distributed/test_parity.py", 2): (
         "test_one_rank",
         "test_plans_drawn_at_random",
@@ -238,12 +299,12 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("distributed/test_precision.py", 2): (
         "test_a_policy_trains_as_casts_in_one_process_do_and_communicates_as_planned",
     ),
+    ("distributed/test_redistribution.py", 3): (
+        "test_every_pair_of_layouts_gives_what_the_layout_says_with_the_bytes_priced",
+    ),
     ("distributed/test_vocabulary.py", 2): ("test_table_head_and_loss_are_cut_along_the_vocabulary",),
     ("lowering/test_as_one_process.py", 12): ("test_the_numbers_are_those_of_the_model_itself",),
-    ("lowering/test_asked_of_tensors.py", 2): (
-        "test_a_forward_is_not_told_that_it_is_compiled",
-        "test_so_it_is_where_the_call_is_compiled",
-    ),
+    ("lowering/test_asked_of_tensors.py", 2): ("test_a_forward_is_not_told_that_it_is_compiled",),
     ("lowering/test_asked_of_tensors.py", 3): ("test_parameters_are_the_objects_that_they_are",),
     ("lowering/test_asked_of_tensors.py", 4): ("test_of_which_class_an_argument_is_is_looked_at_where_that_is_asked",),
     ("lowering/test_asked_of_tensors.py", 12): ("test_what_changes_is_noticed",),
@@ -257,11 +318,10 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ),
     ("lowering/test_batch_norm.py", 6): ("test_by_statistics_that_are_kept_rows_are_not_mixed",),
     ("lowering/test_batch_norm.py", 12): ("test_the_batch_is_cut_and_only_numbers_for_channels_travel",),
-    ("lowering/test_buffers.py", 4): ("test_buffers_are_what_they_are_in_one_process",),
+    ("lowering/test_buffers.py", 16): ("test_buffers_are_what_they_are_in_one_process",),
     ("lowering/test_cut_by_columns.py", 8): ("test_a_layer_is_cut_by_columns_and_is_as_before",),
     ("lowering/test_cut_by_columns.py", 16): ("test_a_weight_that_is_computed_is_cut_as_the_parameter_that_it_is_of",),
     ("lowering/test_dropless.py", 2): (
-        "test_columns_of_experts_are_cut_with_and_without_the_sequence_between_them",
         "test_experts_are_balanced_by_the_tokens_of_all_ranks",
         "test_products_in_groups_may_be_in_float32",
     ),
@@ -271,11 +331,9 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ),
     ("lowering/test_expert_loops.py", 12): ("test_experts_compute_their_own_tokens_alone",),
     ("lowering/test_expert_loops.py", 24): ("test_loops_that_do_something_else_are_refused",),
-    ("lowering/test_filled.py", 2): (
-        "test_gradients_hold_no_memory_but_their_own",
-        "test_where_nothing_is_gathered_ahead_a_bucket_is_made_as_it_sets_out",
-    ),
+    ("lowering/test_filled.py", 2): ("test_where_nothing_is_gathered_ahead_a_bucket_is_made_as_it_sets_out",),
     ("lowering/test_filled.py", 4): ("test_a_product_that_is_reduced_with_others_is_written_where_they_travel",),
+    ("lowering/test_filled.py", 24): ("test_gradients_hold_no_memory_but_their_own",),
     ("lowering/test_forward_alone.py", 2): ("test_without_a_backward_the_peak_does_not_grow_with_the_layers",),
     ("lowering/test_held.py", 3): ("test_a_tensor_that_is_not_what_the_plan_was_made_for_is_refused",),
     ("lowering/test_known_numbers.py", 12): ("test_a_forward_may_go_by_numbers_that_stand_in_it",),
@@ -287,13 +345,9 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ),
     ("lowering/test_left_attributes.py", 6): ("test_what_the_next_call_would_find_is_refused",),
     ("lowering/test_left_attributes.py", 12): ("test_what_is_left",),
-    ("lowering/test_local_values.py", 12): ("test_graphs_say_of_every_value_what_torch_says_of_it",),
     ("lowering/test_look_alikes.py", 2): ("test_a_shard_runs_the_plan_that_it_was_cut_for",),
     ("lowering/test_matrix_functions.py", 3): ("test_orthogonal_parametrizations_train",),
-    ("lowering/test_matrix_functions.py", 4): (
-        "test_heads_of_triangular_systems_are_cut",
-        "test_of_a_matrix_that_has_none_the_result_is_nan",
-    ),
+    ("lowering/test_matrix_functions.py", 4): ("test_of_a_matrix_that_has_none_the_result_is_nan",),
     ("lowering/test_matrix_functions.py", 12): ("test_functions_of_matrices_compute_what_one_process_computes",),
     ("lowering/test_numbers_as_indices.py", 4): ("test_whatever_is_cut",),
     ("lowering/test_numbers_as_indices.py", 16): ("test_what_is_picked_or_written_is_that_of_one_process",),
@@ -313,11 +367,10 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("lowering/test_seen_or_refused.py", 24): ("test_it_is_refused_or_right",),
     ("lowering/test_several_plans.py", 2): ("test_a_plan_does_not_depend_on_how_its_example_lies_in_memory",),
     ("lowering/test_shard_steps.py", 6): ("test_every_optimizer_does_to_shards_what_it_does_to_dtensors",),
-    ("lowering/test_sketch.py", 3): ("test_a_sketch_has_the_nodes_of_the_graph_that_runs",),
+    ("lowering/test_sketch.py", 12): ("test_a_sketch_has_the_nodes_of_the_graph_that_runs",),
     ("lowering/test_state.py", 4): ("test_parametrized_and_compiled_submodules_train_as_they_do",),
     ("lowering/test_steps_first.py", 12): ("test_rows_are_cut",),
     ("lowering/test_taken_apart.py", 4): ("test_the_batch_can_be_cut_with_nothing_sent_but_gradients",),
-    ("lowering/test_taken_apart.py", 6): ("test_a_random_plan_computes_what_one_process_computes",),
     ("lowering/test_unread.py", 2): ("test_what_reads_it_makes_it",),
     ("lowering/test_upstream.py", 2): ("test_half_a_gradient_is_refused",),
     ("lowering/test_users_model.py", 3): ("test_a_parallel_module_is_the_model_it_was_made_from",),
@@ -326,7 +379,6 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("lowering/test_what_mixes_rows.py", 4): (
         "test_determinants_of_matrices_that_lie_otherwise_in_memory",
         "test_fewer_heads_of_keys_are_cut_with_those_of_the_queries_that_read_them",
-        "test_spreads_are_torchs_with_their_gradients",
     ),
     ("lowering/test_what_mixes_rows.py", 6): ("test_lengths_over_the_batch_are_torchs_with_their_gradients",),
     ("lowering/test_what_mixes_rows.py", 12): ("test_the_batch_is_cut",),
@@ -349,7 +401,6 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
         "test_plans_fit_their_budget_exactly_counted_and_cost_no_less_under_less",
         "test_where_only_an_expert_has_a_plan_that_fits_it_is_that_one_however_short_the_search",
     ),
-    ("planning/test_chosen_again.py", 6): ("test_operators_have_the_same_strategies_whatever_is_computed_again",),
     ("planning/test_comparison.py", 2): (
         "test_full_recomputation_is_every_layer_checkpointed",
         "test_the_optimum_costs_no_more_than_any_baseline",
@@ -364,6 +415,7 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("planning/test_formulation.py", 4): ("test_tying_identical_layers_costs_nothing",),
     ("planning/test_formulation.py", 8): ("test_highs_and_cbc_prove_the_same_cost",),
     ("planning/test_interpretation.py", 2): ("test_operators_that_are_priced_once_cost_what_each_of_them_costs",),
+    ("planning/test_interpretation.py", 4): ("test_a_redistribution_names_exactly_those_who_want_it",),
     ("planning/test_interpretation.py", 8): (
         "test_every_layout_needed_has_one_redistribution_and_none_is_superfluous",
     ),
@@ -375,17 +427,13 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
         "test_the_program_never_counts_more_than_the_timeline_and_at_most_operators_the_same",
         "test_with_the_schedule_of_a_plan_the_program_counts_what_is_under_way",
     ),
-    ("planning/test_lone_matrices.py", 2): (
-        "test_a_matrix_without_another_to_go_with_is_left_to_the_solver_and_the_others_are_cut",
-        "test_weights_that_are_computed_and_cut_as_no_parameter_are_said",
-    ),
+    ("planning/test_lone_matrices.py", 2): ("test_weights_that_are_computed_and_cut_as_no_parameter_are_said",),
     ("planning/test_lone_matrices.py", 3): (
         "test_of_matrices_that_could_be_left_the_smallest_is",
         "test_schemes_of_what_is_written_out_are_the_step_of_one_process",
     ),
     ("planning/test_micro_batch_laws.py", 2): ("test_the_optimum_is_concave_in_the_number_of_micro_batches",),
     ("planning/test_micro_batch_laws.py", 4): ("test_the_program_never_counts_more_than_the_timeline",),
-    ("planning/test_mixing.py", 2): ("test_what_is_gathered_for_is_found_by_solving_where_no_input_alone_is_missing",),
     ("planning/test_mixing.py", 3): (
         "test_operators_are_named_with_their_lines_and_written_down",
         "test_what_keeps_rows_apart_is_not_gathered_for",
@@ -413,7 +461,7 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("plans/test_imports.py", 3): ("test_reviewing_loads_neither_torch_nor_a_solver",),
     ("plans/test_parts.py", 2): ("test_a_plan_with_parts_is_read_as_it_is_written_and_says_what_they_are",),
     ("plans/test_report.py", 2): ("test_the_lanes_are_as_full_as_their_links_are_busy",),
-    ("plans/test_report.py", 3): ("test_nothing_is_wider_than_the_window",),
+    ("plans/test_report.py", 12): ("test_nothing_is_wider_than_the_window",),
     ("plans/test_schedule.py", 3): ("test_real_plans_keep_the_laws",),
     ("plans/test_simulation.py", 6): ("test_the_step_is_no_shorter_than_any_lane_and_no_longer_than_all_together",),
     ("redistribution/test_steps.py", 2): ("test_transient_bytes_are_those_alive_while_the_steps_run",),
@@ -424,7 +472,7 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("review/test_explain.py", 6): ("test_the_answer_is_the_golden_text",),
     ("review/test_replan.py", 2): ("test_a_pin_that_was_added_is_kept",),
     ("review/test_replan.py", 3): ("test_an_edited_tensor_is_recognised_kept_and_planned_around",),
-    ("solver/test_decomposition.py", 3): ("test_memory_from_one_byte_too_little_to_plenty",),
+    ("solver/test_decomposition.py", 24): ("test_memory_from_one_byte_too_little_to_plenty",),
     ("solver/test_fixing.py", 2): ("test_fixing_finds_the_optimum_and_proves_it",),
     ("solver/test_interruption.py", 4): ("test_ctrl_c_gives_every_backends_best_answer_and_leaves_no_process",),
     ("solver/test_interruption.py", 8): ("test_ctrl_c_that_is_to_have_no_answer_is_raised_at_once",),
