@@ -13,9 +13,10 @@ import math
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
 
 from cost_models import Profile
 from solver import Status
@@ -50,9 +51,9 @@ def lone_matrices(
     names, until_s = _largest_first(graph, scheme.leaving), time.monotonic() + LOOKED_S
     prices = Prices(graph, Mesh((mesh.axes[scheme.axis],), (mesh.shape[scheme.axis],)), profile)
 
-    def has_a_plan(cut: Sequence[str]) -> bool:
-        """Whether there is one that cuts these and leaves the others."""
-        left = [name for name in names if name not in cut]
+    def has_a_plan(cut: Sequence[str], undecided: Sequence[str], count: int) -> bool:
+        """Whether there is one that cuts these and the first of those that are undecided, and leaves the others."""
+        left = [name for name in names if name not in cut and name not in undecided[:count]]
         offered = offered_under(graph, [scheme.having_also(left)], mesh, rulebook)
         if offered is None or next(without_strategies(graph, offered), None) is not None:
             return False
@@ -61,11 +62,21 @@ def lone_matrices(
     cut, undecided = list[str](), names
     with suppress(TimeoutError):
         while undecided:
-            counts = range(1, len(undecided) + 1)
-            also = bisect_left(counts, True, key=lambda count: not has_a_plan([*cut, *undecided[:count]]))
+            also = longest(len(undecided), partial(has_a_plan, cut, undecided))
             cut += undecided[:also]
             undecided = undecided[also + 1 :]
     return tuple(name for name in names if name not in cut) if cut else ()
+
+
+def longest(most: int, holds: Callable[[int], bool]) -> int:
+    """The largest number, at most ``most``, for which and for all below which it holds; 0 where it does not for 1. What
+    takes time is to ask: once where the first number is too many, as most lone matrices stand one behind the other.
+    """
+    few = 1
+    while few <= most and holds(few):
+        few *= 2
+    asked = range(few // 2 + 1, min(few, most + 1))
+    return few // 2 + bisect_left(asked, True, key=lambda count: not holds(count))
 
 
 def said_of_lone(graph: CapturedGraph, given: AxisScheme, leaving: AxisScheme) -> str:

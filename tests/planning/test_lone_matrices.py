@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import autoshard
 from autoshard.errors import ConstraintError, StrategyWarning
 from autoshard.planning.comparison import compare
+from autoshard.planning.lone_matrices import longest
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 from autoshard.review import check
 
@@ -355,3 +356,16 @@ def test_attention_is_cut_where_the_ranks_can_share_its_heads() -> None:
     heads = {e.name: str(e.inputs[0][0]) for e in plan.operators if e.name.endswith("/attention")}
     assert heads["layers.1/attention"] == "S(1)" != heads["layers.0/attention"]
     check_as_before(model, args, plan, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("most", range(1, 34))
+def test_the_longest_is_found_with_one_question_where_there_is_none(most: int) -> None:
+    for right in range(most + 1):
+        asked: list[int] = []
+
+        def holds(count: int, asked: list[int] = asked, right: int = right) -> bool:
+            asked.append(count)
+            return count <= right
+
+        assert longest(most, holds) == right
+        assert set(asked) <= set(range(1, most + 1)) and len(asked) == len(set(asked)) <= 2 * (right + 1).bit_length()
