@@ -52,19 +52,20 @@ def lone_matrices(
     prices = Prices(graph, Mesh((mesh.axes[scheme.axis],), (mesh.shape[scheme.axis],)), profile)
 
     def has_a_plan(cut: Sequence[str], undecided: Sequence[str], count: int) -> bool:
-        """Whether there is one that cuts these and the first of those that are undecided, and leaves the others."""
+        """Whether one is found in time that cuts these and the first undecided ones, and leaves the others."""
         left = [name for name in names if name not in cut and name not in undecided[:count]]
         offered = offered_under(graph, [scheme.having_also(left)], mesh, rulebook)
         if offered is None or next(without_strategies(graph, offered), None) is not None:
             return False
-        return first_answer(graph, offered, prices, len(graph.nodes), until_s) in (Status.OPTIMAL, Status.FEASIBLE)
+        with suppress(TimeoutError):
+            return first_answer(graph, offered, prices, len(graph.nodes), until_s) in (Status.OPTIMAL, Status.FEASIBLE)
+        return False
 
     cut, undecided = list[str](), names
-    with suppress(TimeoutError):
-        while undecided:
-            also = longest(len(undecided), partial(has_a_plan, cut, undecided))
-            cut += undecided[:also]
-            undecided = undecided[also + 1 :]
+    while undecided and time.monotonic() < until_s:
+        also = longest(len(undecided), partial(has_a_plan, cut, undecided))
+        cut += undecided[:also]
+        undecided = undecided[also + 1 :]
     return tuple(name for name in names if name not in cut) if cut else ()
 
 
