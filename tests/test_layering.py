@@ -252,6 +252,7 @@ DEFERRED = {
     "autoshard.cli.option_names": "only --help, and a shell that completes, need the tables of names",
     "autoshard.cli.review_commands": "as for the other commands",
     "autoshard.cli.search_command": "as for the other commands",
+    "autoshard.cli.written_files": "only a command that makes plans asks whether their folder can be written into",
     "autoshard.measure.calibrate_command": "only a report needs jinja2",
     "solver.backends": "the registry loads the one backend that was asked for",
 }
