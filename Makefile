@@ -23,7 +23,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(PY) -m pytest -n auto --dist worksteal -m "not thorough" $(ARGS)
 
-# With further cases of laws that `make test` checks on others
+# With the longest tests, and further cases of laws that `make test` checks on others
 test-all: $(STAMP)
 	$(PY) -m pytest -n auto --dist worksteal $(ARGS)
 

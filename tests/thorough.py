@@ -244,7 +244,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_the_code_of_the_user_is_part_of_the_key",
     ),
 }
-"""Long tests of which no case is looked at, by file: other tests look at what they do in another way."""
+"""Long tests of which no case is looked at, by file. Other tests look at what most of them do in another way."""
 
 ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("capture/test_capture.py", 12): ("test_parameters_and_buffers_stand_under_their_fqns_and_names_are_unique",),
