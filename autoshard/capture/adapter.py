@@ -64,6 +64,7 @@ from .examples import is_number
 from .forward import forward_of
 from .graph import Mark, SameTensor
 from .operators.constant import LARGEST
+from .operators.ctc import fake_ctc_loss
 from .operators.grouped_products import fake_grouped_mm
 from .operators.margins import multilabel_margin_loss
 from .operators.picked import of_rows
@@ -608,10 +609,16 @@ def _same_modes() -> Iterator[None]:
 
 
 @contextmanager
+def _left_as_it_is(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
+@contextmanager
 def _unvalidated() -> Iterator[None]:
     """Has ``torch.distributions`` and ``F.gaussian_nll_loss`` take their arguments as they are, and ``nn.Transformer``
     its masks: to validate them, or to find a mask causal, they look at their numbers. And has
-    ``F.multilabel_margin_loss`` be what it is, and ``nn.AdaptiveLogSoftmaxWithLoss`` compute all rows.
+    ``F.multilabel_margin_loss`` be what it is, and ``nn.AdaptiveLogSoftmaxWithLoss`` compute all rows. What is set of
+    cuDNN for a part of a forward, which decides between kernels of one operator, is left out.
     """
     look_functions_up()
     distribution: Any = torch.distributions.Distribution
@@ -624,6 +631,7 @@ def _unvalidated() -> Iterator[None]:
             patch.object(nn.AdaptiveLogSoftmaxWithLoss, "forward", adaptive_log_softmax),
             patch.object(transformer, "_detect_is_causal_mask", is_said_to_be_causal),
             patch.object(torch, "_check_tensor_all_with", check_tensor_all_with),
+            patch.object(torch.backends.cudnn, "flags", _left_as_it_is),
         ):
             yield
     finally:
@@ -652,7 +660,12 @@ def _constants_known(most: int) -> Iterator[None]:
         patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", most),
         patch.dict(
             fake_impls.op_implementations_dict,
-            {aten.bincount.default: _counts_alone, aten._grouped_mm.default: fake_grouped_mm},
+            {
+                aten.bincount.default: _counts_alone,
+                aten._grouped_mm.default: fake_grouped_mm,
+                aten._ctc_loss.Tensor: fake_ctc_loss,
+                aten._ctc_loss.default: fake_ctc_loss,
+            },
         ),
     ):
         yield

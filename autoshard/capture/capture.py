@@ -74,10 +74,6 @@ _ADVICE = {
         "its result holds an object that is neither a tensor nor a number or text (a dtype, a device); return its name "
         "(str(x.dtype)), or leave it out"
     ),
-    "_ctc_loss": (
-        "ctc_loss keeps a table whose shape depends on the numbers in target_lengths. Return the log-probabilities and "
-        "compute the loss of them outside"
-    ),
 }
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 _UNDER_A_LOCK = re.compile("`R?[lL]ock` context manager")

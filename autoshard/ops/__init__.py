@@ -4,6 +4,7 @@ To teach autoshard an operator of torch, add a line to its family. For one of yo
 """
 
 from . import (  # noqa: F401  (their entries)
+    alignments,
     batch_norm,
     decompositions,
     drawn,

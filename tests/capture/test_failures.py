@@ -167,11 +167,6 @@ class Returning(nn.Module):
         return self.body(self.weight, x)
 
 
-def _ctc(weight: Tensor, x: Tensor) -> Tensor:
-    lengths = torch.full((3,), 1)
-    return F.ctc_loss((x * weight).log_softmax(-1).unsqueeze(0), torch.ones(3, 1, dtype=torch.int64), lengths, lengths)
-
-
 def _dropped(weight: Tensor, x: Tensor) -> Tensor:
     return x * weight if random.uniform(0, 1) < 0.5 else weight
 
@@ -181,7 +176,6 @@ def _dropped(weight: Tensor, x: Tensor) -> Tensor:
     [
         (lambda weight, x: (x * weight, Cache(x)), r"an object of class Cache; .* use_cache=False"),
         (lambda weight, x: torch.autograd.grad((x * weight).sum(), weight)[0], r"takes a gradient within the forward"),
-        (_ctc, r"ctc_loss keeps a table .* compute the loss of them outside"),
         (lambda weight, x: pack_padded_sequence(x * weight, [2, 1, 1]).data, r"packs sequences.* mask the result"),
         (lambda weight, x: (x * weight, x.dtype), r"neither a tensor nor a number .* return its name"),
         (lambda weight, x: weight + torch.rand(2, generator=torch.Generator()), r"a torch\.Generator\. Draw without"),
@@ -198,7 +192,6 @@ def _dropped(weight: Tensor, x: Tensor) -> Tensor:
     ids=[
         "cache",
         "gradient",
-        "ctc",
         "packed",
         "dtype",
         "generator",

@@ -215,6 +215,12 @@ OTHERS = {
     "attention": lambda n: operator(
         torch.ops.autoshard.attention.default, f(6, 4, n, 8), f(6, 4, n + 1, 8), f(6, 4, n + 1, 8), None, True, None
     ),
+    "alignments": lambda n: operator(torch.ops.autoshard.ctc.default, f(n, 6, 5), i(6, 4), i(6), i(6), 3, False),
+    "gradient of alignments": lambda n: operator(
+        torch.ops.autoshard.ctc_backward.default,
+        *(f(6), f(n, 6, 5), i(6, 4), i(6), i(6), f(6), f(6, n, 9)),
+        *(3, True),
+    ),
 }
 
 
@@ -297,6 +303,7 @@ def test_every_strategy_of_an_operator_is_right(name: str, length: int, mesh: st
         for name in ("factors", "inverses", "exponentials", "reflections", "rows and columns apart", "lower and upper")
     ]
     + [(name, {0, 1, 3}) for name in ("solved", "solved by a triangle", "solved by factors")]
+    + [("alignments", {0}), ("gradient of alignments", {1})]
     + [("solved by lower and upper", {0, 1, 3}), ("solved for rows", {0, 1, 2}), ("solved for vectors", {0, 1})]
     + [("logs of volumes", {0, 1}), ("another row", {0, 2})]
     + [("diagonal in memory of its own", {0}), ("another diagonal", {0})],

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -166,6 +166,8 @@ class _Rewriting:
         if name in ("sym_size", "size") and node.args[1:] == (0,):
             self._numbers[node] = self._call(torch.sum, rows.mask)
             return None
+        if name == "ctc_loss":
+            return self._alignments(node, rows)
         if name in _BY_CLASS:
             return self._loss_by_class(node, rows.mask)
         if name in _LOSSES:
@@ -201,7 +203,7 @@ class _Rewriting:
         if name_of(node) == "masked_select":
             if shape_of(x) != torch.broadcast_shapes(shape_of(x), shape_of(mask)):
                 return None
-            mask = self._call("expand", mask, tuple(shape_of(x)))
+            mask = mask if shape_of(mask) == shape_of(x) else self._call("expand", mask, tuple(shape_of(x)))
         if not are_lengths(shape_of(x)[: len(shape_of(mask))], shape_of(mask)):
             return None
         if behind:
@@ -411,6 +413,21 @@ class _Rewriting:
             return made
         return _Rows(self._call("reshape", made, tuple(shape_of(mask))), mask, _LeftOut.FINITE)
 
+    def _alignments(self, node: fx.Node, rows: _Rows) -> fx.Node | None:
+        """``F.ctc_loss`` of targets that a mask picks, one behind another: with those in front that it picks, in each
+        row where their lengths are how many these are, else in all.
+        """
+        given = dict(zip(("log_probs", "targets", "input_lengths", "target_lengths"), node.args)) | node.kwargs
+        if [each for each in node.all_input_nodes if each in self._rows] != [given["targets"]] or rows.rest:
+            return None
+        mask, whole, counted = rows.mask, self._taken(given["targets"], "embedding").whole, given["target_lengths"]
+        if rows.lead != 2 or not _counts_each(counted, mask, self._written):
+            mask, whole = (self._call("reshape", each, (-1,)) for each in (mask, whole))
+        in_front = self._call(torch.argsort, self._call(torch.logical_not, mask), dim=-1, stable=True)
+        targets = self._call(torch.gather, whole, -1, in_front)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: targets if each in self._rows else each)
+        return self._again(node, args, kwargs)
+
     def _keeps_rows(self, node: fx.Node, rows: _Rows) -> bool:
         """Whether a view, which has as many elements, has the rows as they are."""
         made = tensor_of(node)
@@ -436,6 +453,13 @@ class _Rewriting:
 
     def _call(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return new_call(self._node, function, *args, **kwargs)
+
+
+def _counts_each(counted: Any, mask: fx.Node, written: Collection[Any]) -> bool:
+    """Whether a node counts what a mask picks of each row."""
+    if name_of(counted) != "sum" or (*counted.args[1:], *counted.kwargs.values()) not in ((-1,), (1,)):
+        return False
+    return same(counted.args[0], mask, written)
 
 
 def _is_finite(given: Any) -> bool:

@@ -37,6 +37,7 @@ from .followed import (
     unrecorded,
 )
 from .guards import Guards, guards_of, written_as_they_are
+from .lengths_in_tensors import lengths_in_tensors
 from .numbers_as_indices import numbers_as_indices
 from .readable import readable
 from .seen import attribute_asked
@@ -114,6 +115,7 @@ def forward_graph(
         reentrant_cut_off(),
         indexed_by_tensors(),
         numbers_as_indices(),
+        lengths_in_tensors(),
         conditions_known(),
         draws_left_out(),
         unrecorded(),
@@ -134,13 +136,17 @@ def forward_graph(
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Recurrent modules are taken apart, step by step; what only says something is left out."""
+    """Recurrent modules are taken apart, step by step; what only says something is left out. What a function computes
+    that keeps its results (``lru_cache``) is computed, of which torch warns.
+    """
     ignored = torch._dynamo.config.ignore_logging_functions | set(_SAYING)
     with (
+        warnings.catch_warnings(),
         torch._dynamo.config.patch(allow_rnn=True, ignore_logging_functions=ignored),
         # torch notes its settings for statistics; torch 2.11 cannot write functions down and logs an error
         patch.object(torch._dynamo.utils, "_get_dynamo_config_for_logging", lambda: None),
     ):
+        warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
         yield
 
 

@@ -25,6 +25,7 @@ from torch.fx import Node as FxNode
 from ..by_numbers.choices import choices_found, number_of_experts
 from ..by_numbers.representative import is_of_arguments
 from ..examples import example, is_unknown, name_of, numbers_of_example
+from .only_raises import without_error
 from .variables import dispatch_tables, stack_here
 from .what_decides import note_decided_by
 
@@ -51,7 +52,8 @@ _MOST_AT_ONE = 1024
 def conditions_known() -> Iterator[None]:
     """Has Python go by conditions on numbers that stand in the forward; and as if all numbers of a tensor were finite
     where it asks that, as models do that limit them where they are not (DETR). Not in half precision, where sums do
-    become infinite. Loops over the experts that have tokens go over all of them.
+    become infinite. Where an error is raised or not, none is. Loops over the experts that have tokens go over all of
+    them.
     """
     kept = [(table, list(table)) for table in dispatch_tables(InstructionTranslatorBase)]
     ways = Ways()
@@ -73,6 +75,8 @@ def _jump_if_known(jump: Any, ways: Ways, translator: Any, instruction: Any) -> 
     known = _numbers_of(condition)
     if known is None:
         known = _as_if_finite(condition)
+    if known is None:
+        known = _as_if_no_error(condition, translator, instruction)
     if known is None and (some := _as_if_some(condition)) is not None and ways.may_begin(translator, instruction):
         known = some
         is_taken = known == ("IF_TRUE" in instruction.opname)
@@ -371,6 +375,19 @@ def _numbers_of(condition: Any) -> bool | None:
     if is_of_arguments(example(condition.proxy.node)):
         note_decided_by(condition.proxy.node, "number", (float(numbers),))
     return bool(numbers)
+
+
+def _as_if_no_error(condition: Any, translator: Any, jump: Any) -> bool | None:
+    """What a condition on numbers is where no error is raised, if it decides that alone; None of any other."""
+    number = getattr(condition, "sym_num", None)
+    is_by_numbers = isinstance(condition, TensorVariable) or (
+        isinstance(number, torch.SymBool | torch.SymInt | torch.SymFloat) and bool(number.node.expr.free_symbols)
+    )
+    if not is_by_numbers:
+        return None
+    code, place, behind = translator.instructions, translator.indexof, translator.instruction_pointer
+    is_taken = without_error(code, place, jump, behind, list(_frames(translator)))
+    return None if is_taken is None else is_taken == ("IF_TRUE" in jump.opname)
 
 
 def _as_if_finite(condition: Any) -> bool | None:

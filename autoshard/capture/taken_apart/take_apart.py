@@ -13,6 +13,7 @@ from ..examples import note, shape_of, tensor_of
 from .attention_parts import attention_in_parts, attention_of_one_head, is_of_one_head, is_without_kernel
 from .bags import can_be_added_up, embedding_bag
 from .batch_inside import keep_batch_inside, keep_heads_in_front
+from .ctc_loss import ctc_loss
 from .equations import take_in_pairs
 from .folded_heads import keep_heads_apart
 from .matrix_functions import leave_looks_out
@@ -38,11 +39,11 @@ BY_POSITION = {operator.getitem: by_position, operator.setitem: write_by_positio
 
 def take_apart(module: fx.GraphModule) -> int:
     """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, but for
-    those on packed sequences, bags, attention of several heads, without a kernel or to one head, products of matrices
-    with several dims in front, with a batch that is not in front, or of all heads with one matrix, equations of three
-    tensors or more, spreads and lengths over the batch, batches in a list that are joined again, pieces of one dim that
-    are joined along another, windows by strides, functions of matrices, picking from each row, writing into each,
-    picking by numbers in a row, means that are written as pools, and data that is assigned.
+    those on packed sequences, bags, the loss of alignments, attention of several heads, without a kernel or to one
+    head, products of matrices with several dims in front, with a batch that is not in front, or of all heads with one
+    matrix, equations of three tensors or more, spreads and lengths over the batch, batches in a list that are joined
+    again, pieces of one dim that are joined along another, windows by strides, functions of matrices, picking from each
+    row, writing into each, picking by numbers in a row, means that are written as pools, and data that is assigned.
 
     Returns:
         The dim of the batch in what the model is called with.
@@ -71,6 +72,8 @@ def take_apart(module: fx.GraphModule) -> int:
             node.target = STEP_BY_STEP[node.target]
         elif node.target is F.embedding_bag and can_be_added_up(*node.args, **node.kwargs):
             node.target = embedding_bag
+        elif node.target in (F.ctc_loss, torch.ctc_loss):
+            node.target = ctc_loss
         elif node.target is F.multi_head_attention_forward and has_a_batch(_dims(node), *node.args, **node.kwargs):
             node.target = multihead_attention
         elif is_without_kernel(node):
