@@ -55,9 +55,9 @@ _ADVICE = {
         "it takes a gradient within the forward (torch.autograd.grad), and a captured step has one backward, "
         "that of its results. Return what the gradient is taken of, or write the derivative out"
     ),
-    "pack_padded_sequence": (
-        "it packs sequences, and how many rows each step has depends on data. Run the module on the padded sequences "
-        "and mask the result"
+    "PackedSequence": (
+        "it looks into a PackedSequence, and how many rows each step has depends on data. A captured step knows "
+        "pack_padded_sequence, what nn.LSTM, nn.GRU and nn.RNN give for it, its .data, and pad_packed_sequence"
     ),
     **dict.fromkeys(
         ("RandomValueSource", "`Random.", ".Random.", "of class `Random`"),

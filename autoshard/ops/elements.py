@@ -108,7 +108,7 @@ enter("roll", Operator(local=on_contiguous(1), kernel="copy", traits=("linear",)
 enter("clone", Operator(more_rules=_addends_of_complex, kernel="copy", traits=("copied", "linear")))
 enter("_conj", Operator(more_rules=_addends_of_complex))
 enter(
-    "as_in_example",
+    "as_in_example as_long",
     Operator(rules=_held_to_numbers, local=_held_here, small=as_it_is, meant=_no_others, kernel="copy"),
     namespace="autoshard",
 )

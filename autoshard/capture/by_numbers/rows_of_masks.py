@@ -323,8 +323,8 @@ class _Rewriting:
         dims, float64 where Python has a float. Of numbers alone it is noted, as nothing else may read it so.
         """
         value = example(node)
-        if name == "item" and isinstance(value, torch.SymInt | torch.SymFloat) and tensor_of(_first(node)) is not None:
-            taken = self._call("reshape", self._call("clone", self._call("detach", node.args[0])), ())
+        if name == "item" and isinstance(value, torch.SymInt | torch.SymFloat) and (x := self._noted(_first(node))):
+            taken = self._call("reshape", self._call("clone", self._call("detach", x)), ())
             self._numbers[node] = self._call("double", taken) if isinstance(value, torch.SymFloat) else taken
         elif name in ("sym_size", "size") and node.args[1:] == (0,) and (mask := placed_by(node.args[0])):
             if memory_of(mask) not in self._written:
@@ -341,6 +341,13 @@ class _Rewriting:
                 args, kwargs = fx.map_arg((args, kwargs), self._precise)
                 return self._call("to", self._again(node, args, kwargs), value.dtype)
         return None
+
+    def _noted(self, taken: Any) -> fx.Node | None:
+        """What a number is taken out of: of a ``tolist`` dynamo notes no example."""
+        if not isinstance(taken, fx.Node) or tensor_of(taken) is not None:
+            return taken if isinstance(taken, fx.Node) else None
+        x = self._noted(taken.args[0]) if taken.target is operator.getitem else None
+        return None if x is None else self._call(operator.getitem, x, taken.args[1])
 
     def _precise(self, given: fx.Node) -> fx.Node:
         """A tensor in float32 where it is of half precision, which holds no number of Python's."""

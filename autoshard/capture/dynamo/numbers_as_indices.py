@@ -37,6 +37,7 @@ def picked(rows: Tensor) -> Tensor:
     return rows.squeeze(0)
 
 
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def in_tensor(number: int) -> Tensor:
     """Stands in a graph of dynamo's for the tensor that a number of Python's was taken out of."""
     return torch.scalar_tensor(number, dtype=torch.int64)

@@ -39,6 +39,7 @@ from .followed import (
 from .guards import Guards, guards_of, written_as_they_are
 from .lengths_in_tensors import lengths_in_tensors
 from .numbers_as_indices import numbers_as_indices
+from .packed_sequences import packed_sequences
 from .readable import readable
 from .seen import attribute_asked
 from .side_effects import Changed, side_effects_into
@@ -116,6 +117,7 @@ def forward_graph(
         indexed_by_tensors(),
         numbers_as_indices(),
         lengths_in_tensors(),
+        packed_sequences(),
         conditions_known(),
         draws_left_out(),
         unrecorded(),

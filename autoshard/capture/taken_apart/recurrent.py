@@ -33,18 +33,22 @@ def _recurrent(
     is_training: bool,
     is_bidirectional: bool,
     is_batch_first: bool,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """The arguments and results of ``torch.lstm``, ``torch.gru`` and so on."""
+    """The arguments and results of ``torch.lstm``, ``torch.gru`` and so on; with the lengths (B,) of rows those of
+    packed sequences, padded with zeros.
+    """
     states = start if isinstance(start, (tuple, list)) else (start,)
     directions = 2 if is_bidirectional else 1
     count = len(weights) // (layers * directions)
     x = x if is_batch_first else x.transpose(0, 1)
+    within = None if lengths is None else _steps_within(lengths, x.shape[1])
     last: list[State] = []
     for layer in range(layers):
         outputs = []
         for k in range(layer * directions, (layer + 1) * directions):
             mine, before = weights[k * count : (k + 1) * count], tuple(state[k] for state in states)
-            output, after = _one_direction(cell, x, before, mine, has_biases, is_reverse=k % directions == 1)
+            output, after = _one_direction(cell, x, before, mine, has_biases, within, is_reverse=k % directions == 1)
             outputs.append(output)
             last.append(after)
         x = torch.cat(outputs, -1) if is_bidirectional else outputs[0]
@@ -53,16 +57,31 @@ def _recurrent(
     return (x if is_batch_first else x.transpose(0, 1), *(torch.stack(parts) for parts in zip(*last)))
 
 
+def _steps_within(lengths: Tensor, steps: int) -> Sequence[Tensor]:
+    """Of each step, which rows have it, (B, 1)."""
+    is_within = torch.arange(steps, device=lengths.device) < lengths.unsqueeze(1)
+    return is_within.unsqueeze(-1).unbind(1)
+
+
 def _one_direction(
-    cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], has_biases: bool, is_reverse: bool
+    cell: Cell,
+    x: Tensor,
+    state: State,
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    within: Sequence[Tensor] | None,
+    is_reverse: bool,
 ) -> tuple[Tensor, State]:
-    """The outputs (B, T, H) of x (B, T, I), and the last state."""
+    """The outputs (B, T, H) of x (B, T, I), and the last state. Of rows that are not ``within`` a step the output is
+    zero, and the state stays.
+    """
     bias, others = (weights[2], (weights[1], *weights[3:])) if has_biases else (None, (weights[1], None, *weights[2:]))
     steps = F.linear(x, weights[0], bias).unbind(1)
     outputs = []
-    for step in reversed(steps) if is_reverse else steps:
-        state = cell(step, state, others)  # type: ignore[arg-type]
-        outputs.append(state[0])
+    for k in reversed(range(len(steps))) if is_reverse else range(len(steps)):
+        made = cell(steps[k], state, others)  # type: ignore[arg-type]
+        outputs.append(made[0] if within is None else torch.where(within[k], made[0], 0.0))
+        state = made if within is None else tuple(torch.where(within[k], new, old) for new, old in zip(made, state))
     return torch.stack(outputs[::-1] if is_reverse else outputs, 1), state
 
 
@@ -108,3 +127,9 @@ STEP_BY_STEP: dict[Any, Callable[..., Any]] = {
     torch.rnn_relu: _run_relu,
 }
 """What runs in the place of a function of torch."""
+_OF_MODE = {"LSTM": _run_lstm, "GRU": _run_gru, "RNN_TANH": _run_tanh, "RNN_RELU": _run_relu}
+
+
+def keeping_to_lengths(mode: str, x: Tensor, lengths: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    """What :func:`~autoshard.capture.by_numbers.packed.run_to_lengths`, whose arguments these are, stands for."""
+    return _OF_MODE[mode](x, *others, True, lengths)

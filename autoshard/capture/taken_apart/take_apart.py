@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ..batch_dim import batch_dim, first_shape
+from ..by_numbers.packed import run_to_lengths
 from ..examples import note, shape_of, tensor_of
 from .attention_parts import attention_in_parts, attention_of_one_head, is_of_one_head, is_without_kernel
 from .bags import can_be_added_up, embedding_bag
@@ -22,7 +23,7 @@ from .moved_pieces import move_pieces
 from .multihead import has_a_batch, multihead_attention
 from .put_data import write_data
 from .put_together import put_together
-from .recurrent import STEP_BY_STEP
+from .recurrent import STEP_BY_STEP, keeping_to_lengths
 from .row_numbers import as_range, by_position, is_mapped, map_dims, part, positions, write_by_position
 from .spread import take_length_apart, take_spread_apart
 from .strided_windows import take_windows
@@ -38,12 +39,12 @@ BY_POSITION = {operator.getitem: by_position, operator.setitem: write_by_positio
 
 
 def take_apart(module: fx.GraphModule) -> int:
-    """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, but for
-    those on packed sequences, bags, the loss of alignments, attention of several heads, without a kernel or to one
-    head, products of matrices with several dims in front, with a batch that is not in front, or of all heads with one
-    matrix, equations of three tensors or more, spreads and lengths over the batch, batches in a list that are joined
-    again, pieces of one dim that are joined along another, windows by strides, functions of matrices, picking from each
-    row, writing into each, picking by numbers in a row, means that are written as pools, and data that is assigned.
+    """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, bags, the
+    loss of alignments, attention of several heads, without a kernel or to one head, products of matrices with several
+    dims in front, with a batch that is not in front, or of all heads with one matrix, equations of three tensors or
+    more, spreads and lengths over the batch, batches in a list that are joined again, pieces of one dim that are joined
+    along another, windows by strides, functions of matrices, picking from each row, writing into each, picking by
+    numbers in a row, means that are written as pools, and data that is assigned.
 
     Returns:
         The dim of the batch in what the model is called with.
@@ -70,6 +71,8 @@ def take_apart(module: fx.GraphModule) -> int:
             continue
         if node.target in STEP_BY_STEP and isinstance(node.args[3], bool):
             node.target = STEP_BY_STEP[node.target]
+        elif node.target is run_to_lengths:
+            node.target = keeping_to_lengths
         elif node.target is F.embedding_bag and can_be_added_up(*node.args, **node.kwargs):
             node.target = embedding_bag
         elif node.target in (F.ctc_loss, torch.ctc_loss):
