@@ -22,6 +22,7 @@ import torch
 import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from torch import fx, nn
+from torch._decomp import decompositions as torchs_decompositions
 from torch._decomp import get_decompositions
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._library import simple_registry
@@ -586,6 +587,7 @@ def _traceable(model: nn.Module, faker: _Faker, most: int = LARGEST) -> Iterator
             _unvalidated(),
             _operator_by_operator(),
             _said_once(),
+            _states_in_their_shape(),
             _constants_known(most),
         ):
             yield
@@ -681,6 +683,21 @@ def _errors_kept() -> Iterator[None]:
         yield
     finally:
         held.register(before)
+
+
+@contextmanager
+def _states_in_their_shape() -> Iterator[None]:
+    """Has torch know the shape of the last states of an LSTM that its kernel for CPUs does not run; torch 2.11 and 2.12
+    think that they have a dim more.
+    """
+    one_layer = torchs_decompositions.one_layer_lstm
+
+    def in_shape(x: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+        output, states = one_layer(x, hidden, *args, **kwargs)
+        return output, tuple(state.reshape(before.shape) for state, before in zip(states, hidden))
+
+    with patch.object(torchs_decompositions, "one_layer_lstm", in_shape):
+        yield
 
 
 @contextmanager
