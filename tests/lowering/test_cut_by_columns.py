@@ -34,6 +34,19 @@ class GroupOfEachHead(nn.Module):
         return self.leave(F.silu(h))
 
 
+class NormOfInstances(nn.Module):
+    """A norm of each channel of each row, as in U-Nets and of style, with weights and without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.Conv1d(WIDTH, WIDTH, 1)
+        self.norm, self.plain = nn.InstanceNorm1d(WIDTH, affine=True), nn.InstanceNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x.transpose(1, 2))
+        return self.leave(F.silu(self.norm(h)) + self.plain(h.exp())).transpose(1, 2)
+
+
 class ConvolvedTogether(nn.Module):
     """Queries, keys and values of one projection are convolved along the sequence, channel by channel, shifted, and
     taken apart; there are as many of each, or of few and more.
@@ -99,6 +112,7 @@ class HeadsByPieces(nn.Module):
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "a group of each head": GroupOfEachHead,
+    "a norm of instances": NormOfInstances,
     "of low rank": OfLowRank,
     "of a table": OfATable,
     "heads behind each other": partial(HeadsByPieces, False),

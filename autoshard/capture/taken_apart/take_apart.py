@@ -44,7 +44,7 @@ def take_apart(module: fx.GraphModule) -> int:
     dims in front, with a batch that is not in front, or of all heads with one matrix, equations of three tensors or
     more, spreads and lengths over the batch, batches in a list that are joined again, pieces of one dim that are joined
     along another, windows by strides, functions of matrices, picking from each row, writing into each, picking by
-    numbers in a row, means that are written as pools, and data that is assigned.
+    numbers in a row, means that are written as pools, norms of instances, and data that is assigned.
 
     Returns:
         The dim of the batch in what the model is called with.
@@ -91,6 +91,8 @@ def take_apart(module: fx.GraphModule) -> int:
             x, _, *written = node.args
             indices, along = picked
             node.target, node.args = BY_POSITION[node.target], (x, indices, *written, along)
+        elif node.target is F.instance_norm and _statistics(node) == (None, None):
+            node.target = instance_norm
         elif node.target in POOLS and len(node.args) == 2 and set(_listed(node.args[1])) == {1}:
             node.args, node.target = (node.args[0], POOLS[node.target]), mean_of_all
     module.recompile()
@@ -107,6 +109,28 @@ def _take_in_order(graph: fx.Graph, node: fx.Node) -> None:
 def mean_of_all(x: Tensor, dims: int) -> Tensor:
     """A pool that leaves one element of the last so many dims; torch's own asks how a picture lies in memory."""
     return x.mean([-1 - k for k in range(dims)], keepdim=True)
+
+
+def _statistics(node: fx.Node) -> tuple[object, ...]:
+    """The running mean and variance that an instance norm has."""
+    given = dict(zip(("running_mean", "running_var"), node.args[1:])) | node.kwargs
+    return given.get("running_mean"), given.get("running_var")
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: None = None,
+    running_var: None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """An instance norm, with the arguments of ``F.instance_norm``, as one of groups of one channel: torch's own sees
+    rows and channels as one dim, of which no block is some channels of all rows.
+    """
+    return F.group_norm(input, input.shape[1], weight, bias, eps)
 
 
 def _listed(sizes: object) -> tuple[object, ...]:
