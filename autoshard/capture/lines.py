@@ -11,6 +11,8 @@ import torch
 from torch.fx import Node as FxNode
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
+_MOST = 100
+"""So many characters of a line are quoted."""
 # Frames that are no lines of the model: torch's, and those of what capture puts in its place.
 _NOT_THE_MODEL = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 
@@ -78,4 +80,5 @@ def _frames(trace: str) -> list[re.Match[str]]:
 
 
 def _line(frame: re.Match[str]) -> str:
-    return f"{frame['file']}:{frame['line']}: {frame['code'].strip()}"
+    code = frame["code"].strip()
+    return f"{frame['file']}:{frame['line']}: {code if len(code) <= _MOST else code[: _MOST - 3] + '...'}"

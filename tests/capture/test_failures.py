@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from autoshard.capture import capture, model_key
+from autoshard.capture.lines import line_in
 from autoshard.errors import CaptureError
 
 from ..models import mlp
@@ -86,6 +87,13 @@ def test_the_error_names_the_line_and_the_next_capture_works(culprit: type) -> N
     assert f"{__file__}:{_line(culprit)}" in str(caught.value)
     model, args = mlp()
     assert len(capture(model, args).nodes) > 10
+
+
+def test_a_long_line_is_not_quoted_whole() -> None:
+    said = "scores = self.head(x) * (" + " + ".join(["self.scale"] * 20) + ")"
+    line = line_in(f'  File "/models/mine.py", line 7, in forward\n    {said}\n')
+    assert line.startswith("/models/mine.py:7: scores = self.head(x) * (self.scale + ") and line.endswith("...")
+    assert len(line) == len("/models/mine.py:7: ") + 100
 
 
 class Refuses(nn.Module):
