@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -82,10 +82,74 @@ def _within(x: Tensor) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("body", [_any, _number, _unless, _and, _or, _counted, _in_loop, _within])
+def _tidied(x: Tensor) -> Tensor:
+    try:
+        _look(x)
+    finally:
+        x = x * 1
+    return x
+
+
+def _in_other_words(x: Tensor) -> Tensor:
+    try:
+        _look(x)
+    except ValueError as error:
+        raise RuntimeError("of the model") from error
+    return x
+
+
+@contextlib.contextmanager
+def _timed() -> Iterator[None]:
+    begin = 0
+    try:
+        yield
+    finally:
+        begin += 1
+
+
+class Context:
+    def __init__(self, catches: bool) -> None:
+        self.catches = catches
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> bool:
+        return self.catches
+
+
+class Plain(Context):
+    def __exit__(self, *error: object) -> None:  # type: ignore[override]
+        self.catches = False
+
+
+def _within_others(x: Tensor) -> Tensor:
+    with _timed(), Plain(True), contextlib.nullcontext():
+        _look(x)
+    return x
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _any,
+        _number,
+        _unless,
+        _and,
+        _or,
+        _counted,
+        _in_loop,
+        _within,
+        _tidied,
+        _in_other_words,
+        _within_others,
+    ],
+)
 def test_the_graph_is_that_without_the_condition(body: Body) -> None:
     args = (torch.zeros(3, 4),)
-    found, expected = capture(Model(body), args), capture(Model(lambda x: x * 1 if body is _unless else x), args)
+    found, expected = (
+        capture(Model(body), args),
+        capture(Model(lambda x: x * 1 if body in (_unless, _tidied) else x), args),
+    )
     assert [(node.op, node.args, node.outputs) for node in found.nodes] == [
         (node.op, node.args, node.outputs) for node in expected.nodes
     ]
@@ -118,6 +182,44 @@ def _caught_at_once(x: Tensor) -> Tensor:
     return x
 
 
+def _suppressed(x: Tensor) -> Tensor:
+    with contextlib.suppress(ValueError), torch.no_grad():
+        _look(x)
+        x = x / 2
+    return x
+
+
+def _suppressed_at_once(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        if x.sum() > 100:
+            with contextlib.suppress(ValueError):
+                raise ValueError("too large")
+            x = x / 2
+    return x
+
+
+@contextlib.contextmanager
+def _catching() -> Iterator[None]:
+    try:
+        yield
+    except ValueError:
+        pass
+
+
+def _caught_by_generator(x: Tensor) -> Tensor:
+    with _catching():
+        _look(x)
+        x = x / 2
+    return x
+
+
+def _caught_by_class(x: Tensor) -> Tensor:
+    with Context(True):
+        _look(x)
+        x = x / 2
+    return x
+
+
 def _changed_first(x: Tensor) -> Tensor:
     if x.sum() > 100:
         x = x / 2
@@ -132,7 +234,20 @@ def _returns(x: Tensor) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("body", [_caught, _caught_outside, _caught_at_once, _changed_first, _returns])
+@pytest.mark.parametrize(
+    "body",
+    [
+        _caught,
+        _caught_outside,
+        _caught_at_once,
+        _suppressed,
+        _suppressed_at_once,
+        _caught_by_generator,
+        _caught_by_class,
+        _changed_first,
+        _returns,
+    ],
+)
 def test_what_decides_something_else_is_refused(body: Body) -> None:
     with pytest.raises(CaptureError, match="which way Python goes here, or a shape, depends on numbers"):
         capture(Model(body), (torch.zeros(3, 4),))
