@@ -175,6 +175,13 @@ class Returning(nn.Module):
         return self.body(self.weight, x)
 
 
+def _left_out(weight: Tensor, x: Tensor) -> Tensor:
+    chance = torch.rand([])
+    if not (chance < 0.1):
+        x = x * weight
+    return x + weight
+
+
 def _dropped(weight: Tensor, x: Tensor) -> Tensor:
     return x * weight if random.uniform(0, 1) < 0.5 else weight
 
@@ -188,6 +195,11 @@ def _dropped(weight: Tensor, x: Tensor) -> Tensor:
         (lambda weight, x: pack_padded_sequence(x * weight, [2, 1, 1]), r"an object of class PackedSequence; return"),
         (lambda weight, x: (x * weight, x.dtype), r"neither a tensor nor a number .* return its name"),
         (lambda weight, x: weight + torch.rand(2, generator=torch.Generator()), r"a torch\.Generator\. Draw without"),
+        (_left_out, r"number that is drawn .* decides which way .*test_failures.* config\.layerdrop = 0\.0"),
+        (
+            lambda weight, x: x * weight if torch.rand(1).item() < 0.5 else weight,
+            r"number that is drawn .* draw outside and pass what decides",
+        ),
         (_dropped, r"draws a random number in Python .*torch\.rand"),
         (lambda weight, x: x * weight * random.getrandbits(8), r"draws a random number in Python .*torch\.rand"),
         (lambda weight, x: x * weight * random.choice((1, 2)), r"draws a random number in Python .*torch\.rand"),
@@ -205,6 +217,8 @@ def _dropped(weight: Tensor, x: Tensor) -> Tensor:
         "packed result",
         "dtype",
         "generator",
+        "layer drop",
+        "number drawn",
         "random",
         "bits",
         "choice",

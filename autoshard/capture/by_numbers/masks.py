@@ -21,7 +21,8 @@ _WRITING = frozenset(
 """What writes into its first argument, by name, beside methods that end with an underscore."""
 _STATISTICS = frozenset({"batch_norm", "instance_norm", "native_batch_norm"})
 """What writes into its second and third arguments."""
-_RANDOM = re.compile("rand|bernoulli|multinomial|normal|poisson|dropout|exponential|uniform|geometric|cauchy")
+RANDOM = re.compile("rand|bernoulli|multinomial|normal|poisson|dropout|exponential|uniform|geometric|cauchy")
+"""What draws, by name."""
 _MOST_CALLS = 8
 """So many calls make a mask at most that is found to be the same as another one."""
 _VIEWS = frozenset(
@@ -95,7 +96,7 @@ def same(a: fx.Node, b: fx.Node, written: Collection[Any], calls: int = _MOST_CA
         return False
     if len(a.args) != len(b.args) or a.kwargs.keys() != b.kwargs.keys():
         return False
-    if _RANDOM.search(name_of(a)) or any(memory_of(node) in written for node in (a, b, *a.all_input_nodes)):
+    if RANDOM.search(name_of(a)) or any(memory_of(node) in written for node in (a, b, *a.all_input_nodes)):
         return False
     pairs = [*zip(a.args, b.args), *((a.kwargs[key], b.kwargs[key]) for key in a.kwargs)]
     return all(

@@ -22,9 +22,13 @@ from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.iter import IteratorVariable
 from torch.fx import Node as FxNode
 
+from ...errors import CaptureError
+from ..ancestors import ancestors
 from ..by_numbers.choices import choices_found, number_of_experts
+from ..by_numbers.masks import RANDOM
 from ..by_numbers.representative import is_of_arguments
 from ..examples import example, is_unknown, name_of, numbers_of_example
+from ..lines import at, lines_in
 from .only_raises import without_error
 from .variables import dispatch_tables, stack_here
 from .what_decides import note_decided_by
@@ -77,6 +81,13 @@ def _jump_if_known(jump: Any, ways: Ways, translator: Any, instruction: Any) -> 
         known = _as_if_finite(condition)
     if known is None:
         known = _as_if_no_error(condition, translator, instruction)
+    if known is None and _is_by_numbers(condition) and _is_drawn(condition.as_proxy().node):
+        raise CaptureError(
+            f"a number that is drawn in the forward decides which way Python goes{at(lines_in(stack_here()))}, as "
+            "where layers are left out at random, and a captured step goes one way. Have it leave none out (in models "
+            "of transformers: config.layerdrop = 0.0), compute both and choose (torch.where(torch.rand(()) < p, x, "
+            "y)), or draw outside and pass what decides to the forward as a Python value"
+        )
     if known is None and (some := _as_if_some(condition)) is not None and ways.may_begin(translator, instruction):
         known = some
         is_taken = known == ("IF_TRUE" in instruction.opname)
@@ -377,13 +388,22 @@ def _numbers_of(condition: Any) -> bool | None:
     return bool(numbers)
 
 
+def _is_by_numbers(condition: Any) -> bool:
+    """Whether a condition is a tensor, or a number that Python takes out of one."""
+    number: Any = getattr(condition, "sym_num", None)
+    is_number = isinstance(number, torch.SymBool | torch.SymInt | torch.SymFloat)
+    return isinstance(condition, TensorVariable) or (is_number and bool(number.node.expr.free_symbols))
+
+
+def _is_drawn(asked: FxNode) -> bool:
+    """Whether a number is made of draws alone."""
+    given = ancestors([asked])
+    return all(node.op.startswith("call_") for node in given) and any(RANDOM.search(name_of(node)) for node in given)
+
+
 def _as_if_no_error(condition: Any, translator: Any, jump: Any) -> bool | None:
     """What a condition on numbers is where no error is raised, if it decides that alone; None of any other."""
-    number = getattr(condition, "sym_num", None)
-    is_by_numbers = isinstance(condition, TensorVariable) or (
-        isinstance(number, torch.SymBool | torch.SymInt | torch.SymFloat) and bool(number.node.expr.free_symbols)
-    )
-    if not is_by_numbers:
+    if not _is_by_numbers(condition):
         return None
     code, place, behind = translator.instructions, translator.indexof, translator.instruction_pointer
     is_taken = without_error(code, place, jump, behind, list(_frames(translator)))
