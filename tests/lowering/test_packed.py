@@ -80,6 +80,30 @@ def classes_of_all(model: Reader, x: Tensor, lengths: Tensor) -> Tensor:
     return F.cross_entropy(packed, pack_padded_sequence(targets, lengths, batch_first=True).data)
 
 
+def data_handed_on(model: Reader, x: Tensor, lengths: Tensor) -> Tensor:
+    """Padding is taken away in front of the layer, and put back behind the classes."""
+    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    others = (packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+    output = model.layer(input=PackedSequence(packed.data.tanh(), *others))[0]
+    scores, sizes, *_ = output._replace(data=model.classes(output[0]))
+    return pad_packed_sequence(PackedSequence(data=scores, batch_sizes=sizes), total_length=STEPS)[0].square().sum()
+
+
+class Dropping(nn.LSTM):
+    """As wrappers of recurrent modules are, for packed sequences and others."""
+
+    def forward(self, x: PackedSequence | Tensor, hx: Any = None) -> Any:  # type: ignore[override]
+        if isinstance(x, PackedSequence):
+            x = x._replace(data=2 * x.data)
+        return super().forward(x, hx)  # type: ignore[arg-type]
+
+
+def hooked() -> Reader:
+    model = Reader(all_steps)
+    model.layer.register_forward_hook(lambda layer, args, result: (result[0], tuple(2 * each for each in result[1])))
+    return model
+
+
 MODELS: dict[str, tuple[Callable[[], Reader], Tensor]] = {
     "LSTM": (lambda: Reader(all_steps), LENGTHS),
     "both ways": (lambda: Reader(all_steps, bidirectional=True, num_layers=2), LENGTHS),
@@ -91,6 +115,9 @@ MODELS: dict[str, tuple[Callable[[], Reader], Tensor]] = {
     "with a start": (lambda: Reader(with_a_start), LENGTHS),
     "GRU with a start": (lambda: Reader(with_a_start, nn.GRU), LENGTHS),
     "classes of all": (lambda: Reader(classes_of_all), SORTED),
+    "data handed on": (lambda: Reader(data_handed_on), LENGTHS),
+    "class of the model's": (lambda: Reader(all_steps, Dropping), LENGTHS),
+    "hooked": (hooked, LENGTHS),
 }
 CASES = [(name, seed) for seed in range(2) for name in MODELS]
 
@@ -127,7 +154,7 @@ def test_fewer_steps_than_the_padded_ones_are_an_error() -> None:
 
 def _sizes(model: Reader, x: Tensor, lengths: Tensor) -> Tensor:
     packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-    return pad_packed_sequence(model.layer(PackedSequence(packed.data, packed.batch_sizes))[0])[0].sum()
+    return model.layer(packed)[0].data[: packed.batch_sizes[0]].sum()
 
 
 def test_what_asks_how_many_rows_each_step_has_is_refused() -> None:

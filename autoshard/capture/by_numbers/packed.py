@@ -16,8 +16,7 @@ from torch.nn.utils import rnn
 from ..dynamo.numbers_as_indices import in_tensor
 from ..operators.longest import as_long
 
-RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
-
+FORWARDS = (nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward)
 
 _OF_MODE: dict[str, Any] = {
     "LSTM": torch.lstm,
@@ -43,13 +42,55 @@ def run_to_lengths(mode: str, x: Tensor, lengths: Tensor, *others: Any) -> tuple
 class PackedSequence:
     """In the place of torch's: (rows, steps, ...) and the length of each row."""
 
-    def __init__(self, padded: Tensor, lengths: Tensor) -> None:
-        self.padded, self.lengths = padded, lengths
+    def __init__(self, padded: Tensor, lengths: Tensor, is_sorted: bool) -> None:
+        self.padded, self.lengths, self.is_sorted = padded, lengths, is_sorted
 
     @property
     def data(self) -> Tensor:
         """All that is not padding, row by row; torch has it step by step."""
         return self.padded[_is_within(self.padded, self.lengths)]
+
+    @property
+    def batch_sizes(self) -> PackedSequenceSizes:
+        """What only :func:`packed_again` takes."""
+        return PackedSequenceSizes(self)
+
+    @property
+    def sorted_indices(self) -> PackedSequenceSizes | None:
+        """The same; None where torch's are."""
+        return None if self.is_sorted else self.batch_sizes
+
+    unsorted_indices = sorted_indices
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.data, self.batch_sizes, self.sorted_indices, self.unsorted_indices)[index]
+
+    def __iter__(self) -> Any:
+        return iter(self[:])
+
+    def _replace(self, *, data: Tensor) -> PackedSequence:
+        return packed_again(data, self.batch_sizes)
+
+
+class PackedSequenceSizes:
+    """What says how many rows each step of packed sequences has, or how they are sorted: it can be handed on alone."""
+
+    def __init__(self, packed: PackedSequence) -> None:
+        self.packed = packed
+
+
+def packed_again(
+    data: Tensor,
+    batch_sizes: PackedSequenceSizes,
+    sorted_indices: PackedSequenceSizes | None = None,
+    unsorted_indices: PackedSequenceSizes | None = None,
+) -> PackedSequence:
+    """In the place of torch's class, whose arguments these are: what was computed of the data of packed sequences."""
+    packed = batch_sizes.packed
+    within = _is_within(packed.padded, packed.lengths)
+    padded = packed.padded.new_zeros(*within.shape, *data.shape[1:], dtype=data.dtype)
+    padded[within] = data
+    return PackedSequence(padded, packed.lengths, packed.is_sorted)
 
 
 def pack_padded_sequence(
@@ -58,8 +99,8 @@ def pack_padded_sequence(
     """In the place of torch's function, whose arguments these are. That lengths are sorted is not checked."""
     if isinstance(lengths, list | tuple):
         lengths = torch.stack([in_tensor(length) for length in lengths])
-    lengths = torch.as_tensor(lengths)
-    return PackedSequence(input if batch_first else input.transpose(0, 1), lengths.to(input.device, torch.int64))
+    lengths = torch.as_tensor(lengths).to(input.device, torch.int64)
+    return PackedSequence(input if batch_first else input.transpose(0, 1), lengths, enforce_sorted)
 
 
 def pad_packed_sequence(
@@ -79,8 +120,9 @@ def pad_packed_sequence(
     return x if batch_first else x.transpose(0, 1), lengths
 
 
-def run_recurrent(module: Any, packed: PackedSequence, hx: Any = None) -> tuple[PackedSequence, Any]:
-    """What an ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` gives for packed sequences."""
+def run_recurrent(self: Any, input: PackedSequence, hx: Any = None) -> tuple[PackedSequence, Any]:
+    """In the place of the forward of an ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``, for packed sequences."""
+    module, packed = self, input
     is_lstm = module.mode == "LSTM"
     x = torch.where(_beside(_is_within(packed.padded, packed.lengths), packed.padded), packed.padded, 0.0)
     if hx is None:
@@ -90,7 +132,7 @@ def run_recurrent(module: Any, packed: PackedSequence, hx: Any = None) -> tuple[
         hx = (output, memory) if is_lstm else output
     given = (module.bias, module.num_layers, module.dropout, module.training, module.bidirectional)
     output, *last = run_to_lengths(module.mode, x, packed.lengths, hx, module._flat_weights, *given)
-    return PackedSequence(output, packed.lengths), tuple(last) if is_lstm else last[0]
+    return PackedSequence(output, packed.lengths, packed.is_sorted), tuple(last) if is_lstm else last[0]
 
 
 FUNCTIONS = {
