@@ -57,8 +57,8 @@ _ADVICE = {
     ),
     "PackedSequence": (
         "it looks into a PackedSequence, and how many rows each step has depends on data. A captured step knows "
-        "pack_padded_sequence, what nn.LSTM, nn.GRU and nn.RNN give for it, its .data, PackedSequence(f(packed.data), "
-        "packed.batch_sizes), and pad_packed_sequence"
+        "pack_padded_sequence, what nn.LSTM, nn.GRU and nn.RNN give for it, its .data, one with other data "
+        "(PackedSequence(f(packed.data), *packed[1:])), and pad_packed_sequence"
     ),
     **dict.fromkeys(
         ("RandomValueSource", "`Random.", ".Random.", "of class `Random`"),

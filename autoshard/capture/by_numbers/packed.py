@@ -85,8 +85,14 @@ def packed_again(
     sorted_indices: PackedSequenceSizes | None = None,
     unsorted_indices: PackedSequenceSizes | None = None,
 ) -> PackedSequence:
-    """In the place of torch's class, whose arguments these are: what was computed of the data of packed sequences."""
+    """In the place of torch's class, whose arguments these are: what was computed of the data of packed sequences.
+
+    Raises:
+        ValueError: nothing says how they were sorted, and torch has them in their new order then.
+    """
     packed = batch_sizes.packed
+    if not packed.is_sorted and sorted_indices is None and unsorted_indices is None:
+        raise ValueError("PackedSequence(data, batch_sizes) of sequences that were sorted, without sorted_indices")
     within = _is_within(packed.padded, packed.lengths)
     padded = packed.padded.new_zeros(*within.shape, *data.shape[1:], dtype=data.dtype)
     padded[within] = data
