@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import autoshard
 from autoshard.capture import capture
@@ -79,6 +80,7 @@ LOSSES: dict[str, tuple[Loss, Tensor]] = {
         lambda x, y, *given: F.ctc_loss(x, y, [STEPS] * ROWS, (4, 2, 0, 3)),
         ONE_BEHIND_ANOTHER,
     ),
+    "in a checkpoint": (lambda *given: checkpoint(F.ctc_loss, *given, use_reentrant=False), TARGETS),
     "a row alone": (lambda x, y, ends, lengths: F.ctc_loss(x[:, 1], y[1, :2], ends[1], lengths[1]), TARGETS),
     "masked": (_masked, PADDED),
     "masked between": (_masked, SCATTERED),

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
 
 import autoshard
 from autoshard.capture import capture
@@ -99,6 +100,10 @@ class Dropping(nn.LSTM):
         return super().forward(x, hx)  # type: ignore[arg-type]
 
 
+def in_a_checkpoint(model: Reader, x: Tensor, lengths: Tensor) -> Tensor:
+    return checkpoint(last_state, model, x, lengths, use_reentrant=False)  # type: ignore[no-any-return]
+
+
 def hooked() -> Reader:
     model = Reader(all_steps)
     model.layer.register_forward_hook(lambda layer, args, result: (result[0], tuple(2 * each for each in result[1])))
@@ -119,6 +124,7 @@ MODELS: dict[str, tuple[Callable[[], Reader], Tensor]] = {
     "data handed on": (lambda: Reader(data_handed_on), LENGTHS),
     "class of the model's": (lambda: Reader(all_steps, Dropping), LENGTHS),
     "hooked": (hooked, LENGTHS),
+    "in a checkpoint": (lambda: Reader(in_a_checkpoint, bidirectional=True), LENGTHS),
 }
 CASES = [(name, seed) for seed in range(2) for name in MODELS]
 

@@ -67,16 +67,10 @@ def take_apart(module: fx.GraphModule) -> int:
             continue
         elif node.target in DECOMPOSING:
             _take_in_order(module.graph, node)
-        if node.op != "call_function":
+        if node.op != "call_function" or _by_lengths(node):
             continue
-        if node.target in STEP_BY_STEP and isinstance(node.args[3], bool):
-            node.target = STEP_BY_STEP[node.target]
-        elif node.target is run_to_lengths:
-            node.target = keeping_to_lengths
-        elif node.target is F.embedding_bag and can_be_added_up(*node.args, **node.kwargs):
+        if node.target is F.embedding_bag and can_be_added_up(*node.args, **node.kwargs):
             node.target = embedding_bag
-        elif node.target in (F.ctc_loss, torch.ctc_loss):
-            node.target = ctc_loss
         elif node.target is F.multi_head_attention_forward and has_a_batch(_dims(node), *node.args, **node.kwargs):
             node.target = multihead_attention
         elif is_without_kernel(node):
@@ -96,7 +90,27 @@ def take_apart(module: fx.GraphModule) -> int:
         elif node.target in POOLS and len(node.args) == 2 and set(_listed(node.args[1])) == {1}:
             node.args, node.target = (node.args[0], POOLS[node.target]), mean_of_all
     module.recompile()
+    for within in module.modules():  # what a checkpoint computes
+        if isinstance(within, fx.GraphModule) and within is not module:
+            for node in within.graph.nodes:
+                _by_lengths(node)
+            within.recompile()
     return dim
+
+
+def _by_lengths(node: fx.Node) -> bool:
+    """Has a recurrent module run step by step, to the lengths of packed sequences, and the loss of alignments take
+    padded targets; whether a node is one of these.
+    """
+    if node.target in STEP_BY_STEP and isinstance(node.args[3], bool):
+        node.target = STEP_BY_STEP[node.target]
+    elif node.target is run_to_lengths:
+        node.target = keeping_to_lengths
+    elif node.target in (F.ctc_loss, torch.ctc_loss):
+        node.target = ctc_loss
+    else:
+        return False
+    return True
 
 
 def _take_in_order(graph: fx.Graph, node: fx.Node) -> None:
