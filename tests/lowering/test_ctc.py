@@ -80,6 +80,10 @@ LOSSES: dict[str, tuple[Loss, Tensor]] = {
         lambda x, y, *given: F.ctc_loss(x, y, [STEPS] * ROWS, (4, 2, 0, 3)),
         ONE_BEHIND_ANOTHER,
     ),
+    "lengths in lists": (
+        lambda x, y, ends, lengths: F.ctc_loss(x, y, ends.tolist(), tuple(int(length) for length in lengths)),
+        TARGETS,
+    ),
     "in a checkpoint": (lambda *given: checkpoint(F.ctc_loss, *given, use_reentrant=False), TARGETS),
     "a row alone": (lambda x, y, ends, lengths: F.ctc_loss(x[:, 1], y[1, :2], ends[1], lengths[1]), TARGETS),
     "masked": (_masked, PADDED),

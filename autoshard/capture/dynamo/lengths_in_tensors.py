@@ -4,15 +4,19 @@ look at the targets, where there are no numbers while a forward is traced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch._dynamo.variables import ListVariable, TorchInGraphFunctionVariable, TupleVariable
+from torch import Tensor
+from torch._dynamo.variables import ListVariable, TorchInGraphFunctionVariable, TupleVariable, UserFunctionVariable
 from torch._dynamo.variables.builder import wrap_fx_proxy
+
+from .numbers_as_indices import in_tensor
 
 _LENGTHS = {2: "input_lengths", 3: "target_lengths"}
 """Which of its arguments they are."""
@@ -24,8 +28,10 @@ def lengths_in_tensors() -> Iterator[None]:
     call = TorchInGraphFunctionVariable.call_function
 
     def written(tx: Any, given: Any) -> Any:
-        if not isinstance(given, ListVariable | TupleVariable) or not given.is_python_constant():
+        if not isinstance(given, ListVariable | TupleVariable):
             return given
+        if not given.is_python_constant():
+            return UserFunctionVariable(cast(FunctionType, _stacked)).call_function(tx, [given], {})
         lengths = tx.output.create_proxy("call_function", torch.tensor, (list(given.as_python_constant()),), {})
         return wrap_fx_proxy(tx, lengths)
 
@@ -37,3 +43,8 @@ def lengths_in_tensors() -> Iterator[None]:
 
     with patch.object(TorchInGraphFunctionVariable, "call_function", call_with_tensors):
         yield
+
+
+def _stacked(lengths: Sequence[int]) -> Tensor:
+    """Lengths of which some are taken out of tensors."""
+    return torch.stack([in_tensor(length) for length in lengths])
