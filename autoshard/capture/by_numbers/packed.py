@@ -69,7 +69,7 @@ class PackedSequence:
         return iter(self[:])
 
     def _replace(self, *, data: Tensor) -> PackedSequence:
-        return packed_again(data, self.batch_sizes)
+        return packed_again(data, self.batch_sizes, self.sorted_indices)
 
 
 class PackedSequenceSizes:
