@@ -31,7 +31,7 @@ from .left_behind import with_left
 from .reads import check_reads
 from .served_plan import ServedPlan
 from .shard_steps import step_shards_of
-from .shards import agree_on_replicas, cut_state
+from .shards import agree_on_replicas, cut_state, cut_what_parts_load
 from .traced import UNCOMPILED, along, let_be_traced, way_of
 
 _SLOT = "_autoshard"
@@ -75,13 +75,12 @@ class ParallelModule(nn.Module):
         return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As a module's. Whole plain tensors, as one process saves them, are cut.
+        """As a module's. Whole plain tensors, as one process saves them, are cut, and so are DTensors on other meshes.
 
         Raises:
             InputError: the state holds shards of another rank.
         """
-        served = _served(self)
-        return super().load_state_dict(cut_state(self, state_dict, plan_of(self), served.mesh), *args, **kwargs)
+        return super().load_state_dict(cut_state(self, state_dict), *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
         """A module with tensors of its own that runs the same program on the same mesh.
@@ -275,6 +274,7 @@ def converted(
     fresh = nn.Module().__dict__
     _put(model.__dict__, {**{name: fresh[name] for name in CALL_HOOKS}, "forward": None, _SLOT: served})
     _refuse_parts(model)
+    cut_what_parts_load(model)
     step_shards_of(model)
     let_be_traced(model)
     return model

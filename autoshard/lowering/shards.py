@@ -16,8 +16,8 @@ from ..errors import InputError
 from ..layout import Layout, local_ranges, local_shape
 from ..mesh import Mesh
 from ..plans import ShardingPlan
-from .adapter import broadcast, broadcast_along, device_of
-from .placements import as_dtensor
+from .adapter import broadcast, broadcast_along, device_of, rank_in_job
+from .placements import as_dtensor, cuts_of
 from .taken import mark_taken
 
 
@@ -77,39 +77,40 @@ def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.detach().to(device, copy=True).contiguous()
 
 
-def cut_state(module: nn.Module, state: Mapping[str, Any], plan: ShardingPlan, mesh: DeviceMesh) -> Mapping[str, Any]:
-    """The state of a module, with DTensors in the place of whole plain tensors for what it holds as DTensors.
+def cut_state(module: nn.Module, state: Mapping[str, Any], prefix: str = "") -> Mapping[str, Any]:
+    """The state of a module, or of a part of one, with DTensors placed as its own in the place of whole plain tensors
+    and of DTensors on other meshes (FSDP2's, another plan's), which all ranks gather.
+
+    Args:
+        prefix: what stands before the module's names in the state.
 
     Raises:
         InputError: it holds shards of another rank.
     """
-    layouts = {entry.name: entry.layout for entry in plan.parameters}
-    first: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        first.setdefault(id(parameter), name)  # tied parameters are in the plan under their first name
     held = {
-        name: (parameter, layouts[first[id(parameter)]])
-        for name, parameter in module.named_parameters(remove_duplicate=False)
-        if isinstance(parameter, DTensor) and first[id(parameter)] in layouts
+        name: parameter
+        for name, parameter in module.named_parameters(prefix.removesuffix("."), remove_duplicate=False)
+        if isinstance(parameter, DTensor)
     }
-    coordinate, made = tuple(mesh.get_coordinate() or ()), OrderedDict(state)
+    made = OrderedDict(state)
     tied: dict[tuple[int, int], DTensor] = {}
     for name, tensor in state.items():
-        ours, layout = held.get(name, (None, None))
-        if isinstance(tensor, DTensor) and _is_of_another_rank(tensor, coordinate):
-            theirs = list(tensor.device_mesh.get_coordinate() or ())
-            raise InputError(
-                f"{name} in the state is a shard of the rank at {theirs} of the mesh, and this one is at "
-                f"{list(coordinate)}: torch.save of a state_dict writes the shards of the rank that calls it. Save and "
-                "load with torch.distributed.checkpoint (docs/training.md, 'Checkpoints'), or save whole tensors: "
-                "{name: tensor.full_tensor() ...}, called on all ranks"
-            )
-        if ours is None or layout is None or not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor):
+        ours = held.get(name)
+        if ours is None or not isinstance(tensor, torch.Tensor):
             continue
+        mesh = ours.device_mesh
+        if isinstance(tensor, DTensor):
+            _check_own(name, tensor, mesh)
+            if tensor.device_mesh == mesh:
+                continue
         if tensor.shape == ours.shape:  # torch names what has another one
-            key = id(ours), tensor.data_ptr()
+            key = id(ours), id(tensor) if isinstance(tensor, DTensor) else tensor.data_ptr()
             if key not in tied:
-                local = local_part(tensor.detach(), layout, plan.mesh, coordinate).to(device_of(mesh))
+                whole = tensor.detach()
+                whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+                layout, shape = cuts_of(ours.placements), tuple(mesh.shape)
+                axes = Mesh(tuple(f"axis{i}" for i in range(len(shape))), shape)
+                local = local_part(whole, layout, axes, tuple(mesh.get_coordinate() or ())).to(device_of(mesh))
                 tied[key] = as_dtensor(local, tuple(ours.shape), layout, mesh)
             made[name] = tied[key]
     if hasattr(state, "_metadata"):
@@ -117,13 +118,34 @@ def cut_state(module: nn.Module, state: Mapping[str, Any], plan: ShardingPlan, m
     return made
 
 
-def _is_of_another_rank(tensor: DTensor, coordinate: tuple[int, ...]) -> bool:
-    """Whether a DTensor that was loaded from a file holds what another rank has of it: its mesh knows whose it was."""
-    theirs = tuple(tensor.device_mesh.get_coordinate() or ())
-    if len(theirs) != len(coordinate):
-        return False
-    ranks = zip(tensor.placements, theirs, coordinate)
-    return any(not placement.is_replicate() and one != other for placement, one, other in ranks)
+def cut_what_parts_load(module: nn.Module) -> None:
+    """Has parts of a module, and modules around it, take the states that it takes, by a hook of each module."""
+    for part in module.modules():
+        if next(part.parameters(), None) is not None:
+            part.register_load_state_dict_pre_hook(_cut_given)
+
+
+def _cut_given(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    state.update(cut_state(module, state, prefix))
+
+
+def _check_own(name: str, tensor: DTensor, mesh: DeviceMesh) -> None:
+    """Raises the error for a DTensor that was loaded from a file and holds what another rank has of it: its mesh knows
+    whose it was. On an equal mesh copies may come from any rank that has the same shard."""
+    theirs, ours = (tuple(each.get_coordinate() or ()) for each in (tensor.device_mesh, mesh))
+    if tensor.device_mesh == mesh:
+        ranks = zip(tensor.placements, theirs, ours)
+        other = any(not placement.is_replicate() and one != our for placement, one, our in ranks)
+    else:
+        cut = not all(placement.is_replicate() for placement in tensor.placements)
+        other = cut and bool(theirs) and int(tensor.device_mesh.mesh[theirs]) != rank_in_job()
+    if other:
+        raise InputError(
+            f"{name} in the state is a shard of the rank at {list(theirs)} of the mesh, and this one is at "
+            f"{list(ours)}: torch.save of a state_dict writes the shards of the rank that calls it. Save and "
+            "load with torch.distributed.checkpoint (docs/training.md, 'Checkpoints'), or save whole tensors: "
+            "{name: tensor.full_tensor() ...}, called on all ranks"
+        )
 
 
 def agree_on_replicas(module: nn.Module, mesh: DeviceMesh) -> None:

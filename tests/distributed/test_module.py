@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import autoshard
 from autoshard.lowering.adapter import StorageWatch
@@ -104,6 +105,17 @@ def _save_and_load(plan_text: str, folder: str) -> None:
     dcp.load(loaded, checkpoint_id=folder)
     parallel.load_state_dict(loaded)
     assert torch.equal(parallel(*batch).detach(), before)
+    assert parallel.lm_head.weight is parallel.wte.weight
+    other = init_device_mesh("cpu", (4,), mesh_dim_names=("ranks",))  # as FSDP2 and other plans have it
+    for part, prefix in ((parallel, ""), (parallel.wte, "wte.")):
+        change()
+        cut = {
+            name: distribute_tensor(value.full_tensor(), other, [Shard(0)]) if isinstance(value, DTensor) else value
+            for name, value in saved.items()
+        }
+        part.load_state_dict({name.removeprefix(prefix): cut[name] for name in cut if name.startswith(prefix)})
+        for name in [name for name in saved if name.startswith(prefix)]:
+            assert torch.equal(full(parallel.state_dict()[name]), full(saved[name]))
     assert parallel.lm_head.weight is parallel.wte.weight
 
 

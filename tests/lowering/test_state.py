@@ -435,6 +435,18 @@ def test_a_state_dict_has_the_keys_of_the_models_own_and_loads_into_it(mesh: Dev
     reference.load_state_dict(whole)
 
 
+def test_parts_of_a_module_and_modules_around_it_load_whole_tensors(mesh: DeviceMesh) -> None:
+    parallel: Any = autoshard.auto_parallelize(Model(), mesh, (X,))
+    reference, other = Model(), {name: value + 1 for name, value in Model().state_dict().items()}
+    for ours, theirs in ((parallel, reference), (deepcopy(parallel), deepcopy(reference))):
+        for module in (ours, theirs):
+            nn.Sequential(module).load_state_dict({f"0.{name}": value for name, value in other.items()})
+            module.layers[0].load_state_dict({"linear.weight": torch.ones(4, 4)}, strict=False)
+        assert all(torch.equal(_whole(ours.get_parameter(n)), p) for n, p in theirs.named_parameters())
+        with pytest.raises(RuntimeError, match=r"size mismatch for linear\.weight"):
+            ours.layers[0].load_state_dict({"linear.weight": torch.ones(3)}, strict=False)
+
+
 def test_a_copy_has_parameters_of_its_own_and_no_gradients(original: tuple[nn.Module, nn.Module]) -> None:
     for module in original:
         twin = deepcopy(module)
