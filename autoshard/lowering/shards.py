@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -77,61 +77,64 @@ def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.detach().to(device, copy=True).contiguous()
 
 
-def cut_state(module: nn.Module, state: Mapping[str, Any], prefix: str = "") -> Mapping[str, Any]:
-    """The state of a module, or of a part of one, with DTensors placed as its own in the place of whole plain tensors
-    and of DTensors on other meshes (FSDP2's, another plan's), which all ranks gather.
-
-    Args:
-        prefix: what stands before the module's names in the state.
+def cut_state(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The state of a module, with DTensors placed as its own in the place of whole plain tensors and of DTensors on
+    other meshes (FSDP2's, another plan's), which all ranks gather.
 
     Raises:
         InputError: it holds shards of another rank.
     """
-    held = {
-        name: parameter
-        for name, parameter in module.named_parameters(prefix.removesuffix("."), remove_duplicate=False)
-        if isinstance(parameter, DTensor)
-    }
     made = OrderedDict(state)
-    tied: dict[tuple[int, int], DTensor] = {}
-    for name, tensor in state.items():
-        ours = held.get(name)
-        if ours is None or not isinstance(tensor, torch.Tensor):
-            continue
-        mesh = ours.device_mesh
-        if isinstance(tensor, DTensor):
-            _check_own(name, tensor, mesh)
-            if tensor.device_mesh == mesh:
-                continue
-        if tensor.shape == ours.shape:  # torch names what has another one
-            key = id(ours), id(tensor) if isinstance(tensor, DTensor) else tensor.data_ptr()
-            if key not in tied:
-                whole = tensor.detach()
-                whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
-                layout, shape = cuts_of(ours.placements), tuple(mesh.shape)
-                axes = Mesh(tuple(f"axis{i}" for i in range(len(shape))), shape)
-                local = local_part(whole, layout, axes, tuple(mesh.get_coordinate() or ())).to(device_of(mesh))
-                tied[key] = as_dtensor(local, tuple(ours.shape), layout, mesh)
-            made[name] = tied[key]
+    made.update(_cut(module.named_parameters(remove_duplicate=False), state))
     if hasattr(state, "_metadata"):
         made._metadata = state._metadata  # type: ignore[attr-defined]  # versions of modules, which torch keeps there
     return made
 
 
 def cut_what_parts_load(module: nn.Module) -> None:
-    """Has parts of a module, and modules around it, take the states that it takes, by a hook of each module."""
+    """Has parts of a module, and modules around it, take the states that it takes: torch calls a hook of each module."""
     for part in module.modules():
-        if next(part.parameters(), None) is not None:
+        if part._parameters:
             part.register_load_state_dict_pre_hook(_cut_given)
 
 
 def _cut_given(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    state.update(cut_state(module, state, prefix))
+    own = ((prefix + name, parameter) for name, parameter in module._parameters.items())
+    state.update(_cut(own, state))
+
+
+def _cut(parameters: Iterable[tuple[str, Any]], state: Mapping[str, Any]) -> dict[str, DTensor]:
+    """What a state has for parameters that are DTensors, where it is placed otherwise, placed as these."""
+    made: dict[str, DTensor] = {}
+    tied: dict[tuple[int, int], DTensor] = {}
+    for name, ours in parameters:
+        given = state.get(name)
+        if not isinstance(ours, DTensor) or not isinstance(given, torch.Tensor):
+            continue
+        if isinstance(given, DTensor):
+            _check_own(name, given, ours.device_mesh)
+            if given.device_mesh == ours.device_mesh:
+                continue
+        if given.shape == ours.shape:  # torch names what has another one
+            key = id(ours), id(given) if isinstance(given, DTensor) else given.data_ptr()
+            if key not in tied:
+                tied[key] = _placed_as(ours, given.detach())
+            made[name] = tied[key]
+    return made
+
+
+def _placed_as(ours: DTensor, given: torch.Tensor) -> DTensor:
+    whole = given.full_tensor() if isinstance(given, DTensor) else given
+    mesh, layout = ours.device_mesh, cuts_of(ours.placements)
+    axes = Mesh(tuple(f"axis{i}" for i in range(mesh.ndim)), tuple(mesh.shape))
+    local = local_part(whole, layout, axes, tuple(mesh.get_coordinate() or ())).to(device_of(mesh))
+    return as_dtensor(local, tuple(ours.shape), layout, mesh)
 
 
 def _check_own(name: str, tensor: DTensor, mesh: DeviceMesh) -> None:
     """Raises the error for a DTensor that was loaded from a file and holds what another rank has of it: its mesh knows
-    whose it was. On an equal mesh copies may come from any rank that has the same shard."""
+    whose it was. On an equal mesh copies may come from any rank that has the same shard.
+    """
     theirs, ours = (tuple(each.get_coordinate() or ()) for each in (tensor.device_mesh, mesh))
     if tensor.device_mesh == mesh:
         ranks = zip(tensor.placements, theirs, ours)

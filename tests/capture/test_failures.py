@@ -191,7 +191,10 @@ def _dropped(weight: Tensor, x: Tensor) -> Tensor:
     [
         (lambda weight, x: (x * weight, Cache(x)), r"an object of class Cache; .* use_cache=False"),
         (lambda weight, x: torch.autograd.grad((x * weight).sum(), weight)[0], r"takes a gradient within the forward"),
-        (lambda weight, x: pack_padded_sequence(x * weight, [2, 1, 1]).batch_sizes, r"an object of class PackedSequence"),
+        (
+            lambda weight, x: pack_padded_sequence(x * weight, [2, 1, 1]).batch_sizes,
+            r"an object of class PackedSequence",
+        ),
         (lambda weight, x: pack_padded_sequence(x * weight, [2, 1, 1]), r"an object of class PackedSequence; return"),
         (lambda weight, x: (x * weight, x.dtype), r"neither a tensor nor a number .* return its name"),
         (lambda weight, x: weight + torch.rand(2, generator=torch.Generator()), r"a torch\.Generator\. Draw without"),
