@@ -92,7 +92,7 @@ def cut_state(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def cut_what_parts_load(module: nn.Module) -> None:
-    """Has parts of a module, and modules around it, take the states that it takes: torch calls a hook of each module."""
+    """Has parts of a module, and modules around it, take the states that it takes: by a hook of each module."""
     for part in module.modules():
         if part._parameters:
             part.register_load_state_dict_pre_hook(_cut_given)
