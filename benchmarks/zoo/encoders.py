@@ -54,7 +54,13 @@ def _of_sound() -> dict[str, Any]:
     """What encoders of sound have beside the sizes of all models."""
     layers = {"conv_dim": (16, 16), "conv_stride": (4, 2), "conv_kernel": (8, 3), "num_feat_extract_layers": 2}
     embedded = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "classifier_proj_size": 16}
-    none = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "feat_proj_dropout": 0.0, "activation_dropout": 0.0}
+    none = {
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "feat_proj_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "final_dropout": 0.0,
+    }
     sizes = {key: value for key, value in SIZES.items() if "prob" not in key}
     return {**sizes, **layers, **embedded, **none, "layerdrop": 0.0, "apply_spec_augment": False}
 

@@ -30,9 +30,8 @@ def packed_sequences() -> Iterator[None]:
     instance = BuiltinVariable.call_isinstance
 
     def call_isinstance(self: Any, tx: Any, given: Any, kinds: Any) -> Any:
-        if _is_a(PackedSequence, given):
-            return ConstantVariable.create(issubclass(rnn.PackedSequence, kinds.as_python_constant()))
-        return instance(self, tx, given, kinds)
+        is_torchs = _is_a(PackedSequence, given) and issubclass(rnn.PackedSequence, kinds.as_python_constant())
+        return ConstantVariable.create(True) if is_torchs else instance(self, tx, given, kinds)
 
     with ExitStack() as stack:
         for kind in (SkipFunctionVariable, UserFunctionVariable, UserDefinedClassVariable):
