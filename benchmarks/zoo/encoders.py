@@ -50,36 +50,19 @@ def whisper() -> Example:
     return transformers.WhisperForConditionalGeneration(config), {"input_features": features, "labels": _tokens()}
 
 
-def _of_sound() -> dict[str, Any]:
-    """What encoders of sound have beside the sizes of all models."""
-    layers = {"conv_dim": (16, 16), "conv_stride": (4, 2), "conv_kernel": (8, 3), "num_feat_extract_layers": 2}
-    embedded = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "classifier_proj_size": 16}
-    none = {
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "feat_proj_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "final_dropout": 0.0,
-    }
-    sizes = {key: value for key, value in SIZES.items() if "prob" not in key}
-    return {**sizes, **layers, **embedded, **none, "layerdrop": 0.0, "apply_spec_augment": False}
-
-
 def wav2vec2() -> Example:
     """A class for a piece of sound."""
-    config = transformers.Wav2Vec2Config(**_of_sound(), num_labels=5)
+    layers = {"conv_dim": (16, 16), "conv_stride": (4, 2), "conv_kernel": (8, 3), "num_feat_extract_layers": 2}
+    embedded = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "classifier_proj_size": 16}
+    none = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "feat_proj_dropout": 0.0, "activation_dropout": 0.0}
+    sizes = {key: value for key, value in SIZES.items() if "prob" not in key}
+    config = transformers.Wav2Vec2Config(
+        **sizes, **layers, **embedded, **none, layerdrop=0.0, apply_spec_augment=False, num_labels=5
+    )
     return transformers.Wav2Vec2ForSequenceClassification(config), {
         "input_values": torch.randn(BATCH, 132),
         "labels": torch.randint(0, 5, (BATCH,)),
     }
-
-
-def hubert() -> Example:
-    """The letters of a piece of sound, fewer in some rows, by a loss over all alignments."""
-    config = transformers.HubertConfig(**_of_sound(), vocab_size=24, pad_token_id=0)
-    lengths = torch.arange(BATCH) % 4 + 3
-    letters = torch.randint(1, 24, (BATCH, 6)).where(torch.arange(6) < lengths.unsqueeze(1), -100)
-    return transformers.HubertForCTC(config), {"input_values": torch.randn(BATCH, 132), "labels": letters}
 
 
 def _picture(size: int = 32) -> dict[str, torch.Tensor]:
@@ -201,7 +184,7 @@ def sam() -> Example:
     return Mean(transformers.SamVisionModel(config)), {"pixel_values": torch.randn(BATCH, 3, 32, 32)}
 
 
-_MAKERS = (bert, t5, whisper, wav2vec2, hubert, vit, swin, dinov2, llava, clip, sam, smolvlm, videomae, longformer)
+_MAKERS = (bert, t5, whisper, wav2vec2, vit, swin, dinov2, llava, clip, sam, smolvlm, videomae, longformer)
 _REPRESENTATIVE = {"smolvlm": ("pixel_values", "input_ids"), "videomae": ("bool_masked_pos",)}
 
 ENCODERS = tuple(Member(make.__name__, make, representative=_REPRESENTATIVE.get(make.__name__, ())) for make in _MAKERS)
