@@ -34,9 +34,7 @@ def _ctc(
     return loss, F.pad(table.masked_fill_(is_unread, 0.0), (0, _width(targets) - table.shape[2]))
 
 
-def _ctc_shape(
-    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, zero_infinity: bool
-) -> tuple[Tensor, Tensor]:
+def _ctc_shape(log_probs: Tensor, targets: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     _check_dtype(log_probs)
     steps, rows = log_probs.shape[:2]
     return log_probs.new_empty((rows,)), log_probs.new_empty((rows, steps, _width(targets)))
@@ -61,17 +59,7 @@ def _ctc_backward(
     return found
 
 
-def _ctc_backward_shape(
-    gradient: Tensor,
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Tensor,
-    target_lengths: Tensor,
-    loss: Tensor,
-    table: Tensor,
-    blank: int,
-    zero_infinity: bool,
-) -> Tensor:
+def _ctc_backward_shape(gradient: Tensor, log_probs: Tensor, *others: Any) -> Tensor:
     return log_probs.new_empty(log_probs.shape)
 
 
