@@ -65,5 +65,5 @@ def _in_place_of(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _is_a(kind: type, given: Any) -> bool:
-    given = None if given is None else given.realize()
+    given = None if given is None else given.unwrap()  # as it is: dynamo guards on what it looks into
     return isinstance(given, UserDefinedObjectVariable) and issubclass(given.value_type, kind)
