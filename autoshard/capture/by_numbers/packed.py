@@ -48,7 +48,7 @@ class PackedSequence:
     @property
     def data(self) -> Tensor:
         """All that is not padding, row by row; torch has it step by step."""
-        return self.padded[_is_within(self.padded, self.lengths)]
+        return self.padded[is_within(self.padded, self.lengths)]
 
     @property
     def batch_sizes(self) -> PackedSequenceSizes:
@@ -93,7 +93,7 @@ def packed_again(
     packed = batch_sizes.packed
     if not packed.is_sorted and sorted_indices is None and unsorted_indices is None:
         raise ValueError("PackedSequence(data, batch_sizes) of sequences that were sorted, without sorted_indices")
-    within = _is_within(packed.padded, packed.lengths)
+    within = is_within(packed.padded, packed.lengths)
     padded = packed.padded.new_zeros(*within.shape, *data.shape[1:], dtype=data.dtype)
     padded[within] = data
     return PackedSequence(padded, packed.lengths, packed.is_sorted)
@@ -122,7 +122,7 @@ def pad_packed_sequence(
     else:
         after = [0, 0] * (x.dim() - 2) + [0, total_length - steps]
         x = nn.functional.pad(x, after) if total_length != steps else x
-    x = torch.where(_beside(_is_within(x, lengths), x), x, padding_value)
+    x = torch.where(_beside(is_within(x, lengths), x), x, padding_value)
     return x if batch_first else x.transpose(0, 1), lengths
 
 
@@ -130,7 +130,7 @@ def run_recurrent(self: Any, input: PackedSequence, hx: Any = None) -> tuple[Pac
     """In the place of the forward of an ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``, for packed sequences."""
     module, packed = self, input
     is_lstm = module.mode == "LSTM"
-    x = torch.where(_beside(_is_within(packed.padded, packed.lengths), packed.padded), packed.padded, 0.0)
+    x = torch.where(_beside(is_within(packed.padded, packed.lengths), packed.padded), packed.padded, 0.0)
     if hx is None:
         count = module.num_layers * (2 if module.bidirectional else 1)
         memory = x.new_zeros(count, x.shape[0], module.hidden_size)
@@ -148,7 +148,7 @@ FUNCTIONS = {
 """Functions of torch, and what stands for them."""
 
 
-def _is_within(x: Tensor, lengths: Tensor) -> Tensor:
+def is_within(x: Tensor, lengths: Tensor) -> Tensor:
     """Which steps of each row are none of its padding."""
     return torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
 

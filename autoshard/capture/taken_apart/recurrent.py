@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..by_numbers.packed import is_within
+
 State = tuple[Tensor, ...]
 """What one row carries from step to step, its output first: (B, H) each."""
 Cell = Callable[[Tensor, State, Sequence[Tensor]], State]
@@ -42,7 +44,7 @@ def _recurrent(
     directions = 2 if is_bidirectional else 1
     count = len(weights) // (layers * directions)
     x = x if is_batch_first else x.transpose(0, 1)
-    within = None if lengths is None else _steps_within(lengths, x.shape[1])
+    within = None if lengths is None else _steps_within(x, lengths)
     last: list[State] = []
     for layer in range(layers):
         outputs = []
@@ -57,10 +59,9 @@ def _recurrent(
     return (x if is_batch_first else x.transpose(0, 1), *(torch.stack(parts) for parts in zip(*last)))
 
 
-def _steps_within(lengths: Tensor, steps: int) -> Sequence[Tensor]:
+def _steps_within(x: Tensor, lengths: Tensor) -> Sequence[Tensor]:
     """Of each step, which rows have it, (B, 1)."""
-    is_within = torch.arange(steps, device=lengths.device) < lengths.unsqueeze(1)
-    return is_within.unsqueeze(-1).unbind(1)
+    return is_within(x, lengths).unsqueeze(-1).unbind(1)
 
 
 def _one_direction(
