@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from .thorough import check_names, thinned
+from .thorough import check_names, thinned, tries, try_fewer
 
 # A shell that starts a command in the background makes it ignore Ctrl-C, and the processes of the tests inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,9 +41,6 @@ SLOW = (
 )
 """What `make test-fast` leaves out: folders and files that start processes, plan whole models or try all cases."""
 
-settings.register_profile("no wall time", deadline=None)
-settings.load_profile("no wall time")
-
 
 CAPTURING = ("capture", "fuzz")
 """Folders of tests that are about captures: each has its own."""
@@ -59,6 +56,14 @@ def graphs(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with kept_graphs():
         yield
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """How many examples of laws are tried: no law is held to wall time, and `make test` takes fewer."""
+    if "not thorough" in config.option.markexpr:
+        try_fewer()
+    settings.register_profile("no wall time", deadline=None, max_examples=tries(100))
+    settings.load_profile("no wall time")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -17,6 +17,8 @@ from cost_models.collective_kinds import REDISTRIBUTION_KINDS
 from cost_models.fit import compare, fit, honest, isotonic, residual
 from cost_models.samples import CollectivePoint, Header, KernelPoint, Point, RowPoint, Sample, Samples, TogetherPoint
 
+from ..thorough import tries
+
 KINDS = REDISTRIBUTION_KINDS
 SIZES = [1024 << step for step in range(15)]
 KERNELS = ("pointwise", "copy", "reduction")
@@ -211,7 +213,7 @@ def times(draw: st.DrawFn) -> Machine:
     return lambda point: math.exp(logs[point])
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(times())
 def test_whatever_was_measured_the_laws_of_prices_hold(machine: Machine) -> None:
     profile = fitted(measured(machine))

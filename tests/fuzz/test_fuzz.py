@@ -17,7 +17,7 @@ from .batch import program_of
 from .campaign import report, run_campaign
 from .mutants import MUTANTS
 
-PROGRAMS, PARTS = 64, 4
+PROGRAMS, PARTS = 64, 8
 FOR_A_MUTANT = 25
 
 

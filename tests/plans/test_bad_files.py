@@ -12,6 +12,7 @@ from autoshard.errors import PlanFileError
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 from autoshard.plans.text.parse import MAX_FILE_BYTES
 
+from ..thorough import tries
 from .synthetic import transformer_plan
 
 GOOD = dump_plan(transformer_plan(4))
@@ -208,7 +209,7 @@ def _mutations() -> st.SearchStrategy[bytes]:
 PLACE = r"plan\.yaml(, line \d+\b| is not UTF-8 text| is not YAML: | is no autoshard plan| says 'autoshard_plan)"
 
 
-@settings(max_examples=500)
+@settings(max_examples=tries(500))
 @given(_mutations())
 def test_a_mutated_file_is_a_plan_or_a_clear_error(data: bytes) -> None:
     try:
@@ -220,7 +221,7 @@ def test_a_mutated_file_is_a_plan_or_a_clear_error(data: bytes) -> None:
     assert parse_plan(dump_plan(plan)) == plan
 
 
-@settings(max_examples=200)
+@settings(max_examples=tries(200))
 @given(_mutations())
 def test_a_mutated_file_is_a_plan_or_a_clear_error_without_libyaml(data: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -233,7 +234,7 @@ def test_any_bytes_are_refused_clearly(data: bytes | str) -> None:
     error_of(data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 @given(st.data())
 def test_swapped_lines_are_a_plan_or_a_clear_error(data: st.DataObject) -> None:
     lines = GOOD.splitlines(keepends=True)

@@ -18,6 +18,7 @@ from autoshard.plans.views.diff import ABSENT, PlanDiff, diff_json, diff_plans
 from autoshard.plans.views.diff_text import SAME, diff_markdown, print_diff
 from autoshard.plans.views.parallelism import Parallelism
 
+from ..thorough import tries
 from .synthetic import layout, plans, sharded_plan, transformer_plan
 from .test_report import HOSTILE, hostile_plan
 from .write_golden import FOLDER, llama_markdown
@@ -47,7 +48,7 @@ def test_the_arithmetic_at_the_peak_has_as_many_digits_as_tell_it_apart(
     assert (fact.before, fact.after) == said
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(50), suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), plans())
 def test_a_difference_is_found_exactly_where_there_is_one(old: ShardingPlan, new: ShardingPlan) -> None:
     assert diff_plans(old, old).same
@@ -65,7 +66,7 @@ def test_pins_that_read_the_same_are_told_apart() -> None:
     assert [fact.name for fact in diff_plans(plan, replace(plan, pins=("a; b",))).facts] == ["pins"]
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(30), suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), st.randoms(use_true_random=False))
 def test_the_changes_of_placements_are_those_of_the_entries(plan: ShardingPlan, shuffler: random.Random) -> None:
     """Applied to the old layouts, the listed changes give the new ones: none is missing, none is made up."""

@@ -15,6 +15,7 @@ from autoshard.errors import PlanFileError
 from autoshard.layout import format_layout
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 
+from ..thorough import tries
 from .synthetic import sharded_plan
 
 GOOD = dump_plan(sharded_plan(4))
@@ -53,7 +54,7 @@ def edits(draw: st.DrawFn) -> Edit:
     return Edit(line + 1, "".join([*LINES[:line], changed, *LINES[line + 1 :]]))
 
 
-@settings(max_examples=600)
+@settings(max_examples=tries(600))
 @given(edits())
 def test_an_edited_file_loads_as_what_it_says_or_is_refused_with_its_line(edit: Edit) -> None:
     try:

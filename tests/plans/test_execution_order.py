@@ -29,6 +29,7 @@ from autoshard.plans.text.layer_relative import (
 )
 from autoshard.plans.text.name_patterns import count_repeats
 
+from ..thorough import tries
 from .synthetic import names, operator_names
 
 times = st.sampled_from([0, 1, 2_500, 10**18])
@@ -37,7 +38,7 @@ paths = st.lists(st.sampled_from(["a", "0", "1", "2", "3", "007", "*", "*+1", "\
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 @given(st.lists(st.tuples(st.tuples(paths, st.sampled_from("xyz")).map("/".join), times), unique_by=lambda e: e[0]))
 def test_unfolding_gives_back_any_order(entries: list[tuple[str, int]]) -> None:
     block = fold_execution(entries)

@@ -15,20 +15,21 @@ from autoshard.mesh import Mesh
 from autoshard.plans import ShardingPlan, TensorEntry
 from autoshard.plans.views.exports import parallelize_module_source, partition_spec, partition_spec_source
 
+from ..thorough import tries
 from .synthetic import layout, plans, transformer_plan
 from .test_report import HOSTILE
 
 MESH = Mesh.parse("a=2,b=2,c=2")
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(50), suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_every_plan_exports_valid_python(plan: ShardingPlan) -> None:
     for source in (parallelize_module_source(plan), partition_spec_source(plan)):
         ast.parse(source)
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(50), suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_every_name_finds_its_own_partition_spec(plan: ShardingPlan) -> None:
     entries = (*plan.parameters, *plan.buffers, *plan.inputs, *plan.outputs)

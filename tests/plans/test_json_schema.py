@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from autoshard.plans import ShardingPlan, dump_plan, read_plan
 from autoshard.plans.text.json_schema import plan_schema
 
+from ..thorough import tries
 from .synthetic import plans, sharded_plan, transformer_plan
 from .write_golden import FOLDER
 
@@ -54,7 +55,7 @@ def test_what_is_written_fits(text: str) -> None:
     assert mistakes(text) == []
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(30), suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_every_plan_that_is_written_fits(plan: ShardingPlan) -> None:
     assert mistakes(dump_plan(plan)) == []

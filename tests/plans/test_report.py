@@ -32,6 +32,7 @@ from autoshard.plans.views.report_comparison import comparison_html, head_rows, 
 from autoshard.plans.views.report_subject import Subject
 from autoshard.plans.views.report_values import copies_s, cost_split
 
+from ..thorough import tries
 from . import browser
 from .synthetic import MESH, plans, sharded_plan, transformer_plan, undivided
 from .write_golden import FOLDER
@@ -150,7 +151,7 @@ def test_the_numbers_on_the_page_are_those_of_the_plan() -> None:
     assert Page(report_html(PLAN)).numbers == expected_numbers(PLAN)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(30), suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_every_plan_has_a_report_with_its_numbers(plan: ShardingPlan) -> None:
     numbers, expected = Page(report_html(plan)).numbers, expected_numbers(plan)
@@ -244,7 +245,7 @@ def test_layers_that_differ_are_rows_of_their_own() -> None:
     assert [row.module for row in outside.rows] == ["embed"]
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(30), suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_the_map_has_every_parameter_once_on_every_axis(plan: ShardingPlan) -> None:
     cells = [row.cells[0] for layers in layer_maps(plan, fold_plan(plan)) for row in layers.rows if row.cells[0]]
@@ -419,7 +420,7 @@ def test_a_comparison_says_which_step_is_shorter_and_what_changed() -> None:
     assert "of different graphs or batches" in comparison_html(("a", PLAN), ("b", other))
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(15), suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), plans())
 def test_any_two_plans_can_be_compared(first: ShardingPlan, second: ShardingPlan) -> None:
     numbers = Page(comparison_html(("a", first), ("b", second))).numbers

@@ -20,6 +20,7 @@ from autoshard.plans.views.axis_use import axis_lines, samples, throughput_line,
 from autoshard.plans.views.expensive import MOST_EXPENSIVE
 from autoshard.plans.views.show import console_for, show_text
 
+from ..thorough import tries
 from .synthetic import MESH, plans, transformer_plan, undivided
 
 GOLDEN = Path(__file__).with_name("golden") / "transformer.txt"
@@ -80,7 +81,7 @@ def test_names_with_brackets_are_no_markup() -> None:
     assert "[red]x[/red]" in shown(replace(plan, parameters=(odd,), model="[bold]m"))
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tries(30), suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_every_plan_can_be_shown(plan: ShardingPlan) -> None:
     shown(plan)

@@ -15,6 +15,7 @@ from solver.backends.exhaustive import Exhaustive
 from solver.components import solve_parts, split
 from solver.reductions import Contradiction, reduce
 
+from ..thorough import tries
 from .random_problems import random_problem
 
 
@@ -34,7 +35,7 @@ def test_memory_joins_the_nodes_that_use_it(usage: int, limit: int | None, parts
     assert len(split(pairs(usage, limit))) == parts
 
 
-@settings(max_examples=200)
+@settings(max_examples=tries(200))
 @given(first=st.integers(0, 10**9), second=st.integers(0, 10**9))
 def test_two_problems_side_by_side_cost_the_sum_of_both(first: int, second: int) -> None:
     chains = [

@@ -17,6 +17,7 @@ from solver.backends.exhaustive import Exhaustive
 from solver.networks import Assignment
 from solver.reductions import REDUCTIONS, Contradiction
 
+from ..thorough import tries
 from .random_problems import random_problem
 
 SEEDS = st.integers(0, 10**9)
@@ -64,7 +65,7 @@ def check(problem: Problem, answer: Answer) -> None:
     assert answer.bound is not None and answer.bound <= best.bound
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(seed=SEEDS)
 def test_bound_and_answer_enclose_the_optimum(seed: int) -> None:
     problem = resolved(random_problem(seed))
@@ -73,7 +74,7 @@ def test_bound_and_answer_enclose_the_optimum(seed: int) -> None:
 
 
 @pytest.mark.parametrize("spare", [-1, 0, 1, 100])
-@settings(max_examples=15)
+@settings(max_examples=tries(15))
 @given(seed=SEEDS)
 def test_memory_from_one_byte_too_little_to_plenty(spare: int, seed: int) -> None:
     problem = resolved(replace(random_problem(seed), budgets=(), usage_limit=None, usage_price=None))
@@ -86,7 +87,7 @@ def test_memory_from_one_byte_too_little_to_plenty(spare: int, seed: int) -> Non
     check(tight, answer)
 
 
-@settings(max_examples=20)
+@settings(max_examples=tries(20))
 @given(seed=SEEDS)
 def test_one_searcher_with_one_seed_repeats_itself(seed: int) -> None:
     problem = resolved(random_problem(seed))
@@ -95,7 +96,7 @@ def test_one_searcher_with_one_seed_repeats_itself(seed: int) -> None:
         assert first == again
 
 
-@settings(max_examples=20)
+@settings(max_examples=tries(20))
 @given(seed=SEEDS)
 def test_a_feasible_start_is_never_made_worse(seed: int) -> None:
     problem = resolved(random_problem(seed))

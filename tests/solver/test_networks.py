@@ -32,6 +32,7 @@ from solver.backends import Request
 from solver.backends.exhaustive import Exhaustive
 from solver.routing import MOST_TARGETS, cheapest_routes, routed
 
+from ..thorough import tries
 from .random_problems import random_networks
 
 SEEDS = st.integers(0, 10**9)
@@ -102,7 +103,7 @@ def brute_force(problem: Problem) -> int | None:
     return best
 
 
-@settings(max_examples=1000)
+@settings(max_examples=tries(1000))
 @given(seed=SEEDS)
 def test_cheapest_routes_cost_what_the_cheapest_sets_of_arcs_do(seed: int) -> None:
     problem = random_networks(seed)
@@ -118,7 +119,7 @@ def test_cheapest_routes_cost_what_the_cheapest_sets_of_arcs_do(seed: int) -> No
             assert judged.feasible and judged.cost == least
 
 
-@settings(max_examples=250)
+@settings(max_examples=tries(250))
 @given(seed=SEEDS)
 def test_the_optimum_is_that_of_trying_all_choices_and_all_sets_of_arcs(seed: int) -> None:
     problem = random_networks(seed)
@@ -130,7 +131,7 @@ def test_the_optimum_is_that_of_trying_all_choices_and_all_sets_of_arcs(seed: in
 
 
 @pytest.mark.parametrize("backend", EXACT)
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(seed=SEEDS)
 def test_every_exact_backend_finds_the_optimum_of_networks(backend: str, seed: int) -> None:
     problem = random_networks(seed)
@@ -139,7 +140,7 @@ def test_every_exact_backend_finds_the_optimum_of_networks(backend: str, seed: i
     assert solution.status is (Status.INFEASIBLE if least is None else Status.OPTIMAL)
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(seed=SEEDS)
 def test_the_decomposition_encloses_the_optimum_of_networks(seed: int) -> None:
     problem = random_networks(seed)
@@ -183,7 +184,7 @@ def pair_form(problem: Problem) -> Problem:
     return replace(problem, nodes=tuple(nodes), edges=tuple(edges), groups=tuple(groups), networks=())
 
 
-@settings(max_examples=250)
+@settings(max_examples=tries(250))
 @given(seed=SEEDS)
 def test_where_each_phase_has_one_consumer_a_network_costs_what_its_pairs_do(seed: int) -> None:
     problem = random_networks(seed)
@@ -196,7 +197,7 @@ def test_where_each_phase_has_one_consumer_a_network_costs_what_its_pairs_do(see
     assert solve(problem, backend="highs").cost == solve(pair_form(problem), backend="highs").cost
 
 
-@settings(max_examples=250)
+@settings(max_examples=tries(250))
 @given(seed=SEEDS)
 def test_a_network_never_costs_more_than_pairs_that_share_what_is_equal(seed: int) -> None:
     problem = random_networks(seed)
@@ -322,7 +323,7 @@ def test_unreachable_targets_have_no_routes() -> None:
     assert cheapest_routes(network, 2, frozenset([0]), frozenset()) is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=tries(200))
 @given(seed=SEEDS)
 def test_the_network_of_another_tensor_is_what_would_be_made_and_checked(seed: int) -> None:
     for network in random_networks(seed).networks:

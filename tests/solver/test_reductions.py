@@ -14,6 +14,7 @@ from solver.networks import Assignment, Routes
 from solver.reductions import REDUCTIONS, Chain, Contradiction, reduce
 from solver.reductions.reduction import Reduced
 
+from ..thorough import tries
 from .random_problems import random_problem
 
 SEEDS = st.integers(0, 10**9)
@@ -36,7 +37,7 @@ def resolved(problem: Problem, name: str) -> Problem | None:
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
-@settings(max_examples=250)
+@settings(max_examples=tries(250))
 @given(seed=SEEDS)
 def test_one_reduction_keeps_the_least_cost_and_lifts_to_it(name: str, seed: int) -> None:
     problem = resolved(random_problem(seed), name)
@@ -54,7 +55,7 @@ def test_one_reduction_keeps_the_least_cost_and_lifts_to_it(name: str, seed: int
         assert judged.feasible and judged.cost == best.bound
 
 
-@settings(max_examples=1000)
+@settings(max_examples=tries(1000))
 @given(seed=SEEDS)
 def test_the_chain_keeps_the_least_cost_and_lifts_to_it(seed: int) -> None:
     problem = random_problem(seed)
@@ -98,7 +99,7 @@ def test_a_strategy_that_leaves_too_little_for_the_others_is_dropped() -> None:
     assert isinstance(REDUCTIONS["drop oversized strategies"](Problem(nodes, (), usage_limit=5)), Contradiction)
 
 
-@settings(max_examples=200)
+@settings(max_examples=tries(200))
 @given(seed=SEEDS)
 def test_lowering_gives_an_assignment_of_the_reduced_problem(seed: int) -> None:
     problem = random_problem(seed)

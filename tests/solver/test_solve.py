@@ -29,6 +29,7 @@ from solver import (
 from solver.backends import Request
 from solver.backends.exhaustive import Exhaustive
 
+from ..thorough import tries
 from .random_problems import random_problem
 
 AVAILABLE = [name for name, entry in BACKENDS.items() if entry.available]
@@ -129,7 +130,7 @@ def test_every_backend_sees_that_a_triangle_has_no_two_colouring(backend: str) -
 
 
 @pytest.mark.parametrize("backend", [name for name in AVAILABLE if name not in ("exhaustive", "decomposition")])
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(seed=st.integers(0, 10**9))
 @example(seed=761)  # HiGHS of OR-Tools 9.15 breaks off with an error of its own
 @example(seed=328)  # HiGHS 1.14.0 calls another solution optimal
@@ -141,7 +142,7 @@ def test_backends_agree_with_trying_everything(backend: str, seed: int) -> None:
     assert best.infeasible or solution.status is Status.OPTIMAL
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(seed=st.integers(0, 10**9))
 def test_decomposition_finds_an_answer_between_its_bound_and_the_optimum(seed: int) -> None:
     problem = random_problem(seed)

@@ -14,6 +14,7 @@ from solver.backends import Request
 from solver.backends.exhaustive import Exhaustive
 from solver.usages import LARGEST_USAGE, exact_usages
 
+from ..thorough import tries
 from .random_problems import random_problem
 
 AVAILABLE = [name for name, entry in BACKENDS.items() if entry.available]
@@ -63,7 +64,7 @@ def test_intervals_far_in_the_future_are_only_names_of_steps() -> None:
     assert solve(replace(four([7, 1], 14), nodes=nodes)).cost == solve(four([7, 1], 14)).cost
 
 
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 @given(seed=st.integers(0, 10**9))
 def test_cutting_keeps_the_answers_of_ordinary_problems(seed: int) -> None:
     problem = random_problem(seed)

@@ -15,6 +15,7 @@ from autoshard.ops.views import aligned
 from autoshard.strategies import Enumerator
 
 from ..oracles import all_layouts, shards_of
+from ..thorough import tries
 from .subjects import operator
 from .test_rule_check import f
 
@@ -45,7 +46,7 @@ def _elements(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> dict[tuple[
     return {at: shard.flatten().tolist() for at, shard in shards_of(numbered, layout, mesh, torch.Generator()).items()}
 
 
-@settings(max_examples=500)
+@settings(max_examples=tries(500))
 @given(reshapes())
 def test_aligned_shards_are_those_that_hold_the_same_elements_in_the_same_order(case) -> None:
     (before, a), (after, b), mesh = case
@@ -67,7 +68,7 @@ def reshapes_in_parts(draw: st.DrawFn):
     return (*sides, mesh)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=tries(1000))
 @given(reshapes_in_parts())
 def test_aligned_shards_in_parts_hold_the_same_elements_in_the_same_order(case) -> None:
     """What is alike in another way than parts say it may be missed; nothing is called alike that is not."""
