@@ -69,6 +69,7 @@ from .operators.ctc import fake_ctc_loss
 from .operators.grouped_products import fake_grouped_mm
 from .operators.margins import multilabel_margin_loss
 from .operators.picked import of_rows
+from .taken_apart.recurrent import one_direction
 
 aten = torch.ops.aten
 
@@ -587,7 +588,7 @@ def _traceable(model: nn.Module, faker: _Faker, most: int = LARGEST) -> Iterator
             _unvalidated(),
             _operator_by_operator(),
             _said_once(),
-            _states_in_their_shape(),
+            _recurrent_at_once(),
             _constants_known(most),
         ):
             yield
@@ -686,17 +687,27 @@ def _errors_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _states_in_their_shape() -> Iterator[None]:
-    """Has torch know the shape of the last states of an LSTM that its kernel for CPUs does not run; torch 2.11 and 2.12
-    think that they have a dim more.
+def _recurrent_at_once() -> Iterator[None]:
+    """Has torch ask for the shapes of a recurrent layer at once: it would run every step of it on tensors without
+    memory, and torch 2.11 and 2.12 think that the last states of an LSTM have a dim more.
     """
-    one_layer = torchs_decompositions.one_layer_lstm
+    torchs: Any = torchs_decompositions
+    modes = {torchs.gru_cell: "GRU", torch.tanh: "RNN_TANH", torch.relu: "RNN_RELU"}
 
-    def in_shape(x: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
-        output, states = one_layer(x, hidden, *args, **kwargs)
-        return output, tuple(state.reshape(before.shape) for state, before in zip(states, hidden))
+    def lstm(x: Any, state: Any, weights: Any, has_biases: bool, reverse: bool = False) -> Any:
+        outputs, last = one_direction("LSTM", x.transpose(0, 1), state, weights, has_biases, None, reverse)
+        return outputs.transpose(0, 1), last
 
-    with patch.object(torchs_decompositions, "one_layer_lstm", in_shape):
+    def other(x: Any, state: Any, weights: Any, has_biases: bool, hidden_fn: Any, reverse: bool = False) -> Any:
+        mode = modes[hidden_fn]
+        outputs, last = one_direction(mode, x.transpose(0, 1), (state,), weights, has_biases, None, reverse)
+        return outputs.transpose(0, 1), last[0]
+
+    with (
+        patch.object(torchs, "one_layer_lstm", lstm),
+        patch.object(torchs, "one_layer_rnn", other),
+        patch.object(torchs, "rnn_cell", lambda activation: activation),
+    ):
         yield
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from .examples import shape_of
-from .taken_apart.recurrent import STEP_BY_STEP
+from .taken_apart.recurrent import RECURRENT
 
 _WITH_HEADS = 4
 _BATCHED: dict[Any, int] = {
@@ -54,7 +54,7 @@ def _rows_of(node: fx.Node) -> int | None:
     """How many rows a layer takes; None where that is not known, or the node is no layer."""
     given: Any = node.args[0] if node.args else node.kwargs.get("query", node.kwargs.get("input"))
     shape, target = shape_of(given), node.target
-    if target in STEP_BY_STEP and isinstance(node.args[3], bool) and len(shape) == 3:
+    if target in RECURRENT and isinstance(node.args[3], bool) and len(shape) == 3:
         return shape[0 if node.args[-1] else 1]
     if target is F.multi_head_attention_forward and len(shape) == 3:
         return shape[1]

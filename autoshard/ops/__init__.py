@@ -20,6 +20,7 @@ from . import (  # noqa: F401  (their entries)
     norms,
     products,
     quantized,
+    recurrences,
     reductions,
     views,
 )

@@ -20,7 +20,7 @@ from autoshard.capture import capture
 from autoshard.capture.taken_apart.attention_parts import attention_in_parts, attention_of_one_head
 from autoshard.capture.taken_apart.bags import can_be_added_up, embedding_bag
 from autoshard.capture.taken_apart.multihead import multihead_attention
-from autoshard.capture.taken_apart.recurrent import STEP_BY_STEP
+from autoshard.capture.taken_apart.recurrent import RECURRENT
 from autoshard.capture.taken_apart.row_numbers import by_position, part, write_by_position
 from autoshard.capture.taken_apart.take_apart import mean_of_all, take_apart
 
@@ -42,19 +42,28 @@ CASES = [*product(KINDS, OPTIONS), (torch.lstm, {"proj_size": 3})]
 
 @pytest.mark.parametrize(("function", "options"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
-def test_a_recurrent_module_step_by_step(function: Any, options: dict[str, Any]) -> None:
+def test_a_recurrent_module_with_its_gradients(function: Any, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     module = KINDS[function](**options).double()
-    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    x = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
     rows = 2 if module.batch_first else 5
     count = module.num_layers * (2 if module.bidirectional else 1)
-    start: Any = torch.randn(count, rows, options.get("proj_size", 6), dtype=torch.float64)
+    start: Any = torch.randn(count, rows, options.get("proj_size", 6), dtype=torch.float64, requires_grad=True)
     if function is torch.lstm:
-        start = (start, torch.randn(count, rows, 6, dtype=torch.float64))
+        start = (start, torch.randn(count, rows, 6, dtype=torch.float64, requires_grad=True))
     output, last = module(x, start)
     expected = (output, *(last if isinstance(last, tuple) else (last,)))
     shape = (module.bias, module.num_layers, 0.0, True, module.bidirectional, module.batch_first)
-    torch.testing.assert_close(STEP_BY_STEP[function](x, start, module._flat_weights, *shape), expected)
+    results = RECURRENT[function](x, start, module._flat_weights, *shape)
+    torch.testing.assert_close(results, expected)
+    trained = [x, *(start if isinstance(start, tuple) else (start,)), *module.parameters()]
+    grads = [torch.autograd.grad(sum(each.sin().sum() for each in all_of), trained) for all_of in (results, expected)]
+    torch.testing.assert_close(*grads)
+
+
+def test_a_graph_does_not_grow_with_the_steps_of_a_recurrent_module() -> None:
+    module = nn.LSTM(4, 6, 2, bidirectional=True)
+    assert len(capture(module, (torch.randn(3, 2, 4),)).nodes) == len(capture(module, (torch.randn(300, 2, 4),)).nodes)
 
 
 @pytest.mark.parametrize("padding_idx", [None, 5, -1])

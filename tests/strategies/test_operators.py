@@ -221,6 +221,22 @@ OTHERS = {
         *(f(6), f(n, 6, 5), i(6, 4), i(6), i(6), f(6), f(6, n, 9)),
         *(3, True),
     ),
+    "recurrence": lambda n: operator(
+        torch.ops.autoshard.recur.default, f(n, 4, 20), f(n, 8), f(20, 3), f(20), f(3, 5), b(n, 4), "LSTM", True
+    ),
+    "recurrence without lengths": lambda n: operator(
+        torch.ops.autoshard.recur.default, f(n, 4, 15), f(n, 5), f(15, 5), None, None, None, "GRU", False
+    ),
+    "gradient of a recurrence": lambda n: operator(
+        torch.ops.autoshard.recur_backward.default,
+        *(f(n, 4, 3), f(n, 8), f(n, 8), f(20, 3), f(3, 5), b(n, 4), f(n, 4, 3), f(n, 4, 25)),
+        *("LSTM", True),
+    ),
+    "gradient of a recurrence without lengths": lambda n: operator(
+        torch.ops.autoshard.recur_backward.default,
+        *(f(n, 4, 5), f(n, 5), f(n, 5), f(15, 5), None, None, f(n, 4, 5), f(n, 4, 20)),
+        *("GRU", False),
+    ),
 }
 
 

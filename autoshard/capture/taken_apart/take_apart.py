@@ -23,7 +23,7 @@ from .moved_pieces import move_pieces
 from .multihead import has_a_batch, multihead_attention
 from .put_data import write_data
 from .put_together import put_together
-from .recurrent import STEP_BY_STEP, keeping_to_lengths
+from .recurrent import RECURRENT, keeping_to_lengths
 from .row_numbers import as_range, by_position, is_mapped, map_dims, part, positions, write_by_position
 from .spread import take_length_apart, take_spread_apart
 from .strided_windows import take_windows
@@ -99,11 +99,11 @@ def take_apart(module: fx.GraphModule) -> int:
 
 
 def _by_lengths(node: fx.Node) -> bool:
-    """Has a recurrent module run step by step, to the lengths of packed sequences, and the loss of alignments take
+    """Has a recurrent module run as one operator, to the lengths of packed sequences, and the loss of alignments take
     padded targets; whether a node is one of these.
     """
-    if node.target in STEP_BY_STEP and isinstance(node.args[3], bool):
-        node.target = STEP_BY_STEP[node.target]
+    if node.target in RECURRENT and isinstance(node.args[3], bool):
+        node.target = RECURRENT[node.target]
     elif node.target is run_to_lengths:
         node.target = keeping_to_lengths
     elif node.target in (F.ctc_loss, torch.ctc_loss):
