@@ -36,6 +36,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..errors import CaptureError
+from .addends import add_products_first
 from .annotation import marking
 from .by_numbers.adaptive_softmax import adaptive_log_softmax
 from .by_numbers.known_numbers import (
@@ -64,6 +65,7 @@ from .dynamo.what_decides import note_decided
 from .examples import is_number
 from .forward import forward_of
 from .graph import Mark, SameTensor
+from .joined_pieces import take_pieces_themselves
 from .operators.constant import LARGEST
 from .operators.ctc import fake_ctc_loss
 from .operators.grouped_products import fake_grouped_mm
@@ -209,6 +211,8 @@ def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict
     if knows_most:
         refuse_what_numbers_size(graph)
     in_their_own_order(graph)
+    take_pieces_themselves(graph)
+    add_products_first(graph)
     _let_parameters_go(graph, {name for name, _ in model.named_parameters(remove_duplicate=False)})
     placeholders = tuple(_placeholder(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder")
     kinds: dict[int, tuple[str, Any]] = {k: ("output", k) for k in range(forward.results)}

@@ -16,6 +16,7 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
 import autoshard
 from autoshard.capture import capture
+from autoshard.layout import S
 from autoshard.mesh import Mesh
 from autoshard.plans import ShardingPlan
 
@@ -602,3 +603,27 @@ def test_a_mask_that_takes_more_of_one_row_than_of_another_is_said_in_the_step()
         check_as_before(model, (rows,), plan, rtol=1e-8, atol=1e-10)
     whole = _plan(model, (rows,), "a=2", "x=a:S(0)", "forbid /masked_scatter a:S(0)")
     check_as_before(model, (rows,), whole, rtol=1e-8, atol=1e-10)
+
+
+class OverChannels(nn.Module):
+    """Two convolutions, and in between every pixel divided by its length, as in the U-Nets of diffusion."""
+
+    def __init__(self, how: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.how = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 3, 3), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.how(self.first(x))).square().mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "how", [lambda x: F.normalize(x, dim=1), lambda x: x / (1 + x.norm(dim=1, keepdim=True))], ids=["divided", "norm"]
+)
+def test_channels_are_cut_where_lengths_are_taken_over_them(how: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    model, args = OverChannels(how).double(), (torch.randn(2, 3, 8, 8, dtype=torch.float64),)
+    plan = autoshard.plan(model, args, mesh="tp=2", hardware="cpu-gloo", constraints=["family tp=tp"])
+    cuts = {entry.name: entry.layout.placements[0] for entry in plan.parameters}
+    assert (cuts["first.weight"], cuts["second.weight"]) == (S(0), S(1))
+    assert {c.kind for r in plan.redistributions for c in r.collectives} == {"all_reduce"}
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-9)

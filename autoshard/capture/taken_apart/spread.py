@@ -2,8 +2,9 @@
 
 Torch takes a variance in one pass over all of its numbers, so that whoever has some of the rows has nothing to give.
 Here it is the sum of squared distances from the mean: two sums over the batch; and a length is the root of a sum of
-squares. Over other dims torch's own stay, but for ``std_mean``, which DTensor does not know, and for lengths of what no
-input reaches: of a weight that is divided by them, whatever dim it is cut along.
+squares. Over other dims torch's own stay, but for ``std_mean``, which DTensor does not know, for lengths over channels,
+which a layer may be cut along, and for lengths of what no input reaches: of a weight that is divided by them, whatever
+dim it is cut along.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def take_length_apart(node: fx.Node) -> bool:
     dim, is_of_rows = given.get("dim"), given.get(order) == 2 and isinstance(given.get("dim"), int)
     dims = [d % value.dim() for d in ([dim] if isinstance(dim, int) else dim or range(value.dim()))]
     is_length = order not in given or given[order] in lengths or is_of_rows
-    if not (is_length and given.keys() <= set(names) and (0 in dims or _is_of_weights(node))):
+    if not (is_length and given.keys() <= set(names) and (0 in dims or _is_taken(node, value, dims))):
         return False
     keepdim, dtype = bool(given.get("keepdim")), made.dtype  # another than the tensor's under autocast
     node.op, node.target, node.args, node.kwargs = "call_function", _length, (node.args[0], dims, keepdim, dtype), {}
@@ -77,14 +78,21 @@ def take_length_apart(node: fx.Node) -> bool:
 
 def _take_division_apart(node: fx.Node) -> bool:
     value = tensor_of(node.args[0]) if node.args else None
-    if value is None or not value.dim() or not value.is_floating_point() or not _is_of_weights(node):
+    if value is None or not value.dim() or not value.is_floating_point():
+        return False
+    given: dict[str, Any] = dict(zip(("p", "dim"), node.args[1:])) | node.kwargs
+    dim = given.get("dim", 1)
+    dims = [d % value.dim() for d in ([dim] if isinstance(dim, int) else dim)] if node.target is F.normalize else []
+    if not _is_taken(node, value, dims):
         return False
     node.target = _DIVIDED[node.target]
     return True
 
 
-def _is_of_weights(node: fx.Node) -> bool:
-    """Whether no input of the model reaches a node."""
+def _is_taken(node: fx.Node, value: Tensor, dims: list[int]) -> bool:
+    """Whether a length is one over channels, dim 1 of (N, C, ...), or no input of the model reaches it."""
+    if 1 in dims and value.dim() > 2 and value.dim() - 1 not in dims:
+        return True
     return not any(each.op == "placeholder" for each in ancestors([node]))
 
 

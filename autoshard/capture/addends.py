@@ -1,0 +1,94 @@
+"""In which order sums of several tensors are added up: results of products first.
+
+Of a product that is cut along what it adds up every rank has an addend. Autograd adds the gradients of a tensor one
+after the other as they come: where that of a residual comes first (BERT, whose norms stand behind the sums), those of
+queries, keys and values would be reduced one by one; added to each other first, they are reduced once. So it is with
+attention and an MLP beside each other, each added to the residual.
+
+The sums are the same up to the last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import Graph
+from torch.fx import Node as FxNode
+
+aten = torch.ops.aten
+_PRODUCTS = {
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "convolution",
+    "linear",
+    "outer",
+    "linear_of_each",
+    "outer_of_each",
+    "matmul",
+}
+_VIEWS = {"view", "_unsafe_view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze"}
+
+
+def add_products_first(graph: Graph) -> None:
+    """Rewrites the sums of a joint graph in place. Of each chain of additions, of tensors of one shape and dtype, that
+    nobody else reads, the addends change places, and the additions stand where the last of them was.
+    """
+    for node in list(graph.nodes):
+        if not _is_sum(node) or _goes_on(node):
+            continue
+        chain = list(_chain(node))
+        addends = [chain[0].args[0], *(each.args[1] for each in chain)]
+        products = [each for each in addends if _is_of_product(each)]
+        ordered = [*products, *(each for each in addends if each not in products)]
+        if len(products) < 2 or ordered == addends:
+            continue
+        before = ordered[0]
+        for each, addend in zip(chain, ordered[1:]):
+            if each is not node:
+                node.prepend(each)
+            each.args = (before, addend)
+            before = each
+
+
+def _chain(last: FxNode) -> Iterator[FxNode]:
+    """The additions that end in one, in order; the sum of those before stands first in each."""
+    first, second = last.args
+    if not _is_chained(first) and _is_chained(second):
+        first, second = second, first
+        last.args = (first, second)
+    if _is_chained(first):
+        yield from _chain(first)  # type: ignore[arg-type]
+    yield last
+
+
+def _is_chained(addend: object) -> bool:
+    return isinstance(addend, FxNode) and _is_sum(addend) and len(addend.users) == 1
+
+
+def _goes_on(node: FxNode) -> bool:
+    return len(node.users) == 1 and _is_sum(next(iter(node.users)))
+
+
+def _is_sum(node: FxNode) -> bool:
+    """Whether a node adds two tensors of its own shape and dtype."""
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return False
+    mine = node.meta["val"]
+    given = [each.meta["val"] for each in node.args if isinstance(each, FxNode)]
+    tensors = [each for each in given if isinstance(each, torch.Tensor)]
+    return len(tensors) == 2 and all((each.shape, each.dtype) == (mine.shape, mine.dtype) for each in tensors)
+
+
+def _is_of_product(node: object) -> bool:
+    """Whether a tensor is what a product makes, as it is or seen in another shape."""
+    while isinstance(node, FxNode) and _name(node) in _VIEWS:
+        node = node.args[0]
+    return isinstance(node, FxNode) and _name(node) in _PRODUCTS
+
+
+def _name(node: FxNode) -> str:
+    op = node.target
+    return op._schema.name.partition("::")[2] if isinstance(op, torch._ops.OpOverload) else ""
