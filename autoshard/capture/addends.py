@@ -49,7 +49,8 @@ def add_products_first(graph: Graph) -> None:
         for each, addend in zip(chain, ordered[1:]):
             if each is not node:
                 node.prepend(each)
-            each.args = (before, addend)
+            # a sum of gradients has the name of the module that the second is of
+            each.args = (before, addend) if addend in products else (addend, before)
             before = each
 
 
