@@ -24,6 +24,7 @@ from solver import Status
 from ..capture import CapturedGraph, Ref
 from ..constraints import CUT_OF_INPUTS, AxisScheme
 from ..constraints.layers import layers
+from ..constraints.names import is_meant
 from ..constraints.roles import Roles
 from ..mesh import Mesh
 from ..ops import is_contraction
@@ -40,20 +41,22 @@ LOOKED_S = 30.0
 def lone_matrices(
     graph: CapturedGraph, scheme: AxisScheme, mesh: Mesh, profile: Profile, rulebook: Rulebook
 ) -> tuple[str, ...]:
-    """The names of the parameters that a scheme has to leave to the solver, the largest first, those of numbered layers
-    as one pattern. None where it cuts no layers, where nothing stands in its way, and where leaving some does not help.
+    """Patterns for the parameters that a scheme has to leave to the solver, the largest first, those of layers alike as
+    one where no other matches it. None where it cuts no layers, where nothing stands in its way, and where leaving some
+    does not help.
 
     Args:
         profile: prices what is sent, and so says what can be.
     """
     if scheme.scheme in CUT_OF_INPUTS or mesh.shape[scheme.axis] == 1:
         return ()
-    names, until_s = _largest_first(graph, scheme.leaving), time.monotonic() + LOOKED_S
+    patterns, until_s = _largest_first(graph, scheme.leaving), time.monotonic() + LOOKED_S
+    names = list(patterns)
     prices = Prices(graph, Mesh((mesh.axes[scheme.axis],), (mesh.shape[scheme.axis],)), profile)
 
     def has_a_plan(cut: Sequence[str], undecided: Sequence[str], count: int) -> bool:
         """Whether one is found in time that cuts these and the first undecided ones, and leaves the others."""
-        left = [name for name in names if name not in cut and name not in undecided[:count]]
+        left = [p for name in names if name not in cut and name not in undecided[:count] for p in patterns[name]]
         offered = offered_under(graph, [scheme.having_also(left)], mesh, rulebook)
         if offered is None or next(without_strategies(graph, offered), None) is not None:
             return False
@@ -66,7 +69,7 @@ def lone_matrices(
         also = longest(len(undecided), partial(has_a_plan, cut, undecided))
         cut += undecided[:also]
         undecided = undecided[also + 1 :]
-    return tuple(name for name in names if name not in cut) if cut else ()
+    return tuple(pattern for name in names if name not in cut for pattern in patterns[name]) if cut else ()
 
 
 def longest(most: int, holds: Callable[[int], bool]) -> int:
@@ -117,9 +120,10 @@ def said_of_computed(graph: CapturedGraph, scheme: AxisScheme, plan: ShardingPla
     )
 
 
-def _largest_first(graph: CapturedGraph, left: tuple[str, ...]) -> list[str]:
+def _largest_first(graph: CapturedGraph, left: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """The names of the matrices that products of layers read and nobody has left yet, by the elements that they read,
     those of layers alike as one name: also small ones, and halves of low rank, which a scheme does not ask to be cut.
+    Each with the patterns that match them, and no other parameter.
     """
     roles, found = Roles(graph), layers(graph)
     sizes: dict[str, int] = defaultdict(int)
@@ -130,7 +134,15 @@ def _largest_first(graph: CapturedGraph, left: tuple[str, ...]) -> list[str]:
             name, shape = graph.nodes[parameter].name, graph.meta(Ref(parameter)).shape
             if len(shape) > 1 and not any(fnmatchcase(name, pattern) for pattern in left):
                 sizes[_of_all_layers(name, found)] += math.prod(shape)
-    return sorted(sizes, key=lambda name: -sizes[name])
+    parameters = [node.name for _, node in graph.of_kind("parameter")]
+
+    def patterns(name: str) -> tuple[str, ...]:
+        """One, or the names themselves where it matches others: a star stands for several parts of a name, too."""
+        matched = tuple(each for each in parameters if is_meant(each, graph, [name]))
+        meant = tuple(each for each in parameters if _of_all_layers(each, found) == name)
+        return (name,) if meant == matched else meant
+
+    return {name: patterns(name) for name in sorted(sizes, key=lambda name: -sizes[name])}
 
 
 def _of_all_layers(name: str, found: Mapping[str, list[int]]) -> str:

@@ -136,6 +136,26 @@ def test_of_matrices_that_could_be_left_the_smallest_is(layer: Callable[[], nn.M
     assert plan.pins == (f"family tp=tp leaving layers.*.{name}",)
 
 
+class GateOfAnother(nn.Module):
+    """Has a gate, and a pair in which a matrix has the gate's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.mix = nn.Linear(WIDTH, WIDTH), Pair()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(F.layer_norm(self.down(x).sigmoid(), (WIDTH,)))  # type: ignore[no-any-return]
+
+
+def test_a_matrix_that_has_the_name_of_one_that_is_left_is_cut() -> None:
+    """``layers.*.down.weight`` matches ``layers.0.mix.down.weight``, too."""
+    asked = {"mesh": "tp=2", "hardware": "cpu-gloo", "constraints": ["family tp=tp"], "cache": False}
+    with pytest.warns(StrategyWarning, match="has no plan that cuts all"):
+        plan = autoshard.plan(AlikeLayers(GateOfAnother), (torch.randn(4, 6, WIDTH),), **asked)
+    assert plan.pins == ("family tp=tp leaving layers.0.down.weight layers.1.down.weight",)
+    assert {e.name for e in plan.parameters if e.name.endswith("mix.down.weight") and e.layout[0].kind == "R"} == set()
+
+
 def test_what_is_left_out_may_be_said_beforehand() -> None:
     """And no more is looked for, as there is a plan."""
     model, args = stages()
