@@ -255,8 +255,7 @@ class _Builder:
         self._traced = traced
         self._model = model
         self._input_names = names
-        self._modules = {path for path, _ in model.named_modules(remove_duplicate=False)}
-        self._modules_by_id = {str(id(module)): path for path, module in model.named_modules()}
+        self._modules: dict[str, str] = {str(id(module)): path for path, module in model.named_modules()}
         self._refs: dict[FxNode, Ref] = {}
         self._nodes: list[Node] = []
         self._paths: list[str] = []
@@ -423,11 +422,12 @@ class _Builder:
         stack = fx.meta.get("nn_module_stack", fx.meta.get("fwd_nn_module_stack"))
         if stack:
             key, (path, _) = list(stack.items())[-1]
+            # dynamo names a module as it was first reached (a second name, a __getattr__ of the model's, a list)
+            if (first := self._modules.get(key.partition("@")[0])) is not None:
+                return first
             path = re.sub(r"\._modules\['([^']*)'\]|\['([^']*)'\]", _dotted, path.removeprefix("L['self']"))
             # what torch.utils.checkpoint runs is named from the root of dynamo's own module
-            path = path.removeprefix("._export_root").removeprefix(".model").strip(".")
-            # reached some other way (a __getattr__ of the model's, a list) the module is known by its identity
-            return path if path in self._modules else self._modules_by_id.get(key.partition("@")[0], path)
+            return path.removeprefix("._export_root").removeprefix(".model").strip(".")
         producers = [self._paths[self._node_of(n)] for n in fx.all_input_nodes if n in self._refs]
         return next((path for path in reversed(producers) if path), "")
 

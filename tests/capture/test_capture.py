@@ -227,15 +227,17 @@ def test_modules_that_are_reached_some_other_way_are_known_by_their_names() -> N
             self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
             self.backwards = list(reversed(self.layers))
             self.by_name = {"first": self.layers[0]}
+            self.again = nn.ModuleDict({"layers": self.layers})
 
         def forward(self, x: Tensor) -> Tensor:
+            x = self.again["layers"][0](x)
             for layer in self.backwards:
                 x = layer(x)
             return self.by_name["first"](x).sum()
 
     graph = capture(Around(Around(Listed())), (torch.randn(2, 4),))
     products = [n.name for _, n in graph.of_kind("operator") if n.phase == "forward" and n.op is aten.addmm.default]
-    assert products == [f"inner.inner.layers.{k}" for k in ("1/addmm", "0/addmm", "0/addmm.1")]
+    assert products == [f"inner.inner.layers.{k}" for k in ("0/addmm", "1/addmm", "0/addmm.1", "0/addmm.2")]
 
 
 def test_the_fingerprint_is_equal_for_another_device_and_for_another_capture() -> None:
