@@ -14,7 +14,9 @@ from autoshard.capture import capture
 from autoshard.errors import CaptureError
 from autoshard.mesh import Mesh
 
+from ..capture.test_graph_computes_the_model import leaves_of
 from ..fuzz.random_plans import random_plan
+from ..oracles import interpret
 from ..thorough import some_thorough
 from .as_before import check_as_before
 
@@ -193,6 +195,34 @@ def test_what_is_computed_of_picked_rows(name: str) -> None:
     check_as_before(model, (args[0], args[1], args[2].flip(0, 1)), plan, rtol=1e-8, atol=1e-10)
 
 
+def losses(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    """Torch's own, as modules: they give their arguments by place and by name."""
+    scores, weight = s.classify(x), torch.arange(1.0, 1 + CLASSES).to(x)
+    chances = scores.sigmoid()
+    yes = (t[..., None] > torch.arange(CLASSES)).to(x)
+    kinds = (nn.BCEWithLogitsLoss(), nn.BCEWithLogitsLoss(weight, pos_weight=weight), nn.SoftMarginLoss())
+    found = [kind(scores[m], yes[m]) for kind in (*kinds, nn.HingeEmbeddingLoss(), nn.PoissonNLLLoss(full=True))]
+    found += [nn.BCELoss(x[..., :CLASSES].detach().abs()[m])(chances[m], yes[m])]
+    found += [nn.MarginRankingLoss()(scores[m], chances[m], yes[m]), nn.CosineSimilarity()(scores[m], yes[m]).mean()]
+    found += [nn.KLDivLoss(reduction="batchmean")(scores[m], chances[m])]
+    return sum(k * loss for k, loss in enumerate(found, 1))  # type: ignore[return-value]
+
+
+def test_torchs_losses_of_picked_rows() -> None:
+    """Of the graph alone: a plan of it is that of losses of all rows."""
+    model, args = _example(losses)
+    graph = capture(model, args)
+    leaves = leaves_of(model, args, graph)
+    values = interpret(graph, leaves)
+    (loss,) = graph.outputs
+    expected = model(*args)
+    expected.backward(leaves["grad.0"])
+    assert loss is not None
+    torch.testing.assert_close(values[loss.node, loss.output], expected)
+    gradients = {name: values[ref.node, ref.output] for name, ref in graph.gradients}
+    torch.testing.assert_close(gradients, {name: model.get_parameter(name).grad for name in gradients})
+
+
 UNLIKE = {
     "cross-entropy",
     "joined",
@@ -251,6 +281,10 @@ REFUSED: dict[str, Body] = {
     "a mask whose view is written into": written_as_it_is,
     "a mask of what is written into": written_between,
     "how many a mask picked before it was written into": counted_late,
+    "a loss by weights of its own": lambda s, x, t, m: F.mse_loss(x[m], 2 * x[m], weight=x[m].abs()),
+    "a weight for each row": lambda s, x, t, m: F.binary_cross_entropy_with_logits(
+        x[m], x[m].sigmoid(), torch.ones(12, 1).to(x)
+    ),
     "the largest": lambda s, x, t, m: x[m].max(),
     "in order": lambda s, x, t, m: x[m].sort(0)[0].mean(),
     "products of rows": lambda s, x, t, m: (x[m] @ x[m].t()).mean(),

@@ -20,9 +20,11 @@ import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from inspect import signature
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..dynamo.numbers_as_indices import in_tensor
@@ -36,9 +38,9 @@ POINTWISE = frozenset(
     "rsqrt reciprocal truediv div".split()
 )
 """Operators of each element by itself, by name."""
-_AT_ONE = frozenset("log log1p sqrt rsqrt reciprocal truediv div pow".split())
+_AT_ONE = frozenset("log log1p sqrt rsqrt reciprocal truediv div pow kl_div poisson_nll_loss".split())
 """Those that are infinite at zero, or whose derivatives are."""
-_STEEP = frozenset({"exp", "expm1", "binary_cross_entropy"})
+_STEEP = frozenset({"exp", "expm1", "binary_cross_entropy", "soft_margin_loss"})
 """Those that are infinite, or an error, at numbers that are not."""
 _BY_INDEX = frozenset({"embedding", "gather"})
 """What raises an error at an integer that is no index."""
@@ -51,12 +53,17 @@ _MODERATE = 1e4
 _OF_FEATURES = frozenset({"linear", "layer_norm", "rms_norm"})
 """Operators of the last dims of each row: a norm of as many as it says."""
 _ALONG_DIM = dict.fromkeys("softmax log_softmax sum mean argmax amax amin logsumexp unsqueeze squeeze".split(), 1)
-_ALONG_DIM |= {"normalize": 2, "gather": 1}
+_ALONG_DIM |= {"normalize": 2, "gather": 1, "cosine_similarity": 2}
 """Operators that go by a dim, and the number of the argument that says which: here the last one of each row."""
-_LOSSES = frozenset(
-    "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits".split()
+_WEIGHTS = {"binary_cross_entropy": ("weight",), "binary_cross_entropy_with_logits": ("weight", "pos_weight")}
+"""Losses of each element by itself that weigh it, and the arguments that say how."""
+_LOSSES = _WEIGHTS.keys() | set(
+    "mse_loss l1_loss smooth_l1_loss huber_loss kl_div poisson_nll_loss soft_margin_loss hinge_embedding_loss "
+    "margin_ranking_loss".split()
 )
 """Losses of each element by itself."""
+_OF_PAIRS = ("gather", "cosine_similarity")
+"""Operators along a dim of two tensors."""
 _BY_CLASS = frozenset({"cross_entropy", "nll_loss"})
 """Losses of the class of each row: of scores, classes, weight, size_average, ignore_index, reduce and reduction."""
 _LEGACY = ("reduce", "size_average")
@@ -171,7 +178,7 @@ class _Rewriting:
         if name in _BY_CLASS:
             return self._loss_by_class(node, rows.mask)
         if name in _LOSSES:
-            return self._loss(node, rows)
+            return self._loss(node, name, rows.mask)
         if name in ("sum", "mean") and (node.args[1:], node.kwargs) in (((), {}), ((0,), {}), ((), {"dim": 0})):
             return self._reduced(rows, name, len(node.args) + len(node.kwargs) == 1)
         if name in ("view", "reshape", "flatten"):
@@ -182,7 +189,10 @@ class _Rewriting:
             any((*node.args[3:4], *node.args[5:])) or any(node.kwargs.get(key) for key in _BESIDE)
         ):
             return None
-        if name in ("layer_norm", "rms_norm", "normalize") and 0 in (*node.args[3:], node.kwargs.get("eps")):
+        if name in ("layer_norm", "rms_norm", "normalize", "cosine_similarity") and 0 in (
+            *node.args[3:],
+            node.kwargs.get("eps"),
+        ):
             return None  # rows that are left out would be divided by nothing
         if name in _OF_FEATURES or name == "embedding":
             is_first = node.args[0] in self._rows and len(read) == 1
@@ -289,7 +299,7 @@ class _Rewriting:
             return None
         if not all(given in self._rows for given in node.all_input_nodes):
             return None
-        if len(read) > 1 and (name != "gather" or len(read[1].rest) != dims):
+        if len(read) > 1 and (name not in _OF_PAIRS or len(read[1].rest) != dims):
             return None
         args = tuple(-1 if k == at else value for k, value in enumerate(node.args))
         return self._of_each(node, name, args, node.kwargs | ({"dim": -1} if "dim" in node.kwargs else {}))
@@ -307,12 +317,12 @@ class _Rewriting:
         return _Rows(self._call(operator.getitem, rows.whole, (*front, *rest)), rows.mask, rows.left_out)
 
     def _reduced(self, rows: _Rows, name: str, is_of_all: bool = True) -> fx.Node:
-        """The sum or the mean of rows: of each feature, or of all of them."""
+        """The sum or the mean of rows: of each feature, or of all of them (``batchmean``: over how many rows)."""
         dims = tuple(range(rows.lead + (len(rows.rest) if is_of_all else 0)))
         whole = self._left_out(rows, 0).whole
         if name == "sum":
             return self._call(torch.sum, whole, dims)
-        value, each = tensor_of(whole), math.prod(rows.rest) if is_of_all else 1
+        value, each = tensor_of(whole), math.prod(rows.rest) if is_of_all and name == "mean" else 1
         assert value is not None
         total = self._call(torch.sum, whole, dims, dtype=torch.float32 if value.dtype in _HALF else value.dtype)
         count = self._call(torch.mul, self._call(torch.sum, rows.mask), each)
@@ -380,22 +390,26 @@ class _Rewriting:
             return number
         return self._call("to", number, torch.float32 if made.dtype in _HALF else made.dtype)
 
-    def _loss(self, node: fx.Node, rows: _Rows) -> _Rows | fx.Node | None:
-        kind: Any = node.kwargs.get("reduction", "mean")
-        others = {key: value for key, value in node.kwargs.items() if key != "reduction" and value is not None}
-        if (
-            len(node.args) != 2
-            or not others.keys().isdisjoint(_LEGACY)
-            or not all(each in self._rows for each in node.args)
-        ):
+    def _loss(self, node: fx.Node, name: str, mask: fx.Node) -> _Rows | fx.Node | None:
+        """A loss of each element by itself. Its tensors are rows; a weight may be the same for each of them."""
+        function: Any = node.target
+        if function is not getattr(F, name):
             return None
-        if kind not in ("mean", "sum", "none") or any(isinstance(value, fx.Node) for value in others.values()):
+        given = signature(function).bind(*node.args, **node.kwargs).arguments
+        given = {key: value for key, value in given.items() if value is not None}
+        kind, may_weigh = given.pop("reduction", "mean"), _WEIGHTS.get(name, ())
+        tensors = {key: value for key, value in given.items() if isinstance(value, fx.Node)}
+        rows = {key: value for key, value in tensors.items() if value in self._rows}
+        weights, shapes = tensors.keys() - rows.keys(), {self._rows[each].rest for each in rows.values()}
+        if kind not in ("mean", "sum", "none", "batchmean") or not given.keys().isdisjoint(_LEGACY) or len(shapes) > 1:
             return None
-        x, y = (self._taken(each, name_of(node)).whole for each in node.args)
-        if shape_of(x) != shape_of(y):
+        if not weights <= set(may_weigh) or ("weight" in given and not may_weigh):
             return None
-        made = _Rows(self._call(node.target, x, y, **others, reduction="none"), rows.mask, _LeftOut.FINITE)
-        return made if kind == "none" else self._reduced(made, kind)
+        if not all(_is_for_each(tensors[key], len(*shapes)) for key in weights):
+            return None
+        whole = {key: self._taken(value, name).whole for key, value in rows.items()}
+        each = _Rows(self._call(function, **(given | whole), reduction="none"), mask, _LeftOut.FINITE)
+        return each if kind == "none" else self._reduced(each, kind)
 
     def _loss_by_class(self, node: fx.Node, mask: fx.Node) -> _Rows | fx.Node | None:
         scores, classes, *others = node.args
