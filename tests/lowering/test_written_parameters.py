@@ -123,3 +123,15 @@ def test_other_memory_is_refused_where_it_is_not_as_a_write(body: Callable[[Arou
     model, args = Around(body).double(), (torch.randn(8, 2, 8, dtype=torch.float64),)
     with pytest.raises(CaptureError, match=r"gives a tensor other memory at .*\.data = .*copy_\(value\)"):
         capture(model, args)
+
+
+def test_a_move_of_modules_to_where_they_are_is_nothing() -> None:
+    """As mixtures of experts move those that a rank may lack."""
+
+    def moved_to_where_it_is(s: Around, x: Tensor) -> Tensor:
+        s.enter.to(x.device).to(x)
+        return s.leave.to(x.dtype)(s.enter(x))
+
+    args = (torch.randn(8, 2, 8),)
+    as_it_is = capture(Around(lambda s, x: s.leave(s.enter(x))), args)
+    assert capture(Around(moved_to_where_it_is), args).fingerprint == as_it_is.fingerprint

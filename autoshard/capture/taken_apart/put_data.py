@@ -1,7 +1,8 @@
 """``p.data = value``, as MoCo moves its second encoder: the numbers are written into the tensor that is there.
 
 Python gives the parameter other memory, which a captured step cannot. A write into its own memory is the same where
-nobody reads what was in it before, and nobody else has the new one.
+nobody reads what was in it before, and nobody else has the new one. ``p.data = p`` does nothing
+(``module.to(x.device)`` of a module that is there).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def write_data(node: fx.Node) -> bool:
     p = node.args[0] if name_of(node) == "set_" else None
     if not isinstance(p, fx.Node) or p.op not in ("placeholder", "get_attr"):
         return False
-    if len(node.args) != 2 or not _is_write(p, node.args[1], node):
+    given = node.args[1] if len(node.args) == 2 else None
+    is_itself = tensor_of(given) is tensor_of(p) is not None
+    if not is_itself and not _is_write(p, given, node):
         raise CaptureError(
             f"the forward gives a tensor other memory{at(line_of(node))}: parameters and buffers stay where they are. "
             "Write into it (p.data.copy_(value)), a value of its shape and dtype that is used for nothing else "
@@ -36,7 +39,10 @@ def write_data(node: fx.Node) -> bool:
     for user in list(node.users):  # torch takes back that it counted a write
         user.replace_all_uses_with(p)
         node.graph.erase_node(user)
-    node.op, node.target = "call_function", _write
+    if is_itself:
+        node.graph.erase_node(node)
+    else:
+        node.op, node.target = "call_function", _write
     return True
 
 
