@@ -22,6 +22,7 @@ class Leaf(nn.Module):
     def __init__(self, mark: Callable[[nn.Linear, Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self.linear, self.mark = nn.Linear(4, 4), mark
+        self.linear.register_buffer("zero", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.mark(self.linear, x, x[:, None])
@@ -38,6 +39,7 @@ LEAVES: dict[str, Callable[[nn.Linear, Tensor, Tensor], Tensor]] = {
     "in place": lambda linear, x, h: h.requires_grad_(),
     "detached": lambda linear, x, h: linear(h).detach().requires_grad_(True),
     "not so already": lambda linear, x, h: _wanted(h, False),
+    "of a buffer": lambda linear, x, h: h + linear.get_buffer("zero").requires_grad_(),
     "of a parameter, so already": lambda linear, x, h: h * _wanted(linear.weight)[0],
 }
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+from torch import nn
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables import ConstantVariable, GetAttrVariable, TensorVariable, builtin, dicts, lists
 from torch._dynamo.variables.base import VariableTracker
@@ -16,7 +17,9 @@ from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariab
 from torch._dynamo.variables.misc import AutogradFunctionContextVariable
 
 from ...errors import CaptureError
+from ..examples import example
 from ..lines import at, lines_in
+from .readable import MODEL_SOURCE
 from .variables import constant_of, stack_here
 
 # What dynamo has for ``setattr``: a class of its own, or that of all functions of Python's.
@@ -25,15 +28,20 @@ _SETATTR: Any = getattr(builtin, "SetAttrBuiltinVariable", builtin.BuiltinVariab
 
 @contextmanager
 def leaves_within() -> Iterator[None]:
-    """Has ``x.requires_grad = True`` of a tensor that the forward made, as checkpoints ask for, do nothing more: nobody
-    takes the gradient of such a tensor in a captured step. Dynamo refuses it, and what is so already.
+    """Has ``x.requires_grad = True`` of a tensor that the forward made, as checkpoints ask for, or of a buffer, as a
+    loss of zero is one, do nothing more: nobody takes the gradient of such a tensor in a captured step. Dynamo refuses
+    it, and what is so already.
     """
     set_attribute, set_in_place = _SETATTR.call_function, TensorVariable.method_requires_grad_
+
+    def is_buffer(x: Any) -> bool:
+        source = x.source.name if isinstance(x.source.name, str) else x.source.name()
+        return MODEL_SOURCE in source and not isinstance(example(x.as_proxy().node), nn.Parameter)
 
     def is_done(x: Any, value: Any) -> bool:
         if not isinstance(x, TensorVariable) or not isinstance(value, bool):
             return False
-        if value and x.source is None:
+        if value and (x.source is None or is_buffer(x)):
             x.requires_grad = True
         return bool(x.requires_grad == value)
 
