@@ -44,8 +44,11 @@ def with_first_call_done(
         try:
             with put_back(model, error.left):
                 first = fake_run(model, args, kwargs, dtype)
-            if before.same_as(_Namespaces(model)) or modes != _modes(model):
+            is_as_it_was = before.same_as(_Namespaces(model))
+            if (is_as_it_was and not error.left) or modes != _modes(model):
                 raise error
+            if is_as_it_was:
+                raise NotPeriodicError("it leaves a tensor behind that it reads before")
             if _keeps_results(model):
                 raise NotPeriodicError("it leaves a tensor behind that it has computed")
             if first.fills and not _is_every_call(first, model, args, kwargs, dtype):

@@ -279,7 +279,15 @@ def first_alone(m: Any, x: Tensor) -> Tensor:
     return m.linear(x)  # type: ignore[no-any-return]
 
 
+def cached(m: Any, x: Tensor) -> Tensor:
+    """As PaLM keeps its mask."""
+    if m.kept is None:
+        m.kept = torch.ones(WIDTH, WIDTH).triu()
+    return m.linear(x) @ m.kept  # type: ignore[no-any-return]
+
+
 REFUSED = {
+    cached: "changes model.kept .* leaves a tensor behind that it reads before; where .* call it once before planning",
     state: "changes model.kept .*, and reads before what another call has left there; .*register_buffer",
     asked_for: "changes model.other .*, and reads before",
     counted: "changes model.number .*, and reads before",
@@ -296,6 +304,12 @@ def test_what_the_next_call_would_find_is_refused(body: Callable[[Any, Tensor], 
     with pytest.raises(CaptureError, match=REFUSED[body]):
         capture(model, batch())
     assert model.kept is None and model.number == 0 and not hasattr(model, "other")
+
+
+def test_what_the_first_call_leaves_for_all_others_is_there_once_it_was_made() -> None:
+    model = Body(cached)
+    model(*batch())
+    assert not capture(model, batch()).left
 
 
 class Kept(nn.Module):
