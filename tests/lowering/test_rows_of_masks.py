@@ -205,6 +205,7 @@ def losses(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
     found += [nn.BCELoss(x[..., :CLASSES].detach().abs()[m])(chances[m], yes[m])]
     found += [nn.MarginRankingLoss()(scores[m], chances[m], yes[m]), nn.CosineSimilarity()(scores[m], yes[m]).mean()]
     found += [nn.KLDivLoss(reduction="batchmean")(scores[m], chances[m])]
+    found += [F.cosine_similarity(F.normalize(scores[m]), chances[m]).mean()]
     return sum(k * loss for k, loss in enumerate(found, 1))  # type: ignore[return-value]
 
 

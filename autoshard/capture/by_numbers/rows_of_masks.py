@@ -55,6 +55,8 @@ _OF_FEATURES = frozenset({"linear", "layer_norm", "rms_norm"})
 _ALONG_DIM = dict.fromkeys("softmax log_softmax sum mean argmax amax amin logsumexp unsqueeze squeeze".split(), 1)
 _ALONG_DIM |= {"normalize": 2, "gather": 1, "cosine_similarity": 2}
 """Operators that go by a dim, and the number of the argument that says which: here the last one of each row."""
+_BY_DEFAULT = {"normalize": 1, "cosine_similarity": 1}
+"""The dim that they go by where none is said. Source: torch.nn.functional."""
 _WEIGHTS = {"binary_cross_entropy": ("weight",), "binary_cross_entropy_with_logits": ("weight", "pos_weight")}
 """Losses of each element by itself that weigh it, and the arguments that say how."""
 _LOSSES = _WEIGHTS.keys() | set(
@@ -293,7 +295,7 @@ class _Rewriting:
     def _along_dim(self, node: fx.Node, name: str, read: Sequence[_Rows]) -> _Rows | None:
         """Operators along the last dim of each row, or that put one behind or take one away there."""
         at, dims, is_new = _ALONG_DIM[name], len(read[0].rest), name == "unsqueeze"
-        dim = node.args[at] if len(node.args) > at else node.kwargs.get("dim")
+        dim = node.args[at] if len(node.args) > at else node.kwargs.get("dim", _BY_DEFAULT.get(name))
         dim = dim[0] if isinstance(dim, (list, tuple)) and len(dim) == 1 else dim
         if node.args[0] not in self._rows or dim not in (-1, dims + is_new) or not (dims or is_new):
             return None
@@ -302,7 +304,7 @@ class _Rewriting:
         if len(read) > 1 and (name not in _OF_PAIRS or len(read[1].rest) != dims):
             return None
         args = tuple(-1 if k == at else value for k, value in enumerate(node.args))
-        return self._of_each(node, name, args, node.kwargs | ({"dim": -1} if "dim" in node.kwargs else {}))
+        return self._of_each(node, name, args, node.kwargs | ({"dim": -1} if len(node.args) <= at else {}))
 
     def _part(self, node: fx.Node, rows: _Rows) -> _Rows | None:
         """Some features of each row: ``rows[:, 0]``, ``rows[..., 1:]``."""
