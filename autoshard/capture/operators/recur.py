@@ -127,19 +127,19 @@ def _recur(
     the output is zero, and the state stays.
     """
     cell, width = CELLS[mode], weight.shape[1]
-    steps = gates.unbind(1)
-    outputs, notes, state = [gates] * len(steps), [gates] * len(steps), start
-    for k in _order(len(steps), is_reverse):
+    outputs, last, kept = _recur_shapes(gates, start, weight, bias, projection, within, mode, is_reverse)
+    state = start
+    for k in _order(gates.shape[1], is_reverse):
         output, memory = state[:, :width], state[:, width:]
-        made, memory, notes[k] = cell.step(steps[k], F.linear(output, weight, bias), output, memory)
+        made, memory, kept[:, k] = cell.step(gates[:, k], F.linear(output, weight, bias), output, memory)
         made = made if projection is None else F.linear(made, projection)
         new = torch.cat((made, memory), -1) if cell.has_memory else made
         if within is None:
-            outputs[k], state = made, new
+            outputs[:, k], state = made, new
         else:
             has = within[:, k, None]
-            outputs[k], state = torch.where(has, made, 0.0), torch.where(has, new, state)
-    return torch.stack(outputs, 1), state.clone(), torch.stack(notes, 1)
+            outputs[:, k], state = torch.where(has, made, 0.0), torch.where(has, new, state)
+    return outputs, last.copy_(state), kept
 
 
 def _recur_shapes(
@@ -174,24 +174,31 @@ def _recur_backward(
     behind the former, where outputs are projected, what comes back to them: (B, T, G * H + P).
     """
     cell, width = CELLS[mode], weight.shape[1]
-    order = _order(outputs.shape[1], is_reverse)
-    before = _before(outputs, start[:, :width], within, is_reverse)
+    given = (outputs_grad, last_grad, start, weight, projection, within, outputs, kept, mode, is_reverse)
+    (found, first_grad), grad = _recur_backward_shapes(*given), last_grad
     size = weight.shape[0] // cell.gates if cell.has_memory else 0
-    memories = _before(kept[..., kept.shape[2] - size :], start[:, width:], within, is_reverse)
-    found, grad = [outputs] * len(order), last_grad
-    for k in reversed(order):
+    order = _order(outputs.shape[1], is_reverse)
+    for place, k in reversed(list(enumerate(order))):
+        if place:
+            j = order[place - 1]
+            state_before = torch.cat((outputs[:, j], kept[:, j, kept.shape[2] - size :]), -1)
+            if within is not None:  # the first step of a row has the start before it
+                state_before = torch.where(within[:, j, None], state_before, start)
+        else:
+            state_before = start
         back = grad[:, :width] + outputs_grad[:, k]
         made = back if projection is None else back @ projection
-        of_gates, of_memory, of_output = cell.back(made, grad[:, width:], kept[:, k], before[:, k], memories[:, k])
+        output, memory = state_before[:, :width], state_before[:, width:]
+        of_gates, of_memory, of_output = cell.back(made, grad[:, width:], kept[:, k], output, memory)
         of_state = _of_state(mode, of_gates, kept[:, k]) @ weight
         of_state = of_state if of_output is None else of_state + of_output
         new = torch.cat((of_state, of_memory), -1) if cell.has_memory else of_state
-        found[k] = of_gates if projection is None else torch.cat((of_gates, back), -1)
+        of_all = of_gates if projection is None else torch.cat((of_gates, back), -1)
         if within is not None:
             has = within[:, k, None]
-            found[k], new = torch.where(has, found[k], 0.0), torch.where(has, new, grad)
-        grad = new
-    return torch.stack(found, 1), grad.clone()
+            of_all, new = torch.where(has, of_all, 0.0), torch.where(has, new, grad)
+        found[:, k], grad = of_all, new
+    return found, first_grad.copy_(grad)
 
 
 def _recur_backward_shapes(
