@@ -17,9 +17,11 @@ aten = torch.ops.aten
 
 
 def take_pieces_themselves(graph: Graph) -> None:
-    """Rewrites a joint graph in place. What nobody reads then falls away with all that does."""
+    """Rewrites a joint graph in place; what nobody reads any more of these falls away."""
     for joined in graph.find_nodes(op="call_function", target=aten.cat.default):
         tensors, dim = joined.args[0], _dim(joined, *joined.args[1:], **joined.kwargs)
+        if any(tensor.meta["val"].dim() != joined.meta["val"].dim() for tensor in tensors):
+            continue  # torch passes over an empty one of one dim
         ends = list(accumulate((tensor.meta["val"].shape[dim] for tensor in tensors), initial=0))
         pieces = dict(zip(pairwise(ends), tensors))
         for reader in list(joined.users):
@@ -27,7 +29,11 @@ def take_pieces_themselves(graph: Graph) -> None:
                 piece = pieces.get(place)
                 if piece is not None and _alike(piece, taken):
                     taken.replace_all_uses_with(piece)
-    graph.eliminate_dead_code()
+                    graph.erase_node(taken)
+            if reader in joined.users and not reader.users:
+                graph.erase_node(reader)
+        if not joined.users:
+            graph.erase_node(joined)
 
 
 def _dim(joined: FxNode, dim: int = 0) -> int:

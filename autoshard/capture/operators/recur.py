@@ -20,8 +20,6 @@ from torch import Tensor
 
 from .library import define, derive
 
-Parts = tuple[Tensor, ...]
-
 
 @dataclass(frozen=True)
 class Cell:
