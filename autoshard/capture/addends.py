@@ -78,7 +78,7 @@ def _is_sum(node: FxNode) -> bool:
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return False
     mine = node.meta["val"]
-    given = [each.meta["val"] for each in node.args if isinstance(each, FxNode)]
+    given = [each.meta.get("val") for each in node.args if isinstance(each, FxNode)]
     tensors = [each for each in given if isinstance(each, torch.Tensor)]
     return len(tensors) == 2 and all((each.shape, each.dtype) == (mine.shape, mine.dtype) for each in tensors)
 

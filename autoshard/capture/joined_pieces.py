@@ -20,9 +20,10 @@ def take_pieces_themselves(graph: Graph) -> None:
     """Rewrites a joint graph in place; what nobody reads any more of these falls away."""
     for joined in graph.find_nodes(op="call_function", target=aten.cat.default):
         tensors, dim = joined.args[0], _dim(joined, *joined.args[1:], **joined.kwargs)
-        if any(tensor.meta["val"].dim() != joined.meta["val"].dim() for tensor in tensors):
+        values = [tensor.meta.get("val") for tensor in tensors]
+        if any(value is None or value.dim() != joined.meta["val"].dim() for value in values):
             continue  # torch passes over an empty one of one dim
-        ends = list(accumulate((tensor.meta["val"].shape[dim] for tensor in tensors), initial=0))
+        ends = list(accumulate((value.shape[dim] for value in values), initial=0))
         pieces = dict(zip(pairwise(ends), tensors))
         for reader in list(joined.users):
             for place, taken in list(_taken(reader, joined, dim)):
