@@ -10,11 +10,11 @@ The sums are the same up to the last bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch.fx import Graph
 from torch.fx import Node as FxNode
+
+from .examples import name_of
 
 aten = torch.ops.aten
 _PRODUCTS = {
@@ -39,8 +39,7 @@ def add_products_first(graph: Graph) -> None:
     for node in list(graph.nodes):
         if not _is_sum(node) or _goes_on(node):
             continue
-        chain = list(_chain(node))
-        addends = [chain[0].args[0], *(each.args[1] for each in chain)]
+        chain, addends = _chain(node)
         products = [each for each in addends if _is_of_product(each)]
         ordered = [*products, *(each for each in addends if each not in products)]
         if len(products) < 2 or ordered == addends:
@@ -54,23 +53,30 @@ def add_products_first(graph: Graph) -> None:
             before = each
 
 
-def _chain(last: FxNode) -> Iterator[FxNode]:
-    """The additions that end in one, in order; the sum of those before stands first in each."""
-    first, second = last.args
-    if not _is_chained(first) and _is_chained(second):
-        first, second = second, first
-        last.args = (first, second)
-    if _is_chained(first):
-        yield from _chain(first)  # type: ignore[arg-type]
-    yield last
+def _chain(last: FxNode) -> tuple[list[FxNode], list[FxNode]]:
+    """The additions that end in one, in order, and what they add up."""
+    chain, addends = [last], list[FxNode]()
+    while True:
+        first, second = map(_node, chain[-1].args)
+        if not _goes_on(first) and _goes_on(second):
+            first, second = second, first
+        addends.append(second)
+        if not _goes_on(first):
+            return chain[::-1], [first, *reversed(addends)]
+        chain.append(first)
 
 
-def _is_chained(addend: object) -> bool:
-    return isinstance(addend, FxNode) and _is_sum(addend) and len(addend.users) == 1
+def _node(given: object) -> FxNode:
+    assert isinstance(given, FxNode)
+    return given
 
 
 def _goes_on(node: FxNode) -> bool:
-    return len(node.users) == 1 and _is_sum(next(iter(node.users)))
+    """Whether a node is a sum that another one adds to, once, and nobody else reads."""
+    if not _is_sum(node) or len(node.users) != 1:
+        return False
+    reader = next(iter(node.users))
+    return _is_sum(reader) and reader.args.count(node) == 1
 
 
 def _is_sum(node: FxNode) -> bool:
@@ -85,11 +91,6 @@ def _is_sum(node: FxNode) -> bool:
 
 def _is_of_product(node: object) -> bool:
     """Whether a tensor is what a product makes, as it is or seen in another shape."""
-    while isinstance(node, FxNode) and _name(node) in _VIEWS:
+    while isinstance(node, FxNode) and name_of(node) in _VIEWS:
         node = node.args[0]
-    return isinstance(node, FxNode) and _name(node) in _PRODUCTS
-
-
-def _name(node: FxNode) -> str:
-    op = node.target
-    return op._schema.name.partition("::")[2] if isinstance(op, torch._ops.OpOverload) else ""
+    return isinstance(node, FxNode) and name_of(node) in _PRODUCTS

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoshard
+from autoshard.capture import capture
 
 from .as_before import check_as_before
 
 WIDTH, HEADS = 8, 2
-Rest = Callable[["Layer", Tensor, Tensor], Tensor]
+Rest = Callable[["Layer", Tensor], Tensor]
 
 
 class Layer(nn.Module):
@@ -28,7 +29,7 @@ class Layer(nn.Module):
         self.rest, self.puts_together = rest, puts_together
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.rest(self, x, x)
+        return self.rest(self, x)
 
     def attention(self, x: Tensor) -> Tensor:
         """Of heads that are made of x (N, S, WIDTH)."""
@@ -43,13 +44,13 @@ class Layer(nn.Module):
         return self.down(self.up(x).relu())  # type: ignore[no-any-return]
 
 
-def norms_behind(layer: Layer, x: Tensor, _: Tensor) -> Tensor:
+def norms_behind(layer: Layer, x: Tensor) -> Tensor:
     """As in BERT."""
     x = layer.before(x + layer.attention(x))
     return layer.between(x + layer.mlp(x))  # type: ignore[no-any-return]
 
 
-def side_by_side(layer: Layer, x: Tensor, _: Tensor) -> Tensor:
+def side_by_side(layer: Layer, x: Tensor) -> Tensor:
     """As in GPT-J, each added to the residual."""
     normed = layer.before(x)
     return x + layer.attention(normed) + layer.mlp(normed)
@@ -80,3 +81,36 @@ class Mean(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.square().mean()
+
+
+class Long(nn.Module):
+    """Adds to one tensor many times."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for _ in range(1200):
+            y = y + x
+        return y.sum()
+
+
+def test_sums_may_be_of_any_length() -> None:
+    assert len(capture(Long(), (torch.ones(2),)).nodes) > 1200
+
+
+class Twice(nn.Module):
+    """Adds a sum to itself, and then what products make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + x.cos()
+        return (y + y + self.first(x) + self.second(x)).square().mean()
+
+
+def test_a_sum_that_is_added_to_itself_counts_twice() -> None:
+    torch.manual_seed(0)
+    model, args = Twice().double(), (torch.randn(2, 4, dtype=torch.float64),)
+    plan = autoshard.plan(model, args, mesh="dp=2", hardware="cpu-gloo")
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-9)

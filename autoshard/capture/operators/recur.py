@@ -125,7 +125,7 @@ def _recur(
     the output is zero, and the state stays.
     """
     cell, width = CELLS[mode], weight.shape[1]
-    outputs, last, kept = _recur_shapes(gates, start, weight, bias, projection, within, mode, is_reverse)
+    outputs, last, kept = _recur_shapes(gates, start, weight, mode, is_reverse)
     state = start
     for k in _order(gates.shape[1], is_reverse):
         output, memory = state[:, :width], state[:, width:]
@@ -140,17 +140,8 @@ def _recur(
     return outputs, last.copy_(state), kept
 
 
-def _recur_shapes(
-    gates: Tensor,
-    start: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    projection: Tensor | None,
-    within: Tensor | None,
-    mode: str,
-    is_reverse: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    (rows, steps), cell = gates.shape[:2], CELLS[mode]
+def _recur_shapes(gates: Tensor, start: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    (rows, steps), cell = gates.shape[:2], CELLS[others[-2]]
     kept = cell.kept * (weight.shape[0] // cell.gates)
     outputs = gates.new_empty((rows, steps, weight.shape[1]))
     return outputs, start.new_empty(start.shape), gates.new_empty((rows, steps, kept))
@@ -172,8 +163,7 @@ def _recur_backward(
     behind the former, where outputs are projected, what comes back to them: (B, T, G * H + P).
     """
     cell, width = CELLS[mode], weight.shape[1]
-    given = (outputs_grad, last_grad, start, weight, projection, within, outputs, kept, mode, is_reverse)
-    (found, first_grad), grad = _recur_backward_shapes(*given), last_grad
+    (found, first_grad), grad = _recur_backward_shapes(outputs_grad, last_grad, start, weight, projection), last_grad
     size = weight.shape[0] // cell.gates if cell.has_memory else 0
     order = _order(outputs.shape[1], is_reverse)
     for place, k in reversed(list(enumerate(order))):
@@ -200,19 +190,10 @@ def _recur_backward(
 
 
 def _recur_backward_shapes(
-    outputs_grad: Tensor,
-    last_grad: Tensor,
-    start: Tensor,
-    weight: Tensor,
-    projection: Tensor | None,
-    within: Tensor | None,
-    outputs: Tensor,
-    kept: Tensor,
-    mode: str,
-    is_reverse: bool,
+    outputs_grad: Tensor, last_grad: Tensor, start: Tensor, weight: Tensor, projection: Tensor | None, *others: Any
 ) -> tuple[Tensor, Tensor]:
     width = weight.shape[0] + (0 if projection is None else weight.shape[1])
-    return outputs.new_empty((*outputs.shape[:2], width)), start.new_empty(start.shape)
+    return outputs_grad.new_empty((*outputs_grad.shape[:2], width)), start.new_empty(start.shape)
 
 
 def _order(steps: int, is_reverse: bool) -> range:
