@@ -14,10 +14,12 @@ from torch.fx import Graph
 from torch.fx import Node as FxNode
 
 aten = torch.ops.aten
+_SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
 
 
 def take_pieces_themselves(graph: Graph) -> None:
     """Rewrites a joint graph in place; what nobody reads any more of these falls away."""
+    results = graph.output_node()
     for joined in graph.find_nodes(op="call_function", target=aten.cat.default):
         tensors, dim = joined.args[0], _dim(joined, *joined.args[1:], **joined.kwargs)
         values = [tensor.meta.get("val") for tensor in tensors]
@@ -28,10 +30,10 @@ def take_pieces_themselves(graph: Graph) -> None:
         for reader in list(joined.users):
             for place, taken in list(_taken(reader, joined, dim)):
                 piece = pieces.get(place)
-                if piece is not None and _alike(piece, taken):
+                if piece is not None and _alike(piece, taken) and not _would_be_given_away(piece, taken, results):
                     taken.replace_all_uses_with(piece)
                     graph.erase_node(taken)
-            if reader in joined.users and not reader.users:
+            if reader.target in _SPLITS and not reader.users:
                 graph.erase_node(reader)
         if not joined.users:
             graph.erase_node(joined)
@@ -51,7 +53,7 @@ def _taken(reader: FxNode, joined: FxNode, dim: int) -> Iterator[tuple[tuple[int
         if along % joined.meta["val"].dim() == dim and step == 1 and not reader.kwargs:
             start, end = (_place(each, size) for each in (start or 0, size if end is None else end))
             yield (start, end), reader
-    if reader.target in (aten.split.Tensor, aten.split_with_sizes.default) and not reader.kwargs:
+    if reader.target in _SPLITS and not reader.kwargs:
         along = reader.args[2] if len(reader.args) > 2 else 0
         if along % joined.meta["val"].dim() != dim:
             return
@@ -69,3 +71,8 @@ def _place(given: int, size: int) -> int:
 def _alike(one: FxNode, other: FxNode) -> bool:
     first, second = one.meta["val"], other.meta["val"]
     return bool(first.shape == second.shape and first.dtype == second.dtype)
+
+
+def _would_be_given_away(piece: FxNode, taken: FxNode, results: FxNode) -> bool:
+    """Whether who calls would hold a tensor of the model's, an argument, or one tensor twice, not one of its own."""
+    return results in taken.users and (piece.op == "placeholder" or results in piece.users)

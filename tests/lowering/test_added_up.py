@@ -114,3 +114,25 @@ def test_a_sum_that_is_added_to_itself_counts_twice() -> None:
     model, args = Twice().double(), (torch.randn(2, 4, dtype=torch.float64),)
     plan = autoshard.plan(model, args, mesh="dp=2", hardware="cpu-gloo")
     check_as_before(model, args, plan, rtol=1e-9, atol=1e-9)
+
+
+class GivesBack(nn.Module):
+    """Gives back what it puts together, and pieces of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        joined = torch.cat([self.a, self.b])
+        a, b = joined.split([4, 6])
+        once, twice = torch.cat([x, 2 * x]).chunk(2)
+        return {"loss": (x * a).sum() + b.sum(), "joined": joined, "a": a, "x": once, "twice": twice}
+
+
+def test_pieces_that_are_given_back_are_tensors_of_their_own() -> None:
+    torch.manual_seed(0)
+    model, args = GivesBack().double(), (torch.randn(2, 4, dtype=torch.float64),)
+    graph = capture(model, args)
+    own = [graph.nodes[each.node].kind for each in graph.outputs]
+    assert own == ["operator"] * 5 and len(set(graph.outputs)) == 5
