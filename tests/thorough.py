@@ -54,7 +54,10 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_four_ranks_meet_over_a_link_of_the_rate_that_was_asked_for",
         "test_what_a_killed_run_left_is_taken_down_by_the_next",
     ),
-    "benchmarks/test_zoo.py": ("test_another_number_on_a_rank_fails_its_cell",),
+    "benchmarks/test_zoo.py": (
+        "test_a_member_passes_all_checks_and_has_its_rows_on_the_page",
+        "test_another_number_on_a_rank_fails_its_cell",
+    ),
     "capture/test_annotation.py": ("test_the_plan_keeps_to_it_and_it_takes_no_time",),
     "capture/test_flat.py": ("test_another_order_of_blocks_is_seen",),
     "capture/test_folded_heads.py": ("test_whatever_is_cut",),
@@ -66,6 +69,9 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "distributed/test_agreement.py": (
         "test_a_rank_that_does_not_come_is_named",
         "test_a_rank_that_ends_in_the_middle_is_named",
+    ),
+    "distributed/test_annotation.py": (
+        "test_an_annotated_model_trains_like_one_process_and_nothing_runs_for_the_annotation",
     ),
     "distributed/test_batches.py": (
         "test_ranks_read_their_part_of_a_batch_and_a_loss_outside_is_that_of_one_process",
@@ -83,7 +89,10 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "distributed/test_harness.py": (
         "test_one_rank_of_a_run_captures_and_nothing_is_left_for_the_next_run_unless_runs_share_it",
     ),
-    "distributed/test_hybrid_mesh.py": ("test_where_their_ranks_do_not_rise_axis_by_axis_and_other_plans_are_refused",),
+    "distributed/test_hybrid_mesh.py": (
+        "test_a_plan_runs_on_the_order_of_ranks_of_a_hybrid_mesh",
+        "test_where_their_ranks_do_not_rise_axis_by_axis_and_other_plans_are_refused",
+    ),
     "distributed/test_initialisation.py": (
         "test_initialisation_gives_the_values_of_one_process_one_parameter_at_a_time",
     ),
@@ -122,6 +131,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "distributed/test_state.py": ("test_buffers_and_inputs_without_elements_are_those_of_one_process",),
     "distributed/test_train_llama.py": (
         "test_a_rank_is_killed_and_torchrun_starts_again_then_all_are_and_fewer_go_on_under_another_plan",
+        "test_with_dropout_and_in_bfloat16_a_run_that_was_cut_short_says_what_a_whole_one_says",
     ),
     "distributed/test_tutorial.py": ("test_every_command_of_the_tutorial_runs_and_prints_what_the_page_shows",),
     "distributed/test_vocabulary.py": (
@@ -137,19 +147,25 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_what_masks_add_that_is_of_no_experts_is_computed_of_all_rows",
         "test_whatever_is_cut",
     ),
+    "lowering/test_heap.py": ("test_blocks_that_come_and_go_are_not_taken_from_the_kernel_again",),
     "lowering/test_left_attributes.py": (
         "test_a_deep_model_leaves_what_all_its_blocks_leave",
         "test_a_gradient_goes_back_through_what_was_left",
         "test_torch_compile_leaves_the_step_as_it_is",
     ),
     "lowering/test_local_values.py": ("test_graphs_say_of_every_value_what_torch_says_of_it",),
-    "lowering/test_matrix_functions.py": ("test_heads_of_triangular_systems_are_cut",),
+    "lowering/test_matrix_functions.py": (
+        "test_functions_of_matrices_compute_what_one_process_computes",
+        "test_heads_of_triangular_systems_are_cut",
+    ),
     "lowering/test_representative.py": ("test_whatever_is_cut",),
+    "lowering/test_rows_of_masks.py": ("test_in_half_precision_a_number_is_as_precise_as_pythons",),
     "lowering/test_seen_or_refused.py": ("test_such_loops_and_rows_without_more_are_captured",),
     "lowering/test_several_plans.py": (
         "test_a_plan_does_not_depend_on_how_its_example_lies_in_memory",
         "test_another_plan_holds_parameters_as_the_first_by_few_pins",
         "test_layers_that_evaluate_as_they_train_are_planned_operator_by_operator_for_both",
+        "test_one_call_plans_for_evaluation_and_serves_other_sizes_too",
     ),
     "lowering/test_statistics.py": ("test_statistics_are_kept_in_float32_and_travel_as_planned",),
     "lowering/test_steps_first.py": (
@@ -162,6 +178,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "lowering/test_strided_windows.py": ("test_windows_are_what_they_are_in_one_process",),
     "lowering/test_taken_apart.py": ("test_a_random_plan_computes_what_one_process_computes",),
     "lowering/test_what_mixes_rows.py": (
+        "test_determinants_of_matrices_that_lie_otherwise_in_memory",
         "test_lengths_of_weights_are_torchs_with_their_gradients",
         "test_spreads_are_torchs_with_their_gradients",
         "test_whatever_is_cut",
@@ -181,8 +198,12 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_links_that_are_a_thousand_times_slower_in_the_profile_do_not_fit",
         "test_of_a_kind_of_kernel_a_check_measures_all_because_one_curve_lies_between_them",
         "test_samples_of_another_mesh_stop_every_rank",
+        "test_where_every_size_takes_too_long_the_smallest_of_each_is_measured",
     ),
-    "mesh_search/test_search.py": ("test_the_winner_is_the_best_of_planning_on_every_shape",),
+    "mesh_search/test_search.py": (
+        "test_of_several_batches_the_least_for_a_sample_wins",
+        "test_the_winner_is_the_best_of_planning_on_every_shape",
+    ),
     "ops/test_expert_cuts.py": ("test_a_graph_that_takes_no_product_apart_is_offered_no_parts",),
     "planning/test_against_experts.py": (
         "test_a_kept_plan_is_another_one_with_experts",
@@ -208,6 +229,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     ),
     "planning/test_comparison.py": ("test_the_json_of_a_contest_says_who_wins_and_where_they_differ",),
     "planning/test_context_in_parts.py": (
+        "test_a_sequence_has_the_most_parts_that_ranks_can_share",
         "test_of_several_rows_a_rank_has_a_block_of_each",
         "test_parts_are_taken_where_they_are_faster",
         "test_results_are_tensors_in_parts_that_can_be_put_together",
@@ -217,6 +239,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "planning/test_lone_matrices.py": (
         "test_a_contender_that_leaves_matrices_says_so",
         "test_a_matrix_without_another_to_go_with_is_left_to_the_solver_and_the_others_are_cut",
+        "test_schemes_of_what_is_written_out_are_the_step_of_one_process",
     ),
     "planning/test_micro_batch_laws.py": (
         "test_the_cost_never_falls_as_the_budget_shrinks",
@@ -227,6 +250,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_a_comparison_has_the_schemes_and_says_what_they_gather",
         "test_what_is_gathered_for_is_found_by_solving_where_no_input_alone_is_missing",
     ),
+    "planning/test_moved.py": ("test_weights_that_are_let_go_are_gathered_anew",),
     "planning/test_optimizer_step.py": (
         "test_the_price_makes_compute_and_communication_slower_by_no_more_than_it_saves",
     ),
@@ -238,6 +262,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "planning/test_precision_policy.py": (
         "test_casts_travel_in_the_buckets_of_their_parameters",
         "test_gathers_are_halved_and_gradients_are_reduced_in_their_dtype",
+        "test_memory_is_what_a_rank_measures",
     ),
     "planning/test_schedule_prices.py": ("test_the_price_is_that_of_the_schedule_but_for_buckets_that_are_not_full",),
     "planning/test_tensor_networks.py": ("test_shared_steps_run_once_and_others_for_each_that_takes_them",),
@@ -253,6 +278,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_any_two_plans_can_be_compared",
         "test_nothing_is_wider_than_the_window",
         "test_the_numbers_of_a_comparison_are_those_of_both_plans",
+        "test_the_page_prints_and_is_a_picture",
     ),
     "plans/test_round_trip.py": (
         "test_the_order_of_entries_does_not_change_the_bytes",
@@ -299,6 +325,7 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
         "test_a_change_of_python_state_is_refused_with_its_line",
         "test_why_the_first_call_cannot_be_made_in_advance_is_said",
     ),
+    ("capture/test_failures.py", 2): ("test_what_is_not_supported_is_said_with_what_to_do",),
     ("capture/test_failures.py", 3): ("test_the_error_names_the_line_and_the_next_capture_works",),
     ("capture/test_flat.py", 4): ("test_a_model_that_asks_in_turn_for_other_things_than_constants_is_captured_whole",),
     ("capture/test_flat.py", 48): ("test_the_graph_is_that_of_a_whole_capture",),
@@ -307,10 +334,10 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
         "test_products_by_an_equation_are_torchs_with_their_gradients",
     ),
     ("capture/test_graph_computes_the_model.py", 4): (
-        "test_interpreting_the_nodes_gives_eager_results_and_gradients",
         "test_nodes_stand_in_execution_order_forward_before_backward_without_dead_ones",
         "test_recorded_shapes_and_dtypes_are_those_of_the_real_tensors",
     ),
+    ("capture/test_graph_computes_the_model.py", 8): ("test_interpreting_the_nodes_gives_eager_results_and_gradients",),
     ("capture/test_kept_graph.py", 4): ("test_a_model_that_changed_is_captured",),
     ("capture/test_kept_graph.py", 12): ("test_a_kept_graph_is_that_of_a_capture_node_by_node",),
     ("capture/test_losses.py", 2): ("test_the_lines_of_a_loss_are_those_of_the_model",),
@@ -319,7 +346,7 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("capture/test_parts.py", 2): ("test_picking_from_rows_that_are_mapped",),
     ("capture/test_parts.py", 8): ("test_picking_from_rows",),
     ("capture/test_python_draws.py", 2): ("test_a_number_that_decides_nothing_is_not_drawn",),
-    ("capture/test_recompute.py", 4): ("test_results_and_gradients_are_the_same_to_the_bit",),
+    ("capture/test_recompute.py", 3): ("test_results_and_gradients_are_the_same_to_the_bit",),
     ("capture/test_silent.py", 3): ("test_what_a_forward_says_is_left_out_of_its_graph",),
     ("capture/test_softmax_parts.py", 2): ("test_dtypes_and_shapes_are_those_of_torch_whatever_is_held_at_a_time",),
     ("capture/test_sorted_rows.py", 3): ("test_experts_are_captured_in_the_tokens_own_order_however_they_are_written",),
@@ -384,17 +411,15 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("lowering/test_batch_norm.py", 6): ("test_by_statistics_that_are_kept_rows_are_not_mixed",),
     ("lowering/test_batch_norm.py", 12): ("test_the_batch_is_cut_and_only_numbers_for_channels_travel",),
     ("lowering/test_buffers.py", 16): ("test_buffers_are_what_they_are_in_one_process",),
-    ("lowering/test_ctc.py", 4): ("test_losses_and_gradients_are_those_of_one_process",),
+    ("lowering/test_ctc.py", 2): ("test_losses_and_gradients_are_those_of_one_process",),
     ("lowering/test_cut_by_columns.py", 8): ("test_a_layer_is_cut_by_columns_and_is_as_before",),
     ("lowering/test_cut_by_columns.py", 16): ("test_a_weight_that_is_computed_is_cut_as_the_parameter_that_it_is_of",),
     ("lowering/test_dropless.py", 2): (
+        "test_a_step_is_that_of_one_process_however_experts_are_cut",
         "test_experts_are_balanced_by_the_tokens_of_all_ranks",
         "test_products_in_groups_may_be_in_float32",
     ),
-    ("lowering/test_dropless.py", 6): (
-        "test_a_step_is_that_of_one_process_however_experts_are_cut",
-        "test_a_step_is_that_of_one_process_with_the_batch_and_the_experts_cut",
-    ),
+    ("lowering/test_dropless.py", 6): ("test_a_step_is_that_of_one_process_with_the_batch_and_the_experts_cut",),
     ("lowering/test_expert_loops.py", 12): ("test_experts_compute_their_own_tokens_alone",),
     ("lowering/test_expert_loops.py", 24): ("test_loops_that_do_something_else_are_refused",),
     ("lowering/test_filled.py", 2): ("test_where_nothing_is_gathered_ahead_a_bucket_is_made_as_it_sets_out",),
@@ -413,12 +438,13 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("lowering/test_look_alikes.py", 2): ("test_a_shard_runs_the_plan_that_it_was_cut_for",),
     ("lowering/test_matrix_functions.py", 3): ("test_orthogonal_parametrizations_train",),
     ("lowering/test_matrix_functions.py", 4): ("test_of_a_matrix_that_has_none_the_result_is_nan",),
-    ("lowering/test_matrix_functions.py", 12): ("test_functions_of_matrices_compute_what_one_process_computes",),
     ("lowering/test_numbers_as_indices.py", 4): ("test_whatever_is_cut",),
     ("lowering/test_numbers_as_indices.py", 16): ("test_what_is_picked_or_written_is_that_of_one_process",),
     ("lowering/test_order.py", 4): ("test_ranks_issue_and_wait_in_one_order",),
-    ("lowering/test_packed.py", 2): ("test_data_parallel_training_gathers_nothing_but_gradients",),
-    ("lowering/test_packed.py", 7): ("test_losses_and_gradients_are_those_of_one_process",),
+    ("lowering/test_packed.py", 2): (
+        "test_data_parallel_training_gathers_nothing_but_gradients",
+        "test_losses_and_gradients_are_those_of_one_process",
+    ),
     ("lowering/test_picked_rows.py", 3): ("test_nothing_is_gathered",),
     ("lowering/test_put_back.py", 12): ("test_what_is_put_back_is_no_change",),
     ("lowering/test_quantized.py", 2): ("test_quantized_weights_and_activations_are_cut_along_every_dim",),
@@ -438,6 +464,7 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("lowering/test_steps_first.py", 12): ("test_rows_are_cut",),
     ("lowering/test_taken_apart.py", 4): ("test_the_batch_can_be_cut_with_nothing_sent_but_gradients",),
     ("lowering/test_unread.py", 2): ("test_what_reads_it_makes_it",),
+    ("lowering/test_unread.py", 3): ("test_what_the_caller_can_change_is_read_in_the_forward",),
     ("lowering/test_upstream.py", 2): ("test_half_a_gradient_is_refused",),
     ("lowering/test_upstream.py", 3): ("test_a_whole_gradient_is_that_of_the_model",),
     ("lowering/test_users_model.py", 3): (
@@ -450,7 +477,6 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
         "test_fewer_heads_of_keys_are_cut_with_those_of_the_queries_that_read_them",
     ),
     ("lowering/test_what_mixes_rows.py", 6): ("test_lengths_over_the_batch_are_torchs_with_their_gradients",),
-    ("lowering/test_what_mixes_rows.py", 8): ("test_determinants_of_matrices_that_lie_otherwise_in_memory",),
     ("lowering/test_what_mixes_rows.py", 12): ("test_the_batch_is_cut",),
     ("lowering/test_without_elements.py", 6): ("test_models_with_them_have_the_schemes_of_others",),
     ("lowering/test_written_out_attention.py", 2): (
@@ -475,7 +501,6 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
         "test_the_optimum_costs_no_more_than_any_baseline",
     ),
     ("planning/test_context_in_parts.py", 2): ("test_rows_that_ranks_have_not_as_many_of_or_too_many_are_refused",),
-    ("planning/test_context_in_parts.py", 4): ("test_a_sequence_has_the_most_parts_that_ranks_can_share",),
     ("planning/test_formulation.py", 2): ("test_a_pin_is_respected",),
     ("planning/test_formulation.py", 3): (
         "test_copies_that_are_kept_never_cost_more_than_copies_made_again",
@@ -483,7 +508,10 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ),
     ("planning/test_formulation.py", 4): ("test_tying_identical_layers_costs_nothing",),
     ("planning/test_formulation.py", 8): ("test_highs_and_cbc_prove_the_same_cost",),
-    ("planning/test_interpretation.py", 2): ("test_operators_that_are_priced_once_cost_what_each_of_them_costs",),
+    ("planning/test_interpretation.py", 2): (
+        "test_operators_that_are_priced_once_cost_what_each_of_them_costs",
+        "test_the_cost_is_the_compute_and_the_redistributions_priced_again",
+    ),
     ("planning/test_interpretation.py", 4): ("test_collectives_are_the_communicating_steps_with_their_bytes",),
     ("planning/test_interpretation.py", 8): (
         "test_a_redistribution_names_exactly_those_who_want_it",
@@ -498,11 +526,7 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
         "test_the_program_never_counts_more_than_the_timeline_and_at_most_operators_the_same",
         "test_with_the_schedule_of_a_plan_the_program_counts_what_is_under_way",
     ),
-    ("planning/test_lone_matrices.py", 2): ("test_weights_that_are_computed_and_cut_as_no_parameter_are_said",),
-    ("planning/test_lone_matrices.py", 3): (
-        "test_of_matrices_that_could_be_left_the_smallest_is",
-        "test_schemes_of_what_is_written_out_are_the_step_of_one_process",
-    ),
+    ("planning/test_lone_matrices.py", 3): ("test_of_matrices_that_could_be_left_the_smallest_is",),
     ("planning/test_micro_batch_laws.py", 2): ("test_the_optimum_is_concave_in_the_number_of_micro_batches",),
     ("planning/test_micro_batch_laws.py", 4): ("test_the_program_never_counts_more_than_the_timeline",),
     ("planning/test_mixing.py", 3): (
@@ -515,13 +539,13 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("planning/test_optimizer_step.py", 2): ("test_a_plan_counts_the_step_over_the_largest_shard_of_every_parameter",),
     ("planning/test_overlap.py", 2): ("test_what_an_activations_first_reader_waits_for_counts_whole",),
     ("planning/test_overlap.py", 12): ("test_no_schedule_takes_less_than_the_program_counts",),
-    ("planning/test_precision_policy.py", 2): ("test_memory_is_what_a_rank_measures",),
     ("planning/test_schedule_prices.py", 3): ("test_by_itself_every_collective_has_its_own_price",),
     ("planning/test_tensor_networks.py", 2): ("test_pairs_of_layouts_never_cost_less",),
     ("planning/test_tensor_networks.py", 3): ("test_every_network_is_that_of_its_own_tensor_and_its_own_ends",),
     ("planning/test_timeline.py", 2): ("test_what_computing_again_saves_is_no_longer_held_at_the_turn",),
     ("planning/test_timeline.py", 4): ("test_the_course_in_the_file_does_not_grow_with_depth_and_keeps_its_peak",),
     ("planning/test_timeline.py", 6): ("test_the_predicted_peak_is_the_measured_one_on_every_rank",),
+    ("planning/test_whole.py", 2): ("test_weights_that_are_computed_and_cut_as_no_parameter_are_said",),
     ("plans/test_bad_files.py", 2): (
         "test_a_broken_file_says_where_and_what",
         "test_a_file_cut_short_anywhere_is_refused",
@@ -530,7 +554,7 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("plans/test_parts.py", 2): ("test_a_plan_with_parts_is_read_as_it_is_written_and_says_what_they_are",),
     ("plans/test_report.py", 2): ("test_the_lanes_are_as_full_as_their_links_are_busy",),
     ("plans/test_report.py", 4): ("test_every_text_can_be_read",),
-    ("plans/test_schedule.py", 3): ("test_real_plans_keep_the_laws",),
+    ("plans/test_schedule.py", 6): ("test_real_plans_keep_the_laws",),
     ("plans/test_simulation.py", 5): ("test_a_lane_does_one_thing_at_a_time_and_operators_wait_for_what_they_read",),
     ("plans/test_simulation.py", 6): ("test_the_step_is_no_shorter_than_any_lane_and_no_longer_than_all_together",),
     ("plans/test_simulation.py", 12): ("test_without_buckets_one_thing_runs_at_a_time",),
@@ -564,9 +588,9 @@ ONE_IN: dict[tuple[str, int], tuple[str, ...]] = {
     ("strategies/test_operators.py", 4): ("test_every_strategy_of_an_operator_is_right",),
     ("strategies/test_operators.py", 8): ("test_every_strategy_of_an_operator_that_changes_a_length_is_right",),
     ("strategies/test_rules_are_right.py", 2): (
+        "test_every_rule_is_verified_on_shrunken_sizes",
         "test_matrix_products_attention_and_embeddings_are_cut_over_rows_columns_and_contraction",
     ),
-    ("strategies/test_rules_are_right.py", 3): ("test_every_rule_is_verified_on_shrunken_sizes",),
     ("strategies/test_rules_are_right.py", 6): ("test_no_strategy_leaves_a_rank_without_elements",),
     ("strategies/test_rules_are_right.py", 12): (
         "test_every_one_axis_strategy_gives_the_whole_result",

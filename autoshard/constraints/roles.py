@@ -8,6 +8,7 @@ parameter; a tensor that becomes a parameter's gradient by views, copies, casts 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
@@ -247,15 +248,18 @@ class Roles:
         Without routers of experts, and others that are as small beside the largest: below a twentieth of it.
         """
         made_of_inputs = self._made_of(i for i, _ in self._graph.of_kind("input"))
-        sizes = {
-            i: math.prod(self._graph.meta(Ref(i)).shape[-2:])
-            for i, product, dims in self._multiplied()
-            if dims >= 2
-            and i in self.layered
-            and i not in self.routers
-            and product in made_of_inputs
-            and self._graph.nodes[product].phase == "forward"
-        }
+        sizes: dict[int, int] = defaultdict(int)
+        for i, product, ref in self._multiplied():
+            shape, is_forward = self._graph.meta(Ref(i)).shape, self._graph.nodes[product].phase == "forward"
+            if (
+                len(shape) >= 2
+                and i in self.layered
+                and i not in self.routers
+                and product in made_of_inputs
+                and is_forward
+            ):
+                # what einsum multiplies with is a matrix, whatever dims the parameter has
+                sizes[i] = max(sizes[i], *(math.prod(each[-2:]) for each in (shape, self._graph.meta(ref).shape)))
         return frozenset(i for i, size in sizes.items() if 20 * size >= max(sizes.values()))
 
     @cached_property
@@ -306,14 +310,18 @@ class Roles:
     def experts(self) -> frozenset[int]:
         """Parameters of three dims that a batched matrix product reads: one matrix per expert."""
         return frozenset(
-            i for i, product, dims in self._multiplied() if dims == 3 and has(self._graph.nodes[product], "batched")
+            i
+            for i, product, _ in self._multiplied()
+            if self._is_of_three(i) and has(self._graph.nodes[product], "batched")
         )
 
     @cached_property
     def dropless(self) -> frozenset[int]:
         """Matrices of experts that take as many tokens as come: how many is seen when the step runs."""
         return frozenset(
-            i for i, product, dims in self._multiplied() if dims == 3 and has(self._graph.nodes[product], "grouped")
+            i
+            for i, product, _ in self._multiplied()
+            if self._is_of_three(i) and has(self._graph.nodes[product], "grouped")
         )
 
     @cached_property
@@ -426,7 +434,14 @@ class Roles:
         forward = ((i, node) for i, node in self._graph.of_kind("operator") if node.phase == "forward")
         views = ((i, node) for i, node in forward if has(node, "reshape") and i in self.layered)
         shapes = ((i, self._graph.meta(node.inputs[0]).shape, self._graph.meta(Ref(i)).shape) for i, node in views)
-        return {i: b[2] for i, a, b in shapes if len(a) == 3 and len(b) == 4 and a[:2] == b[:2]}
+        made = {i: b[2] for i, a, b in shapes if len(a) == 3 and len(b) == 4 and a[:2] == b[:2]}
+        return {i: heads for i, heads in made.items() if i not in self._images}
+
+    @cached_property
+    def _images(self) -> frozenset[int]:
+        """What convolutions read; a sequence that becomes an image has rows and columns of it, not heads."""
+        convolutions = (node for node in self._graph.nodes if node.op and known(node.op).kernel == "convolution")
+        return frozenset(node.inputs[0].node for node in convolutions)
 
     @cached_property
     def _takes_heads(self) -> frozenset[int]:
@@ -468,14 +483,16 @@ class Roles:
         image, filters = (self._graph.meta(ref).shape for ref in node.inputs[:2])
         return known(node.op).kernel == "convolution" and filters[1] == 1 < image[1]
 
-    def _multiplied(self) -> Iterator[tuple[int, int, int]]:
-        """Each parameter that a matrix product reads, with the product and the parameter's number of dims."""
+    def _is_of_three(self, parameter: int) -> bool:
+        return len(self._graph.meta(Ref(parameter)).shape) == 3
+
+    def _multiplied(self) -> Iterator[tuple[int, int, Ref]]:
+        """Each parameter that a matrix product reads, with the product and what it reads: a view of it, for example."""
         for i, node in enumerate(self._graph.nodes):
             if is_contraction(node):
                 for ref in node.inputs:
                     if ref.node in self.weights:
-                        origin = self.weights[ref.node]
-                        yield origin, i, len(self._graph.meta(Ref(origin)).shape)
+                        yield self.weights[ref.node], i, ref
 
 
 def _dim_taken_apart(node: Node) -> int:

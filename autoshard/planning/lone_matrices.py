@@ -28,7 +28,6 @@ from ..constraints.names import is_meant
 from ..constraints.roles import Roles
 from ..mesh import Mesh
 from ..ops import is_contraction
-from ..plans import ShardingPlan
 from ..strategies import Rulebook
 from .blocking import first_answer
 from .mixing import offered_under, where_of, without_strategies
@@ -93,30 +92,6 @@ def said_of_lone(graph: CapturedGraph, given: AxisScheme, leaving: AxisScheme) -
         f"{given.text!r} cuts the matrices of layers in pairs, by columns and by rows, and has no plan that cuts all: "
         f"beside larger ones {first}{also}, read by {where}, has no other to go with, and whether it is cut is left to "
         f"the solver. The plan says {leaving.text!r}"
-    )
-
-
-def said_of_computed(graph: CapturedGraph, scheme: AxisScheme, plan: ShardingPlan) -> str:
-    """Which products a plan under a scheme that cuts layers has whole on every rank, or of whole matrices, as what they
-    multiply with is computed of parameters and the scheme does not know which; empty where there are none.
-    """
-    if scheme.scheme in CUT_OF_INPUTS or plan.mesh.shape[scheme.axis] == 1:
-        return ""
-    entries = {entry.name: entry for entry in plan.operators if entry.phase == "forward"}
-    whole = []
-    for i, k in Roles(graph).computed.items():
-        node, entry = graph.nodes[i], entries[graph.nodes[i].name]
-        taken, made = entry.inputs[k][scheme.axis], entry.outputs[0]
-        is_shared = made is not None and made[scheme.axis].kind != "R" and scheme.scheme == "tp"
-        if taken.kind == "R" and not is_shared:
-            whole.append(node)
-    if not whole:
-        return ""
-    also = f" and {len(whole) - 1} more" if whole[1:] else ""
-    return (
-        f"{scheme.text!r} cuts the matrices of layers, but the weight of {where_of(whole[0])}{also} is computed of "
-        "parameters and has the shape of none: every rank has all of it. Where a product of parameters is added to a "
-        "matrix, or one is scaled, masked or divided by lengths, it is cut as that matrix"
     )
 
 

@@ -32,10 +32,11 @@ from .formulation import Formulation, Objective, formulate
 from .interpretation import interpret
 from .ladder import Hints, Search, on_any_schedule
 from .limit import MemoryLimit
-from .lone_matrices import lone_matrices, said_of_computed, said_of_lone
+from .lone_matrices import lone_matrices, said_of_lone
 from .mixing import mixers, said_of_mixers
 from .possible import said_of_possible
 from .solving import solve
+from .whole import said_of_whole
 
 BLAME_S = 20.0
 """Seconds for finding out which constraints contradict each other."""
@@ -156,7 +157,7 @@ class Planner:
             InfeasibleError: the constraints leave no plan, or none was found in the time given.
             BudgetError: they do, but none that fits.
             StrategyWarning: a scheme cuts rows that an operator mixes, for which they are gathered, leaves matrices to
-                the solver, or has some whole as they are computed of others.
+                the solver, or leaves some, or attention, whole on every rank.
         """
         while True:
             report("enumerating and pricing strategies")
@@ -172,9 +173,10 @@ class Planner:
             except _AsksLessError:
                 continue
             plan = self._or_as_if_nothing_hid(found, constraints.values, Planner._planned)
-            for scheme in constraints.values:
-                if isinstance(scheme, AxisScheme) and (whole := said_of_computed(self.graph, scheme, plan)):
-                    warnings.warn(whole, StrategyWarning, stacklevel=4)
+            for scheme in formulation.constraints:
+                if isinstance(scheme, AxisScheme):
+                    if whole := said_of_whole(self.graph, scheme, plan, self.profile, self.rulebook):
+                        warnings.warn(whole, StrategyWarning, stacklevel=4)
             return plan
 
     def _planned(self, formulation: Formulation, hints: Hints) -> ShardingPlan:

@@ -92,6 +92,15 @@ def _masked(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.dropout(scores.softmax(dim=-1), 0.5, training=False) @ v
 
 
+def _linear(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Without scores of all pairs of steps, divided by what they add up to; of the largest of each row, as Linformer's
+    kin have it.
+    """
+    q, k = q.sigmoid() / q.amax(-1, keepdim=True).exp(), k.exp() * k.mean(dim=1, keepdim=True).sigmoid()
+    total = torch.bmm(q, k.sum(1).view(B * H, D, 1))
+    return torch.bmm(q, torch.bmm(k.transpose(1, 2), v)) / total + v.max(1)[0].unsqueeze(1)
+
+
 def _of_equations(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """All products as equations, as lucidrains' Perceiver has them."""
     return torch.einsum("bij,bjd->bid", torch.einsum("bid,bjd->bij", q, k).softmax(-1), v)
@@ -143,6 +152,7 @@ ATTENTION = {
     "disentangled": _disentangled,
     "decomposed": _decomposed,
     "masked": _masked,
+    "linear": _linear,
     "of equations": _of_equations,
     "of windows": _of_windows,
     "sorted between": _sorted_between,
@@ -150,6 +160,31 @@ ATTENTION = {
     "zeroed": _zeroed,
 }
 AS_IT_WAS = ("written", "zeroed")
+
+
+class MasksOfHeads(nn.Module):
+    """torch's own attention, which takes a mask for each head of each row as (B * H, T, T)."""
+
+    def __init__(self, repeats: Callable[[Tensor, Tensor], Tensor], need_weights: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(H * D, H, batch_first=True)
+        self.bias = nn.Parameter(torch.randn(H, T, T))
+        self.repeats, self.need_weights = repeats, need_weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = self.repeats(x, self.bias)
+        y, seen = self.attention(x, x, x, attn_mask=mask, need_weights=self.need_weights)
+        return y.square().mean() + (0.0 if seen is None else seen.square().mean())
+
+
+def _of_each_row(x: Tensor, bias: Tensor) -> Tensor:
+    """A mask of numbers that all heads of a row have."""
+    return (x[:, :, :1] - x[:, None, :, 0]).repeat_interleave(H, dim=0)
+
+
+def _of_each_head(x: Tensor, bias: Tensor) -> Tensor:
+    """Biases that all rows have, as in WavLM."""
+    return bias.repeat(B, 1, 1)
 
 
 class StepsFirst(nn.Module):
@@ -231,6 +266,8 @@ def _model(name: str) -> nn.Module:
     torch.manual_seed(0)
     others: dict[str, Callable[[], nn.Module]] = {
         "steps first": StepsFirst,
+        "masks of rows": lambda: MasksOfHeads(_of_each_row, True),
+        "masks of heads": lambda: MasksOfHeads(_of_each_head, False),
         "one projection": OneProjection,
         "windows": Windows,
         "equations": lambda: Equations("b h i d, b h j d -> b h i j", "b h i j, b h j d -> b h i d", True),
@@ -242,6 +279,8 @@ def _model(name: str) -> nn.Module:
 
 ALL = (
     *ATTENTION,
+    "masks of rows",
+    "masks of heads",
     "steps first",
     "one projection",
     "windows",
@@ -261,7 +300,8 @@ def test_heads_are_cut(name: str) -> None:
     model = _model(name)
     plan = autoshard.plan(model, (X,), mesh="dp=2,tp=2", hardware="cpu-gloo", constraints=["baseline ddp+tp"])
     cut = {entry.name for entry in plan.parameters if not entry.layout.is_replicated}
-    assert {"q.weight", "k.weight", "v.weight", "o.weight"} <= cut or {"qkv.weight", "o.weight"} <= cut
+    assert any(f"{name}weight" in cut for name in ("o.", "attention.out_proj."))
+    assert {"q.weight", "k.weight", "v.weight"} <= cut or cut & {"qkv.weight", "attention.in_proj_weight"}
     check_as_before(model, (X,), plan, rtol=1e-8, atol=1e-10)
 
 

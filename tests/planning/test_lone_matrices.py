@@ -194,42 +194,6 @@ def test_a_contender_that_leaves_matrices_says_so() -> None:
     assert "leaving" not in titles["ddp"]
 
 
-class Product(nn.Module):
-    """A layer whose weight is the product of two parameters."""
-
-    def __init__(self, rows: int, columns: int) -> None:
-        super().__init__()
-        self.first, self.second = nn.Parameter(torch.randn(columns, 4)), nn.Parameter(torch.randn(4, rows))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.first @ self.second)
-
-
-class OfProducts(nn.Module):
-    """Pairs of these, and, where there are others ``also``, of layers that have a parameter for a weight."""
-
-    def __init__(self, also: bool) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Pair() for _ in range(2 + 2 * also))
-        for layer in self.layers[-2:]:
-            layer.up, layer.down = Product(WIDTH, 2 * WIDTH), Product(2 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x.square().mean()
-
-
-@pytest.mark.parametrize("also", [True, False])
-def test_weights_that_are_computed_and_cut_as_no_parameter_are_said(also: bool) -> None:
-    model, args, asked = OfProducts(also), (torch.randn(4, 6, WIDTH),), ["family tp=tp"]
-    said = pytest.warns(StrategyWarning, match=r"the weight of layers.2.up/mm.*F.linear.* and 3 more is computed of ")
-    if not also:
-        said = pytest.raises(ConstraintError, match=r"that of layers.0.up/mm.*F.linear.* and of 3 more is computed of ")
-    with said:
-        autoshard.plan(model, args, mesh="tp=2", hardware="cpu-gloo", constraints=asked, cache=False)
-
-
 class Channels(nn.Module):
     """Convolutions with a norm over the batch between them, whose running means are whole on every rank."""
 

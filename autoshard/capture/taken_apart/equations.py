@@ -114,6 +114,25 @@ def take_in_pairs(node: fx.Node) -> bool:
     return True
 
 
+def sum_in_order(node: fx.Node) -> bool:
+    """Has a call of ``torch.einsum`` sum over labels in the order in which they are first named, where torch would take
+    them by the alphabet; False of any other.
+
+    ``einsum("bthd,hdm->btm", x, weight)`` becomes ``einsum("btdh,dhm->btm", x, weight)``: torch multiplies matrices of
+    heads and their features, of which a block is some heads, where it would have of features and their heads.
+    """
+    equation = equation_of(node)
+    if equation is None or len(equation.terms) != 2:
+        return False
+    named = dict.fromkeys("".join(term.labels for term in equation.terms))
+    summed = [label for label in named if label not in equation.made]
+    if summed == sorted(summed):
+        return False
+    anew = str.maketrans("".join(summed), "".join(sorted(summed)))
+    node.args = (equation.text.translate(anew), *(term.tensor for term in equation.terms))
+    return True
+
+
 def _path(equation: Equation) -> list[tuple[int, ...]]:
     """Which tensors are multiplied, by their places: two make another one, which stands behind the rest. As torch does,
     this asks ``opt_einsum`` where it is installed; else it goes from left to right.

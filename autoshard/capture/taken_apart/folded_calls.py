@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from string import ascii_letters
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from ..examples import COMPUTED_ANEW, example, shape_of
 from .equations import equation_of
 from .matrix_products import are_matrices, product, product_of_equation
 from .moved_pieces import moved
+from .multihead import has_a_batch, multihead_attention
 
 
 class Fold(NamedTuple):
@@ -128,6 +130,21 @@ def _repeated(node: fx.Node, folds: Folds, batch: int) -> Call | None:
     return Call(_for_each_row, (x, batch), fold=Fold(0, batch, before[0]))
 
 
+def _repeated_each(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """What is the same for all heads of a row, once for each of them."""
+    given = {**dict(zip(("input", "repeats", "dim"), _args(node))), **_kwargs(node)}
+    x, heads = given.get("input"), given.get("repeats")
+    if x in folds or given.keys() != {"input", "repeats", "dim"} or given["dim"] != 0:
+        return None
+    if batch < 2 or shape_of(x)[:1] != (batch,) or type(heads) is not int or heads < 2:
+        return None
+    return Call(_for_each_head, (x, heads), fold=Fold(0, batch, heads))
+
+
+def _for_each_head(x: Tensor, heads: int) -> Tensor:
+    return x.unsqueeze(1).expand(x.shape[0], heads, *x.shape[1:])
+
+
 def _for_each_row(x: Tensor, rows: int) -> Tensor:
     return x.unsqueeze(0).expand(rows, *x.shape)
 
@@ -211,6 +228,27 @@ def _along(node: fx.Node, folds: Folds, batch: int) -> Call | None:
     args = [Apart(x, fold), *(apart.get(arg, arg) if isinstance(arg, fx.Node) else arg for arg in args[1:])]
     kwargs = {key: apart[arg] if isinstance(arg, fx.Node) else arg for key, arg in kwargs.items()}
     return Call(node.target, tuple(args), kwargs, fold)
+
+
+def _reduced(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """What is found along one other dim, the first argument behind the tensor or ``dim``: a number of each row and
+    head.
+    """
+    x, *given = _args(node) or (None,)
+    kwargs = _kwargs(node)
+    dim = given[0] if given else kwargs.pop("dim", None)
+    keeps = given[1] if len(given) == 2 else kwargs.pop("keepdim", False)
+    if x not in folds or len(given) > 2 or kwargs.keys() - {"dtype"} or type(keeps) is not bool:
+        return None
+    dims = list(dim) if isinstance(dim, (tuple, list)) else [dim]
+    if len(dims) != 1 or type(dims[0]) is not int:
+        return None
+    fold = folds[x]
+    beside = _beside(dims[0], fold, example(x).dim())
+    if beside is None:
+        return None
+    is_moved = not keeps and beside < fold.dim
+    return Call(node.target, (Apart(x, fold), beside, keeps), kwargs, fold.at(fold.dim - is_moved))
 
 
 def _beside(dim: int, fold: Fold, rank: int) -> int | None:
@@ -382,6 +420,18 @@ def _attended(node: fx.Node, folds: Folds, batch: int) -> Call | None:
     return Call(node.target, (), given, fold)
 
 
+def _masked_attention(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """Attention of several heads with a mask for each of these."""
+    given = signature(multihead_attention).bind(*_args(node), **_kwargs(node)).arguments
+    mask = given.get("attn_mask")
+    fold = folds.get(mask) if isinstance(mask, fx.Node) else None
+    if not isinstance(mask, fx.Node) or fold is None or (fold.dim, fold.heads) != (0, given["num_heads"]):
+        return None
+    if not has_a_batch(len(shape_of(given["query"])), *_args(node), **_kwargs(node)):
+        return None
+    return Call(multihead_attention, (), given | {"attn_mask": Apart(mask, fold)})
+
+
 def _summed(node: fx.Node, folds: Folds, batch: int) -> Call | None:
     """An equation in which the folded dim has a label that the result keeps."""
     equation = equation_of(node)
@@ -420,6 +470,7 @@ PRODUCTS = (
     product,
     _product_and_sum,
     _product_with_the_same,
+    multihead_attention,
     F.scaled_dot_product_attention,
     torch.functional.einsum,
 )
@@ -438,6 +489,7 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys(("view", "reshape", "reshape_as", "view_as", "flatten", "unflatten"), _reshaped),
     moved: _moved,
     "repeat": _repeated,
+    **dict.fromkeys((torch.repeat_interleave, "repeat_interleave"), _repeated_each),
     "expand": _expanded,
     **dict.fromkeys((operator.add, operator.sub, operator.mul, operator.truediv, operator.neg), _elementwise),
     **dict.fromkeys((torch.add, torch.sub, torch.mul, torch.div, torch.neg, torch.where, torch.exp), _elementwise),
@@ -447,6 +499,8 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys(("half", "bfloat16", *COMPUTED_ANEW), _elementwise),
     **dict.fromkeys((F.softmax, torch.softmax, "softmax", F.log_softmax, torch.log_softmax), _along),
     **dict.fromkeys(("log_softmax", torch.gather, "gather"), _along),
+    **dict.fromkeys((torch.sum, torch.mean, torch.max, torch.min, torch.amax, torch.amin, torch.logsumexp), _reduced),
+    **dict.fromkeys(("sum", "mean", "max", "min", "amax", "amin", "logsumexp"), _reduced),
     **dict.fromkeys((torch.transpose, "transpose", torch.swapaxes, "swapaxes", getattr), _transposed),
     **dict.fromkeys((torch.permute, "permute"), _permuted),
     **dict.fromkeys((torch.unbind, "unbind"), _unbound),
@@ -457,5 +511,6 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((operator.matmul, torch.matmul, "matmul", torch.bmm, "bmm"), _multiplied),
     **dict.fromkeys((torch.baddbmm, "baddbmm"), _multiplied_and_added),
     F.scaled_dot_product_attention: _attended,
+    F.multi_head_attention_forward: _masked_attention,
     torch.functional.einsum: _summed,
 }

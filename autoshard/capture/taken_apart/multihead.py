@@ -46,7 +46,8 @@ def multihead_attention(
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """What ``F.multi_head_attention_forward``, whose arguments these are, gives: (T, B, E), and weights (B, T, S) or
-    (B, H, T, S) or None. Queries are (T, B, E), keys and values (S, B, E), masks (T, S) or (B * H, T, S), and (B, S).
+    (B, H, T, S) or None. Queries are (T, B, E), keys and values (S, B, E), masks (T, S), (B * H, T, S)
+    or (B, H, T, S), and (B, S).
     """
     packed = None if use_separate_proj_weight else in_proj_weight
     weights = packed.chunk(3) if packed is not None else (q_proj_weight, k_proj_weight, v_proj_weight)
@@ -77,7 +78,8 @@ def _mask(attention: Tensor | None, padding: Tensor | None, dtype: torch.dtype, 
     """Both masks added up as numbers, of a shape like (B, H, T, S)."""
     found = None if attention is None else _numbers(attention, dtype)
     if found is not None:
-        found = found[None, None] if found.dim() == 2 else found.unflatten(0, (-1, heads))
+        found = found[None, None] if found.dim() == 2 else found
+        found = found.unflatten(0, (-1, heads)) if found.dim() == 3 else found
     if padding is None:
         return found
     padded = _numbers(padding, dtype)[:, None, None]

@@ -15,7 +15,7 @@ from .attention_parts import attention_in_parts, attention_of_one_head, is_of_on
 from .bags import can_be_added_up, embedding_bag
 from .batch_inside import keep_batch_inside, keep_heads_in_front
 from .ctc_loss import ctc_loss
-from .equations import take_in_pairs
+from .equations import sum_in_order, take_in_pairs
 from .folded_heads import keep_heads_apart
 from .matrix_functions import leave_looks_out
 from .matrix_products import fronts_of, is_product, product, take_equation_apart
@@ -42,9 +42,10 @@ def take_apart(module: fx.GraphModule) -> int:
     """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, bags, the
     loss of alignments, attention of several heads, without a kernel or to one head, products of matrices with several
     dims in front, with a batch that is not in front, or of all heads with one matrix, equations of three tensors or
-    more, spreads and lengths over the batch, batches in a list that are joined again, pieces of one dim that are joined
-    along another, windows by strides, functions of matrices, picking from each row, writing into each, picking by
-    numbers in a row, means that are written as pools, norms of instances, and data that is assigned.
+    more, or that sum over several labels, spreads and lengths over the batch, batches in a list that are joined again,
+    pieces of one dim that are joined along another, windows by strides, functions of matrices, picking from each row,
+    writing into each, picking by numbers in a row, means that are written as pools, norms of instances, and data that
+    is assigned.
 
     Returns:
         The dim of the batch in what the model is called with.
@@ -63,7 +64,7 @@ def take_apart(module: fx.GraphModule) -> int:
             continue
         elif take_spread_apart(node) or take_length_apart(node) or put_together(node) or take_windows(node):
             continue
-        elif solve_apart(node):
+        elif solve_apart(node) or sum_in_order(node):
             continue
         elif node.target in DECOMPOSING:
             _take_in_order(module.graph, node)
