@@ -172,9 +172,10 @@ def _captured(
                 graph = _checked(model, args, kwargs, guarded, precision, graphs)
                 read.update(node.name for _, node in graph.of_kind("buffer"))
         except ReplacesBufferError as error:
-            if error.name not in made:
+            replaced = model.get_buffer(error.name)
+            left = {name for name in made if model.get_buffer(name) is replaced}
+            if not left:
                 raise
-            left = {error.name}
         else:
             left = made & graph.replaced - _read(graph)
         if not left:

@@ -378,6 +378,27 @@ def test_a_tensor_in_a_plain_attribute_becomes_a_buffer_that_checkpoints_leave_o
     assert {"view", "trained"}.isdisjoint(dict(model.named_buffers()))
 
 
+def test_a_tensor_that_several_modules_have_is_one_buffer() -> None:
+    model = Stateful(lambda m, x: m.plain + m.linear(x) * m.linear.table)
+    model.linear.table = table = model.plain
+    kept = list(model.state_dict())
+    (buffer,) = (node.name for _, node in capture(model, (example(),)).of_kind("buffer"))
+    assert buffer in ("plain", "linear.table")
+    assert model.linear.table is table is model.plain and list(model.state_dict()) == kept
+    assert {"plain", "linear.table"} <= dict(model.named_buffers(remove_duplicate=False)).keys()
+
+
+def test_a_tensor_that_a_call_leaves_with_several_modules_is_no_buffer() -> None:
+    def body(m: Any, x: Tensor) -> Tensor:
+        m.plain = m.linear.kept = x.amax(0)
+        return m.linear(x)
+
+    model = Stateful(body)
+    model(example())
+    assert not capture(model, (example(),)).replaced
+    assert model.plain is model.linear.kept and {"plain", "linear.kept"}.isdisjoint(dict(model.named_buffers()))
+
+
 def test_a_plain_attribute_that_the_forward_replaces_is_a_buffer_that_the_step_replaces() -> None:
     def body(m: Any, x: Tensor) -> Tensor:
         m.plain = 0.9 * m.plain + x.detach().mean(0)

@@ -43,9 +43,11 @@ def check_model(model: nn.Module) -> None:
 
 def hold_plain_tensors(model: nn.Module) -> set[str]:
     """Makes buffers, which checkpoints leave out, of tensors that modules have as plain attributes (a table of
-    positions that is computed once): a plan lays out what a model holds, and knows such a tensor by no name.
+    positions that is computed once): a plan lays out what a model holds, and knows such a tensor by no name. One that
+    several modules have is one buffer of several names.
 
-    Those that want a gradient, are of an unusual kind, or share memory with another stay as they are.
+    Those that want a gradient, are of an unusual kind, are buffers already, or share memory with another stay as they
+    are.
 
     Returns:
         The FQNs of those that became buffers now.
@@ -59,8 +61,11 @@ def hold_plain_tensors(model: nn.Module) -> set[str]:
             if isinstance(tensor, torch.Tensor) and is_plain(tensor) and not is_lazy(tensor):
                 holders[storage_of(tensor)].append((module, path, name, tensor))
     for found in holders.values():
-        (holder, path, name, tensor), *others = found
-        if holder is not None and not others and not tensor.requires_grad:
+        *_, tensor = found[0]
+        if tensor.requires_grad or any(holder is None or other is not tensor for holder, *_, other in found):
+            continue
+        for holder, path, name, _ in found:
+            assert holder is not None
             delattr(holder, name)
             holder.register_buffer(name, tensor, persistent=False)
             made.add(f"{path}.{name}".removeprefix("."))

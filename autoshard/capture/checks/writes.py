@@ -13,6 +13,7 @@ from ...errors import CaptureError
 from ..adapter import Trace
 from ..ancestors import ancestors
 from ..lines import at, line_of
+from .effects import ReplacesBufferError
 
 
 def refuse_writes(trace: Trace, model: nn.Module, input_names: list[str]) -> None:
@@ -107,7 +108,8 @@ def _refuse_tied(model: nn.Module, name: str, where: str) -> None:
     buffer = model.get_buffer(name)
     for other, tensor in model.named_buffers(remove_duplicate=False):
         if tensor is buffer and other != name:
-            raise CaptureError(
+            raise ReplacesBufferError(
                 f"the forward replaces the buffer {name}{where}, which is also {other} and would no longer be; write "
-                "into it in place (copy_)"
+                "into it in place (copy_)",
+                name,
             )
