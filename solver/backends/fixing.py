@@ -96,10 +96,13 @@ class _Search:
         limit = bound + near * max(1.0, abs(bound))
         while True:
             limit = min(limit, self.cutoff)
-            part = _within(self._problem, ascent.strategies(limit), arcs, limit)
-            if part.problem.arcs + part.problem.strategies > most:
-                return False
-            found = _optimum(part, self._request)
+            strategies = ascent.strategies(limit)
+            found = Answer(infeasible=True)
+            if all(map(len, strategies)):  # a node of which all cost more leaves nothing
+                part = _within(self._problem, strategies, arcs, limit)
+                if part.problem.arcs + part.problem.strategies > most:
+                    return False
+                found = _optimum(part, self._request)
             if found.infeasible and limit == self.cutoff:
                 self.known = self.nothing_below()
                 return True

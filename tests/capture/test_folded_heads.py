@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import autoshard
 from autoshard.capture import capture
+from autoshard.errors import StrategyWarning
 from autoshard.mesh import Mesh
 
 from ..fuzz.random_plans import random_plan
@@ -92,6 +94,19 @@ def _masked(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.dropout(scores.softmax(dim=-1), 0.5, training=False) @ v
 
 
+def _filled(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Written into by another name, with nobody else to read it, as in Megatron-LM and GPT-NeoX."""
+    scores = torch.bmm(q, k.transpose(1, 2)).view(B, H, T, T)
+    scores.masked_fill_(torch.ones(T, T, dtype=torch.bool).triu(1), -9.0)
+    return torch.bmm(scores.softmax(-1).view(B * H, T, T), v)
+
+
+def _of_chunks(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Products of the queries and keys of each chunk."""
+    q, k, v = (each.reshape(B * H, 3, 2, D) for each in (q, k, v))
+    return ((q @ k.mT).softmax(-1) @ v).view(B * H, T, D)
+
+
 def _linear(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Without scores of all pairs of steps, divided by what they add up to; of the largest of each row, as Linformer's
     kin have it.
@@ -153,6 +168,8 @@ ATTENTION = {
     "decomposed": _decomposed,
     "masked": _masked,
     "linear": _linear,
+    "filled": _filled,
+    "of chunks": _of_chunks,
     "of equations": _of_equations,
     "of windows": _of_windows,
     "sorted between": _sorted_between,
@@ -291,6 +308,8 @@ ALL = (
 X = torch.randn(B, T, H * D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
+WHOLE = ("masked", "sorted between")
+"""Of these, attention is whole on every rank: of heads that something is told by, and of what nobody here knows."""
 ALIKE = ("masked", "sorted between", "apart between", "equations of heads behind")
 
 
@@ -298,7 +317,9 @@ ALIKE = ("masked", "sorted between", "apart between", "equations of heads behind
 def test_heads_are_cut(name: str) -> None:
     """Beside the batch, and nothing but sums is sent for it."""
     model = _model(name)
-    plan = autoshard.plan(model, (X,), mesh="dp=2,tp=2", hardware="cpu-gloo", constraints=["baseline ddp+tp"])
+    whole = pytest.warns(StrategyWarning, match="every rank computes all of") if name in WHOLE else nullcontext()
+    with whole:
+        plan = autoshard.plan(model, (X,), mesh="dp=2,tp=2", hardware="cpu-gloo", constraints=["baseline ddp+tp"])
     cut = {entry.name for entry in plan.parameters if not entry.layout.is_replicated}
     assert any(f"{name}weight" in cut for name in ("o.", "attention.out_proj."))
     assert {"q.weight", "k.weight", "v.weight"} <= cut or cut & {"qkv.weight", "attention.in_proj_weight"}

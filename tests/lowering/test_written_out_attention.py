@@ -150,7 +150,7 @@ class Relative(nn.Module):
 
 
 RELATIVE = ("of heads", "of all", "of each step", "equation", "in front", "shared keys")
-ALIKE = ("equation", "in front")
+ALIKE = ("equation",)
 
 
 @pytest.mark.filterwarnings("ignore:.*has no other to go with")  # the table, which is left whole

@@ -7,7 +7,7 @@ one. A handler says how the result of a node is computed of arguments that are a
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from string import ascii_letters
@@ -62,6 +62,9 @@ class Call:
 
 
 Folds = dict[fx.Node, Fold]
+
+Handler = Callable[[fx.Node, Folds, int], Call | None]
+"""Is given a node, what is folded so far, and the length of the batch."""
 
 
 def writes(node: fx.Node) -> bool:
@@ -204,6 +207,20 @@ def _is_last_use(node: fx.Node, folds: Folds) -> bool:
     """Whether nobody else reads what a node writes into, nor could by another name."""
     into = _args(node)[0]
     return into in folds and len(into.users) == 1 and into.target not in _VIEWS
+
+
+def may_be_written(x: fx.Node, call: Call) -> bool:
+    """Whether what a node gives may be written into where it is computed by a call: nobody reads what it is a view of,
+    and where that call gives it apart, nobody but the writer reads it.
+    """
+    if call.fold is None:
+        if x.target not in _VIEWS or not isinstance(x.args[0], fx.Node):
+            return False
+        x = x.args[0]
+    while len(x.users) == 1 and x.target in _VIEWS and isinstance(x.args[0], fx.Node):
+        x = x.args[0]
+    is_new = HANDLERS.get(x.target) in _MAKING and x.target not in _MAY_BE_GIVEN and not writes(x)
+    return len(x.users) == 1 and is_new
 
 
 def _along(node: fx.Node, folds: Folds, batch: int) -> Call | None:
@@ -362,23 +379,31 @@ def _picked(node: fx.Node, folds: Folds, batch: int) -> Call | None:
 
 
 def _multiplied(node: fx.Node, folds: Folds, batch: int) -> Call | None:
-    """Products of matrices, one for each row and head."""
-    fold = _in_front(_args(node), folds) if len(node.args) == 2 and not node.kwargs else None
+    """Products of matrices, one for each row and head, or several, as of each window."""
+    if len(node.args) != 2 or node.kwargs:
+        return None
+    fold = _in_front(_args(node), folds, shape_of(node.args[0])[:-2])
     if fold is None:
         return None
     x, y = (Apart(arg, fold) for arg in _args(node))
     return Call(product, (x, y), fold=fold)
 
 
-def _in_front(args: Iterable[Any], folds: Folds) -> Fold | None:
-    """How batches of matrices are folded of which one is known to be: all along dim 0 of three; else None."""
+def _in_front(args: Iterable[Any], folds: Folds, front: Sequence[int] | None = None) -> Fold | None:
+    """How batches of matrices are folded of which one is known to be: all along the first dim in front of a matrix, the
+    only one; else None.
+
+    Args:
+        front: the dims in front, where there may be others.
+    """
     given = list(args)
     found = [folds[arg] for arg in given if isinstance(arg, fx.Node) and arg in folds]
     if not found or found[0].dim != 0:
         return None
     values = [example(arg) for arg in given]
-    is_batch = all(isinstance(each, Tensor) and each.dim() == 3 and not each.is_complex() for each in values)
-    same = is_batch and len({(each.dtype, each.shape[0]) for each in values}) == 1
+    is_batch = all(isinstance(each, Tensor) and each.dim() >= 3 and not each.is_complex() for each in values)
+    same = is_batch and len({(each.dtype, each.shape[:-2]) for each in values}) == 1
+    same = same and len(values[0].shape[:-2]) == (1 if front is None else len(front))
     return found[0] if same and len(set(found)) == 1 else None
 
 
@@ -466,6 +491,11 @@ def _product_with_the_same(x: Tensor, y: Tensor, of_x: str, new: str, of_y: str,
     return product_of_equation(x, y.expand(*sizes, *y.shape), of_x, new + of_y, made)
 
 
+_MAKING: tuple[Handler, ...] = (_elementwise, _along, _reduced, _multiplied, _multiplied_and_added, _summed)
+"""Handlers of what makes a tensor of its own."""
+_MAY_BE_GIVEN = {F.dropout, "contiguous", "to", "type_as", "float", "double", "half", "bfloat16"}
+"""What may give the tensor that it takes."""
+
 PRODUCTS = (
     product,
     _product_and_sum,
@@ -480,9 +510,6 @@ _INPLACE: Mapping[Any, int] = {F.dropout: 3, F.relu: 1}
 
 _VIEWS = {"view", "reshape", "expand", "transpose", "permute", "unbind", torch.reshape, torch.transpose, torch.permute}
 _VIEWS |= {torch.flatten, "flatten", torch.unflatten, "unflatten", torch.unbind, operator.getitem, "contiguous", "to"}
-
-Handler = Callable[[fx.Node, Folds, int], Call | None]
-"""Is given a node, what is folded so far, and the length of the batch."""
 
 HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((torch.reshape, torch.flatten, torch.unflatten), _reshaped),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from ..examples import example, note
-from .folded_calls import HANDLERS, PRODUCTS, Apart, Call, Folds, Longer, writes
+from .folded_calls import HANDLERS, PRODUCTS, Apart, Call, Folds, Longer, may_be_written, writes
 
 
 def keep_heads_apart(graph: fx.Graph, batch: int) -> None:
@@ -41,7 +41,7 @@ def keep_heads_apart(graph: fx.Graph, batch: int) -> None:
 
 
 def _with_products(graph: fx.Graph, calls: Mapping[fx.Node, Call], folds: Folds) -> set[fx.Node]:
-    """Of these nodes those that hang together with a product, but for what something writes into."""
+    """Of these nodes those that hang together with a product, but for what something writes into that others read."""
     leader = {node: node for node in calls}
 
     def lead(node: fx.Node) -> fx.Node:
@@ -56,7 +56,7 @@ def _with_products(graph: fx.Graph, calls: Mapping[fx.Node, Call], folds: Folds)
                 leader[lead(given)] = lead(node)
     wanted = {lead(node) for node, call in calls.items() if call.function in PRODUCTS}
     written = (given for node in graph.nodes if writes(node) and node not in calls for given in node.all_input_nodes)
-    wanted -= {lead(given) for given in written if given in calls}
+    wanted -= {lead(given) for given in written if given in calls and not may_be_written(given, calls[given])}
     return {node for node in calls if lead(node) in wanted}
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .attention_parts import attention_in_parts
 from .matrix_products import product
 
 
@@ -68,6 +69,8 @@ def multihead_attention(
         seen = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropped, dropped > 0.0)
         mixed = product(seen, v)
         seen = seen.mean(1) if average_attn_weights else seen
+    elif dropped > 0 or (mask is not None and mask.requires_grad):
+        mixed = attention_in_parts(q, k, v, mask, dropped, is_hint)
     else:
         mixed = F.scaled_dot_product_attention(q, k, v, mask, dropped, is_hint)
     found = F.linear(mixed.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
