@@ -795,3 +795,24 @@ def test_why_the_first_call_cannot_be_made_in_advance_is_said(body: Callable[[An
     model = Stateful(body)
     model(example() + 10)
     assert len(capture(model, (example(),)).nodes) > 3
+
+
+class SetsUp(nn.Module):
+    """Fills in what kind it is at its first call, as classifiers of transformers do; its norm fills at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.kind = nn.BatchNorm1d(SIZE), ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        if not self.kind:
+            self.kind = "single" if x.shape[1] == 1 else "multiple"
+        return x.square().mean()
+
+
+def test_a_first_call_that_sets_something_up_may_fill_what_every_call_fills() -> None:
+    model = SetsUp()
+    graph = capture(model, (example(),))
+    assert model.kind == "multiple" and "norm.running_mean" in dict(graph.mutations)
+    assert torch.equal(model.norm.running_mean, torch.zeros(SIZE))

@@ -491,8 +491,8 @@ def _product_with_the_same(x: Tensor, y: Tensor, of_x: str, new: str, of_y: str,
     return product_of_equation(x, y.expand(*sizes, *y.shape), of_x, new + of_y, made)
 
 
-_MAKING: tuple[Handler, ...] = (_elementwise, _along, _reduced, _multiplied, _multiplied_and_added, _summed)
-"""Handlers of what makes a tensor of its own."""
+_MAKING: tuple[Handler, ...] = (_elementwise, _along, _reduced, _multiplied, _multiplied_and_added)
+"""Handlers of what makes a tensor of its own; an equation of one tensor may give a view."""
 _MAY_BE_GIVEN = {F.dropout, "contiguous", "to", "type_as", "float", "double", "half", "bfloat16"}
 """What may give the tensor that it takes."""
 
