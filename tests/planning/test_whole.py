@@ -13,19 +13,9 @@ import autoshard
 from autoshard.errors import ConstraintError, StrategyWarning
 
 from ..lowering.as_before import check_as_before
+from .test_lone_matrices import WIDTH, Pair
 
-WIDTH, HEADS = 16, 4
-
-
-class Pair(nn.Module):
-    """Columns, then rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
+HEADS = 4
 
 
 class Product(nn.Module):
