@@ -17,13 +17,12 @@ from ..capture import CapturedGraph, Node, Ref
 from ..constraints import CUT_OF_INPUTS, AxisScheme
 from ..constraints.roles import Roles
 from ..layout import Layout, S
-from ..mesh import Mesh
 from ..ops import is_contraction
 from ..plans import OperatorEntry, ShardingPlan
 from ..plans.natural_order import starred
 from ..strategies import Rulebook
 from .blocking import first_answer
-from .mixing import offered_under, where_of
+from .mixing import Offered, offered_under, where_of
 from .pricing import Prices
 
 LOOKED_S = 10.0
@@ -45,7 +44,11 @@ def said_of_whole(
     if said := _said_of_computed(graph, roles, scheme, entries):
         return said
     whole = list(_whole_attention(graph, roles, entries, scheme.axis, plan.mesh.shape[scheme.axis]))
-    found = [i for i in whole if not _can_be_cut(graph, i, scheme, plan.mesh, profile, rulebook)]
+    offered = offered_under(graph, [scheme], plan.mesh, rulebook) if whole else None
+    if offered is None:
+        return ""
+    prices = Prices(graph, offered.mesh, profile)
+    found = [i for i in whole if not _can_be_cut(graph, i, offered, prices)]
     if not found:
         return ""
     return (
@@ -95,15 +98,10 @@ def _whole_attention(
             yield i
 
 
-def _can_be_cut(
-    graph: CapturedGraph, index: int, scheme: AxisScheme, mesh: Mesh, profile: Profile, rulebook: Rulebook
-) -> bool:
-    """Whether some plan under a scheme has products of an operator cut by heads, on its axis alone, as far as the time
-    tells that there is for it.
+def _can_be_cut(graph: CapturedGraph, index: int, offered: Offered, prices: Prices) -> bool:
+    """Whether some plan of what a scheme leaves on its axis alone has products of an operator cut by heads, as far as
+    the time tells that there is for it.
     """
-    offered = offered_under(graph, [scheme], mesh, rulebook)
-    if offered is None:
-        return True
     strategies = list(offered.strategies)
     dims = {S(dim) for dim in range(len(graph.meta(Ref(index)).shape) - 2)}
     strategies[index] = tuple(each for each in strategies[index] if each.outputs[0] and each.outputs[0][0] in dims)
@@ -111,7 +109,7 @@ def _can_be_cut(
         return False
     offered = replace(offered, strategies=tuple(strategies))
     with suppress(TimeoutError):
-        prices, until_s = Prices(graph, offered.mesh, profile), time.monotonic() + LOOKED_S
+        until_s = time.monotonic() + LOOKED_S
         return first_answer(graph, offered, prices, len(graph.nodes), until_s) is not Status.INFEASIBLE
     return True
 
