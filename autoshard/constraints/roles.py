@@ -247,20 +247,22 @@ class Roles:
 
         Without routers of experts, and others that are as small beside the largest: below a twentieth of it.
         """
+        largest = max(self._sizes.values(), default=0)
+        return frozenset(i for i, size in self._sizes.items() if 20 * size >= largest)
+
+    @cached_property
+    def _sizes(self) -> Mapping[int, int]:
+        """Matrices and smaller parameters that products read so, with the elements of a matrix: what einsum multiplies
+        with is one, whatever dims the parameter has.
+        """
         made_of_inputs = self._made_of(i for i, _ in self._graph.of_kind("input"))
-        sizes: dict[int, int] = defaultdict(int)
+        found: dict[int, int] = defaultdict(int)
         for i, product, ref in self._multiplied():
-            shape, is_forward = self._graph.meta(Ref(i)).shape, self._graph.nodes[product].phase == "forward"
-            if (
-                len(shape) >= 2
-                and i in self.layered
-                and i not in self.routers
-                and product in made_of_inputs
-                and is_forward
-            ):
-                # what einsum multiplies with is a matrix, whatever dims the parameter has
-                sizes[i] = max(sizes[i], *(math.prod(each[-2:]) for each in (shape, self._graph.meta(ref).shape)))
-        return frozenset(i for i, size in sizes.items() if 20 * size >= max(sizes.values()))
+            shapes = self._graph.meta(Ref(i)).shape, self._graph.meta(ref).shape
+            is_read = product in made_of_inputs and self._graph.nodes[product].phase == "forward"
+            if is_read and len(shapes[0]) >= 2 and i in self.layered and i not in self.routers:
+                found[i] = max(found[i], *(math.prod(shape[-2:]) for shape in shapes))
+        return found
 
     @cached_property
     def computed(self) -> Mapping[int, int]:
@@ -268,7 +270,7 @@ class Roles:
         none (a product of two, what a small network makes), with where they take that. Without the small, as above.
         """
         made_of_inputs = self._made_of(i for i, _ in self._graph.of_kind("input"))
-        sizes = {i: math.prod(self._graph.meta(Ref(i)).shape[-2:]) for i in self.matrices}
+        sizes = {i: self._sizes[i] for i in self.matrices}
         found, of_none = dict[int, int](), self.functions - self.weights.keys()
         for i, node in self._graph.of_kind("operator"):
             if node.phase == "forward" and is_contraction(node) and i in self.layered and i in made_of_inputs:
