@@ -70,6 +70,23 @@ def enclosing(a: int, b: int) -> Callable[[], int]:
     return inner
 
 
+def managed(values: list[int], lock: Any) -> int:
+    total = 0
+    for value in values:
+        with lock:
+            twice = value * 2
+        total += twice
+    return total
+
+
+def test_what_a_with_makes_is_not_read_before_it() -> None:
+    """As no ``with`` keeps an error from going on."""
+    code = cleaned_instructions(managed.__code__)
+    found = read_later(code, get_indexof(code))
+    (turn,) = [k for k, each in enumerate(code) if each.opname == "FOR_ITER"]
+    assert found[turn] == {"total", "lock"}
+
+
 @pytest.mark.parametrize("function", [straight, branched, looped, nested, guarded, enclosing])
 def test_a_variable_is_read_later_where_some_way_reads_it_before_it_is_written(function: Any) -> None:
     code = cleaned_instructions(function.__code__)

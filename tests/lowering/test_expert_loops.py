@@ -175,10 +175,34 @@ def over_counts(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tenso
     return out
 
 
+def over_parts(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """As DBRX has it: matrices one below the other, places without gradients, one class more than there are experts."""
+    out, joined = torch.zeros_like(x), m.stacked.flatten(0, 1)
+    mask = F.one_hot(c, num_classes=EXPERTS + 1).permute(2, 1, 0)
+    for e in torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero():
+        e = e[0]
+        with torch.no_grad():
+            slot, token = torch.where(mask[e])
+        up, down = joined.view(-1, SIZE, SIZE)[e], joined.view(-1, SIZE, SIZE)[e]
+        made = F.silu(x[token].matmul(up.T)).matmul(down)
+        out.index_add_(0, token, made * w[token, slot, None])
+    return out
+
+
+def without_gradients(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    """Places without gradients, an expert after the other."""
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(m.experts):
+        with torch.no_grad():
+            token, slot = torch.where(c == e)
+        out.index_add_(0, token, expert(x[token]) * w[token, slot, None])
+    return out
+
+
 LOOPS = {
     each.__name__: each
     for each in (mixtral, deepseek, tutorial, summed_weights, without_a_condition, of_one_choice, of_matrices, shared)
-    + (over_found, over_found_of_matrices, over_different, over_counts)
+    + (over_found, over_found_of_matrices, over_different, over_counts, over_parts, without_gradients)
 }
 
 
@@ -187,7 +211,7 @@ def example(loop: Loop) -> tuple[nn.Module, tuple[Tensor]]:
     return Mixture(loop, loop is not tutorial).double(), (torch.randn(ROWS, WORDS, SIZE, dtype=torch.float64),)
 
 
-ALIKE = {"shared", "summed_weights", "without_a_condition", "over_counts"}
+ALIKE = {"shared", "summed_weights", "without_a_condition", "over_counts", "without_gradients"}
 """Loops that are looked at in `make test-all`: of each, another one is much like it."""
 
 
@@ -501,7 +525,18 @@ def over_those_of_many(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -
     return out
 
 
+def weighed_without_gradients(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(m.experts):
+        with torch.no_grad():
+            token, slot = torch.where(c == e)
+            scale = w[token, slot, None]
+        out.index_add_(0, token, expert(x[token]) * scale)
+    return out
+
+
 REFUSED = (
+    weighed_without_gradients,
     comprehended,
     generated,
     noted_elsewhere,

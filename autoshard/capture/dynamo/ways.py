@@ -315,14 +315,14 @@ def _looks(node: FxNode | None) -> Any:
 
 def read_later(code: Sequence[Any], place: Mapping[Any, int]) -> list[frozenset[str]]:
     """For each instruction the local variables that may be read from it on before they are written. What functions
-    within share may always be read.
+    within share may always be read. No ``with`` keeps an error from going on.
 
     Args:
         place: the place of each instruction.
     """
     found = [frozenset[str]()] * len(code)
     shared = frozenset(each.argval for each in code if each.opcode in dis.hasfree and isinstance(each.argval, str))
-    after = [[place[to] for to in _targets(each)] for each in code]
+    after = [[place[to] for to in _targets(each) if not _asks_a_with(code, k)] for k, each in enumerate(code)]
     for k, each in enumerate(code[:-1]):
         if each.opname not in _LEAVING:
             after[k].append(k + 1)
@@ -338,6 +338,12 @@ def read_later(code: Sequence[Any], place: Mapping[Any, int]) -> list[frozenset[
             if live != found[k]:
                 found[k], changed = live, True
     return found
+
+
+def _asks_a_with(code: Sequence[Any], at: int) -> bool:
+    """Whether an instruction goes by what the manager of a ``with`` says of an error: whether it goes on."""
+    named = (code[k].opname for k in range(at - 1, -1, -1) if code[k].opname != "TO_BOOL")
+    return next(named, None) == "WITH_EXCEPT_START"
 
 
 def _targets(instruction: Any) -> Iterator[Any]:
