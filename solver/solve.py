@@ -16,6 +16,7 @@ from .components import solve_parts
 from .cost_units import cost_unit, in_units
 from .evaluate import Evaluation, evaluate
 from .infeasibility import explain_infeasibility
+from .least_usage import is_out_of_reach
 from .networks import Assignment
 from .problem import Problem, ProblemError
 from .reductions import Chain, Contradiction, reduce
@@ -107,6 +108,8 @@ def _answer(problem: Problem, backend: Backend, request: Request, run: _Run) -> 
         return Answer(infeasible=True), _explained(run, backend, request, chain.reason)
     if not chain.problem.nodes:
         return _settled(chain), ""
+    if is_out_of_reach(chain.problem):
+        return Answer(infeasible=True), _explained(run, backend, request, "")
     lowered = None if request.start is None else chain.lower(request.start)
     inner = replace(request, start=lowered, on_progress=run.improved)
     answer = solve_parts(partial(_answered, backend), chain.problem, inner)

@@ -36,6 +36,7 @@ def _wanted(x: Tensor, value: bool = True) -> Tensor:
 
 LEAVES: dict[str, Callable[[nn.Linear, Tensor, Tensor], Tensor]] = {
     "made": lambda linear, x, h: _wanted(h),
+    "and what is made of it": lambda linear, x, h: _wanted(h) * 2,
     "in place": lambda linear, x, h: h.requires_grad_(),
     "detached": lambda linear, x, h: linear(h).detach().requires_grad_(True),
     "not so already": lambda linear, x, h: _wanted(h, False),

@@ -43,6 +43,9 @@ def leaves_within() -> Iterator[None]:
             return False
         if value and (x.source is None or is_buffer(x)):
             x.requires_grad = True
+            given = example(x.as_proxy().node)
+            if given is not None and not given.requires_grad:  # what is made of it asks as in one process
+                given.requires_grad_()
         return bool(x.requires_grad == value)
 
     def attribute(self: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
