@@ -190,12 +190,13 @@ def over_parts(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor
 
 
 def without_gradients(m: Mixture, x: Tensor, s: Tensor, w: Tensor, c: Tensor) -> Tensor:
-    """Places without gradients, an expert after the other."""
+    """Places without gradients, an expert after the other, where dtypes stay as they are."""
     out = torch.zeros_like(x)
-    for e, expert in enumerate(m.experts):
-        with torch.no_grad():
-            token, slot = torch.where(c == e)
-        out.index_add_(0, token, expert(x[token]) * w[token, slot, None])
+    with torch.autocast("cpu", enabled=False):
+        for e, expert in enumerate(m.experts):
+            with torch.no_grad():
+                token, slot = torch.where(c == e)
+            out.index_add_(0, token, expert(x[token]) * w[token, slot, None])
     return out
 
 

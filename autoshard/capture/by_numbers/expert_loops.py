@@ -683,7 +683,8 @@ def _leave_out_idle_modes(graph: fx.Graph) -> None:
             graph.erase_node(node)
             off, is_on = None, True
         else:
-            off, is_on = (node if turned is False and is_on else None), bool(turned)
+            off = node if turned is False and is_on else None
+            is_on = is_on if turned is None else turned
         is_idle = True
 
 
