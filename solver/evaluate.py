@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 
 from .networks import NOWHERE, Network, Routes
@@ -70,13 +70,18 @@ def usage_timeline(problem: Problem, choices: Sequence[int], routes: Sequence[Ro
 
     routes: one pair per network, for what networks hold.
     """
+    loads = (
+        (lo, hi, int(usages[choice]))
+        for node, choice in zip(problem.nodes, choices, strict=True)
+        for (lo, hi), usages in node.loads
+    )
+    return added_up(chain(loads, _held(problem, choices, routes)))
+
+
+def added_up(held: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """A timeline as that of `usage_timeline`, of the bytes that are held from one step to another: (lo, hi, bytes)."""
     changes: Counter[int] = Counter()
-    for node, choice in zip(problem.nodes, choices, strict=True):
-        for (lo, hi), usages in node.loads:
-            used = int(usages[choice])
-            changes[lo] += used
-            changes[hi] -= used
-    for lo, hi, used in _held(problem, choices, routes):
+    for lo, hi, used in held:
         changes[lo] += used
         changes[hi] -= used
     steps = sorted(changes)

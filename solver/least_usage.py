@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from itertools import accumulate
-
+from .evaluate import added_up
 from .problem import Problem
 
 
@@ -12,13 +10,8 @@ def least_usage(problem: Problem) -> int:
     """Bytes that every assignment uses at some time step, at least: each load as small as any strategy has it. What
     copies hold comes on top.
     """
-    changes: dict[int, int] = defaultdict(int)
-    for node in problem.nodes:
-        for (lo, hi), usages in node.loads:
-            least = int(usages.min())
-            changes[lo] += least
-            changes[hi] -= least
-    return max(accumulate(changes[step] for step in sorted(changes)), default=0)
+    loads = ((lo, hi, int(usages.min())) for node in problem.nodes for (lo, hi), usages in node.loads)
+    return max((usage for _, usage in added_up(loads)), default=0)
 
 
 def is_out_of_reach(problem: Problem) -> bool:

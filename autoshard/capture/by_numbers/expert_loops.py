@@ -31,6 +31,7 @@ from ..dynamo.ways import begins, ends, is_among
 from ..examples import are_lengths, example, is_unknown, name_of, new_call, shape_of, tensor_of
 from ..operators.grouped_products import grouped_product
 from .choices import choices_found, counted, is_view, number_of_experts, order_of
+from .idle_modes import is_mode, leave_out_idle_modes
 from .known_places import pick_by_known_numbers
 from .masks import memory_of, same, written_by, written_into
 from .rows_of_masks import POINTWISE
@@ -120,7 +121,7 @@ def take_loops_apart(module: GraphModule) -> None:
     if not any(is_unknown(example(node)) for node in graph.nodes):
         return
     pick_by_known_numbers(graph)
-    _leave_out_idle_modes(graph)
+    leave_out_idle_modes(graph)
     for chosen, roots in list(_loops(graph)):
         made: list[fx.Node] = []
         try:
@@ -210,7 +211,7 @@ class _Loop:
         twins = [dict(zip(first, turn)) for turn in self._turns]
         place = _places(self._graph)
         start, last = min(every, key=place.__getitem__), max(every, key=place.__getitem__)
-        if any(place[start] < place[node] < place[last] and _is_mode(node) for node in self._graph.nodes):
+        if any(place[start] < place[node] < place[last] and is_mode(node) for node in self._graph.nodes):
             raise _OtherwiseError  # gradients off for a while, autocast
         with self._graph.inserting_after(last):
             anchor = self._graph.call_function(torch.sym_max, (0, 0))
@@ -577,14 +578,13 @@ class _Loop:
 
     def _stacked(self, each: _Each) -> fx.Node:
         """Tensors of all experts as one; that of which they are the rows, where they are."""
-        first: Any = each.values[0]
         if all(map(_is_transposed, each.values)):
             return self._call("transpose", self._stacked(_Each(tuple(value.args[0] for value in each.values))), 1, 2)
         if all(value.target is operator.getitem and value.args[1] == k for k, value in enumerate(each.values)):
-            wholes, whole = [value.args[0] for value in each.values], first.args[0]
+            wholes: list[Any] = [value.args[0] for value in each.values]
             written = written_into(self._graph)
-            if shape_of(whole)[:1] == (self._experts,) and all(same(whole, other, written) for other in wholes):
-                return whole  # type: ignore[no-any-return]
+            if shape_of(wholes[0])[:1] == (self._experts,) and all(same(wholes[0], other, written) for other in wholes):
+                return wholes[0]  # type: ignore[no-any-return]
         return self._call(torch.stack, list(each.values))
 
     def _product(self, name: str, x: _Rows, weight: Any, bias: Any = None) -> fx.Node:
@@ -666,45 +666,6 @@ def _is_transposed(node: fx.Node) -> bool:
     """Whether a node gives a matrix with its dims the other way round."""
     is_t = name_of(node) == "t" or (node.target is getattr and node.args[1] == "T")
     return is_t and len(shape_of(node.args[0])) == 2
-
-
-def _leave_out_idle_modes(graph: fx.Graph) -> None:
-    """Erases where gradients are turned off for a while in which nothing is computed that could have one: as around the
-    places of an expert's tokens.
-    """
-    is_on, off, is_idle = torch.is_grad_enabled(), None, True
-    for node in list(graph.nodes):
-        if not _is_mode(node):
-            is_idle = is_idle and _has_no_gradient(node)
-            continue
-        turned = node.args[0] if name_of(node) == "_set_grad_enabled" else None
-        if off is not None and is_idle and turned is True:
-            graph.erase_node(off)
-            graph.erase_node(node)
-            off, is_on = None, True
-        else:
-            off = node if turned is False and is_on else None
-            is_on = is_on if turned is None else turned
-        is_idle = True
-
-
-def _has_no_gradient(node: fx.Node) -> bool:
-    """Whether a node neither gives tensors of floating point nor writes into any."""
-    if node.target in (begins, ends, is_among):
-        return True
-    every = [example(node), *(written for written in map(example, written_by(node)))]
-    return not any(_is_floating(value) for value in every)
-
-
-def _is_floating(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(map(_is_floating, value))
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _is_mode(node: fx.Node) -> bool:
-    """Whether a node sets what is computed with, and how, from there on."""
-    return name_of(node).startswith(("_set_grad", "_enter_", "_exit_")) or "inference_mode" in name_of(node)
 
 
 def _places(graph: fx.Graph) -> dict[fx.Node, int]:
