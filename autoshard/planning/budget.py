@@ -401,7 +401,7 @@ class _Search:
         ways to do that and the gap is large, or what it mixes much cheaper, of the program in which they are two
         groups; and that program.
         """
-        if min(map(len, program.problem.ties), default=0) < FEWEST_LAYERS:
+        if max(map(len, program.problem.ties), default=0) < FEWEST_LAYERS:
             return program, self._under(program, budget)
         self._solve_under(program.problem, budget, nodes=FIRST_NODES)
         if self.last.status is Status.INFEASIBLE:
@@ -414,7 +414,7 @@ class _Search:
         if self.last.choices is not None:
             self.start = Assignment(self.last.choices, self.last.routes)
         if share is not None:
-            program = program.in_groups(share)
+            program = program.in_groups(share, FEWEST_LAYERS)
         return program, self._under(program, budget)
 
     def _under(self, program: Formulation, limit: int, charges: Mapping[int, int] = {}) -> Found | None:

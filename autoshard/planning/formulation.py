@@ -82,13 +82,14 @@ class Formulation:
     asked: Asked = ()
     groups: tuple[str, ...] = ()
 
-    def in_groups(self, share: float) -> Formulation:
+    def in_groups(self, share: float, fewest: int = 2) -> Formulation:
         """The same program in which identical layers are decided alike in two groups: the first ones, and the others.
 
         Args:
             share: which part of the layers the first group is, rounded up.
+            fewest: how many identical layers there are at least where they are two groups.
         """
-        ties, groups = in_groups(self.graph, self.problem.ties, share)
+        ties, groups = in_groups(self.graph, self.problem.ties, share, fewest)
         free, problem = (replace(given, ties=ties) for given in (self.free, self.problem))
         return replace(self, free=free, problem=problem, groups=groups)
 

@@ -53,7 +53,7 @@ def tied_classes(graph: CapturedGraph, marks: Sequence[object]) -> tuple[tuple[i
 
 
 def in_groups(
-    graph: CapturedGraph, classes: Sequence[Sequence[int]], share: float
+    graph: CapturedGraph, classes: Sequence[Sequence[int]], share: float, fewest: int
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
     """Classes of nodes that take one decision where identical layers are decided in two groups, and what the groups
     are called: ``layers.{0-4}`` and ``layers.{5-31}``.
@@ -61,6 +61,7 @@ def in_groups(
     Args:
         classes: those of :func:`tied_classes`.
         share: which part of the layers the first ones are, rounded up; both groups have at least one layer.
+        fewest: how many identical layers there are at least, 2 or more, where they are two groups.
     """
     found = layers(graph)
     order = {prefix: number for number, prefix in enumerate(found)}
@@ -72,9 +73,9 @@ def in_groups(
     for members in classes:
         alike = sorted({outermost[i] for i in members}, key=order.__getitem__)
         count = min(math.ceil(share * len(alike) - ROUNDING), len(alike) - 1)
-        first = set(alike[: max(1, count)]) if len(alike) > 1 else set(alike)
+        first = set(alike[: max(1, count)]) if len(alike) >= fewest else set(alike)
         for group, names in zip(groups, (first, set(alike) - first)):
-            group.update(names if len(alike) > 1 else ())
+            group.update(names if len(alike) >= fewest else ())
             part = tuple(i for i in members if outermost[i] in names)
             parts.extend([part] if len(part) > 1 else [])
     return tuple(parts), tuple(fold_names(group) for group in groups if group)

@@ -14,8 +14,8 @@ consumer k of the backward is to    g_k[v], the part of its flow that starts at 
 come, the forward is over           h_k[v] where the tensor was made again before
 the tensor is made again            x_r[v]
 k is to come, j of its phase was    the start of k's flow at v, and the sum of t[a] over arcs a into v, both less the
-                                    sum of t[a] over arcs out of v;  t[a] = f_k[a] - y[a] has passed a arc that j took,
-                                    y[a] >= f_k[a] - sum over such j of f_j[a],  y[a] <= 1 - f_j[a]
+                                    sum of t[a] over arcs out of v;  t[a] of k's flow is past an arc that such j took:
+                                    t[a] <= f_k[a],  t[a] <= sum over them of f_j[a],  t[a] >= f_k[a] + f_j[a] - 1
 ==================================  =====================================================================
 
 With choices and flows of 0 and 1 that is what `solver.evaluate` counts, but for a copy that the backward makes again at
@@ -408,13 +408,16 @@ class _Of:
         taken: dict[int, tuple[tuple[int, int], ...]] = {}
         for arc, flowing in _summed(flow.arcs, flow.columns).items():
             others = [parts[arc] for parts in carried if arc in parts]
-            if others:
-                (rest,), is_new = self.writer.variables_of((flowing, tuple(others)), 1)  # of the flow: not there yet
+            if flowing in others:  # one variable says it of both
+                taken[arc] = flowing
+            elif others:
+                (there,), is_new = self.writer.variables_of((flowing, tuple(others)), 1)
                 if is_new:
-                    less = ((column, -1) for parts in others for column, _ in parts)
-                    self.writer.at_least(rest, Term((*flowing, *less)))
-                    self.writer.rows += [(((rest, 1), *parts), 1.0) for parts in others]
-                taken[arc] = (*flowing, (rest, -1))
+                    for most in (flowing, tuple(part for parts in others for part in parts)):
+                        self.writer.rows.append((((there, 1), *((column, -factor) for column, factor in most)), 0.0))
+                    for parts in others:
+                        self.writer.at_least(there, Term((*flowing, *parts), -1))
+                taken[arc] = ((there, 1),)
         return taken
 
     def _into(self, flow: FlowColumns) -> dict[int, tuple[tuple[int, int], ...]]:

@@ -133,6 +133,18 @@ def test_the_first_layers_are_decided_apart_from_the_others(graph: CapturedGraph
     assert parts.free.ties == parts.problem.ties and whole.groups == ()
 
 
+def test_a_few_identical_layers_stay_together_beside_many() -> None:
+    """As three dense layers before 58 with experts."""
+    few, many = [MLP(8, 8) for _ in range(2)], [nn.Sequential(MLP(8, 8), nn.ReLU()) for _ in range(4)]
+    tower = nn.Sequential(nn.Linear(8, 8), *few, *many)
+    whole = formulated(capture(tower, (torch.zeros(4, 8),)), "dp=2", "slow")
+    parts = whole.in_groups(0.5, fewest=3)
+    assert parts.groups == ("{3-4}", "{5-6}")
+    names = [{whole.graph.nodes[i].name for i in tie} for tie in parts.problem.ties]
+    assert {"1.up.weight", "2.up.weight"} in names
+    assert {"3.0.up.weight", "4.0.up.weight"} in names
+
+
 def test_what_is_decided_in_groups_costs_no_more_than_alike_and_no_less_than_free(graph: CapturedGraph) -> None:
     alike, free = (formulated(graph, "dp=2", "slow", tie_layers=tie) for tie in (True, False))
     costs = [solve(each.problem).cost for each in (free, alike.in_groups(0.5), alike)]
