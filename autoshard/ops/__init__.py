@@ -9,6 +9,7 @@ from . import (  # noqa: F401  (their entries)
     decompositions,
     drawn,
     elements,
+    extremes,
     factories,
     grouped,
     images,

@@ -63,6 +63,13 @@ def _averaged(node: Node, meta: TensorMeta) -> list[int]:
     return sorted({d % rank for d in dims}) if rank else []
 
 
+def _sum_over_all(node: Node, inputs: Metas) -> list[Rule]:
+    """A sum over no dims is one over all; DTensor takes it for no sum."""
+    if node.op is not aten.sum.dim_IntList or node.args[1]:
+        return []
+    return [Rule((S(d),), (P_SUM,)) for d in range(len(inputs[0].shape))]
+
+
 def _running_sum_of_addends(node: Node, inputs: Metas) -> list[Rule]:
     return [Rule((P_SUM,), (P_SUM,))]
 
@@ -73,7 +80,7 @@ enter("all", Operator(more_rules=partial(_truths, P("min")), kernel="reduction")
 enter("mean", Operator(more_rules=_mean_rules, local=_mean, kernel="reduction", traits=("mean",)))
 enter("norm", Operator(more_rules=partial(_kept, 2), kernel="reduction"))
 enter("var_mean std_mean", Operator(more_rules=partial(_kept, 1), kernel="reduction"))
-enter("sum", Operator(kernel="reduction", traits=("linear",)))
+enter("sum", Operator(more_rules=_sum_over_all, kernel="reduction", traits=("linear",)))
 enter(
     "prod amax amin aminmax max min argmax argmin var std linalg_vector_norm cumprod "
     "nll_loss_forward nll_loss_backward mse_loss",

@@ -542,6 +542,26 @@ def test_a_length_under_autocast_has_the_dtype_that_it_has_there() -> None:
     assert graph.outputs[0] is not None and graph.meta(graph.outputs[0]).dtype == model(x).dtype
 
 
+@pytest.mark.parametrize("mesh", ["a=2", "a=3"])
+def test_of_an_extreme_over_the_batch_numbers_travel_and_ties_of_ranks_share_its_gradient(mesh: str) -> None:
+    class Extremes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.linear(x)
+            beside = h - h.max() + h.amin() - h.amax((0, 1), True).detach()
+            return (beside * h.amax(0) * h.amin([-1, 0], keepdim=True)).square().mean() + x.min() - (x * h).min().abs()
+
+    torch.manual_seed(0)
+    model, rows = Extremes().double(), torch.randn(2, 4, dtype=torch.float64)
+    args = (rows.repeat(4, 1),)
+    plan = _plan(model, args, mesh, "baseline ddp")
+    assert {c.kind for r in plan.redistributions for c in r.collectives} == {"all_reduce"}
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("dims", [None, (0,), (0, 1)])
 def test_means_of_a_batch_that_is_cut_unevenly(dims: tuple[int, ...] | None) -> None:
     class Mean(nn.Module):

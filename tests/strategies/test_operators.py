@@ -70,6 +70,14 @@ OTHERS = {
     "any number": lambda n: operator(aten.any.dim, i(6, n), -1),
     "largest number": lambda n: operator(aten.amax.default, i(6, n), [0]),
     "largest": lambda n: operator(aten.amax.default, f(6, n), [0]),
+    "largest as a whole number": lambda n: operator(
+        torch.ops.autoshard.as_whole.default, f(6, n, 4), [0, 2], False, True
+    ),
+    "largest of whole numbers": lambda n: operator(
+        torch.ops.autoshard.extreme.default,
+        *(f(n, 4, 6), TensorMeta((1, 4, 1), torch.int64), [0, 2], True, False),
+    ),
+    "sum over no dims": lambda n: operator(aten.sum.dim_IntList, f(6, n), [], True),
     "position of the largest": lambda n: operator(aten.argmax.default, f(6, n), 1),
     "counted": lambda n: operator(aten.sum.default, b(6, n)),
     "sum of few bits": lambda n: operator(aten.sum.dim_IntList, TensorMeta((6, n), torch.uint8), [0]),
