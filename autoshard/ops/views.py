@@ -262,10 +262,24 @@ def _beside_diagonal(rank: int, given: tuple[int, ...], default: tuple[int, ...]
 
 
 def _select_scatter_rules(node: Node, inputs: Metas) -> list[Rule]:
-    """A tensor and another for one index of a dim: any other dim."""
+    """A tensor and another for one index of a dim: any other dim, or that one, which no two ranks have the index of."""
     rank = len(inputs[0].shape)
-    others = (d for d in range(rank) if d != node.args[2] % rank)
-    return [Rule((P_SUM, P_SUM), (P_SUM,)), *(Rule((S(b), S(a)), (S(b),)) for a, b in enumerate(others))]
+    dim = node.args[2] % rank
+    others = (d for d in range(rank) if d != dim)
+    along = [Rule((P_SUM, P_SUM), (P_SUM,)), Rule((S(dim), R), (S(dim),))]
+    return [*along, *(Rule((S(b), S(a)), (S(b),)) for a, b in enumerate(others))]
+
+
+def _select_scatter(call: LocalCall) -> Any:
+    """The other tensor where the rank has the index; its shard as it was on the ranks that have not."""
+    x, other, dim, index = call.args
+    shape, start = call.metas[0].shape, 0
+    dim, index = dim % len(shape), index % shape[dim]
+    for lo, hi in local_ranges(shape[dim], call.inputs[0], dim, call.mesh, call.coordinate):
+        if lo <= index < hi:
+            return call.run(call.node.op, x, other, dim, start + index - lo)
+        start += hi - lo
+    return call.run(aten.clone.default, x)
 
 
 def _small_split(node: Node, inputs: Metas, shapes: list[list[int]], length: dict[int, int]) -> tuple[Any, ...]:
@@ -381,7 +395,10 @@ enter(
         traits=("linear",),
     ),
 )
-enter("select_scatter", Operator(rules=_select_scatter_rules, kernel="copy", traits=("linear",)))
+enter(
+    "select_scatter",
+    Operator(rules=_select_scatter_rules, local=_select_scatter, kernel="copy", traits=("linear",)),
+)
 enter("select_backward", Operator(local=with_local_size(1), kernel="copy", traits=("linear",)))
 enter(
     "slice_scatter",

@@ -138,6 +138,7 @@ OTHERS = {
     "diagonal in memory of its own": lambda n: operator(aten.diagonal_copy.default, f(6, n, n), 1, 1, 2),
     "another diagonal": lambda n: operator(aten.diagonal_scatter.default, f(6, n, n), f(6, n - 1), 1, 1, 2),
     "another row": lambda n: operator(aten.select_scatter.default, f(6, n, 4), f(6, 4), 1, n - 1),
+    "another truth": lambda n: operator(aten.select_scatter.default, b(n), b(), 0, -1),
     "patches": lambda n: operator(aten.im2col.default, f(n, 4, 5, 5), [3, 3], [1, 1], [1, 1], [2, 2]),
     "image of patches": lambda n: operator(aten.col2im.default, f(n, 36, 9), [5, 5], [3, 3], [1, 1], [1, 1], [2, 2]),
     "leaky": lambda n: operator(aten._prelu_kernel.default, f(6, n, 4), f(1, n, 1)),
@@ -329,7 +330,7 @@ def test_every_strategy_of_an_operator_is_right(name: str, length: int, mesh: st
     + [(name, {0, 1, 3}) for name in ("solved", "solved by a triangle", "solved by factors")]
     + [("alignments", {0}), ("gradient of alignments", {1})]
     + [("solved by lower and upper", {0, 1, 3}), ("solved for rows", {0, 1, 2}), ("solved for vectors", {0, 1})]
-    + [("logs of volumes", {0, 1}), ("another row", {0, 2})]
+    + [("logs of volumes", {0, 1}), ("another row", {0, 1, 2}), ("another truth", {0})]
     + [("diagonal in memory of its own", {0}), ("another diagonal", {0})],
 )
 def test_the_dims_of_a_result_that_a_rule_cuts(name: str, cuts: set[int]) -> None:
