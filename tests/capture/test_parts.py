@@ -17,7 +17,7 @@ from torch import nn
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
 from autoshard.capture import capture
-from autoshard.capture.taken_apart.attention_parts import attention_in_parts, attention_of_one_head
+from autoshard.capture.taken_apart.attention_parts import attention_in_parts, attention_of_views
 from autoshard.capture.taken_apart.bags import can_be_added_up, embedding_bag
 from autoshard.capture.taken_apart.multihead import multihead_attention
 from autoshard.capture.taken_apart.recurrent import RECURRENT
@@ -156,10 +156,12 @@ def test_what_stands_for_a_function_takes_its_arguments_by_their_names(ours: Any
     assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
 
 
-def _heads(dtype: torch.dtype = torch.float64, keys: int = 2, values: int = 3) -> list[torch.Tensor]:
+def _heads(
+    dtype: torch.dtype = torch.float64, keys: int = 2, values: int = 3, rows: tuple[int, int, int] = (2, 2, 2)
+) -> list[torch.Tensor]:
     """Queries of 2 rows, 2 heads and 4 steps, keys and values of 6."""
     generator = torch.Generator().manual_seed(0)
-    shapes = [(2, 2, 4, 3), (2, keys, 6, 3), (2, keys, 6, values)]
+    shapes = [(rows[0], 2, 4, 3), (rows[1], keys, 6, 3), (rows[2], keys, 6, values)]
     return [torch.randn(*shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
 
 
@@ -183,6 +185,8 @@ WITHOUT_KERNEL: dict[str, tuple[Any, dict[str, Any], bool]] = {
     "fewer heads": (lambda: _heads(keys=1), {"attn_mask": _learned(), "enable_gqa": True}, True),
     "dropped, one head": (lambda: _heads(keys=1), {"dropout_p": 0.3}, True),
     "short values, one head": (lambda: _heads(keys=1, values=2), {}, True),
+    "dropped, queries of one row": (lambda: _heads(rows=(1, 2, 2)), {"dropout_p": 0.3}, True),
+    "short values, keys of one row": (lambda: _heads(values=2, rows=(2, 1, 2)), {}, True),
     "below zero": (_heads, {"attn_mask": _learned(), "scale": -0.3}, True),
     "bfloat16": (lambda: _heads(torch.bfloat16), {"attn_mask": _learned(torch.bfloat16)}, True),
     "a mask": (_heads, {"attn_mask": _hidden()}, False),
@@ -214,10 +218,10 @@ def test_attention_without_a_kernel(name: str) -> None:
     torch.testing.assert_close(seen(attention_in_parts), expected)
 
 
-class ToOneHead(nn.Module):
-    def __init__(self, options: dict[str, Any]) -> None:
+class OfViews(nn.Module):
+    def __init__(self, keys: torch.Tensor, options: dict[str, Any]) -> None:
         super().__init__()
-        self.keys, self.options = nn.Parameter(_heads(keys=1)[1].detach()), options
+        self.keys, self.options = nn.Parameter(keys.detach()), options
         self.register_buffer("mask", options.get("attn_mask"))
 
     def forward(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -226,13 +230,16 @@ class ToOneHead(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["", "is_causal", "attn_mask", "enable_gqa"])
-def test_attention_to_one_head_runs_in_a_kernel_that_keeps_the_heads(name: str) -> None:
+@pytest.mark.parametrize(("keys", "rows"), [(1, (2, 2, 2)), (2, (1, 2, 2)), (2, (2, 1, 1)), (1, (1, 2, 2))], ids=str)
+def test_attention_to_one_head_or_of_one_row_runs_in_a_kernel_that_keeps_the_heads(
+    keys: int, rows: tuple[int, int, int], name: str
+) -> None:
     """Torch multiplies batches of matrices, of which no block is some heads of several rows."""
     options: dict[str, Any] = {name: _hidden() if name == "attn_mask" else True} if name else {}
-    q, k, v = _heads(keys=1)
+    q, k, v = _heads(keys=keys, rows=rows)
     wanted = F.scaled_dot_product_attention(q, k, v, **options)
-    torch.testing.assert_close(attention_of_one_head(q, k, v, **options), wanted)
-    names = [str(node.op) for node in capture(ToOneHead(options), (q.detach(), v.detach())).nodes]
+    torch.testing.assert_close(attention_of_views(q, k, v, **options), wanted)
+    names = [str(node.op) for node in capture(OfViews(k, options), (q.detach(), v.detach())).nodes]
     assert "autoshard.attention.default" in names and not any("bmm" in name for name in names)
 
 

@@ -256,7 +256,28 @@ def shown() -> Example:
     return nn.Sequential(Shown()).double(), (torch.randn(4, 6, WIDTH, dtype=torch.float64),)
 
 
+class Asked(nn.Module):
+    """Learned queries, of one row for all, that attend to the words: a Q-Former."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(1, 3, WIDTH))
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = (self.q, self.queries), (self.k, x), (self.v, x)
+        q, k, v = (layer(each).unflatten(-1, (4, -1)).transpose(1, 2) for layer, each in given)
+        mixed = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return (self.queries + mixed).square().mean()
+
+
+def asked() -> Example:
+    torch.manual_seed(0)
+    return nn.Sequential(Asked()).double(), (torch.randn(4, 6, WIDTH, dtype=torch.float64),)
+
+
 CASES: dict[str, tuple[Callable[[], Example], str]] = {
+    "learned queries, tp": (asked, "tp"),
     "norm over the batch, tp": (channels, "tp"),
     "written out, cp": (lambda: written_out(False), "cp"),
     "folded, cp": (lambda: written_out(True), "cp"),

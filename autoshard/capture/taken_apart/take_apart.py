@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from ..batch_dim import batch_dim, first_shape
 from ..by_numbers.packed import run_to_lengths
 from ..examples import note, shape_of, tensor_of
-from .attention_parts import attention_in_parts, attention_of_one_head, is_of_one_head, is_without_kernel
+from .attention_parts import attention_in_parts, attention_of_views, is_of_views, is_without_kernel
 from .bags import can_be_added_up, embedding_bag
 from .batch_inside import keep_batch_inside, keep_heads_in_front
 from .ctc_loss import ctc_loss
@@ -40,12 +40,12 @@ BY_POSITION = {operator.getitem: by_position, operator.setitem: write_by_positio
 
 def take_apart(module: fx.GraphModule) -> int:
     """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, bags, the
-    loss of alignments, attention of several heads, without a kernel or to one head, products of matrices with several
-    dims in front, with a batch that is not in front, or of all heads with one matrix, equations of three tensors or
-    more, or that sum over several labels, spreads and lengths over the batch, batches in a list that are joined again,
-    pieces of one dim that are joined along another, windows by strides, functions of matrices, picking from each row,
-    writing into each, picking by numbers in a row, means that are written as pools, norms of instances, and data that
-    is assigned.
+    loss of alignments, attention of several heads, without a kernel, to one head or of one row for all, products of
+    matrices with several dims in front, with a batch that is not in front, or of all heads with one matrix, equations
+    of three tensors or more, or that sum over several labels, spreads and lengths over the batch, batches in a list
+    that are joined again, pieces of one dim that are joined along another, windows by strides, functions of matrices,
+    picking from each row, writing into each, picking by numbers in a row, means that are written as pools, norms of
+    instances, and data that is assigned.
 
     Returns:
         The dim of the batch in what the model is called with.
@@ -76,8 +76,8 @@ def take_apart(module: fx.GraphModule) -> int:
             node.target = multihead_attention
         elif is_without_kernel(node):
             node.target = attention_in_parts
-        elif is_of_one_head(node):
-            node.target = attention_of_one_head
+        elif is_of_views(node):
+            node.target = attention_of_views
         elif node.target is operator.getitem and (index := as_range(node.args[1])) is not None:
             node.target, node.args = part, (node.args[0], index)
         elif is_mapped(node):
