@@ -35,7 +35,7 @@ from .graph import CapturedGraph, Node, Phase, Ref, TensorMeta, map_refs
 from .kept_graph import read_graph, written_graph
 from .lines import at, line_of, lines_in
 from .model_key import known_model
-from .operators import batch_norm_parts, extreme_parts, softmax_parts
+from .operators import batch_norm_parts, extreme_parts, softmax_parts, spread_parts
 from .operators.attention import attention, attention_backward, logsumexp_dtype
 from .operators.constant import LARGEST, constant, constant_arguments
 from .precise import dtype_of, precise
@@ -384,6 +384,7 @@ class _Builder:
 
         op, args = softmax_parts.in_parts(op, args, self._meta_of, add)
         op, args = extreme_parts.in_parts(op, args, self._meta_of, add)
+        op, args, kwargs = spread_parts.in_parts(op, args, kwargs, self._meta_of, add)
         op, args, outputs = batch_norm_parts.in_parts(op, args, outputs, self._meta_of, add)
         name = self._name(path, role)
         orders = _orders(fx) if torch.Tag.nondeterministic_seeded in op.tags else ()

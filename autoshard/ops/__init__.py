@@ -23,6 +23,7 @@ from . import (  # noqa: F401  (their entries)
     quantized,
     recurrences,
     reductions,
+    spreads,
     views,
 )
 from .direct import DIRECT

@@ -637,12 +637,20 @@ class OverChannels(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "how", [lambda x: F.normalize(x, dim=1), lambda x: x / (1 + x.norm(dim=1, keepdim=True))], ids=["divided", "norm"]
+    "how",
+    [
+        lambda x: F.normalize(x, dim=1),
+        lambda x: x / (1 + x.norm(dim=1, keepdim=True)),
+        lambda x: x / (1 + x.std(1, keepdim=True)),
+        lambda x: x * torch.sub(*torch.var_mean(x, (1, 2), correction=0))[:, None, None],
+    ],
+    ids=["divided", "norm", "deviation", "variance and mean"],
 )
-def test_channels_are_cut_where_lengths_are_taken_over_them(how: Callable[[Tensor], Tensor]) -> None:
+def test_channels_are_cut_where_lengths_and_deviations_are_taken_over_them(how: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     model, args = OverChannels(how).double(), (torch.randn(2, 3, 8, 8, dtype=torch.float64),)
-    plan = autoshard.plan(model, args, mesh="tp=2", hardware="cpu-gloo", constraints=["family tp=tp"])
+    asked = ["family tp=tp", "first.weight=tp:S(0)"]
+    plan = autoshard.plan(model, args, mesh="tp=2", hardware="cpu-gloo", constraints=asked)
     cuts = {entry.name: entry.layout.placements[0] for entry in plan.parameters}
     assert (cuts["first.weight"], cuts["second.weight"]) == (S(0), S(1))
     assert {c.kind for r in plan.redistributions for c in r.collectives} == {"all_reduce"}

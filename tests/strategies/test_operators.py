@@ -23,6 +23,7 @@ from .subjects import operator
 from .test_rule_check import b, c, f, i
 
 aten = torch.ops.aten
+ours = torch.ops.autoshard
 OPERATORS = {
     "repeat": lambda n: operator(aten.repeat_interleave.self_int, f(8, n), 2, 1),
     "tile": lambda n: operator(aten.repeat.default, f(8, n), [1, 2]),
@@ -70,11 +71,9 @@ OTHERS = {
     "any number": lambda n: operator(aten.any.dim, i(6, n), -1),
     "largest number": lambda n: operator(aten.amax.default, i(6, n), [0]),
     "largest": lambda n: operator(aten.amax.default, f(6, n), [0]),
-    "largest as a whole number": lambda n: operator(
-        torch.ops.autoshard.as_whole.default, f(6, n, 4), [0, 2], False, True
-    ),
+    "largest as a whole number": lambda n: operator(ours.as_whole.default, f(6, n, 4), [0, 2], False, True),
     "largest of whole numbers": lambda n: operator(
-        torch.ops.autoshard.extreme.default,
+        ours.extreme.default,
         *(f(n, 4, 6), TensorMeta((1, 4, 1), torch.int64), [0, 2], True, False),
     ),
     "sum over no dims": lambda n: operator(aten.sum.dim_IntList, f(6, n), [], True),
@@ -86,6 +85,16 @@ OTHERS = {
     "mean over two": lambda n: operator(aten.mean.dim, f(6, n, 4), [0, 1]),
     "variance": lambda n: operator(aten.var.correction, f(6, n), [0], correction=1),
     "variance and mean": lambda n: operator(aten.var_mean.correction, f(6, n), [1]),
+    "added to means": lambda n: operator(ours.row_mean.default, f(6, n, 4), [1, 2], 4 * n),
+    "added to variances": lambda n: operator(
+        ours.row_variance.default, f(6, n, 4), TensorMeta((1, n, 1), torch.float64), [0, 2], 23.0
+    ),
+    "deviation in parts": lambda n: operator(
+        *(ours.spread.default, f(n, 4, 6), f(1, 4, 6), f(1, 4, 6)), *([0], 1.0, False, True)
+    ),
+    "variance and mean in parts": lambda n: operator(
+        *(ours.spread_and_mean.default, f(6, n, 4), f(1, n, 1), f(1, n, 1)), *([0, 2], 0.0, False, False)
+    ),
     "norm": lambda n: operator(aten.linalg_vector_norm.default, f(6, n), 2, [0]),
     "log of the sum": lambda n: operator(aten.logsumexp.default, f(6, n), [0]),
     "running sum": lambda n: operator(aten.cumsum.default, f(6, n), 1),

@@ -24,8 +24,8 @@ from .multihead import has_a_batch, multihead_attention
 from .put_data import write_data
 from .put_together import put_together
 from .recurrent import RECURRENT, keeping_to_lengths
+from .roots_of_squares import take_length_apart
 from .row_numbers import as_range, by_position, is_mapped, map_dims, part, positions, write_by_position
-from .spread import take_length_apart, take_spread_apart
 from .strided_windows import take_windows
 from .triangles import solve_apart
 
@@ -42,10 +42,10 @@ def take_apart(module: fx.GraphModule) -> int:
     """Rewrites a graph of torch functions in place: heads that are folded into the batch, recurrent modules, bags, the
     loss of alignments, attention of several heads, without a kernel, to one head or of one row for all, products of
     matrices with several dims in front, with a batch that is not in front, or of all heads with one matrix, equations
-    of three tensors or more, or that sum over several labels, spreads and lengths over the batch, batches in a list
-    that are joined again, pieces of one dim that are joined along another, windows by strides, functions of matrices,
-    picking from each row, writing into each, picking by numbers in a row, means that are written as pools, norms of
-    instances, and data that is assigned.
+    of three tensors or more, or that sum over several labels, lengths over the batch, batches in a list that are joined
+    again, pieces of one dim that are joined along another, windows by strides, functions of matrices, picking from each
+    row, writing into each, picking by numbers in a row, means that are written as pools, norms of instances, and data
+    that is assigned.
 
     Returns:
         The dim of the batch in what the model is called with.
@@ -62,7 +62,7 @@ def take_apart(module: fx.GraphModule) -> int:
             node.op, node.target = "call_function", product
         elif take_equation_apart(node) or keep_batch_inside(node, batch) or keep_heads_in_front(node, fronts):
             continue
-        elif take_spread_apart(node) or take_length_apart(node) or put_together(node) or take_windows(node):
+        elif take_length_apart(node) or put_together(node) or take_windows(node):
             continue
         elif solve_apart(node) or sum_in_order(node):
             continue

@@ -1,15 +1,11 @@
-"""Variances, standard deviations and lengths over the batch, and lengths of weights, from sums that ranks can add up.
+"""Lengths over the batch, and of weights, as roots of sums of squares, which ranks can add up.
 
-Torch takes a variance in one pass over all of its numbers, so that whoever has some of the rows has nothing to give.
-Here it is the sum of squared distances from the mean: two sums over the batch; and a length is the root of a sum of
-squares. Over other dims torch's own stay, but for ``std_mean``, which DTensor does not know, for lengths over channels,
-which a layer may be cut along, and for lengths of what no input reaches: of a weight that is divided by them, whatever
-dim it is cut along.
+Over other dims torch's own stay, but for lengths over channels, which a layer may be cut along, and for lengths of what
+no input reaches: of a weight that is divided by them, whatever dim it is cut along.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -19,38 +15,12 @@ from torch import Tensor, fx
 from ..ancestors import ancestors
 from ..examples import tensor_of
 
-_VARIANCES = (torch.var, "var", torch.var_mean)
-_DEVIATIONS = (torch.std, "std", torch.std_mean)
-_WITH_MEAN = (torch.var_mean, torch.std_mean)
-_OPTIONS = {"dim": "dim", "axis": "dim", "unbiased": "unbiased", "correction": "correction"}
-_OPTIONS |= {"keepdim": "keepdim", "keepdims": "keepdim"}  # torch takes numpy's names
-
-
 _LENGTHS = {
     **dict.fromkeys((torch.norm, "norm"), ("p", ("fro", 2))),
     torch.linalg.norm: ("ord", (None, "fro")),
     torch.linalg.vector_norm: ("ord", (2,)),
 }
 """Norms: how they name their order, and the orders by which each is a length, which it is where none is given."""
-
-
-def take_spread_apart(node: fx.Node) -> bool:
-    """Rewrites a call of torch in place if it is a variance or a deviation over dim 0, or ``std_mean``; else False."""
-    if node.target not in (*_VARIANCES, *_DEVIATIONS) or not node.args:
-        return False
-    value = tensor_of(node.args[0])
-    if value is None or not value.dim() or value.is_complex() or not _OPTIONS.keys() >= node.kwargs.keys():
-        return False
-    options: dict[str, Any] = {_OPTIONS[name]: value for name, value in node.kwargs.items()}
-    dim, correction, keepdim = _asked(*node.args[1:], **options)
-    given = range(value.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
-    dims = [d % value.dim() for d in given]
-    count = math.prod(value.shape[d] for d in dims)
-    if (0 not in dims and node.target is not torch.std_mean) or count <= correction or not dims:
-        return False  # no dims at all are all of them to torch, but for its gradient
-    made = (count - correction, keepdim, node.target in _DEVIATIONS, node.target in _WITH_MEAN)
-    node.op, node.target, node.args, node.kwargs = "call_function", _spread, (node.args[0], dims, *made), {}
-    return True
 
 
 def take_length_apart(node: fx.Node) -> bool:
@@ -129,27 +99,3 @@ def _root(x: Tensor) -> Tensor:
     """Square roots; the gradient of that of zero is zero, as it is of what torch makes the root of."""
     is_zero = x == 0
     return x.masked_fill(is_zero, 1).sqrt().masked_fill(is_zero, 0)
-
-
-def _asked(
-    *args: Any, dim: Any = None, unbiased: bool = True, correction: float | None = None, keepdim: bool = False
-) -> tuple[Any, float, bool]:
-    """The dims, the correction and whether dims are kept, of arguments as torch has them: (unbiased), or (dim,
-    unbiased, keepdim).
-    """
-    if args and isinstance(args[0], bool):
-        (unbiased,) = args
-    elif args:
-        dim, unbiased, keepdim = args + (unbiased, keepdim)[len(args) - 1 :]
-    return dim, float(unbiased) if correction is None else correction, keepdim
-
-
-def _spread(
-    x: Tensor, dims: list[int], count: float, keepdim: bool, is_root: bool, with_mean: bool
-) -> Tensor | tuple[Tensor, Tensor]:
-    wide = _wide(x)
-    mean = wide.mean(dims, keepdim=True)
-    found = (wide - mean).square().sum(dims, keepdim=keepdim) / count
-    found = _root(found) if is_root else found
-    found = found.to(x.dtype)
-    return (found, (mean if keepdim else mean.squeeze(dims)).to(x.dtype)) if with_mean else found
