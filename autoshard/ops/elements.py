@@ -13,7 +13,7 @@ from ..capture import Node, TensorMeta
 from ..layout import P_SUM, Placement, R, S, local_range
 from .local import on_contiguous, on_rows
 from .operator import LocalCall, Metas, Operator, as_it_is, enter
-from .parts_of_dims import cat_in_parts
+from .parts_of_dims import cat_in_parts, glu_in_parts
 from .rule import Rule
 
 
@@ -84,7 +84,7 @@ enter(
 enter("softplus_backward floor_divide", Operator(rules=_element_rules, local=on_rows()))
 enter("log_sigmoid_forward", Operator(rules=_element_rules, local=on_rows(or_alike=False)))
 enter(
-    "elu_backward hardtanh_backward hardswish_backward hardsigmoid_backward logit_backward glu_backward "
+    "elu_backward hardtanh_backward hardswish_backward hardsigmoid_backward logit_backward "
     "binary_cross_entropy_backward xlogy.Tensor special_xlog1py copysign.Tensor ldexp heaviside "
     "logical_and logical_or logical_xor logaddexp logaddexp2",  # the last two in torch 2.11 alone
     Operator(local=on_rows()),
@@ -94,6 +94,8 @@ enter(
     "poisson _standard_gamma channel_shuffle",
     Operator(local=on_rows(or_alike=False)),
 )
+enter("glu", Operator(in_parts=glu_in_parts))
+enter("glu_backward", Operator(in_parts=glu_in_parts, local=on_rows()))
 enter("fill.Scalar", Operator(rules=_element_rules, kernel="copy"))
 enter("fill.Tensor", Operator(rules=_taking_values, kernel="copy"))
 enter("copy", Operator(rules=_taking_values, kernel="copy", traits=("linear",)))

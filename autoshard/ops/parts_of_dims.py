@@ -33,9 +33,9 @@ _RANGE_DEFAULTS = (0, None, None, 1)
 def parts_asked_for(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement, int]]:
     """Cuts in parts that the forward of a graph asks for: of what, and the node that takes the dim apart.
 
-    These are dims that are split, of which ranges are taken that fill it, or that a view makes two dims of, the first
-    of which is taken apart; and that a matrix product or a convolution made as its columns, or that a parameter has,
-    whose parts are matrices or biases of their own.
+    These are dims that are split, of which ranges are taken that fill it, of which one half gates the other, or that a
+    view makes two dims of, the first of which is taken apart; and that a matrix product or a convolution made as its
+    columns, or that a parameter has, whose parts are matrices or biases of their own.
     """
     for takers, ref, dim, sizes in _taken_apart(graph):
         found = list(_back_to_where_it_begins(graph, ref, dim, sizes))
@@ -121,6 +121,9 @@ def _taken_apart(graph: CapturedGraph) -> Iterator[tuple[tuple[int, ...], Ref, i
         if has(node, "split") or name == "unsafe_split":
             dim = split_dim(node, len(shape))
             yield (i,), ref, dim, tuple(meta.shape[dim] for meta in node.outputs if meta)
+        elif name == "glu":
+            dim = _gated_dim(node, len(shape))
+            yield (i,), ref, dim, (shape[dim] // 2,) * 2
         elif name in ("select", "unbind"):
             dim = (node.args[1] if len(node.args) > 1 else 0) % len(shape)
             yield (i,), ref, dim, (1,) * shape[dim]
@@ -222,6 +225,19 @@ def split_in_parts(node: Node, inputs: Metas, position: int, placement: Placemen
     dim = split_dim(node, len(inputs[0].shape))
     cut = S(dim, _lengths(node.outputs, dim))
     return [Rule((cut,), (S(dim),) * len(node.outputs))] if (position, placement) == (0, cut) else []
+
+
+def glu_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
+    """A dim of which one half gates the other, and its gradient: both halves are cut, and what is made of them."""
+    dim = _gated_dim(node, len(inputs[0].shape))
+    cut, made = S(dim, (1, 1)), S(dim)
+    rule = Rule((cut,), (made,)) if len(inputs) == 1 else Rule((made, cut), (cut,))
+    return [rule] if (*rule.inputs, *rule.outputs)[position] == placement == cut else []
+
+
+def _gated_dim(node: Node, rank: int) -> int:
+    given = node.args[len(node.inputs) :]
+    return int(given[0] if given else -1) % rank
 
 
 def cat_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
@@ -327,6 +343,8 @@ def small_in_parts(node: Node, inputs: Metas, rule: Rule, ranks: int) -> Form | 
         each = _with_none(lengths, _lengths(node.outputs, dim))
         sizes = each if "split_with_sizes" in name else each[0]
         return replace(node, args=(node.args[0], sizes, dim)), (meta(inputs[0], sum(lengths)),)
+    if name in ("glu", "glu_backward"):
+        return node, tuple(meta(like, length) for like, length in zip(reversed(inputs), (sum(lengths), *lengths)))[::-1]
     if name == "slice":
         which = _which(inputs[0].shape, placement, _range(node, inputs[0].shape))
         start, stop = pieces(sum(lengths), placement.parts)[which]

@@ -110,7 +110,25 @@ class HeadsByPieces(nn.Module):
         return self.leave(torch.cat((q + (q @ k.mT).softmax(-1) @ k).split(len(x), 0), 2))
 
 
+class GatedByHalves(nn.Module):
+    """Half of what is made gates the other half; ``convolves``, as the convolutions of a Conformer."""
+
+    def __init__(self, convolves: bool) -> None:
+        super().__init__()
+        self.convolves = convolves
+        make = partial(nn.Conv1d, kernel_size=1) if convolves else nn.Linear
+        self.enter, self.leave = make(WIDTH, 2 * WIDTH), make(WIDTH, WIDTH)
+        self.near = nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.convolves:
+            return self.leave(F.glu(self.enter(x)))
+        return self.leave(F.silu(self.near(F.glu(self.enter(x.transpose(1, 2)), 1)))).transpose(1, 2)
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "gated by halves": partial(GatedByHalves, False),
+    "gated by halves, convolved": partial(GatedByHalves, True),
     "a group of each head": GroupOfEachHead,
     "a norm of instances": NormOfInstances,
     "of low rank": OfLowRank,
