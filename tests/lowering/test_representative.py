@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -68,6 +69,14 @@ def both_sides(x: Tensor, m: Tensor, n: Tensor) -> Tensor:
     return torch.einsum("bid,bjd->bij", picked, others).softmax(-1).square().mean()
 
 
+def groups(x: Tensor, m: Tensor, n: Tensor) -> Tensor:
+    """Qwen-VL goes through runs of tokens of one kind."""
+    found: Tensor = x[:, :0].sum()
+    for size, run in itertools.groupby(enumerate(n.tolist()), lambda pair: pair[1]):
+        found = found + x[:, next(run)[0] :].sum(1).square().mean() * size
+    return found
+
+
 BODIES: dict[str, Body] = {
     "as many of each row": lambda x, m, n: x[m].reshape(ROWS, -1, 8).cumsum(1).square().mean(),
     "both sides of a mask": both_sides,
@@ -77,6 +86,7 @@ BODIES: dict[str, Body] = {
     "places of a dim": lambda x, m, n: x[:, torch.where(m[0])[0]].square().mean(),
     "elements": lambda x, m, n: x[..., 0].masked_select(m).view(ROWS, -1).cumsum(1).mean(),
     "put back": put_back,
+    "groups": groups,
     "how many alone": lambda x, m, n: x[:, : len(m.nonzero()) // ROWS].square().mean(),
     "a length": lambda x, m, n: x[:, : int(n.max())].square().mean() + x[:, : n[1]].mean(),
     "ways": ways,
@@ -84,7 +94,7 @@ BODIES: dict[str, Body] = {
     "lengths": lambda x, m, n: sum(part.mean() ** 2 for part in x.split((n // 2).tolist(), 1)),
     "repeated": lambda x, m, n: x[:, :5].repeat_interleave(n, dim=1).cumsum(1).square().mean(),
 }
-ALIKE = {"places of a dim", "elements", "lengths", "as many of each row"}
+ALIKE = {"places of a dim", "elements", "groups", "lengths", "as many of each row"}
 """Bodies that are looked at in `make test-all`: of each, another one is much like it."""
 
 

@@ -41,6 +41,7 @@ from .lengths_in_tensors import lengths_in_tensors
 from .numbers_as_indices import numbers_as_indices
 from .packed_sequences import packed_sequences
 from .readable import readable
+from .runs_of_alike import runs_of_alike
 from .seen import attribute_asked
 from .side_effects import Changed, side_effects_into
 from .ways import conditions_known
@@ -115,6 +116,7 @@ def forward_graph(
         keys_listed(),
         reentrant_cut_off(),
         indexed_by_tensors(),
+        runs_of_alike(),
         numbers_as_indices(),
         lengths_in_tensors(),
         packed_sequences(),
