@@ -253,19 +253,35 @@ def run_on_fakes(
     see: Callable[[Any], See],
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Calls a model as its Python is, with tensors that have no memory, and returns its result.
+    """Calls a model as its Python is, with tensors that have no memory, and returns its result. Where arguments are
+    representative, it may look at the numbers of these.
 
     Args:
         see: is given the leaves of the arguments; what it returns is told every operator that runs, with its arguments
             and results.
         dtype: as for :func:`trace`.
     """
+    is_told = any_representative(args, kwargs)
+    kind = _KnowingMost if is_told else FakeTensorMode
     # a module of the model's may keep tensors of a call that was made before, in a cache of a function
-    faker = _Faker(FakeTensorMode(allow_non_fake_inputs=True), dtype)
-    with _traceable(model, faker), _silent():
+    faker = _Faker(kind(allow_non_fake_inputs=True), dtype)
+    with _traceable(model, faker, MOST if is_told else LARGEST), _silent(), _tensors_of_fakes():
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         with faker.mode, _Watch(see(tree_flatten((fake_args, fake_kwargs))[0]), FakeResults(faker.mode)):
             return model(*fake_args, **fake_kwargs)
+
+
+@contextmanager
+def _tensors_of_fakes() -> Iterator[None]:
+    """Has ``torch.tensor([a, b])`` make one of tensors without memory, as it does while dynamo traces."""
+    make = torch.tensor
+
+    def tensor(data: Any, **options: Any) -> torch.Tensor:
+        has_none = isinstance(data, (list, tuple)) and any(isinstance(each, FakeTensor) for each in tree_leaves(data))
+        return torch._refs.tensor(data, **options) if has_none else make(data, **options)
+
+    with patch.object(torch, "tensor", tensor):
+        yield
 
 
 @contextmanager

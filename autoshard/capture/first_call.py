@@ -1,7 +1,8 @@
 """What a model sets up at its first call and leaves alone from then on: settings filled in, hooks put on under a lock.
 
 A captured step changes no Python state, so a forward that does is refused. One that does so once only is run once
-before, on tensors without memory, as its first call would do; if it still cannot be captured, the model is as it was.
+before, on tensors without memory, as its first call would do: of the arguments it knows the numbers of those that are
+representative. If it still cannot be captured, the model is as it was.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import autoshard
 from autoshard.capture import CapturedGraph, capture
 from autoshard.errors import CaptureError
 
@@ -600,6 +601,22 @@ def test_the_first_call_may_find_tensors_that_a_function_keeps_of_calls_before()
     x = example()
     Stateful(body)(x)
     assert capture(Stateful(body), (x,)).fingerprint == capture(Stateful(body), (x,)).fingerprint
+
+
+def test_the_first_call_may_go_by_numbers_of_representative_arguments() -> None:
+    class Sized(Stateful):
+        def forward(self, x: Tensor, sizes: Tensor) -> Any:  # type: ignore[override]
+            if self.number == 0:
+                with LOCK:
+                    self.number = 1
+            sizes = torch.tensor([size // 2 for size in sizes]).tolist()
+            return torch.stack([part.sum() for part in self.linear(x).split(sizes)])
+
+    x, sizes = example(), autoshard.representative(torch.tensor([2, 4]))
+    model = Sized(lambda m, x: x)
+    graph = capture(model, (x, sizes))
+    assert model.number == 1
+    assert graph.fingerprint == capture(model, (x, sizes)).fingerprint
 
 
 def test_hooks_that_the_first_call_puts_on_under_a_lock_are_part_of_the_step() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
+import autoshard
 from autoshard.capture import CapturedGraph, Node, capture
 from autoshard.capture.adapter import FakeResults, storage_of
 from autoshard.capture.fake_run import fake_run
@@ -343,6 +344,21 @@ class Collected(Deep):
         return tuple(made[1:])
 
 
+class Known(Deep):
+    """Goes by numbers of an argument: in front of its blocks, and perhaps at each of them."""
+
+    def __init__(self, in_blocks: bool) -> None:
+        super().__init__(block=Scaled)
+        self.in_blocks = in_blocks
+
+    def forward(self, x: Tensor, numbers: Tensor) -> Tensor:  # type: ignore[override]
+        """(B, C) and (DEPTH,) to ()."""
+        x = x[: int(numbers[0])]
+        for k, block in enumerate(self.blocks):
+            x = block(x, int(numbers[k]) if self.in_blocks else 1.0)
+        return x.sum()
+
+
 class LastByNumber(Deep):
     """Knows the number of its blocks by heart."""
 
@@ -490,6 +506,14 @@ def test_the_graph_is_that_of_a_whole_capture(name: str, is_flat: bool, monkeypa
     torch.manual_seed(0)
     model = (FLAT | WHOLE)[name]()
     assert equal_to_whole(model, (torch.randn(8, WIDTH),), monkeypatch) == is_flat
+
+
+@pytest.mark.parametrize("in_blocks", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_numbers_of_a_representative_argument_are_known_in_both(
+    in_blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = torch.randn(8, WIDTH), autoshard.representative(torch.full((DEPTH,), 4))
+    assert equal_to_whole(Known(in_blocks), args, monkeypatch) != in_blocks
 
 
 @pytest.mark.parametrize(
