@@ -58,6 +58,7 @@ from .by_numbers.unvalidated import check_tensor_all_with, gaussian_nll_loss, is
 from .contained import exchange, exchange_keys
 from .dynamo.asked_of_tensors import real_objects
 from .dynamo.compiling import Asked, as_in_one_process
+from .dynamo.dynamo_errors import BACKWARD_OF
 from .dynamo.guards import Guards
 from .dynamo.observed import MODEL
 from .dynamo.tracing import look_functions_up
@@ -203,6 +204,7 @@ def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict
         stack.enter_context(_errors_kept())
         # the backward is called outside of autocast
         stack.enter_context(functorch_config.patch({"backward_pass_autocast": "off"}))
+        stack.enter_context(_line_in_backward())
         joint = aot_export_joint_with_descriptors(
             stack, forward.module, fake_args, fake_kwargs or None, decompositions=decompositions
         )
@@ -704,6 +706,27 @@ def _errors_kept() -> Iterator[None]:
         yield
     finally:
         held.register(before)
+
+
+@contextmanager
+def _line_in_backward() -> Iterator[None]:
+    """Adds to an error in the backward of an operator where the forward calls that one: torch knows and only warns."""
+    show, found = warnings.showwarning, list[str]()
+
+    def unless_where(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        if str(message).startswith(BACKWARD_OF):
+            found.append(str(message))
+        else:
+            show(message, *args, **kwargs)
+
+    with warnings.catch_warnings(), patch.object(warnings, "showwarning", unless_where):
+        warnings.filterwarnings("always", message=BACKWARD_OF)
+        try:
+            yield
+        except Exception as error:
+            for each in found:
+                error.add_note(each)
+            raise
 
 
 @contextmanager

@@ -22,12 +22,12 @@ from ..precision import AS_IT_IS, Precision
 from .adapter import Trace, mark_of, trace
 from .ancestors import ancestors
 from .arguments import CallSignature
-from .by_numbers.static_shapes import why_by_numbers
+from .by_numbers.static_shapes import of_shape, why_by_numbers
 from .checks.autocast import check_autocast_around
 from .checks.effects import ChangesModelError, ReplacesBufferError
 from .checks.models import check_example, check_model, contained_tensors_held, hold_plain_tensors, let_plain
 from .checks.writes import refuse_writes
-from .dynamo.dynamo_errors import depends_on_numbers, is_explained, model_stack, own_error
+from .dynamo.dynamo_errors import backward_stack, depends_on_numbers, is_explained, model_stack, own_error
 from .fake_run import FakeRun
 from .first_call import with_first_call_done
 from .first_seen import let_libraries_see_tensors
@@ -548,12 +548,14 @@ def _dotted(match: re.Match[str]) -> str:
 
 def _why(model: nn.Module, error: Exception, precision: Precision) -> str:
     text = str(error)
-    where = at(lines_in(text) or lines_in(model_stack(error)))
+    behind = backward_stack(error)
+    where = at(lines_in(text) or lines_in(model_stack(error)) or lines_in(behind))
     for word, advice in _ADVICE.items():
         if word in text:
             return f"{type(model).__name__} cannot be captured as one graph{where}: {advice}"
     if depends_on_numbers(error):
-        return f"{type(model).__name__} cannot be captured as one graph{where}: {why_by_numbers(text)}"
+        why = of_shape("the backward of this line") if behind else why_by_numbers(text)
+        return f"{type(model).__name__} cannot be captured as one graph{where}: {why}"
     if (own := own_error(error)) and precision.param_dtype:
         return (
             f"the forward of {type(model).__name__} fails{where} with its parameters and floating arguments cast to "

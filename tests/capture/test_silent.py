@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import autoshard
 from autoshard.capture import capture
 from autoshard.errors import CaptureError
 
@@ -95,6 +96,20 @@ def test_a_deep_model_that_prints_and_warns_says_nothing_while_it_is_captured(
     model = nn.Sequential(*(Saying(both) for _ in range(9)))
     assert len(capture(model, (torch.randn(3, 4),)).nodes) > 9
     assert capsys.readouterr().out == ""
+
+
+def test_what_a_representative_argument_decides_in_the_backward_is_not_warned_of() -> None:
+    class Putting(Saying):
+        def forward(self, x: Tensor, picked: Tensor) -> Any:  # type: ignore[override]
+            made = torch.zeros(3, 4)
+            made[picked] = self.linear(x)[:2]
+            return made.square()
+
+    picked = autoshard.representative(torch.tensor([True, False, True]))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert capture(Putting(lambda y: None), (torch.randn(3, 4), picked)).gradients
+    assert not said
 
 
 def test_the_filters_of_warnings_stay_as_they_are() -> None:

@@ -65,6 +65,12 @@ def write_rows(x: Tensor, n: Tensor) -> Tensor:
     return x
 
 
+def put_rows(x: Tensor, n: Tensor) -> Tensor:
+    made = torch.zeros(3, 4)
+    made[n > 1] = x[:2]  # culprit
+    return made.square()
+
+
 def masked_select(x: Tensor, n: Tensor) -> Tensor:
     return torch.masked_select(x, x > 0).prod()  # culprit
 
@@ -104,7 +110,8 @@ def checkpointed(x: Tensor, n: Tensor) -> Any:
 
 SHAPES = {
     mask: ("indexing", "torch.where"), rows: ("indexing", "pad to a fixed length"),
-    write_rows: ("indexing", "torch.where"), masked_select: ("torch.masked_select", "torch.where"),
+    write_rows: ("indexing", "torch.where"), put_rows: ("the backward of this line", "torch.where"),
+    masked_select: ("torch.masked_select", "torch.where"),
     where: ("torch.where", "multiply by it"), nonzero: (".nonzero()", "torch.nonzero_static"),
     unique: ("torch.unique", "Keep the shape"), repeated: (".repeat_interleave()", "output_size"),
     counted: ("torch.bincount", "Keep the shape"), up_to: ("torch.arange", "as a Python number"),

@@ -9,6 +9,8 @@ import traceback
 from torch._dynamo.exc import ObservedException, TorchRuntimeError, Unsupported
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+BACKWARD_OF = "Error detected in "
+"""Begins what torch says, in a note of such an error, of where the forward calls what fails in its backward."""
 # How dynamo prints the argument of an exception, and a name that Python would not find either.
 _CONSTANT = re.compile(r"ConstantVariable\(str: (.*)\)", re.DOTALL)
 _CLASS_ALONE = re.compile(r"ExceptionVariable\(<class '(?:builtins\.)?(.*)'>\)")  # torch 2.11, of the model's own
@@ -26,6 +28,11 @@ _AS_ARGUMENT = re.compile(r"valid indices \(got SymInt\)|must be \w+, not Sym(In
 def model_stack(error: Exception) -> str:
     """The frames of the model in which dynamo met an error, as a traceback prints them; empty for other errors."""
     return "".join(traceback.format_list(getattr(error, "real_stack", None) or []))
+
+
+def backward_stack(error: Exception) -> str:
+    """The frames in which the forward calls what raises an error in its backward; empty for other errors."""
+    return "".join(note for note in getattr(error, "__notes__", ()) if note.startswith(BACKWARD_OF))
 
 
 def depends_on_numbers(error: Exception) -> bool:
