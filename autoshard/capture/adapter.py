@@ -10,7 +10,7 @@ import logging
 import random
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -193,7 +193,8 @@ def _traced_knowing(
 
 def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guarded: bool) -> Trace:
     is_knowing = isinstance(faker.mode, _KnowingMode)
-    knows_most = isinstance(faker.mode, _KnowingMost) or (is_knowing and any_representative(args, kwargs))
+    is_told = any_representative(args, kwargs, [*model.buffers()])
+    knows_most = isinstance(faker.mode, _KnowingMost) or (is_knowing and is_told)
     with _traceable(model, faker, MOST if knows_most else LARGEST), ExitStack() as stack:
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
         with real_objects(faker.numbers()):
@@ -209,7 +210,8 @@ def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict
             stack, forward.module, fake_args, fake_kwargs or None, decompositions=decompositions
         )
     graph = joint.graph_module.graph
-    write_down_what_is_known(graph, dict(_told(graph, tree_leaves((args, kwargs)))) if knows_most else {})
+    given = dict(enumerate(tree_leaves((args, kwargs)))) | dict(model.named_buffers(remove_duplicate=False))
+    write_down_what_is_known(graph, dict(_told(graph, given)) if knows_most else {})
     if knows_most:
         refuse_what_numbers_size(graph)
     in_their_own_order(graph)
@@ -237,12 +239,12 @@ def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict
     )
 
 
-def _told(graph: torch.fx.Graph, leaves: Sequence[Any]) -> Iterator[tuple[torch.fx.Node, torch.Tensor]]:
-    """The inputs of a graph that are representative arguments, with their numbers."""
+def _told(graph: torch.fx.Graph, given: Mapping[int | str, Any]) -> Iterator[tuple[torch.fx.Node, torch.Tensor]]:
+    """The inputs of a graph that are representative, arguments by position and buffers by name, with their numbers."""
     for node in graph.find_nodes(op="placeholder"):
-        kind, position = _placeholder(node.meta["desc"])
-        if kind == "input" and is_representative(leaves[position]):
-            yield node, numbers_of(leaves[position], node.meta["val"].dtype)
+        kind, key = _placeholder(node.meta["desc"])
+        if kind in ("input", "buffer") and is_representative(given[key]):
+            yield node, numbers_of(given[key], node.meta["val"].dtype)
 
 
 See = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any], Any], None]
@@ -263,7 +265,7 @@ def run_on_fakes(
             and results.
         dtype: as for :func:`trace`.
     """
-    is_told = any_representative(args, kwargs)
+    is_told = any_representative(args, kwargs, [*model.buffers()])
     kind = _KnowingMost if is_told else FakeTensorMode
     # a module of the model's may keep tensors of a call that was made before, in a cache of a function
     faker = _Faker(kind(allow_non_fake_inputs=True), dtype)
@@ -453,7 +455,8 @@ class _KnowingMode(FakeTensorMode):
     def from_tensor(self, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
         made: Any = super().from_tensor(tensor, *args, **options)
         if is_of_arguments(tensor) and tensor.constant is not None:  # type: ignore[attr-defined]
-            self.know(made, tensor.constant)  # type: ignore[attr-defined]
+            with no_dispatch():  # a trace may write into a buffer
+                self.know(made, tensor.constant.clone())  # type: ignore[attr-defined]
         return made
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -832,9 +835,12 @@ class _Faker:
         if not isinstance(value, torch.Tensor):
             return value
         made: Any = self._fake(value, self._cast(value), torch.empty(value.size(), device="meta").stride())
+        self._tell(value, made)
+        return made
+
+    def _tell(self, value: torch.Tensor, made: torch.Tensor) -> None:
         if isinstance(self.mode, _KnowingMode) and is_representative(value):
             self.mode.know(made, numbers_of(value, made.dtype).contiguous())
-        return made
 
     def _fake(self, value: torch.Tensor, dtype: torch.dtype, strides: tuple[int, ...]) -> torch.Tensor:
         """A tensor without memory, with what else somebody has noted on it, which a forward may ask for."""
@@ -852,6 +858,8 @@ class _Faker:
             fake = self._fake(value, self._cast(value) if is_parameter else value.dtype, value.stride())
             if is_parameter:  # as ``nn.Parameter`` makes one, which calls an operator first
                 fake.requires_grad_(value.requires_grad)._is_param = True
+            else:
+                self._tell(value, fake)
             self._memo[id(value)] = fake
         return self._memo[id(value)]
 

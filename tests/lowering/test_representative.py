@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import autoshard
-from autoshard.capture import capture
+from autoshard.capture import capture, model_key
 from autoshard.errors import CaptureError
 from autoshard.mesh import Mesh
 
+from ..fuzz.judge import capturing_once
 from ..fuzz.random_plans import random_plan
-from ..fuzz.ranks import PeerFailed
+from ..fuzz.ranks import PeerFailed, run_ranks
 from ..thorough import some_thorough
 from .as_before import check_as_before, steps
 
@@ -148,3 +151,38 @@ def test_a_step_that_decides_otherwise_says_so(name: str) -> None:
     assert said and all(isinstance(each, Exception) for each in found)
     for text in said:
         assert "autoshard.representative" in text and __file__ in text
+
+
+class Padding(nn.Module):
+    """Pads by a number in a buffer, as convolutions of EnCodec do, which every call makes one more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(8, 8)
+        self.register_buffer("pad", torch.tensor(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = nn.functional.pad(self.enter(x), (int(self.pad), 0))
+        self.pad.add_(1)
+        return padded.cumsum(-1).square().mean()
+
+
+def test_a_buffer_is_representative_as_long_as_it_decides_the_same() -> None:
+    model, args = Padding().double(), (torch.randn(4, 8, dtype=torch.float64),)
+    with pytest.raises(CaptureError, match=r"autoshard\.representative\(tensor\).* of those buffers"):
+        capture(model, args)
+    autoshard.representative(model.pad)
+    assert model_key(model, args, {}) is None
+    plan = autoshard.plan(model, args, mesh="a=2", hardware="cpu-gloo", constraints=["baseline ddp"])
+    check_as_before(model, args, plan, rtol=1e-8, atol=1e-10)
+
+    def twice(rank: int) -> None:
+        mesh = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.axes)
+        parallel = autoshard.parallelize(copy.deepcopy(model), plan, mesh, args)
+        shards = autoshard.shard_inputs(plan, mesh, *args)
+        parallel(*shards).backward()
+        with pytest.raises(RuntimeError, match="representative"):
+            parallel(*shards).backward()
+
+    with capturing_once(capture(model, args, guarded=True)):
+        assert run_ranks(2, twice) == [None, None]

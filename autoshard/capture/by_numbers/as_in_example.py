@@ -1,4 +1,4 @@
-"""Holds a step to what the numbers of representative arguments decided while the model was captured.
+"""Holds a step to what the numbers of representative arguments and buffers decided while the model was captured.
 
 ``x[mask]`` becomes an operator that knows how much the mask picks, and looks whether it picks that much: of every row
 of a batch as much, where it is so in the example, so that the batch can be cut; else in all. Numbers that Python took

@@ -19,8 +19,8 @@ from ..lines import at, lines_in
 
 _UNKNOWN = "which are unknown while planning"
 _SAME = (
-    "; where they come of arguments, and decide the same in every step, say so: autoshard.representative(tensor) of "
-    "those in the example"
+    "; where they come of arguments or buffers, and decide the same in every step, say so: "
+    "autoshard.representative(tensor) of those arguments in the example, or of those buffers"
 )
 _PADDED = "pad to a fixed length and mask what is beyond the end"
 _PASSED = "pass it to the forward as a Python number"
