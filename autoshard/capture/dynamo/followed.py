@@ -10,7 +10,15 @@ from unittest.mock import patch
 
 from torch import nn
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.variables import ConstantVariable, GetAttrVariable, TensorVariable, builtin, dicts, lists
+from torch._dynamo.variables import (
+    ConstantVariable,
+    GetAttrVariable,
+    NumpyNdarrayVariable,
+    TensorVariable,
+    builtin,
+    dicts,
+    lists,
+)
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.ctx_manager import CatchWarningsCtxManagerVariable
 from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable
@@ -106,6 +114,31 @@ def indexed_by_tensors() -> Iterator[None]:
         yield
         return
     with patch.object(builtin.BuiltinVariable, "call_index", of_number):
+        yield
+
+
+@contextmanager
+def items_of_arrays() -> Iterator[None]:
+    """Has ``int(np.sum(sizes))``, ``array.item()`` and ``range(array[0])`` take numbers out of tensors: those are
+    numpy's arrays to dynamo.
+    """
+    method, function = NumpyNdarrayVariable.call_method, builtin.BuiltinVariable.call_function
+
+    def of_array(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        call = TensorVariable.call_method if name == "item" else method
+        return call(self, tx, name, args, kwargs)
+
+    def number(tx: Any, given: Any) -> Any:
+        given = given.realize()
+        return given.call_method(tx, "item", [], {}) if isinstance(given, NumpyNdarrayVariable) else given
+
+    def of_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        return function(self, tx, [number(tx, each) for each in args] if self.fn is range else args, kwargs)
+
+    with (
+        patch.object(NumpyNdarrayVariable, "call_method", of_array),
+        patch.object(builtin.BuiltinVariable, "call_function", of_function),
+    ):
         yield
 
 

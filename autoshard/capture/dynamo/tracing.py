@@ -29,6 +29,7 @@ from .draws_left_out import draws_left_out
 from .followed import (
     attributes_asked_for,
     indexed_by_tensors,
+    items_of_arrays,
     keys_listed,
     leaves_within,
     named_classes,
@@ -116,6 +117,7 @@ def forward_graph(
         keys_listed(),
         reentrant_cut_off(),
         indexed_by_tensors(),
+        items_of_arrays(),
         runs_of_alike(),
         numbers_as_indices(),
         lengths_in_tensors(),
