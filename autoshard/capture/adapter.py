@@ -163,12 +163,14 @@ def _traced_by_numbers(
     asked: Asked,
 ) -> Trace:
     """Where numbers in tensors decide what the forward does, it is traced once more with those known that are made of
-    no argument, unless it has asked: told the truth, it may look at none.
+    no argument, or of representative ones, unless it has asked: told the truth, it may look at none. Where any are
+    representative, that is tried whatever torch says: a list of unknown numbers fails in many ways (``sorted``).
     """
     try:
         return _traced(_Faker(FakeTensorMode(), dtype), model, args, kwargs, guarded)
     except Exception as error:
-        if asked.is_so or not decided_by_numbers(error):
+        is_torchs = not isinstance(error, CaptureError) and any_representative(args, kwargs, [*model.buffers()])
+        if asked.is_so or not (is_torchs or decided_by_numbers(error)):
             raise
     large: list[int] = []
     try:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -144,6 +145,14 @@ def causal(x: Tensor, n: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, q, q, is_causal=x.sum().item() > 0)  # culprit
 
 
+def order(x: Tensor, n: Tensor) -> Tensor:
+    return x * sorted(n.tolist())[0]  # culprit
+
+
+def in_numpy(x: Tensor, n: Tensor) -> Tensor:
+    return x * int(np.cumsum(n.tolist())[-1])  # culprit
+
+
 def length(x: Tensor, n: Tensor) -> Tensor:
     longest = int(n.max())  # culprit
     return x[:, :longest]
@@ -180,7 +189,7 @@ def within_library(x: Tensor, n: Tensor) -> Tensor:
     return x * statistics.fmean(n.tolist())  # culprit
 
 
-NUMBERS = [factor, length, least, view, times, parts, floats, one_of, within_library, scale, beta, causal]
+NUMBERS = [factor, length, least, view, times, parts, floats, one_of, within_library, scale, beta, causal, in_numpy]
 
 
 @pytest.mark.parametrize("body", NUMBERS, ids=lambda body: body.__name__)
@@ -228,7 +237,7 @@ def padded(x: Tensor, n: Tensor) -> Tensor:
     return pad_sequence([x[:k] for k in n])  # culprit
 
 
-WAYS = [branch, branch_on_a_number, branch_on_a_length, equal, contains, loop, padded]
+WAYS = [branch, branch_on_a_number, branch_on_a_length, equal, contains, loop, padded, order]
 
 
 def some_finite(x: Tensor, n: Tensor) -> Tensor:

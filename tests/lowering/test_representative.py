@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -151,6 +152,17 @@ def test_a_step_that_decides_otherwise_says_so(name: str) -> None:
     assert said and all(isinstance(each, Exception) for each in found)
     for text in said:
         assert "autoshard.representative" in text and __file__ in text
+
+
+def test_python_does_with_known_numbers_whatever_it_likes() -> None:
+    def of_a_list(x: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        sizes = n.tolist()  # 3, 4, 2, 3, 2
+        whole, rest = divmod(sizes[1], 3)
+        return x.sum() * (100 * sorted(sizes)[2] + 10 * whole + rest) * int(np.cumsum(sizes)[2])
+
+    model, args = example(of_a_list)
+    graph = capture(model, marked(args))
+    assert {311, 9} <= {given for node in graph.nodes for given in node.args if isinstance(given, int)}
 
 
 class Padding(nn.Module):

@@ -43,7 +43,7 @@ _INSTEAD = {
 }
 _NAMED = re.compile(r"([\w.]*\.\w+)")
 _ASKED = re.compile(r"data-dependent expression (.+?) \(unhinted")
-_AS_ARGUMENT = re.compile(r"got SymInt|not Sym(Int|Float|Bool)\b")
+_AS_ARGUMENT = re.compile(r"got SymInt|not Sym(Int|Float|Bool)\b|failed to convert ")
 _WHOLE_NUMBER = re.compile(r"\bu\d")
 _BY_PYTHON = "in evaluate_expr)"  # what dynamo asks of a condition of the model's own
 

@@ -21,8 +21,11 @@ _ON_NUMBERS = re.compile(
     r"data[- ]dependent (expression|branching|operator|output)|Tensor\.tolist\(\) with|Pending unbacked symbols",
     re.IGNORECASE,
 )
-# of ``x[:, k]`` by a number out of a tensor, and of an argument that is one
-_AS_ARGUMENT = re.compile(r"valid indices \(got SymInt\)|must be \w+, not Sym(Int|Float|Bool)\b")
+# of ``x[:, k]`` by a number out of a tensor, of an argument that is one, and of a list that is sorted or given to numpy
+_AS_ARGUMENT = re.compile(
+    r"valid indices \(got SymInt\)|must be \w+, not Sym(Int|Float|Bool)\b|failed to convert [^\n]*\bz?u\d+\b"
+    r"|non-constant key type: <class '(int|float|torch\.Tensor)'>"
+)
 
 
 def model_stack(error: Exception) -> str:
