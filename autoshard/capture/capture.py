@@ -166,6 +166,8 @@ def _captured(
     check_model(model)
     made = hold_plain_tensors(model)
     let_libraries_see_tensors()
+    with_buffers: CapturedGraph | None = None
+    left = set[str]()
     while True:
         try:
             with contained_tensors_held(model) as read:
@@ -176,7 +178,14 @@ def _captured(
             left = {name for name in made if model.get_buffer(name) is replaced}
             if not left:
                 raise
+            with_buffers = None
+        except ChangesModelError:
+            if with_buffers is None:
+                raise
+            hold_plain_tensors(model, left)  # it is asked whether it is there, too, which a buffer always is
+            return with_buffers
         else:
+            with_buffers = graph
             left = made & graph.replaced - _read(graph)
         if not left:
             return graph

@@ -21,6 +21,7 @@ from ..fuzz.judge import capturing_once
 from ..fuzz.random_plans import random_plan
 from ..fuzz.ranks import run_ranks
 from ..thorough import some_thorough
+from .as_before import check_as_before
 from .sessions import full
 
 MESH = {"a": 2, "b": 2}
@@ -359,3 +360,28 @@ def test_torch_compile_leaves_the_step_as_it_is() -> None:
         raise found
     for value, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(value, theirs, rtol=1e-4, atol=1e-5)
+
+
+class Positions(nn.Module):
+    """Keeps what it has computed, and asks before whether it is there, as Qwen-VL does with positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.delta, self.decodes = nn.Linear(8, 8), None, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.delta is None or not self.decodes:
+            self.delta = x.detach().cumsum(1)[:, -1:]
+        else:
+            x = x + self.delta
+        return self.enter(x).square().mean()
+
+
+def test_what_a_forward_asks_for_and_does_not_read_is_a_buffer_once_it_is_there() -> None:
+    model, x = Positions().double(), torch.randn(4, 8, dtype=torch.float64)
+    with pytest.raises(CaptureError, match="call it once before planning"):
+        capture(model, (x,))
+    model(x)
+    plan = autoshard.plan(model, (x,), mesh="a=2", hardware="cpu-gloo")
+    assert "delta" in dict(model.named_buffers())
+    check_as_before(model, (x,), plan, rtol=1e-8, atol=1e-10, batch=(2 * x,))

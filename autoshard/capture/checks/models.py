@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import combinations
 from typing import Any
@@ -41,13 +41,16 @@ def check_model(model: nn.Module) -> None:
     _check_memory(model)
 
 
-def hold_plain_tensors(model: nn.Module) -> set[str]:
+def hold_plain_tensors(model: nn.Module, among: Collection[str] | None = None) -> set[str]:
     """Makes buffers, which checkpoints leave out, of tensors that modules have as plain attributes (a table of
     positions that is computed once): a plan lays out what a model holds, and knows such a tensor by no name. One that
     several modules have is one buffer of several names.
 
     Those that want a gradient, are of an unusual kind, are buffers already, or share memory with another stay as they
     are.
+
+    Args:
+        among: the FQNs of those that may become buffers; None for all.
 
     Returns:
         The FQNs of those that became buffers now.
@@ -58,7 +61,8 @@ def hold_plain_tensors(model: nn.Module) -> set[str]:
         holders[storage_of(tensor)].append((None, "", "", tensor))
     for path, module in model.named_modules():
         for name, tensor in vars(module).items():
-            if isinstance(tensor, torch.Tensor) and is_plain(tensor) and not is_lazy(tensor):
+            is_meant = among is None or f"{path}.{name}".removeprefix(".") in among
+            if isinstance(tensor, torch.Tensor) and is_plain(tensor) and not is_lazy(tensor) and is_meant:
                 holders[storage_of(tensor)].append((module, path, name, tensor))
     for found in holders.values():
         *_, tensor = found[0]
