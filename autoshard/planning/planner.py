@@ -203,7 +203,7 @@ class Planner:
                 self._wider(formulation.constraints),
             )
         except InfeasibleError as error:
-            if self._asks_less(formulation.constraints):
+            if str(error).startswith(Status.INFEASIBLE.value) and self._asks_less(formulation.constraints):
                 raise _AsksLessError from None
             raise InfeasibleError(self._no_plan(formulation, str(error))) from None
 
@@ -353,8 +353,8 @@ class Planner:
         return solution
 
     def solved(self, formulation: Formulation, cutoff_ns: float = math.inf) -> tuple[Formulation, Solution]:
-        """A program and its cheapest assignment, as :meth:`solve` gives it; where it has none and a scheme has a plan
-        that leaves some matrices to the solver, the program whose schemes do.
+        """A program and its cheapest assignment, as :meth:`solve` gives it; where there is proved to be none and a
+        scheme has a plan that leaves some matrices to the solver, the program whose schemes do.
 
         Raises:
             InfeasibleError: neither has one.
@@ -362,7 +362,7 @@ class Planner:
         solution = self.solution(formulation, explains=False, cutoff_ns=cutoff_ns)
         if solution.choices is not None or solution.status is Status.CUT:
             return formulation, solution
-        if self._asks_less(formulation.constraints):
+        if solution.status is Status.INFEASIBLE and self._asks_less(formulation.constraints):
             formulation = self.program(formulation.constraints)
         return formulation, self.solve(formulation, cutoff_ns=cutoff_ns)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autoshard
-from autoshard.errors import ConstraintError, StrategyWarning
+from autoshard.errors import ConstraintError, InfeasibleError, StrategyWarning
 from autoshard.planning.comparison import compare
 from autoshard.planning.lone_matrices import longest
 from autoshard.plans import ShardingPlan, dump_plan, parse_plan
 from autoshard.review import check
+from solver import Problem, Solution, SolveReport, Status
 
 from ..lowering.as_before import check_as_before
 from ..models import AlikeLayers
@@ -82,6 +85,26 @@ def test_a_matrix_without_another_to_go_with_is_left_to_the_solver_and_the_other
     check_as_before(model, args, plan, rtol=1e-9, atol=1e-12)
     again = parse_plan(dump_plan(plan))
     assert check(again, model, args).fits
+
+
+@pytest.mark.parametrize("budget", [None, "1GiB"])
+def test_no_matrix_is_left_because_the_time_was_over(monkeypatch: pytest.MonkeyPatch, budget: str | None) -> None:
+    def late(problem: Problem, **options: Any) -> Solution:
+        return Solution(Status.TIME_LIMIT, None, None, None, math.inf, SolveReport("none", 0.0, (), ()))
+
+    def unasked(*args: Any) -> None:
+        raise AssertionError("matrices were looked for")
+
+    for module, name, done in (
+        ("budget", "solve", late),
+        ("planner", "solve", late),
+        ("planner", "lone_matrices", unasked),
+    ):
+        monkeypatch.setattr(f"autoshard.planning.{module}.{name}", done)
+    model, args = stages()
+    options: dict[str, Any] = {"mesh": "dp=2,tp=2", "hardware": "cpu-gloo", "memory": budget, "cache": False}
+    with pytest.raises(InfeasibleError, match="no valid assignment was found in the time given"):
+        autoshard.plan(model, args, constraints=["family tp=tp"], time_limit_s=1.0, **options)
 
 
 class HalfByHalf(nn.Module):
