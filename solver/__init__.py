@@ -11,6 +11,7 @@ from .backends import BACKENDS, BackendUnavailable
 from .backends.priced import fullest
 from .evaluate import Evaluation, evaluate, usage_at, usage_timeline
 from .lean import leaner
+from .least_usage import is_out_of_reach
 from .networks import NOWHERE, Assignment, Base, Consumer, Life, Network, Routes
 from .problem import INFEASIBLE, Budget, Edge, Group, Load, Node, Problem, ProblemError
 from .routing import routed
@@ -44,6 +45,7 @@ __all__ = [
     "Status",
     "evaluate",
     "fullest",
+    "is_out_of_reach",
     "leaner",
     "routed",
     "solve",

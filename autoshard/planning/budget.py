@@ -34,6 +34,7 @@ from solver import (
     Status,
     evaluate,
     fullest,
+    is_out_of_reach,
     leaner,
     routed,
 )
@@ -105,10 +106,10 @@ class SolverOptions:
     ``start`` is a known assignment of the program without memory, ``free`` the solver's solution of it, where there is
     one; ``known`` the answer of the program with memory on another schedule, ``bound`` that of a schedule whose prices
     are no higher, ``leanest`` the plan found so far that holds least. Where the cheapest plan holds FAR times the
-    budget, ``ask`` says what people do that fits. ``explains`` says whether an error of the budget looks for what would
-    free the most, which takes as long as a plan. A search that ``is_thorough`` does not give up where what the timeline
-    has more leaves the program no answer. ``report`` is told of better costs, from any thread, and of bounds where it
-    ``says_bounds``. ``results`` are what operators make, as far as it is known.
+    budget, ``ask`` says what people do that fits, unless nothing can. ``explains`` says whether an error of the budget
+    looks for what would free the most, which takes as long as a plan. A search that ``is_thorough`` does not give up
+    where what the timeline has more leaves the program no answer. ``report`` is told of better costs, from any thread,
+    and of bounds where it ``says_bounds``. ``results`` are what operators make, as far as it is known.
 
     Raises:
         ValueError: the time limit is no time.
@@ -202,7 +203,8 @@ def plan_within_budget(
     search.start = free.assignment if wider is None else as_choices(wide, formulation, free.assignment.choices)
     other = options.known
     if other is None and limit.soft_ms_per_gib is None and free.peak_bytes > FAR * budget:
-        other = options.ask()
+        if not is_out_of_reach(replace(program.problem, usage_limit=budget)):
+            other = options.ask()
     known = None if other is None else moved(program, other.formulation, other.assignment)
     weighed = None
     if known is not None:

@@ -294,3 +294,16 @@ def test_where_only_an_expert_has_a_plan_that_fits_it_is_that_one_however_short_
     assert found.memory is not None and found.memory.peak.size_bytes <= budget
     assert found.solver.cost_ns <= by_hand.solver.cost_ns
     assert found.pins == ()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_people_do_is_not_asked_for_where_parameters_alone_are_too_much(
+    monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("autoshard.planning.ladder._Ladder._first_expert", lambda ladder: asked.append(ladder))
+    if not is_known:
+        monkeypatch.setattr("autoshard.planning.budget.is_out_of_reach", lambda problem: False)
+    with pytest.raises(NothingFitsError, match="no plan fits"):
+        autoshard.plan(*example("deep"), mesh="dp=2,tp=2", hardware=profile_of("slow"), memory="1KiB", cache=False)
+    assert bool(asked) != is_known
