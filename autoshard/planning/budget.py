@@ -106,7 +106,8 @@ class SolverOptions:
     ``start`` is a known assignment of the program without memory, ``free`` the solver's solution of it, where there is
     one; ``known`` the answer of the program with memory on another schedule, ``bound`` that of a schedule whose prices
     are no higher, ``leanest`` the plan found so far that holds least. Where the cheapest plan holds FAR times the
-    budget, ``ask`` says what people do that fits, unless nothing can. ``explains`` says whether an error of the budget
+    budget, ``ask`` says what people do that fits, unless nothing can. ``settle`` is called where the program's own
+    answer fits, so that no schedule that holds less has a better one. ``explains`` says whether an error of the budget
     looks for what would free the most, which takes as long as a plan. A search that ``is_thorough`` does not give up
     where what the timeline has more leaves the program no answer. ``report`` is told of better costs, from any thread,
     and of bounds where it ``says_bounds``. ``results`` are what operators make, as far as it is known.
@@ -123,6 +124,7 @@ class SolverOptions:
     bound: int | None = None
     leanest: Found | None = None
     ask: Callable[[], Found | None] = lambda: None
+    settle: Callable[[], None] = lambda: None
     explains: bool = True
     is_thorough: bool = True
     report: Callable[[str], None] = lambda said: None
@@ -358,6 +360,8 @@ class _Search:
         else:
             program, found = self._alike_or_in_groups(program, budget)
         bound, self.is_proven = self.last.bound, self.last.status is Status.INFEASIBLE
+        if found is not None and found is not known and found.peak_bytes <= budget:
+            self._options.settle()
         if found is not None and found.peak_bytes > budget and not self._options.is_thorough:
             self.nearest = found
             if self._fitting is None and not found.is_near(budget, found.plan.bucket_bytes, found.plan.gathers_ahead):

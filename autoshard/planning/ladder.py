@@ -2,7 +2,8 @@
 
 Collectives that travel together and ahead hold memory. So where a search finds nothing that fits on the planner's
 schedule, or nothing good, it goes on with schedules that hold less: buckets that are not gathered ahead, smaller ones,
-at last each tensor alone. An answer that does not fit on one schedule is where the next search starts. Before the last
+at last each tensor alone; unless the program's own answer fits at once, which no other schedule makes cheaper: a gap is
+the solver's then. An answer that does not fit on one schedule is where the next search starts. Before the last
 search baselines are looked at (:mod:`autoshard.planning.experts`), and before the first one where it has far to go.
 Where each tensor travels alone from the start, the last search is on that schedule, too.
 
@@ -34,7 +35,8 @@ FOR_EXPERTS = 0.25
 @dataclass(frozen=True, eq=False)
 class Hints:
     """What is known before a search: whether it is the last one, and nothing fits so far; the answer of a search before
-    that is nearest to the budget; the bound; the plan that holds least; and what finds a baseline that fits.
+    that is nearest to the budget; the bound; the plan that holds least; what finds a baseline that fits; and what is
+    called where the search is not worth going on with on schedules that hold less.
     """
 
     is_last: bool = True
@@ -42,6 +44,7 @@ class Hints:
     bound_ns: int | None = None
     leanest: Found | None = None
     ask: Callable[[], Found | None] = lambda: None
+    settle: Callable[[], None] = lambda: None
 
 
 _P = TypeVar("_P", bound=Planning)
@@ -78,6 +81,7 @@ class _Ladder(Generic[_P]):
         self._known: Found | None = None
         self._leanest: Found | None = None
         self._cannot = False
+        self._is_settled = False
 
     def plan(self) -> ShardingPlan:
         left = list(self._schedules)
@@ -103,18 +107,31 @@ class _Ladder(Generic[_P]):
                 continue
             self._note_bound(found.solver.bound_ns)
             self._note(found)
-            if self._is_good(found) or self._left_s() == 0:
+            if self._is_settled:
+                self._ask_experts()
+            if self._is_settled or self._is_good(found) or self._left_s() == 0:
                 break
         assert self._best is not None
         return self._stated(self._best)
 
     def _searched(self, planner: _P, is_last: bool) -> ShardingPlan:
-        hints = Hints(is_last and self._best is None, self._known, self._bound_ns, self._leanest, self._first_expert)
+        hints = Hints(
+            is_last and self._best is None,
+            self._known,
+            self._bound_ns,
+            self._leanest,
+            self._first_expert,
+            self._settle,
+        )
         is_ours, left_s = planner is self._planner, self._left_s()
         if left_s is not None and self._bound_ns is not None:
             planner = planner.having(time_limit_s=max(LAST_S, left_s))
         program = self._formulation if is_ours else planner.program(self._formulation.constraints)
         return self._search(planner, program, hints)
+
+    def _settle(self) -> None:
+        """Notes that the program's own answer fits on the schedule: no other makes it cheaper."""
+        self._is_settled = True
 
     def _first_expert(self) -> Found | None:
         """The first baseline that fits, if one does and they are asked: of those that the program can start from, as it

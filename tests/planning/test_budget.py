@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -176,6 +177,42 @@ def test_no_schedule_forgets_what_the_plan_without_a_budget_holds() -> None:
         on_any_schedule(short, short.formulate(Constraints()), search, asks_experts=False)
     assert len(known) > 1 and known == [None, *[free.memory.peak.size_bytes] * (len(known) - 1)]
     assert caught.value.least_bytes <= free.memory.peak.size_bytes
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_no_other_schedule_is_looked_at_where_the_answer_of_the_program_fits_on_the_first(is_settled: bool) -> None:
+    """Its gap, far above what is good here, is the solver's, and would be there on each of them."""
+    planner = Planner.of_model(*example("deep"), None, "dp=2,tp=2", profile_of("slow"))
+    planner = planner.having(limit=MemoryLimit(budget_bytes=free_peak("deep", "dp=2,tp=2")))
+    looked = 0
+
+    def search(planner: Planner, program: Formulation, hints: Hints) -> ShardingPlan:
+        nonlocal looked
+        looked += 1
+        found = plan_within_budget(program, planner.limit, SolverOptions(), planner.write)
+        if is_settled:
+            hints.settle()
+        return replace(found, solver=found.solver.having(found.solver.cost_ns, found.solver.cost_ns // 2))
+
+    on_any_schedule(planner, planner.formulate(Constraints()), search, asks_experts=False)
+    assert looked == 1 if is_settled else looked > 1
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_an_answer_of_the_program_that_fits_settles_the_schedule(monkeypatch: pytest.MonkeyPatch, over: int) -> None:
+    """Here all but the cheapest plan holds so much more than the budget."""
+    planner = Planner.of_model(*example("deep"), None, "dp=4", profile_of("slow"))
+    budget, asked, settled = free_peak("deep", "dp=4") // 2, list[Found](), list[bool]()
+
+    def peak_bytes(found: Found) -> int:
+        asked.append(found)
+        return budget + (1 if found is asked[0] else over)
+
+    monkeypatch.setattr(Found, "peak_bytes", property(peak_bytes))
+    options = SolverOptions(settle=lambda: settled.append(True), explains=False, is_thorough=False)
+    with suppress(NothingFitsError):
+        plan_within_budget(planner.formulate(Constraints()), MemoryLimit(budget_bytes=budget), options, planner.write)
+    assert bool(settled) == (over == 0)
 
 
 def test_a_search_starts_from_a_baseline_whose_cuts_its_program_offers() -> None:
