@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ..capture import Node
-from ..layout import Layout, P, Placement, R, S
+from ..layout import P, Placement, R, S
 from .operator import LocalCall, Metas, Operator, enter
+from .reduced_dims import kept_dims, reads_no_rows_in_parts, whole_along
 from .rule import Rule
 
 aten = torch.ops.aten
@@ -23,25 +24,27 @@ def _how(node: Node) -> tuple[tuple[int, ...], bool, bool]:
     return dims, keepdim, is_least
 
 
+def _dims(node: Node) -> tuple[int, ...]:
+    return _how(node)[0]
+
+
 def _kept(node: Node, rank: int) -> list[tuple[Placement, Placement]]:
     """How the tensor is cut along a dim that it does not go over, and how the result is."""
     dims, keepdim, _ = _how(node)
-    kept = [d for d in range(rank) if d not in dims]
-    return [(S(d), S(d if keepdim else k)) for k, d in enumerate(kept)]
+    return [(S(d), S(at)) for d, at in kept_dims(rank, dims, keepdim)]
 
 
 def _rules_of_part(node: Node, inputs: Metas) -> list[Rule]:
     kept = _kept(node, len(inputs[0].shape))
-    return [*(Rule((S(d),), (P("max"),)) for d in _how(node)[0]), *(Rule((a,), (b,)) for a, b in kept)]
+    return [*(Rule((S(d),), (P("max"),)) for d in _dims(node)), *(Rule((a,), (b,)) for a, b in kept)]
 
 
 def _rules(node: Node, inputs: Metas) -> list[Rule]:
     kept = _kept(node, len(inputs[0].shape))
-    return [*(Rule((S(d), R), (R,)) for d in _how(node)[0]), *(Rule((a, b), (b,)) for a, b in kept)]
+    return [*(Rule((S(d), R), (R,)) for d in _dims(node)), *(Rule((a, b), (b,)) for a, b in kept)]
 
 
-def _as_one(node: Node, layouts: tuple[Layout, ...]) -> bool:
-    return not any(layouts[0].axes_of(d) for d in _how(node)[0])
+_as_one = whole_along(_dims)
 
 
 def _local(call: LocalCall) -> Any:
@@ -49,11 +52,6 @@ def _local(call: LocalCall) -> Any:
         return call.run(call.node.op, *call.args)
     dims, keepdim, is_least = _how(call.node)
     return call.run(aten.amin.default if is_least else aten.amax.default, call.args[0], dims, keepdim)
-
-
-def _passes(node: Node, inputs: Metas, layouts: tuple[Layout, ...]) -> float:
-    """In parts it reads a whole number, and no tensor."""
-    return 1.0 if _as_one(node, layouts) else 0.0
 
 
 def _its_whole(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -64,7 +62,13 @@ enter("as_whole", Operator(rules=_rules_of_part, as_one=_as_one, kernel="reducti
 enter(
     "extreme",
     Operator(
-        rules=_rules, local=_local, parts=(1,), as_one=_as_one, meant=_its_whole, kernel="reduction", passes=_passes
+        rules=_rules,
+        local=_local,
+        parts=(1,),
+        as_one=_as_one,
+        meant=_its_whole,
+        kernel="reduction",
+        passes=reads_no_rows_in_parts(_as_one),
     ),
     namespace="autoshard",
 )

@@ -17,6 +17,7 @@ from ..capture import Node
 from ..layout import P_SUM, Layout, P, Placement, R, S
 from .local import in_rows
 from .operator import LocalCall, Metas, Operator, enter
+from .reduced_dims import reads_no_rows_in_parts
 from .rule import Rule
 
 aten = torch.ops.aten
@@ -82,11 +83,6 @@ def _passes_of_backward(node: Node, inputs: Metas, layouts: tuple[Layout, ...]) 
     return 1.0 if _as_one(node, layouts) else 5 / 3
 
 
-def _passes_of_logsumexp(node: Node, inputs: Metas, layouts: tuple[Layout, ...]) -> float:
-    """In parts it reads two numbers of each row, and no row."""
-    return 1.0 if _as_one(node, layouts) else 0.0
-
-
 def _its_largest(node: Node, values: Tensors) -> Tensors:
     return values[0], ours.row_max(values[0], _dim(node))
 
@@ -137,7 +133,7 @@ enter(
         as_one=_as_one,
         meant=_its_numbers,
         kernel="softmax",
-        passes=_passes_of_logsumexp,
+        passes=reads_no_rows_in_parts(_as_one),
     ),
     namespace="autoshard",
 )

@@ -12,6 +12,7 @@ from ..capture import Node, TensorMeta
 from ..layout import P_SUM, Layout, P, Placement, S
 from .local import on_rows
 from .operator import LocalCall, Metas, Operator, enter
+from .reduced_dims import kept_dims
 from .rule import Rule
 
 aten = torch.ops.aten
@@ -29,9 +30,8 @@ def _kept(at: int, node: Node, inputs: Metas) -> list[Rule]:
     meta, rank, args = node.outputs[0], len(inputs[0].shape), node.args
     assert meta is not None
     reduced = {d % rank for d in args[at]} if rank and len(args) > at and args[at] else set(range(rank))
-    kept = [d for d in range(rank) if d not in reduced]
-    places = ((d, d if len(meta.shape) == rank else k) for k, d in enumerate(kept))
-    return [Rule((S(d),), (S(k),) * len(node.outputs)) for d, k in places]
+    kept = kept_dims(rank, reduced, keepdim=len(meta.shape) == rank)
+    return [Rule((S(d),), (S(at),) * len(node.outputs)) for d, at in kept]
 
 
 def _mean_rules(node: Node, inputs: Metas) -> list[Rule]:

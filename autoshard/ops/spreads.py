@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from ..capture import Node
-from ..layout import P_SUM, Layout, R, S
+from ..layout import P_SUM, R, S
 from .operator import LocalCall, Metas, Operator, enter
+from .reduced_dims import kept_dims, reads_no_rows_in_parts, whole_along
 from .rule import Rule
 
 aten = torch.ops.aten
@@ -35,17 +36,14 @@ def _rules_of_part(node: Node, inputs: Metas) -> list[Rule]:
 
 
 def _rules(node: Node, inputs: Metas) -> list[Rule]:
-    """Rows are cut, or another dim: in the result it is further to the front where rows left it."""
-    dims, keepdim = _dims(node), node.args[5]
-    others = [d for d in range(len(inputs[0].shape)) if d not in dims]
-
-    results = len(node.outputs)
+    """Rows are cut, or another dim."""
+    dims, results = _dims(node), len(node.outputs)
     along = (Rule((S(d), R, R), (R,) * results) for d in dims)
-    return [*along, *(Rule((S(d),) * 3, (S(d if keepdim else k),) * results) for k, d in enumerate(others))]
+    kept = kept_dims(len(inputs[0].shape), dims, node.args[5])
+    return [*along, *(Rule((S(d),) * 3, (S(at),) * results) for d, at in kept)]
 
 
-def _as_one(node: Node, layouts: tuple[Layout, ...]) -> bool:
-    return not any(layouts[0].axes_of(d) for d in _dims(node))
+_as_one = whole_along(_dims)
 
 
 def _local(call: LocalCall) -> Any:
@@ -57,11 +55,6 @@ def _local(call: LocalCall) -> Any:
     else:
         op = aten.std.correction if is_root else aten.var.correction
     return call.run(op, x, dims, correction=correction, keepdim=keepdim)
-
-
-def _passes(node: Node, inputs: Metas, layouts: tuple[Layout, ...]) -> float:
-    """In parts it reads two numbers of each row, and no row."""
-    return 1.0 if _as_one(node, layouts) else 0.0
 
 
 def _count(node: Node, shape: list[int] | torch.Size) -> int:
@@ -103,7 +96,7 @@ enter(
         as_one=_as_one,
         meant=_its_numbers,
         kernel="reduction",
-        passes=_passes,
+        passes=reads_no_rows_in_parts(_as_one),
     ),
     namespace="autoshard",
 )
