@@ -3,7 +3,7 @@
 from .adapter import global_hooks
 from .annotation import CONSTRAIN, annotated, constrain
 from .arguments import Call, CallSignature, differences, input_names
-from .by_numbers.representative import any_representative, representative
+from .by_numbers.representative import representative
 from .calls import as_arguments, call_text, check_is_module, check_keywords, rebuild_call
 from .capture import capture, captured_once
 from .contained import Contained, contained_in, exchange
@@ -47,7 +47,6 @@ __all__ = [
     "marked",
     "micro_batched",
     "model_key",
-    "any_representative",
     "rebuild_call",
     "recomputable",
     "representative",

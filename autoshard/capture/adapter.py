@@ -169,7 +169,7 @@ def _traced_by_numbers(
     try:
         return _traced(_Faker(FakeTensorMode(), dtype), model, args, kwargs, guarded)
     except Exception as error:
-        is_torchs = not isinstance(error, CaptureError) and any_representative(args, kwargs, [*model.buffers()])
+        is_torchs = not isinstance(error, CaptureError) and any_representative(model, args, kwargs)
         if asked.is_so or not (is_torchs or decided_by_numbers(error)):
             raise
     large: list[int] = []
@@ -195,7 +195,7 @@ def _traced_knowing(
 
 def _traced(faker: _Faker, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], guarded: bool) -> Trace:
     is_knowing = isinstance(faker.mode, _KnowingMode)
-    is_told = any_representative(args, kwargs, [*model.buffers()])
+    is_told = any_representative(model, args, kwargs)
     knows_most = isinstance(faker.mode, _KnowingMost) or (is_knowing and is_told)
     with _traceable(model, faker, MOST if knows_most else LARGEST), ExitStack() as stack:
         fake_args, fake_kwargs = tree_map(faker.argument, (args, kwargs))
@@ -267,7 +267,7 @@ def run_on_fakes(
             and results.
         dtype: as for :func:`trace`.
     """
-    is_told = any_representative(args, kwargs, [*model.buffers()])
+    is_told = any_representative(model, args, kwargs)
     kind = _KnowingMost if is_told else FakeTensorMode
     # a module of the model's may keep tensors of a call that was made before, in a cache of a function
     faker = _Faker(kind(allow_non_fake_inputs=True), dtype)

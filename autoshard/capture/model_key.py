@@ -74,7 +74,7 @@ def known_model(
         model, args, kwargs: as for :func:`autoshard.capture.capture`.
         param_dtype: what floating parameters and arguments are cast to, ``bfloat16``.
     """
-    if not isinstance(model, nn.Module) or any_representative(args, kwargs, [*model.buffers()]):
+    if not isinstance(model, nn.Module) or any_representative(model, args, kwargs):
         return None
     digest = hashlib.sha256()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 _MARK = "_autoshard_representative"
@@ -26,8 +26,7 @@ def representative(tensor: Tensor) -> Tensor:
 
     Mark it where a plan is made and where it is applied: in the example arguments, or once the model has the dtype and
     the device that it stays with; batches need no mark. Only what is computed of marked tensors alone, not of
-    parameters, may decide. A step in which it would decide something else
-    raises a RuntimeError that says what.
+    parameters, may decide. A step in which it would decide something else raises a RuntimeError that says what.
 
     Args:
         tensor: an example argument or a buffer, with numbers (not on the meta device).
@@ -51,9 +50,9 @@ def is_representative(value: object) -> bool:
     return isinstance(value, Tensor) and getattr(value, _MARK, False) is True
 
 
-def any_representative(*arguments: Any) -> bool:
-    """Whether any tensor in arguments was."""
-    return any(map(is_representative, tree_leaves(arguments)))
+def any_representative(model: nn.Module, *arguments: Any) -> bool:
+    """Whether any tensor in arguments, or buffer of the model, was."""
+    return any(map(is_representative, (*tree_leaves(arguments), *model.buffers())))
 
 
 def numbers_of(tensor: Tensor, dtype: torch.dtype) -> Tensor:
