@@ -52,8 +52,8 @@ def _outer_rules(node: Node, inputs: Metas) -> list[Rule]:
 
 def _of_groups(call: LocalCall) -> Any:
     """A rank with a block of the groups counts from its first one."""
-    groups = call.args[3]
     of_product = len(call.metas[2].shape) == 3
+    groups = call.metas[2].shape[0] if of_product else call.args[3]
     layout = call.inputs[2] if of_product else call.outputs[0]
     assert layout is not None
     start, stop = local_range(groups, layout, 0, call.mesh, call.coordinate)

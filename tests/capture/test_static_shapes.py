@@ -280,7 +280,21 @@ def drawn_until_none_is_large(x: Tensor, n: Tensor) -> Tensor:
 
 
 WAYS += [some_finite, all_of_an_argument, each_row_finite, infinite_in_half_precision, again_and_again]
-WAYS += [until_none_is_large, drawn_until_none_is_large]
+
+
+def by_key(x: Tensor, n: Tensor) -> Tensor:
+    return x * {"scale_1": 1.0, "scale_3": 3.0}[f"scale_{n[0]}"]  # culprit
+
+
+def by_key_of_a_maximum(x: Tensor, n: Tensor) -> Tensor:
+    return x * {"scale_3": 3.0}[f"scale_{n.max()}"]  # culprit
+
+
+def by_attribute(x: Tensor, n: Tensor) -> Tensor:
+    return getattr(x, f"log{n[1]}")()  # type: ignore[no-any-return]  # culprit
+
+
+WAYS += [until_none_is_large, drawn_until_none_is_large, by_key, by_key_of_a_maximum, by_attribute]
 
 
 @pytest.mark.parametrize("body", WAYS, ids=lambda body: body.__name__)
@@ -310,6 +324,27 @@ def chosen(x: Tensor, n: Tensor) -> Tensor:
 def test_numbers_are_finite_for_who_asks_whether_all_are(body: Any) -> None:
     given = torch.randn(3, 4), torch.tensor([3, 2, 1])
     assert capture(Outer(body), given).fingerprint == capture(Outer(lambda x, n: x), given).fingerprint
+
+
+def named(x: Tensor, n: Tensor) -> Tensor:
+    for k in torch.arange(3):
+        x = x * {"scale_0": 2.0, "scale_1": 3.0, "scale_2": 4.0}[f"scale_{k}"] + float(f"{k:d}")
+    return x
+
+
+def numbered(x: Tensor, n: Tensor) -> Tensor:
+    return ((x * 2.0 + 0.0) * 3.0 + 1.0) * 4.0 + 2.0
+
+
+def said(x: Tensor, n: Tensor) -> Tensor:
+    print(f"the largest is {x.max()} of {n.sum():d}")
+    return x
+
+
+@pytest.mark.parametrize("body, same", [(named, numbered), (said, lambda x, n: x)], ids=["named", "said"])
+def test_a_text_has_the_numbers_that_are_known(body: Any, same: Any) -> None:
+    given = torch.randn(3, 4), torch.tensor([3, 2, 1])
+    assert capture(Outer(body), given).fingerprint == capture(Outer(same), given).fingerprint
 
 
 def test_of_a_library_the_line_of_its_caller_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,9 @@ def test_grouped_products_of_rows_in_any_order_are_cut_along_rows_columns_sums_a
     rows: int, groups: int, mesh: str
 ) -> None:
     x, y, group, weight = f(rows, 16), f(rows, 24), i(rows), f(groups, 16, 24)
-    products = offered(torch.ops.autoshard.grouped_product.default, x, group, weight, groups, mesh=mesh)
+    product = torch.ops.autoshard.grouped_product.default
+    products = offered(product, x, group, weight, groups, mesh=mesh)
+    assert offered(product, x, group, weight, groups + 3, mesh=mesh) == products  # beside rows of other experts
     cuts = {"S(0), S(0), R -> S(0)", "S(1), R, S(1) -> P(sum)", "R, R, S(2) -> S(1)", "R, R, S(0) -> P(sum)"}
     assert cuts <= products
     gradients = offered(torch.ops.autoshard.grouped_outer.default, x, y, group, groups, mesh=mesh)

@@ -382,6 +382,7 @@ def test_what_gives_addends(name: str, rules: set[str]) -> None:
 
 GROUPED = {
     "autoshard::grouped_product": lambda n: (f(n, 6), i(n), f(4, 6, 8), 4),
+    "autoshard::grouped_product beside other rows": lambda n: (f(n, 6), i(n), f(4, 6, 8), 7),
     "autoshard::grouped_outer": lambda n: (f(n, 6), f(n, 8), i(n), 4),
     "transformers::grouped_mm_fallback": lambda n: (f(n, 6), f(4, 6, 8), i(4)),
     "transformers::grouped_mm_fallback_backward": lambda n: (f(n, 6), f(4, 6, 8), i(4), f(n, 8)),
@@ -435,7 +436,7 @@ def _grouped_product_backward(rows: Tensor, weight: Tensor, ends: Tensor, grad: 
 def test_products_in_groups_of_rows_are_cut_along_rows_columns_and_sums(
     name: str, length: int, mesh: str, grouped_products: None
 ) -> None:
-    namespace, short = name.split("::")
+    namespace, short = name.partition(" ")[0].split("::")
     graph = operator(getattr(getattr(torch.ops, namespace), short).default, *GROUPED[name](length))
     assert not _wrong(graph, Mesh.parse(mesh))
     offered = Enumerator(graph, Mesh(("a",), (3,))).strategies(graph.nodes[-1])

@@ -9,8 +9,10 @@ or over the numbers of those that have tokens.
 How many tokens an expert has is seen when a step runs. But the loop does to every pair of a token and one of its
 choices what the expert of that choice does to a row, and adds up the pairs of a token. So it is written of all pairs at
 once: where experts have a matrix of their own, rows meet that of their group (:mod:`.grouped_products`); what else they
-do is the same for all. Experts must do the same, be all those among which is chosen, and be picked by choices that are
-distinct for a token, as of ``topk`` and ``argmax``.
+do is the same for all. Experts must be picked by choices that are distinct for a token, as of ``topk`` and ``argmax``,
+and do the same; or those of each of a few ranges do, as where the last ones return what they are given. Then each range
+is written of all pairs, whose rows are dropped where another one has them, or none: where an expert takes no more than
+so many tokens.
 
 Shapes: T tokens, k choices of each, S = T k pairs, E experts.
 """
@@ -30,11 +32,20 @@ from torch.fx import GraphModule
 from ..dynamo.ways import begins, ends, is_among
 from ..examples import are_lengths, example, is_unknown, name_of, new_call, shape_of, tensor_of
 from ..operators.grouped_products import grouped_product
-from .choices import choices_found, counted, is_view, number_of_experts, order_of
+from .choices import (
+    Choices,
+    choices_found,
+    choices_told,
+    counted,
+    is_transposed,
+    is_view,
+    number_of_experts,
+    reordered,
+)
 from .idle_modes import is_mode, leave_out_idle_modes
 from .known_places import pick_by_known_numbers
 from .masks import memory_of, same, written_by, written_into
-from .rows_of_masks import POINTWISE
+from .rows_of_masks import POINTWISE, TAME
 
 _RESHAPES = frozenset("view reshape".split())
 _FINDING = frozenset("nonzero unique".split())
@@ -122,52 +133,79 @@ def take_loops_apart(module: GraphModule) -> None:
         return
     pick_by_known_numbers(graph)
     leave_out_idle_modes(graph)
-    for chosen, roots in list(_loops(graph)):
+    for loop in list(_loops(graph)):
         made: list[fx.Node] = []
         try:
-            _Loop(graph, chosen, roots, made).rewrite()
+            _Loop(graph, loop, made).rewrite()
         except _OtherwiseError:
             for node in reversed(made):
                 graph.erase_node(node)
 
 
-def _loops(graph: fx.Graph) -> Iterator[tuple[fx.Node, list[list[tuple[fx.Node, _Mask]]]]]:
-    """Tensors of choices, each with the masks of every expert in turn."""
-    found: dict[fx.Node, dict[int, list[tuple[fx.Node, _Mask]]]] = {}
+@dataclass(frozen=True)
+class _Turns:
+    """Experts, from ``first`` on, of ``count`` in all, that do the same: the masks of each, and what depends on them,
+    in order.
+    """
+
+    choices: Choices
+    roots: Sequence[Sequence[tuple[fx.Node, _Mask]]]
+    turns: Sequence[Sequence[fx.Node]]
+    first: int
+    count: int
+
+
+def _loops(graph: fx.Graph) -> Iterator[_Turns]:
+    """What is done with choices: experts, as many in a row as do the same."""
+    found: dict[Choices, dict[int, list[tuple[fx.Node, _Mask]]]] = {}
     for node in graph.nodes:
-        for chosen, expert, mask in _masks(node):
-            found.setdefault(chosen, {}).setdefault(expert, []).append((node, mask))
-    for chosen, roots in found.items():
-        count = number_of_experts(chosen)
-        if count > 1 and sorted(roots) == list(range(count)) and len({len(each) for each in roots.values()}) == 1:
-            yield chosen, [roots[expert] for expert in range(count)]
+        for choices, expert, mask in _masks(node):
+            found.setdefault(choices, {}).setdefault(expert, []).append((node, mask))
+    for choices, roots in found.items():
+        count = number_of_experts(choices)
+        if count < 2 or sorted(roots) != list(range(count)):
+            continue
+        turns = [_of_one(graph, {node for node, _ in roots[expert]}) for expert in range(count)]
+        does = [[(node.op, node.target) for node in turn] for turn in turns]
+        first = 0
+        for after in range(1, count + 1):
+            if after == count or does[after] != does[first] or len(roots[after]) != len(roots[first]):
+                experts = range(first, after)
+                yield _Turns(choices, [roots[each] for each in experts], turns[first:after], first, count)
+                first = after
 
 
-def _masks(node: fx.Node) -> Iterator[tuple[fx.Node, int, _Mask]]:
+def _of_one(graph: fx.Graph, roots: set[fx.Node]) -> list[fx.Node]:
+    """What depends on the masks of an expert, in order."""
+    found = set(roots)
+    for node in graph.nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return [node for node in graph.nodes if node in found and node.target is not begins]
+
+
+def _masks(node: fx.Node) -> Iterator[tuple[Choices, int, _Mask]]:
     """If a node says which pairs are of an expert: the choices, the expert, and how they lie."""
     if name_of(node) == "eq" and len(node.args) == 2 and type(node.args[1]) is int:
         chosen: Any = node.args[0]
         shape = tuple(shape_of(chosen))
-        if shape:
-            yield chosen, node.args[1], _Mask(_dims(shape), shape)
+        if shape and are_lengths(shape, shape):
+            yield Choices(chosen, shape), node.args[1], _Mask(_dims(shape), shape)
         return
     if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
         return
     index: tuple[Any, ...] = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
-    source: Any = node.args[0]
-    order = list(range(len(shape_of(source))))
-    if name_of(source) in ("permute", "transpose") and source.args:
-        order, source = order_of(source), source.args[0]
-    if name_of(source) != "one_hot" or not source.args:
+    order, source = reordered(node.args[0])
+    choices = choices_told(source)
+    if choices is None:
         return
-    chosen = source.args[0]
-    dims = [f"{_dims(tuple(shape_of(chosen)))}e"[dim] for dim in order]
+    dims = [f"{_dims(choices.shape)}e"[dim] for dim in order]
     if index and index[0] is Ellipsis:
         index = (*(slice(None),) * (len(dims) - len(index) + 1), *index[1:])
     at = [dim for dim, each in enumerate(index) if type(each) is int]
     rest = [each for each in index if type(each) is not int]
     if len(at) == 1 and dims[at[0]] == "e" and all(each == slice(None) for each in rest):
-        yield chosen, index[at[0]], _Mask("".join(dim for dim in dims if dim != "e"), tuple(shape_of(node)), False)
+        yield choices, index[at[0]], _Mask("".join(dim for dim in dims if dim != "e"), tuple(shape_of(node)), False)
 
 
 def _dims(shape: tuple[int, ...]) -> str:
@@ -178,24 +216,15 @@ def _dims(shape: tuple[int, ...]) -> str:
 class _Loop:
     """The nodes of a loop, expert by expert."""
 
-    def __init__(
-        self, graph: fx.Graph, chosen: fx.Node, roots: Sequence[Sequence[tuple[fx.Node, _Mask]]], made: list[fx.Node]
-    ) -> None:
-        self._graph, self._chosen, self._made = graph, chosen, made
-        self._experts = len(roots)
-        self._turns = [self._of_one({node for node, _ in each}) for each in roots]
+    def __init__(self, graph: fx.Graph, loop: _Turns, made: list[fx.Node]) -> None:
+        self._graph, self._made = graph, made
+        self._choices, self._chosen = loop.choices, loop.choices.chosen
+        self._first, self._all, self._experts = loop.first, loop.count, len(loop.turns)
+        self._turns = loop.turns
         self._meant: dict[fx.Node, Any] = {}
-        self._masks = dict(roots[0])
-        self._sources: set[Any] = {memory_of(chosen)}
+        self._masks = dict(loop.roots[0])
+        self._sources: set[Any] = {memory_of(self._chosen), memory_of(self._choices.kept)}
         self._sums: dict[fx.Node, list[fx.Node]] = {}
-
-    def _of_one(self, roots: set[fx.Node]) -> list[fx.Node]:
-        """What depends on the masks of an expert, in order."""
-        found = set(roots)
-        for node in self._graph.nodes:
-            if not found.isdisjoint(node.all_input_nodes):
-                found.add(node)
-        return [node for node in self._graph.nodes if node in found and node.target is not begins]
 
     def rewrite(self) -> None:
         """Writes the loop anew.
@@ -217,7 +246,7 @@ class _Loop:
             anchor = self._graph.call_function(torch.sym_max, (0, 0))
             self._made.append(anchor)
         self._anchor, self._like = anchor, last
-        self._group = self._call("reshape", self._chosen, (-1,))
+        self._group, self._dropped = self._groups()
         for node in first:
             together = [node, *(twin[node] for twin in twins[1:])]
             if any((each.op, each.target) != (node.op, node.target) for each in together):
@@ -240,6 +269,28 @@ class _Loop:
             is_left = node.target is is_among or name_of(node) in _FINDING
             if node in every or (is_left and not node.users):
                 self._graph.erase_node(node)
+
+    def _groups(self) -> tuple[fx.Node, fx.Node | None]:
+        """The number of the expert of each pair, counted from the first one here, and which pairs are not of any of
+        these; None where all are.
+        """
+        group = self._call("reshape", self._chosen, (-1,))
+        dropped = None
+        if self._choices.kept is not None:
+            each = self._call("flatten", self._choices.kept, 0, -2)
+            own = self._call("gather", each, 1, self._call("unsqueeze", group, 1))
+            dropped = self._call("eq", self._call("squeeze", own, 1), 0)
+        if self._is_part:
+            group = self._call("sub", group, self._first)
+            others = [self._call("lt", group, 0), self._call("ge", group, self._experts)]
+            for each in others:
+                dropped = each if dropped is None else self._call("logical_or", dropped, each)
+        return group, dropped
+
+    @property
+    def _is_part(self) -> bool:
+        """Whether other experts do something else."""
+        return self._experts < self._all
 
     def _ways(self, twins: Sequence[dict[fx.Node, fx.Node]]) -> Iterator[fx.Node]:
         """Where Python went on as if an expert had tokens, and where that ends: between is what an expert does, which
@@ -274,7 +325,7 @@ class _Loop:
                 return expert if self._meant[node] in (_Some(), _NUMBER) else None
         if condition.target is is_among:
             found, expert = condition.args
-            return expert if is_view(choices_found(found), self._chosen) else None
+            return self._here(expert) if self._are_these(choices_found(found)) else None
         number = example(condition)
         symbols = number.node.expr.free_symbols if isinstance(number, torch.SymBool | torch.SymInt) else ()
         for node in self._graph.nodes:
@@ -289,8 +340,20 @@ class _Loop:
             return None
         counts: Any = element.args[0]
         expert = element.args[1]
-        is_one = name_of(counts) == "bincount" and is_view(counted(counts), self._chosen)
-        return expert if is_one and type(expert) is int and 0 <= expert < self._experts else None
+        is_one = name_of(counts) == "bincount" and self._are_these(counted(counts))
+        return self._here(expert) if is_one and type(expert) is int else None
+
+    def _are_these(self, found: Choices | None) -> bool:
+        """Whether an expert that has none among choices has none here."""
+        return (
+            found is not None
+            and is_view(found.chosen, self._chosen)
+            and (found.kept is None or found.kept is self._choices.kept)
+        )
+
+    def _here(self, expert: int) -> int | None:
+        """The number of an expert among those here; None of others."""
+        return expert - self._first if 0 <= expert - self._first < self._experts else None
 
     def _is_nothing(self, node: fx.Node, turn: set[fx.Node]) -> bool:
         """Whether a node is what an expert does, or makes something for that alone."""
@@ -383,6 +446,13 @@ class _Loop:
             return _Mask("t", (math.prod(mask.shape),), mask.is_bool)
         if name == "bool" or (name == "to" and args == (torch.bool,)):
             return replace(mask, is_bool=True)
+        if name == "squeeze" and len(args) == 1 and not kwargs:
+            dim = args[0] % len(mask.dims)
+            if mask.shape[dim] != 1:
+                return mask
+            if mask.dims[dim] == "k":
+                left = [at for at in range(len(mask.dims)) if at != dim]
+                return replace(mask, dims=mask.dims.replace("k", ""), shape=tuple(mask.shape[at] for at in left))
         if name == "mul" and mask.dims == "tk" and len(args) == 1:
             (x,) = args
             if isinstance(x, fx.Node) and tuple(shape_of(x)) == mask.shape:
@@ -453,9 +523,9 @@ class _Loop:
             if len(index) == 1:
                 each = self._call("expand", self._call("unsqueeze", x, 1), (tokens, choices, *shape[1:]))
                 return self._call("reshape", each, (tokens * choices, *shape[1:]))
-            if len(index) == 2 and shape == (tokens, self._experts):
-                numbers = _Each(tuple(range(self._experts)))
-                after = _Each(tuple(range(1, self._experts + 1)))
+            if len(index) == 2 and shape == (tokens, self._all):
+                numbers = _Each(tuple(range(self._first, self._first + self._experts)))
+                after = _Each(tuple(range(self._first + 1, self._first + self._experts + 1)))
                 found = self._call("gather", x, 1, self._call("reshape", self._chosen, (tokens, choices)))
                 if index[1] == numbers:
                     return self._call("reshape", found, (tokens * choices,))
@@ -465,7 +535,7 @@ class _Loop:
 
     @property
     def _size(self) -> tuple[int, int]:
-        shape = shape_of(self._chosen)
+        shape = self._choices.shape
         choices = shape[-1] if len(shape) > 1 else 1
         return math.prod(shape) // choices, choices
 
@@ -494,7 +564,10 @@ class _Loop:
         before = whole.shape[: whole.dim() - len(shape)]
         if whole.shape != (*before, *shape) or math.prod(before) != tokens:
             raise _OtherwiseError
-        total = self._call("sum", self._call("reshape", rows.whole, (tokens, choices, *shape)), 1)
+        made = rows.whole
+        if self._dropped is not None:
+            made = self._call("masked_fill", made, self._call("reshape", self._dropped, (-1, *(1,) * len(shape))), 0)
+        total = self._call("sum", self._call("reshape", made, (tokens, choices, *shape)), 1)
         self._sums.setdefault(out, []).append(self._call("reshape", total, tuple(whole.shape)))
         return None
 
@@ -523,7 +596,7 @@ class _Loop:
         if name in _SAME or (name in ("type_as", "dropout", "chunk", "unsqueeze", "squeeze") and not lead):
             raise _OtherwiseError
         if (
-            name not in POINTWISE
+            name not in (POINTWISE if self._dropped is None else TAME)
             or any((each.lead, each.order) != (lead, rows[0].order) for each in rows)
             or any(each is True for each in (*args, *kwargs.values()))
         ):
@@ -574,17 +647,22 @@ class _Loop:
 
     def _of_group(self, each: _Each) -> fx.Node:
         """Of tensors of experts that of the expert of each pair."""
-        return self._call("index_select", self._stacked(each), 0, self._group)
+        group = self._call("clamp", self._group, 0, self._experts - 1) if self._is_part else self._group
+        return self._call("index_select", self._stacked(each), 0, group)
 
     def _stacked(self, each: _Each) -> fx.Node:
         """Tensors of all experts as one; that of which they are the rows, where they are."""
-        if all(map(_is_transposed, each.values)):
+        if all(map(is_transposed, each.values)):
             return self._call("transpose", self._stacked(_Each(tuple(value.args[0] for value in each.values))), 1, 2)
-        if all(value.target is operator.getitem and value.args[1] == k for k, value in enumerate(each.values)):
+        numbers = range(self._first, self._first + self._experts)
+        if all(value.target is operator.getitem and value.args[1] == k for k, value in zip(numbers, each.values)):
             wholes: list[Any] = [value.args[0] for value in each.values]
             written = written_into(self._graph)
-            if shape_of(wholes[0])[:1] == (self._experts,) and all(same(wholes[0], other, written) for other in wholes):
-                return wholes[0]  # type: ignore[no-any-return]
+            rows = shape_of(wholes[0])[:1]
+            if rows and are_lengths(rows, rows) and all(same(wholes[0], other, written) for other in wholes):
+                is_all = rows == (self._experts,)
+                here = slice(self._first, self._first + self._experts)
+                return wholes[0] if is_all else self._call(operator.getitem, wholes[0], here)
         return self._call(torch.stack, list(each.values))
 
     def _product(self, name: str, x: _Rows, weight: Any, bias: Any = None) -> fx.Node:
@@ -592,11 +670,13 @@ class _Loop:
         if len(shape_of(x.whole)) != 2:
             raise _OtherwiseError
         if isinstance(weight, fx.Node):
+            if self._is_part and self._experts == 1:
+                raise _OtherwiseError  # a product of all rows for those of one expert
             made = self._call(torch.nn.functional.linear if name == "linear" else torch.matmul, x.whole, weight)
         elif isinstance(weight, _Each) and len(shape_of(weight.values[0])) == 2:
             matrices = self._stacked(weight)
             matrices = self._call("transpose", matrices, 1, 2) if name == "linear" else matrices
-            made = self._call(grouped_product, x.whole, self._group, matrices, self._experts)
+            made = self._call(grouped_product, x.whole, self._group, matrices, self._all)
         else:
             raise _OtherwiseError
         if bias is None:
@@ -609,7 +689,9 @@ class _Loop:
         first, last = min(map(place.__getitem__, every)), max(map(place.__getitem__, every))
         sums = {memory_of(out) for out in self._sums}
         read = {memory_of(given) for node in every for given in node.all_input_nodes if given not in every}
-        written = written_into(self._graph)
+        written = {memory_of(given) for node, at in place.items() if at >= first for given in written_by(node)}
+        if not {memory_of(self._chosen), memory_of(self._choices.kept)}.isdisjoint(written_into(self._graph)):
+            raise _OtherwiseError
         for node in self._graph.nodes:
             if first <= place[node] <= last and node not in every and node not in self._made:
                 if any(memory_of(given) in sums for given in node.all_input_nodes) and place[node] > first:
@@ -660,12 +742,6 @@ def _is_plain(value: Any) -> bool:
 
 def _dim(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[1] if len(args) > 1 else kwargs.get("dim")
-
-
-def _is_transposed(node: fx.Node) -> bool:
-    """Whether a node gives a matrix with its dims the other way round."""
-    is_t = name_of(node) == "t" or (node.target is getattr and node.args[1] == "T")
-    return is_t and len(shape_of(node.args[0])) == 2
 
 
 def _places(graph: fx.Graph) -> dict[fx.Node, int]:

@@ -42,6 +42,8 @@ _AT_ONE = frozenset("log log1p sqrt rsqrt reciprocal truediv div pow kl_div pois
 """Those that are infinite at zero, or whose derivatives are."""
 _STEEP = frozenset({"exp", "expm1", "binary_cross_entropy", "soft_margin_loss"})
 """Those that are infinite, or an error, at numbers that are not."""
+TAME = POINTWISE - _AT_ONE - _STEEP
+"""Operators of each element by itself that are finite wherever that is, as their derivatives are."""
 _BY_INDEX = frozenset({"embedding", "gather"})
 """What raises an error at an integer that is no index."""
 _AS_IT_IS = frozenset("float half bfloat16 double long int bool to detach contiguous unsqueeze squeeze".split())

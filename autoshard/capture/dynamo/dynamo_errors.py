@@ -6,7 +6,7 @@ import ast
 import re
 import traceback
 
-from torch._dynamo.exc import ObservedException, TorchRuntimeError, Unsupported
+from torch._dynamo.exc import ObservedException, ObservedKeyError, TorchRuntimeError, Unsupported
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 BACKWARD_OF = "Error detected in "
@@ -27,6 +27,11 @@ _AS_ARGUMENT = re.compile(
     r"|non-constant key type: <class '(int|float|torch\.Tensor)'>"
 )
 
+# of ``experts[f"expert_{k}"]`` and ``getattr(self, f"expert_{k}")``: an error that says no more than the text asked for
+_IN_TEXT = r"StringFormatVariable\(.*(Tensor|SymNode)Variable\(\)"
+_AS_NAME = re.compile(rf"^getattr\(\) with non-constant name argument.*{_IN_TEXT}", re.DOTALL)
+_AS_KEY = re.compile(rf"{_IN_TEXT}|raised exception KeyError\('[^']*Tensor\(shape=\(\), ")  # as it is, and once caught
+
 
 def model_stack(error: Exception) -> str:
     """The frames of the model in which dynamo met an error, as a traceback prints them; empty for other errors."""
@@ -42,10 +47,11 @@ def depends_on_numbers(error: Exception) -> bool:
     """Whether a shape, or the way that Python goes, depends on numbers in a tensor, which a traced forward has not."""
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         return True
-    is_models_own = isinstance(error.__cause__, ObservedException)
-    text = str(error)
-    return not is_models_own and (
-        _ON_NUMBERS.search(text.partition("\n")[0]) is not None or _AS_ARGUMENT.search(text) is not None
+    text, cause = str(error), error.__cause__
+    if isinstance(cause, ObservedException):  # the model's own
+        return isinstance(cause, ObservedKeyError) and _AS_KEY.match(str(cause)) is not None
+    return _ON_NUMBERS.search(text.partition("\n")[0]) is not None or any(
+        said.search(text) for said in (_AS_ARGUMENT, _AS_NAME)
     )
 
 

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 from torch import nn
 from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import (
     ConstantVariable,
     GetAttrVariable,
@@ -25,13 +26,17 @@ from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariab
 from torch._dynamo.variables.misc import AutogradFunctionContextVariable
 
 from ...errors import CaptureError
-from ..examples import example
+from ..by_numbers.representative import is_of_arguments
+from ..examples import example, numbers_of_example
 from ..lines import at, lines_in
 from .readable import MODEL_SOURCE
 from .variables import constant_of, stack_here
 
 # What dynamo has for ``setattr``: a class of its own, or that of all functions of Python's.
 _SETATTR: Any = getattr(builtin, "SetAttrBuiltinVariable", builtin.BuiltinVariable)
+
+_CONVERTED = 3
+"""The flags of ``{x!s}``, ``{x!r}`` and ``{x!a}``, which say of a tensor that it is one."""
 
 
 @contextmanager
@@ -114,6 +119,23 @@ def indexed_by_tensors() -> Iterator[None]:
         yield
         return
     with patch.object(builtin.BuiltinVariable, "call_index", of_number):
+        yield
+
+
+@contextmanager
+def numbers_in_text() -> Iterator[None]:
+    """Has ``f"expert_{k}"`` say the number that a tensor holds, where that stands in the forward."""
+    format_value = InstructionTranslatorBase._format_value
+
+    def of_number(self: Any, spec: Any, flags: int) -> None:
+        given = self.stack[-1].realize()
+        node = given.as_proxy().node if isinstance(given, TensorVariable) and not flags & _CONVERTED else None
+        numbers = numbers_of_example(node)
+        if numbers is not None and not numbers.dim() and not is_of_arguments(example(node)):
+            self.stack[-1] = ConstantVariable.create(numbers.item())
+        format_value(self, spec, flags)
+
+    with patch.object(InstructionTranslatorBase, "_format_value", of_number):
         yield
 
 

@@ -24,7 +24,8 @@ _BYTES = 16
 def _grouped_product(x: Tensor, group: Tensor, weight: Tensor, groups: int) -> Tensor:
     """``x[s] @ weight[group[s]]`` of each row s: (S, K), (S), (G, K, N) and G make (S, N).
 
-    Where ``weight`` has fewer matrices than ``groups``, it is a block of them, and ``group`` counts from its first.
+    Where ``weight`` has fewer matrices than ``groups``, it is a block of them, and ``group`` counts from its first;
+    what it has beyond are other rows.
     """
     order, ends = _sorted(group, len(weight))
     rows = x[order]
@@ -87,7 +88,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     x, group, weight = ctx.saved_tensors
     of_rows = grouped_product(gradient, group, weight.transpose(1, 2), ctx.groups)
-    return of_rows, None, grouped_outer(x, gradient, group, ctx.groups), None
+    return of_rows, None, grouped_outer(x, gradient, group, len(weight)), None
 
 
 derive("grouped_product", _back, _keep)
