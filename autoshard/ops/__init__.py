@@ -42,7 +42,7 @@ from .operator import (
     unread,
 )
 from .overwriting import overwrites
-from .parts_of_dims import batches_joined, parts_asked_for, small_in_parts
+from .parts_of_dims import batches_joined, columns_joined, parts_asked_for, small_in_parts
 from .products import is_causal_attention
 from .register import is_registered, register_operator, registered
 from .rule import Rule, replicate_rule
@@ -68,6 +68,7 @@ __all__ = [
     "known",
     "are_rows_of",
     "batches_joined",
+    "columns_joined",
     "parts_asked_for",
     "overwrites",
     "register_operator",

@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from .rule import Rule
 aten = torch.ops.aten
 
 _MOVES_DIMS = frozenset({"permute", "transpose", "t", "unsqueeze", "squeeze", "clone", "contiguous", "alias", "detach"})
+_KEEPS_ALL = frozenset({"clone", "contiguous", "alias", "detach"})
 _CHANGES_ENDS = frozenset({"slice", "constant_pad_nd"})
 _JOINS = frozenset({"cat", "repeat", "stack", "expand"})
 _RANGE_DEFAULTS = (0, None, None, 1)
@@ -41,6 +43,59 @@ def parts_asked_for(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement, int]
         found = list(_back_to_where_it_begins(graph, ref, dim, sizes))
         if found and found[-1] is None:
             yield from ((at, placement, i) for at, placement in filter(None, found) for i in takers)
+
+
+def columns_joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement]]:
+    """Cuts in parts that the forward of a graph asks for as it joins columns and multiplies them with the rows of one
+    matrix: heads beside what an MLP made of the same stream. Lengths as of whole numbers to each other are as many
+    equal parts, as a parameter may have them.
+    """
+    for i, node in graph.of_kind("operator"):
+        if node.phase != "forward" or _name(node) != "cat":
+            continue
+        joined = _joined_lengths(node, tuple(map(graph.meta, node.inputs)))
+        if joined is None or not 0 < joined[0] == len(graph.meta(Ref(i)).shape) - 1 or not all(joined[1]):
+            continue
+        dim, lengths = joined
+        count = sum(lengths) // math.gcd(*lengths)
+        if 1 < len(lengths) <= count <= MOST_PARTS and _meets_a_matrix(graph, i):
+            if any(_is_of_columns(graph, ref, dim) for ref in node.inputs):
+                yield from ((Ref(i), cut) for cut in dict.fromkeys([S(dim, (1,) * count), S(dim, lengths)]))
+
+
+def _joined_lengths(node: Node, inputs: Metas) -> tuple[int, tuple[int, ...]] | None:
+    """The dim on which tensors are joined, and how long each is there; None beside an empty one of one dim, which torch
+    joins to any.
+    """
+    rank = len(inputs[0].shape)
+    if any(len(meta.shape) != rank for meta in inputs):
+        return None
+    dim = int(node.args[1] if len(node.args) > 1 else dict(node.kwargs).get("dim", 0)) % rank
+    return dim, _lengths(inputs, dim)
+
+
+def _meets_a_matrix(graph: CapturedGraph, index: int) -> bool:
+    """Whether the last dim of what a node gives, behind views and operators of each element, is summed in a product
+    with one matrix for all.
+    """
+    length, alike = graph.meta(Ref(index)).shape[-1], {Ref(index)}
+    for i, node in graph.of_kind("operator"):
+        if i <= index or node.phase != "forward" or alike.isdisjoint(node.inputs):
+            continue
+        if known(node.op).kernel == "matmul":
+            x, matrix = node.inputs[-2:]
+            if x in alike and len(graph.meta(matrix).shape) == 2:
+                return True
+        elif _name(node) in _KEEPS_ALL or has(node, "reshape") or torch.Tag.pointwise in node.op.tags:  # type: ignore[union-attr]
+            if graph.meta(Ref(i)).shape[-1:] == (length,):
+                alike.add(Ref(i))
+    return False
+
+
+def _is_of_columns(graph: CapturedGraph, ref: Ref, dim: int) -> bool:
+    """Whether a product made what a dim of a tensor has as its columns."""
+    found = list(_back_to_where_it_begins(graph, ref, dim, (1, 1)))
+    return bool(found) and found[-1] is None
 
 
 def batches_joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement]]:
@@ -241,10 +296,35 @@ def _gated_dim(node: Node, rank: int) -> int:
 
 
 def cat_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
-    """Tensors that are cut along the dim on which they are joined: the dim is cut in these parts."""
-    dim = (node.args[1] if len(node.args) > 1 else 0) % len(inputs[0].shape)
-    cut = S(dim, _lengths(inputs, dim))
-    return [Rule((S(dim),) * len(inputs), (cut,))] if (position, placement) == (len(inputs), cut) else []
+    """Tensors that are cut along the dim on which they are joined: the dim is cut in these parts, or each of them in as
+    many as it has of so many equal ones.
+    """
+    joined = _joined_lengths(node, inputs)
+    if joined is None or position != len(inputs) or placement.dim != joined[0]:
+        return []
+    dim, lengths = joined
+    if placement == S(dim, lengths):
+        return [Rule((S(dim),) * len(inputs), (placement,))]
+    ends = list(accumulate(lengths, initial=0))
+    each = [_part_of(ends[-1], placement, start, stop) for start, stop in pairwise(ends)]
+    return [Rule(tuple(part for part in each if part), (placement,))] if all(each) else []
+
+
+def _part_of(size: int, placement: Placement, start: int, stop: int) -> Placement | None:
+    """How a range is cut of a dim that is cut in parts: one of these, or as many equal ones; None of other ranges."""
+    cut = pieces(size, placement.parts)
+    if (start, stop) in cut:
+        return S(placement.dim)
+    which = _covered(cut, start, stop)
+    if which is None or set(placement.parts) != {1}:
+        return None
+    return S(placement.dim, (1,) * (which[1] - which[0]))
+
+
+def _covered(cut: list[tuple[int, int]], start: int, stop: int) -> tuple[int, int] | None:
+    """The first and behind the last of the parts that a range consists of; None where it is not of whole parts."""
+    starts, stops = [start for start, _ in cut], [stop for _, stop in cut]
+    return (starts.index(start), stops.index(stop) + 1) if start in starts and stop in stops and start < stop else None
 
 
 def repeat_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
@@ -256,17 +336,21 @@ def repeat_in_parts(node: Node, inputs: Metas, position: int, placement: Placeme
 
 
 def slice_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
-    """A range that is one part of a dim."""
+    """A range that is one part of a dim, or several of equal ones."""
     dim, start, stop, step = _range(node, inputs[0].shape)
-    is_part = placement.dim == dim and (start, stop) in pieces(inputs[0].shape[dim], placement.parts)
-    return [Rule((placement,), (S(dim),))] if position == 0 and is_part and step == 1 else []
+    if position != 0 or placement.dim != dim or step != 1:
+        return []
+    made = _part_of(inputs[0].shape[dim], placement, start, stop)
+    return [Rule((placement,), (made,))] if made else []
 
 
 def slice_backward_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
-    """The gradient of a tensor of which one part was taken."""
+    """The gradient of a tensor of which one part was taken, or several of equal ones."""
     dim, start, stop, step = _range_of_gradient(node)
-    is_part = placement.dim == dim and (start, stop) in pieces(node.args[1][dim], placement.parts)
-    return [Rule((S(dim),), (placement,))] if position == 1 and is_part and step == 1 else []
+    if position != 1 or placement.dim != dim or step != 1:
+        return []
+    given = _part_of(node.args[1][dim], placement, start, stop)
+    return [Rule((given,), (placement,))] if given else []
 
 
 def reshape_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
@@ -301,8 +385,8 @@ def local_slice(call: LocalCall) -> Any:
     if not parts:
         return call.run(call.node.op, *call.args, **call.kwargs)
     length = local_shape(call.metas[0].shape, call.inputs[0], call.mesh, call.coordinate)[dim]
-    which = pieces(call.metas[0].shape[dim], parts).index((start, stop))
-    return call.run(aten.slice.Tensor, call.args[0], dim, *pieces(length, parts)[which])
+    which = _covered(pieces(call.metas[0].shape[dim], parts), start, stop)
+    return call.run(aten.slice.Tensor, call.args[0], dim, *_range_in(length, parts, which))
 
 
 def local_slice_backward(call: LocalCall) -> Any:
@@ -313,9 +397,21 @@ def local_slice_backward(call: LocalCall) -> Any:
     size = local_shape(meta.shape, layout, call.mesh, call.coordinate)
     parts = layout.parts_of(dim)
     if parts:
-        start, stop = pieces(size[dim], parts)[pieces(meta.shape[dim], parts).index((start, stop))]
+        start, stop = _range_in(size[dim], parts, _covered(pieces(meta.shape[dim], parts), start, stop))
         return call.run(call.node.op, call.args[0], size, dim, start, stop, step)
     return call.run(call.node.op, call.args[0], size, *call.args[2:])
+
+
+def _range_in(length: int, parts: tuple[int, ...], which: tuple[int, int] | None) -> tuple[int, int]:
+    """Where some parts begin and end in a dim of a length.
+
+    Raises:
+        ValueError: it was no range of whole parts.
+    """
+    if which is None:
+        raise ValueError("a range that is no part of a dim that is cut in parts")
+    cut = pieces(length, parts)
+    return cut[which[0]][0], cut[which[1] - 1][1]
 
 
 def small_in_parts(node: Node, inputs: Metas, rule: Rule, ranks: int) -> Form | None:
@@ -324,7 +420,7 @@ def small_in_parts(node: Node, inputs: Metas, rule: Rule, ranks: int) -> Form | 
     None of another operator.
     """
     name = _name(node)
-    placement = next(p for p in (*rule.inputs, *rule.outputs) if p and p.parts)
+    placement = max((p for p in (*rule.inputs, *rule.outputs) if p and p.parts), key=lambda p: len(p.parts))
     if has(node, "attention"):
         return _small_attention_in_parts(node, inputs, len(placement.parts) * ranks)
     dim, lengths = placement.dim, [part * ranks for part in placement.parts]
@@ -337,8 +433,10 @@ def small_in_parts(node: Node, inputs: Metas, rule: Rule, ranks: int) -> Form | 
         times = tuple(len(lengths) if d == dim else 1 for d in range(len(whole)))
         return replace(node, args=(node.args[0], times)), (meta(inputs[0], lengths[0]),)
     if name == "cat":
-        each = _with_none(lengths, _lengths(inputs, dim))
-        return node, tuple(meta(like, length) for like, length in zip(inputs, each))
+        shapes = [like.shape[dim] for like in inputs]
+        ends = list(accumulate(shapes, initial=0))
+        ranges = [_small_range(ends[-1], placement, ranks, start, stop) for start, stop in pairwise(ends)]
+        return node, tuple(meta(like, stop - start) for like, (start, stop) in zip(inputs, ranges))
     if has(node, "split") or "split" in name:
         each = _with_none(lengths, _lengths(node.outputs, dim))
         sizes = each if "split_with_sizes" in name else each[0]
@@ -346,14 +444,14 @@ def small_in_parts(node: Node, inputs: Metas, rule: Rule, ranks: int) -> Form | 
     if name in ("glu", "glu_backward"):
         return node, tuple(meta(like, length) for like, length in zip(reversed(inputs), (sum(lengths), *lengths)))[::-1]
     if name == "slice":
-        which = _which(inputs[0].shape, placement, _range(node, inputs[0].shape))
-        start, stop = pieces(sum(lengths), placement.parts)[which]
+        _, start, stop, _ = _range(node, inputs[0].shape)
+        start, stop = _small_range(inputs[0].shape[dim], placement, ranks, start, stop)
         return replace(node, args=(node.args[0], dim, start, stop, 1)), (meta(inputs[0], sum(lengths)),)
     if name == "slice_backward":
-        which = _which(node.args[1], placement, _range_of_gradient(node))
-        start, stop = pieces(sum(lengths), placement.parts)[which]
+        _, start, stop, _ = _range_of_gradient(node)
+        start, stop = _small_range(node.args[1][dim], placement, ranks, start, stop)
         args = (node.args[0], tuple(whole), dim, start, stop, 1)
-        return replace(node, args=args), (meta(inputs[0], lengths[which]),)
+        return replace(node, args=args), (meta(inputs[0], stop - start),)
     return None
 
 
@@ -370,7 +468,11 @@ def _with_none(lengths: list[int], of: tuple[int, ...]) -> list[int]:
     return [next(left) if length else 0 for length in of]
 
 
-def _which(shape: tuple[int, ...], placement: Placement, taken: tuple[int, int, int, int]) -> int:
-    """The number of the part that a range is."""
-    dim, start, stop, _ = taken
-    return pieces(shape[dim], placement.parts).index((start, stop))
+def _small_range(size: int, placement: Placement, ranks: int, start: int, stop: int) -> tuple[int, int]:
+    """Where a range of whole parts of a dim begins and ends in a small one, of which each part is of so many indices
+    for each rank.
+    """
+    if start == stop:
+        return 0, 0
+    length = sum(placement.parts) * ranks
+    return _range_in(length, placement.parts, _covered(pieces(size, placement.parts), start, stop))

@@ -23,7 +23,9 @@ def asked_by(graph: CapturedGraph, chosen: Mapping[str, Strategy]) -> Asked:
     for i, node in enumerate(graph.nodes):
         if node.name in chosen:
             for ref, layout in _may_be_asked(graph, i, node, chosen[node.name]):
-                found.update(((ref, placement), None) for placement in layout or () if placement.parts)
+                before_features = max(len(graph.meta(ref).shape) - 1, 1)
+                parts = (placement for placement in layout or () if placement.parts)
+                found.update(((ref, placement), None) for placement in parts if placement.dim < before_features)
     own = {*(each[:2] for each in parts_asked_for(graph)), *batches_joined(graph)} if found else set()
     return tuple(asked for asked in found if asked not in own)
 

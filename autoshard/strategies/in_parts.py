@@ -1,10 +1,10 @@
 """Dims cut in parts: which tensors of a graph are offered such cuts, and the rules of operators for them.
 
 A cut in parts begins where the graph takes a dim apart that a product made or a parameter has
-(:func:`autoshard.ops.parts_asked_for`), or puts batches behind each other (:func:`autoshard.ops.batches_joined`), and
-spreads along the rules of the operators that have tensors with that dim, from a parameter to its gradient, and to what
-computes a tensor again: to the weight and the bias of the product, and to all their gradients. No other tensor is
-offered it.
+(:func:`autoshard.ops.parts_asked_for`), puts batches behind each other (:func:`autoshard.ops.batches_joined`), or joins
+columns in front of a product (:func:`autoshard.ops.columns_joined`). It spreads along the rules of the operators that
+have tensors with that dim, from a parameter to its gradient, and to what computes a tensor again: to the weight and the
+bias of the product, and to all their gradients. No other tensor is offered it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..capture import CapturedGraph, Node, Ref, TensorMeta, is_random
 from ..layout import Layout, Placement, S, cuts_parts_evenly, is_possible
 from ..mesh import Mesh
 from ..micro_batches import is_held, is_summed
-from ..ops import Rule, batches_joined, known, parts_asked_for
+from ..ops import Rule, batches_joined, columns_joined, known, parts_asked_for
 from ..recomputation import again_name, first_name
 from .rule_check import Check
 from .signatures import signature
@@ -137,7 +137,8 @@ def cuts_in_parts(
             led_to[key] = list(dict.fromkeys(every))
         return led_to[key]
 
-    for ref, placement in (*(each[:2] for each in parts_asked_for(graph)), *batches_joined(graph), *asked):
+    own = (*(each[:2] for each in parts_asked_for(graph)), *batches_joined(graph), *columns_joined(graph))
+    for ref, placement in (*own, *asked):
         add(ref, placement)
     if not waiting:
         return {}
