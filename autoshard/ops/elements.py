@@ -106,7 +106,7 @@ enter("tril triu", Operator(more_rules=_triangle_rules, local=_triangle_of_block
 enter("cat", Operator(in_parts=cat_in_parts, kernel="copy", traits=("linear",)))
 enter("stack contiguous flip", Operator(kernel="copy", traits=("linear",)))
 enter("constant_pad_nd", Operator(more_rules=_padded, kernel="copy", traits=("linear",)))
-enter("roll", Operator(local=on_contiguous(1), kernel="copy", traits=("linear",)))
+enter("roll", Operator(local=on_contiguous(0), kernel="copy", traits=("linear",)))
 enter("clone", Operator(more_rules=_addends_of_complex, kernel="copy", traits=("copied", "linear")))
 enter("_conj", Operator(more_rules=_addends_of_complex))
 enter(

@@ -63,15 +63,17 @@ def with_local_size(position: int, op: Any = None) -> Local:
     return local
 
 
-def on_contiguous(count: int) -> Local:
-    """The local form of an operator that runs on contiguous copies of its first tensors, however these lie in memory.
-    It wants that, or its kernel makes them, while torch says of the result, where it has no values, that it lies as
-    they do.
+def on_contiguous(*places: int) -> Local:
+    """The local form of an operator that runs on contiguous copies of its tensors at some places, however these lie in
+    memory. It wants that, or its kernel makes them, while torch says of the result, where it has no values, that it
+    lies as they do.
     """
 
     def local(call: LocalCall) -> Any:
-        first = (call.run(aten.contiguous.default, x) for x in call.args[:count])
-        return call.run(call.node.op, *first, *call.args[count:], **call.kwargs)
+        args = list(call.args)
+        for place in places:
+            args[place] = call.run(aten.contiguous.default, args[place])
+        return call.run(call.node.op, *args, **call.kwargs)
 
     return local
 

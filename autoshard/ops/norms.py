@@ -6,11 +6,15 @@ import math
 from functools import partial
 from typing import Any
 
+import torch
+
 from ..capture import Node
 from ..layout import P_SUM, Placement, R, S, local_shape
 from .local import on_contiguous, on_rows
 from .operator import LocalCall, Metas, Operator, enter
 from .rule import Rule
+
+aten = torch.ops.aten
 
 # Group norms carry the length of the batch dim at these positions; the number of channels, the size of an image and the
 # number of groups follow, and then, in the forward, weights.
@@ -36,12 +40,28 @@ def _whole_groups(position: int, node: Node, inputs: Metas, *given: Any) -> bool
 
 
 def _group_norm(call: LocalCall) -> Any:
-    return call.run(call.node.op, *_of_local_images(_FORWARD, call), **call.kwargs)
+    x, *others = _of_local_images(_FORWARD, call)
+    return call.run(call.node.op, *_as_wanted(call, x), *others, **call.kwargs)
 
 
 def _group_norm_backward(call: LocalCall) -> Any:
-    grad, x, *others = _of_local_images(_BACKWARD, call)
-    return call.run(call.node.op, *call.lying_alike(grad, x), *others, **call.kwargs)
+    grad, x, *statistics, weight, rows, channels, size, groups, mask = _of_local_images(_BACKWARD, call)
+    mean, scale = (call.run(aten.contiguous.default, each) for each in statistics)
+    rest = weight, rows, channels, size, groups, mask
+    return call.run(call.node.op, *_as_wanted(call, grad, x), mean, scale, *rest, **call.kwargs)
+
+
+def _as_wanted(call: LocalCall, *images: Any) -> tuple[Any, ...]:
+    """Images as the kernels of group norms want them, which ``torch.group_norm`` sees to: with their channels first in
+    memory, or last, all alike. One image alone has them first: which it is, torch tells by the step to the next one.
+    """
+    looks = [call.caller.value(x) for x in images]
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(looks[0].dim())
+    if last is not None and looks[0].shape[0] > 1:
+        strides = torch.empty(looks[0].shape, device="meta", memory_format=last).stride()
+        if all(x.stride() == strides for x in looks):
+            return images
+    return tuple(call.run(aten.contiguous.default, x) for x in images)
 
 
 def _of_local_images(position: int, call: LocalCall) -> tuple[Any, ...]:
@@ -83,8 +103,14 @@ def _renorm_rules(node: Node, inputs: Metas) -> list[Rule]:
 
 
 enter("renorm", Operator(rules=_renorm_rules, kernel="normalization"))
-enter("_weight_norm_interface", Operator(rules=_weight_norm_rules, kernel="normalization"))
-enter("_weight_norm_interface_backward", Operator(rules=_weight_norm_backward_rules, kernel="normalization"))
+enter(
+    "_weight_norm_interface",
+    Operator(rules=_weight_norm_rules, local=on_contiguous(0, 1), kernel="normalization"),
+)
+enter(
+    "_weight_norm_interface_backward",
+    Operator(rules=_weight_norm_backward_rules, local=on_contiguous(0, 1, 2, 3), kernel="normalization"),
+)
 enter(
     "native_group_norm",
     Operator(
@@ -107,7 +133,7 @@ enter(
         kernel="normalization",
     ),
 )
-enter("native_layer_norm_backward", Operator(local=on_contiguous(2), kernel="normalization"))
+enter("native_layer_norm_backward", Operator(local=on_contiguous(0, 1, 3, 4), kernel="normalization"))
 # A norm that capture decomposes (RMSNorm) is priced as the parts it runs as.
 enter(
     "native_layer_norm native_batch_norm batch_norm_backward "

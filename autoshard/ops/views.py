@@ -367,7 +367,7 @@ enter(
     ),
 )
 enter("squeeze squeeze_copy", Operator(more_rules=_reshape_rules, local=_squeezed))
-enter("view_as_complex view.dtype", Operator(local=on_contiguous(1)))
+enter("view_as_complex view.dtype", Operator(local=on_contiguous(0)))
 enter("view_as_real", Operator(local=_of_resolved))
 enter("unfold", Operator(rules=_window_rules, small=_small_windows, keeps=_keeps_windows))
 enter(

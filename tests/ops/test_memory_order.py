@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor._ops._pointwise_ops import pointwise_ops
 
-from autoshard.capture import CapturedGraph, TensorMeta
+import autoshard
+from autoshard.capture import CapturedGraph, Node, TensorMeta, is_random
 from autoshard.layout import Layout, R
 from autoshard.mesh import Mesh
 from autoshard.ops import known, run_local
 
-from ..strategies.subjects import operator
+from ..lowering.as_before import check_as_before
+from ..models import EXAMPLES
+from ..oracles import run_node, wide
+from ..strategies.subjects import operator, subjects
+from ..strategies.test_operators import OPERATORS as CHANGING_LENGTHS
+from ..strategies.test_operators import OTHERS, values_of
 
 aten = torch.ops.aten
 LAST, FIRST = (4, 5, 6, 3), (0, 3, 1, 2)
@@ -54,14 +61,20 @@ class _Caller:
         return x
 
 
-def _compare(graph: CapturedGraph, values: list[Tensor]) -> None:
-    node, whole, mesh = graph.nodes[-1], Layout((R,)), Mesh(("a",), (2,))
-    metas = tuple(map(graph.meta, node.inputs))
+def _on_a_rank(node: Node, values: Sequence[Tensor]) -> list[Tensor]:
+    """What the local form of an operator makes of whole tensors."""
+    whole, mesh = Layout((R,)), Mesh(("a",), (2,))
+    metas = tuple(TensorMeta(tuple(value.shape), value.dtype) for value in values)
     layouts = (whole,) * len(metas), tuple(whole if meta else None for meta in node.outputs)
+    made = run_local(_Caller(), node, tuple(values), metas, *layouts, mesh, (0,))
+    return list(made) if isinstance(made, tuple | list) else [made]
+
+
+def _compare(graph: CapturedGraph, values: list[Tensor]) -> None:
+    node = graph.nodes[-1]
 
     def strides(values: list[Tensor]) -> list[tuple[int, ...]]:
-        made = run_local(_Caller(), node, tuple(values), metas, *layouts, mesh, (0,))
-        return [x.stride() for x in (made if isinstance(made, tuple | list) else (made,))]
+        return [x.stride() for x in _on_a_rank(node, values)]
 
     with FakeTensorMode() as mode:
         without_values = strides([mode.from_tensor(value) for value in values])
@@ -116,3 +129,64 @@ def test_what_works_element_by_element_makes_what_the_graph_says_however_its_ten
     count = len(graph.nodes[-1].inputs)
     for values in product((*ORDERS, REPEATED), *[ORDERS] * (min(count, 2) - 1)):
         _compare(graph, [*values, *[values[-1]] * (count - len(values))])
+
+
+def _lying_otherwise(x: Tensor) -> Iterator[Tensor]:
+    """The same numbers with dims the other way round in memory, with channels last, and with the last two turned; of a
+    dim of one element the step is any.
+    """
+    dims = list(range(x.dim()))
+    for order in (dims[::-1], [0, *dims[2:], 1], [*dims[:-2], dims[-1], dims[-2]]) if len(dims) > 1 else ():
+        turned = x.permute(order).contiguous().permute([order.index(dim) for dim in dims])
+        yield turned.as_strided(x.shape, [1 if n == 1 else step for n, step in zip(x.shape, turned.stride())])
+
+
+def _check_however_they_lie(node: Node, values: Sequence[Tensor]) -> None:
+    expected = run_node(node, dict(zip(node.inputs, values)).__getitem__)
+    for k, value in enumerate(values):
+        for other in _lying_otherwise(value):
+            given = [other if ref == node.inputs[k] else x for ref, x in zip(node.inputs, values)]
+            for found, wanted in zip(_on_a_rank(node, given), expected):
+                if wanted is not None:
+                    message = f"{node.op}: tensor {k} of strides {other.stride()}"
+                    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-8, equal_nan=True, msg=message)
+
+
+RUN_BY_NUMBERS = {**CHANGING_LENGTHS, **OTHERS}
+
+
+@pytest.mark.parametrize("name", RUN_BY_NUMBERS)
+def test_what_an_operator_makes_is_the_same_however_its_shards_lie(name: str) -> None:
+    """Kernels that read memory in one order alone are called by torch with copies; a rank calls them itself."""
+    graph = RUN_BY_NUMBERS[name](12)
+    _check_however_they_lie(wide(graph.nodes[-1]), values_of(graph))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_so_it_is_of_the_operators_of_a_model(name: str) -> None:
+    for subject in subjects(name):
+        if not is_random(subject.node):
+            _check_however_they_lie(subject.wide, subject.values)
+
+
+class Picture(nn.Module):
+    """The middle of an autoencoder of pictures: attention among pixels in front of a group norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.out, self.after = nn.Conv2d(3, 8, 1), nn.Linear(8, 8), nn.GroupNorm(2, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        pixels = x.flatten(2).transpose(1, 2)
+        found = F.scaled_dot_product_attention(pixels, pixels, pixels)
+        x = self.out(found).transpose(-1, -2).reshape(x.shape) + x
+        return self.after(x / 2).square().mean()  # type: ignore[no-any-return]
+
+
+def test_a_rank_of_one_picture_norms_it_in_groups() -> None:
+    """Of one picture the step to the next is any, by which torch tells channels that come last in memory."""
+    torch.manual_seed(0)
+    model, args = Picture().double(), (torch.randn(2, 3, 4, 4, dtype=torch.float64),)
+    plan = autoshard.plan(model, args, mesh="a=2", hardware="cpu-gloo", constraints=["baseline ddp"])
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-11)

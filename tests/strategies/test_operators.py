@@ -258,7 +258,7 @@ OTHERS = {
 }
 
 
-def _values(graph: CapturedGraph) -> list[Tensor]:
+def values_of(graph: CapturedGraph) -> list[Tensor]:
     """Numbers of either sign with zeros and ties among them, coins, and indices of the shorter dims."""
     generator = torch.Generator().manual_seed(0)
 
@@ -278,7 +278,7 @@ def _values(graph: CapturedGraph) -> list[Tensor]:
 
 
 def _wrong(graph: CapturedGraph, mesh: Mesh) -> list[tuple[Strategy, str]]:
-    node, values = wide(graph.nodes[-1]), _values(graph)
+    node, values = wide(graph.nodes[-1]), values_of(graph)
     expected = list(run_node(node, lambda ref: values[ref.node]))
     offered = Enumerator(graph, mesh).strategies(graph.nodes[-1])
     errors = ((strategy, strategy_error(node, values, expected, strategy, mesh)) for strategy in offered)

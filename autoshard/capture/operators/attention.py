@@ -33,6 +33,7 @@ def _attention(
 
     Returns the result (B, H, T, D) and the logsumexp of the scores (B, H, T) in float32 (float64 for float64).
     """
+    q, k, v = map(_in_rows, (q, k, v))
     if q.device.type == "cuda":
         out, lse = cuda_attention.attention(q, k, v, bias, is_causal, scale)
         return _positions_first(out), lse.contiguous()
@@ -61,6 +62,11 @@ def _positions_first(result: torch.Tensor) -> torch.Tensor:
     return result.transpose(1, 2).contiguous().transpose(1, 2)
 
 
+def _in_rows(x: torch.Tensor) -> torch.Tensor:
+    """A tensor whose last dim lies in rows: the kernels read rows of D, whatever the stride."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def _attention_backward(
     grad: torch.Tensor,
     q: torch.Tensor,
@@ -73,8 +79,8 @@ def _attention_backward(
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of :func:`_attention` with respect to q, k and v."""
-    if 0 in grad.stride() or grad.stride(-1) != 1:
-        grad = grad.contiguous()  # the kernels read rows of D
+    grad = grad.contiguous() if 0 in grad.stride() else grad
+    grad, q, k, v, out = map(_in_rows, (grad, q, k, v, out))
     if q.device.type == "cuda":
         dq, dk, dv = cuda_attention.attention_backward(grad, q, k, v, out, lse, bias, is_causal, scale)
     else:
