@@ -29,7 +29,11 @@ _AS_ARGUMENT = re.compile(
 
 # of ``experts[f"expert_{k}"]`` and ``getattr(self, f"expert_{k}")``: an error that says no more than the text asked for
 _IN_TEXT = r"StringFormatVariable\(.*(Tensor|SymNode)Variable\(\)"
-_AS_NAME = re.compile(rf"^getattr\(\) with non-constant name argument.*{_IN_TEXT}", re.DOTALL)
+_AS_NAME = re.compile(
+    rf"^(getattr\(\) with non-constant name argument|Dynamo cannot determine whether the underlying object is hashable)"
+    rf".*{_IN_TEXT}",  # the latter in torch 2.11
+    re.DOTALL,
+)
 _AS_KEY = re.compile(rf"{_IN_TEXT}|raised exception KeyError\('[^']*Tensor\(shape=\(\), ")  # as it is, and once caught
 
 
