@@ -59,7 +59,7 @@ def columns_joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement]]:
         dim, lengths = joined
         count = sum(lengths) // math.gcd(*lengths)
         if 1 < len(lengths) <= count <= MOST_PARTS and _meets_a_matrix(graph, i):
-            if any(_is_of_columns(graph, ref, dim) for ref in node.inputs):
+            if any(_is_of_columns(graph, ref) for ref in node.inputs):
                 yield from ((Ref(i), cut) for cut in dict.fromkeys([S(dim, (1,) * count), S(dim, lengths)]))
 
 
@@ -92,10 +92,21 @@ def _meets_a_matrix(graph: CapturedGraph, index: int) -> bool:
     return False
 
 
-def _is_of_columns(graph: CapturedGraph, ref: Ref, dim: int) -> bool:
-    """Whether a product made what a dim of a tensor has as its columns."""
-    found = list(_back_to_where_it_begins(graph, ref, dim, (1, 1)))
-    return bool(found) and found[-1] is None
+def _is_of_columns(graph: CapturedGraph, ref: Ref) -> bool:
+    """Whether a tensor is made of what a product made, by attention, views, ranges and operators of each element."""
+    waiting, seen = [ref.node], {ref.node}
+    while waiting:
+        node = graph.nodes[waiting.pop()]
+        if node.kind != "operator":
+            continue
+        if known(node.op).kernel == "matmul":
+            return True
+        is_view = has(node, "reshape") or has(node, "split") or _name(node) in _MOVES_DIMS or _name(node) == "slice"
+        if is_view or has(node, "attention") or torch.Tag.pointwise in node.op.tags:  # type: ignore[union-attr]
+            new = {ref.node for ref in node.inputs} - seen
+            waiting += new
+            seen |= new
+    return False
 
 
 def batches_joined(graph: CapturedGraph) -> Iterator[tuple[Ref, Placement]]:
@@ -214,6 +225,9 @@ def _back_to_where_it_begins(
             if dim == (1 if known(node.op).kernel == "convolution" else len(meta.shape) - 1):
                 yield None
             return
+        if (whole := _parts_of_whole(graph, ref, dim, sizes)) is not None:
+            ref, sizes = node.inputs[0], (1,) * whole
+            continue
         if has(node, "reshape"):
             ref, outer = node.inputs[0], math.prod(meta.shape[:dim])
             before = graph.meta(ref).shape
@@ -232,6 +246,23 @@ def _back_to_where_it_begins(
             (ref,) = alike
         else:
             return
+
+
+def _parts_of_whole(graph: CapturedGraph, ref: Ref, dim: int, sizes: tuple[int, ...]) -> int | None:
+    """Of a range of a dim in equal parts, of how many such parts the whole dim is; None of anything else, and where
+    another range is not of whole parts.
+    """
+    node, length = graph.nodes[ref.node], graph.meta(ref).shape[dim]
+    if len(set(sizes)) != 1 or length % len(sizes):
+        return None
+    whole, part = graph.meta(node.inputs[0]).shape, length // len(sizes)
+    if (has(node, "split") or _name(node) == "unsafe_split") and split_dim(node, len(whole)) == dim:
+        ends = list(accumulate(_lengths(node.outputs, dim)))
+    elif _name(node) == "slice" and _range(node, whole)[0] == dim and _range(node, whole)[3] == 1:
+        ends = [*_range(node, whole)[1:3], whole[dim]]
+    else:
+        return None
+    return None if whole[dim] == length or any(end % part for end in ends) else whole[dim] // part
 
 
 def _moved_from(node: Node, shape: tuple[int, ...]) -> list[int]:
@@ -276,10 +307,15 @@ def _lengths(metas: tuple[TensorMeta | None, ...], dim: int) -> tuple[int, ...]:
 
 
 def split_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
-    """A dim that is cut in the parts that it is split into: each of them is cut."""
+    """A dim that is cut in the parts that it is split into, each of which is cut, or in equal ones that are of these."""
     dim = split_dim(node, len(inputs[0].shape))
-    cut = S(dim, _lengths(node.outputs, dim))
-    return [Rule((cut,), (S(dim),) * len(node.outputs))] if (position, placement) == (0, cut) else []
+    lengths = _lengths(node.outputs, dim)
+    if position != 0 or placement.dim != dim:
+        return []
+    if placement == S(dim, lengths):
+        return [Rule((placement,), (S(dim),) * len(node.outputs))]
+    each = _parts_of(lengths, placement)
+    return [Rule((placement,), each)] if each and len(each) == len(node.outputs) else []
 
 
 def glu_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
@@ -305,9 +341,16 @@ def cat_in_parts(node: Node, inputs: Metas, position: int, placement: Placement)
     dim, lengths = joined
     if placement == S(dim, lengths):
         return [Rule((S(dim),) * len(inputs), (placement,))]
+    each = _parts_of(lengths, placement)
+    return [Rule(each, (placement,))] if each else []
+
+
+def _parts_of(lengths: tuple[int, ...], placement: Placement) -> tuple[Placement, ...]:
+    """How each of the ranges that fill a dim is cut where the dim is cut in parts; none where one cannot be."""
     ends = list(accumulate(lengths, initial=0))
     each = [_part_of(ends[-1], placement, start, stop) for start, stop in pairwise(ends)]
-    return [Rule(tuple(part for part in each if part), (placement,))] if all(each) else []
+    found = tuple(part for part in each if part)
+    return found if len(found) == len(lengths) else ()
 
 
 def _part_of(size: int, placement: Placement, start: int, stop: int) -> Placement | None:
@@ -438,7 +481,9 @@ def small_in_parts(node: Node, inputs: Metas, rule: Rule, ranks: int) -> Form | 
         ranges = [_small_range(ends[-1], placement, ranks, start, stop) for start, stop in pairwise(ends)]
         return node, tuple(meta(like, stop - start) for like, (start, stop) in zip(inputs, ranges))
     if has(node, "split") or "split" in name:
-        each = _with_none(lengths, _lengths(node.outputs, dim))
+        ends = list(accumulate(_lengths(node.outputs, dim), initial=0))
+        ranges = [_small_range(ends[-1], placement, ranks, start, stop) for start, stop in pairwise(ends)]
+        each = [stop - start for start, stop in ranges]
         sizes = each if "split_with_sizes" in name else each[0]
         return replace(node, args=(node.args[0], sizes, dim)), (meta(inputs[0], sum(lengths)),)
     if name in ("glu", "glu_backward"):
@@ -460,12 +505,6 @@ def _small_attention_in_parts(node: Node, inputs: Metas, length: int) -> Form:
     few = min(meta.shape[1] for meta in inputs)
     shapes = ((2, 2 * (meta.shape[1] // few), length, *([4] * len(meta.shape[3:]))) for meta in inputs)
     return node, tuple(TensorMeta(shape, wide(meta.dtype)) for shape, meta in zip(shapes, inputs))
-
-
-def _with_none(lengths: list[int], of: tuple[int, ...]) -> list[int]:
-    """The lengths of parts, and 0 for each of these that is none."""
-    left = iter(lengths)
-    return [next(left) if length else 0 for length in of]
 
 
 def _small_range(size: int, placement: Placement, ranks: int, start: int, stop: int) -> tuple[int, int]:

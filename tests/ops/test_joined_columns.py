@@ -131,3 +131,40 @@ def test_nothing_else_that_is_joined_is_cut_in_parts_for_it() -> None:
     assert sum(str(node.op) == "aten.cat.default" for node in graph.nodes) == 4
     assert not list(columns_joined(graph))
     assert len(list(columns_joined(capture(*example(24))))) == 4
+
+
+class Fused(nn.Module):
+    """One stream of FLUX.2: queries, keys, values, and both halves of a gated MLP of one matrix."""
+
+    def __init__(self, by_slices: bool) -> None:
+        super().__init__()
+        self.norm, self.by_slices = nn.LayerNorm(SIZE), by_slices
+        self.all, self.out = nn.Linear(SIZE, 9 * SIZE, bias=False), nn.Linear(4 * SIZE, SIZE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.all(self.norm(x))
+        heads, mlp = (y[..., : 3 * SIZE], y[..., 3 * SIZE :]) if self.by_slices else y.split([3 * SIZE, 6 * SIZE], -1)
+        q, k, v = (made.unflatten(-1, (HEADS, -1)).transpose(1, 2) for made in heads.chunk(3, -1))
+        found = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        gate, up = mlp.chunk(2, -1)
+        return x + self.out(torch.cat([found, F.silu(gate) * up], -1))
+
+
+@pytest.mark.parametrize("by_slices", [False, True])
+def test_what_one_matrix_makes_for_both_is_cut_in_equal_parts(by_slices: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Fused(by_slices), Fused(by_slices), Mean()).double()
+    args = (torch.randn(4, 8, SIZE, dtype=torch.float64),)
+    plan = autoshard.plan(model, args, mesh="dp=2,tp=2", hardware="cpu-gloo", constraints=["baseline fsdp+tp"])
+    over_tp = {entry.name: entry.layout.placements[1] for entry in plan.parameters}
+    for block in "01":
+        assert (over_tp[f"{block}.all.weight"], over_tp[f"{block}.out.weight"]) == (S(0, (1,) * 9), S(1, (1,) * 4))
+    check_as_before(model, args, plan, rtol=1e-9, atol=1e-11)
+    for seed in range(2):
+        drawn = random_plan(capture(model, args), Mesh.parse("a=2,b=2"), seed, model, args, {})
+        check_as_before(model, args, drawn, rtol=1e-9, atol=1e-11)
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square().mean()
