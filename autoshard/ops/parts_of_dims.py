@@ -253,7 +253,7 @@ def _parts_of_whole(graph: CapturedGraph, ref: Ref, dim: int, sizes: tuple[int, 
     another range is not of whole parts.
     """
     node, length = graph.nodes[ref.node], graph.meta(ref).shape[dim]
-    if len(set(sizes)) != 1 or length % len(sizes):
+    if not node.inputs or len(set(sizes)) != 1 or length % len(sizes):
         return None
     whole, part = graph.meta(node.inputs[0]).shape, length // len(sizes)
     if (has(node, "split") or _name(node) == "unsafe_split") and split_dim(node, len(whole)) == dim:
@@ -307,7 +307,9 @@ def _lengths(metas: tuple[TensorMeta | None, ...], dim: int) -> tuple[int, ...]:
 
 
 def split_in_parts(node: Node, inputs: Metas, position: int, placement: Placement) -> list[Rule]:
-    """A dim that is cut in the parts that it is split into, each of which is cut, or in equal ones that are of these."""
+    """A dim that is cut in the parts that it is split into, each of which is cut, or in equal ones of which these are
+    made.
+    """
     dim = split_dim(node, len(inputs[0].shape))
     lengths = _lengths(node.outputs, dim)
     if position != 0 or placement.dim != dim:
