@@ -61,6 +61,18 @@ def joined(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
     return x.square().mean()
 
 
+def joined_in_every_layer(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    """From the first sum on torch knows how many rows the mask picks."""
+    pictures, others = (t >= 0) & (torch.arange(WORDS) % 2 == 0), x.tanh()[:, 1:4].reshape(-1, 8)
+    for k in range(3):
+        x = s.enter(x).clone()
+        x[pictures, :] = x[pictures, :] + k * others
+    x = x.clone()
+    x[pictures] += others
+    x[pictures] *= 2
+    return x.square().mean() + x[pictures].abs().mean() + F.cross_entropy(s.classify(x[pictures]), t[pictures])
+
+
 def infinite(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
     """Rows that are left out are infinite, or no numbers; those that are picked are not."""
     broken = torch.where(m[..., None], x, torch.inf) - torch.where(m[..., None], 0.0, torch.inf)
@@ -159,6 +171,7 @@ BODIES: dict[str, Body] = {
     ),
     "scaled": scaled,
     "joined": joined,
+    "joined in every layer": joined_in_every_layer,
     "infinite": infinite,
     "broken again": broken_again,
     "accuracy": accuracy,
@@ -269,6 +282,15 @@ def written_between(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
     return x.mean()
 
 
+def joined_and_changed(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
+    x, others = x.clone(), x.tanh()[:, 1:4].reshape(-1, 8)
+    x[m] = x[m] + others
+    rows = x[m]
+    rows.mul_(2)
+    x[m] = rows
+    return x.square().mean()
+
+
 def counted_late(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
     m = m.clone()
     places = torch.where(m)
@@ -289,6 +311,8 @@ REFUSED: dict[str, Body] = {
     "the largest": lambda s, x, t, m: x[m].max(),
     "in order": lambda s, x, t, m: x[m].sort(0)[0].mean(),
     "products of rows": lambda s, x, t, m: (x[m] @ x[m].t()).mean(),
+    "as many as were joined, written into": joined_and_changed,
+    "the first of as many as were joined": lambda s, x, t, m: (x[m] + x.flatten(0, 1)[:12]).mean() + x[m][0].mean(),
     "the first": lambda s, x, t, m: x[m][0].mean(),
 }
 

@@ -126,7 +126,7 @@ def _change_a_copy(node: fx.Node) -> None:
         return
     other, value = tensor_of(node.args[1]), tensor_of(rows)
     is_alike = other is None or (value is not None and other.dtype == value.dtype)
-    if is_alike and is_unknown(value) and mask_of(_with_what_is_behind(rows.args[1])[0]) is not None:
+    if is_alike and mask_of(_with_what_is_behind(rows.args[1])[0]) is not None:
         node.target = COMPUTED_ANEW[node.target]
 
 
@@ -206,13 +206,17 @@ class _Rewriting:
         return self._of_elements(node, name, read) if name in POINTWISE else None
 
     def _picked(self, node: fx.Node) -> _Rows | None:
-        """Rows that a node picks by a mask, if how many is unknown."""
-        if not is_unknown(example(node)) or name_of(node) not in ("getitem", "masked_select") or len(node.args) != 2:
+        """Rows that a node picks by a mask, if how many is unknown, or was before as many others were added to some."""
+        if name_of(node) not in ("getitem", "masked_select") or len(node.args) != 2:
             return None
         x: Any = node.args[0]
         index, behind = _with_what_is_behind(node.args[1])
         mask = mask_of(index)
         if mask is None or tensor_of(x) is None or memory_of(mask) in self._written:
+            return None
+        if not is_unknown(example(node)) and not any(
+            same(mask, rows.mask, self._written) for rows in self._rows.values()
+        ):
             return None
         if name_of(node) == "masked_select":
             if shape_of(x) != torch.broadcast_shapes(shape_of(x), shape_of(mask)):
