@@ -45,6 +45,16 @@ def put_back(x: Tensor, m: Tensor, n: Tensor) -> Tensor:
     return made.square().mean()
 
 
+def put_into_rows(x: Tensor, m: Tensor, n: Tensor) -> Tensor:
+    """Qwen-VL writes the positions of the words of each row that are no padding."""
+    places, made = x.new_zeros(3, ROWS, WORDS), x.tanh().mT.clone()
+    for row, real in enumerate(m):
+        places[:, row, real] = torch.arange(int(real.sum())).expand(3, -1).to(x)
+        made[row, 2:6:2, real] = x[row, real][:, :2].mT.flip(0) + x[row][real].mT[:2]
+    made[:, 0, m[0]] = x[:, :3, 0]
+    return (made * places.sum(0)[:, None]).square().mean()
+
+
 def real_pictures(x: Tensor, m: Tensor, n: Tensor) -> Tensor:
     """Idefics and SmolVLM leave out pictures that are nothing but padding, and there are none."""
     is_real = (m == 0).sum(dim=1) != WORDS
@@ -90,6 +100,7 @@ BODIES: dict[str, Body] = {
     "places of a dim": lambda x, m, n: x[:, torch.where(m[0])[0]].square().mean(),
     "elements": lambda x, m, n: x[..., 0].masked_select(m).view(ROWS, -1).cumsum(1).mean(),
     "put back": put_back,
+    "put into rows": put_into_rows,
     "groups": groups,
     "how many alone": lambda x, m, n: x[:, : len(m.nonzero()) // ROWS].square().mean(),
     "a length": lambda x, m, n: x[:, : int(n.max())].square().mean() + x[:, : n[1]].mean(),

@@ -9,6 +9,7 @@ is there only where they are equal.
 from __future__ import annotations
 
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from ..dynamo.what_decides import decides
 from ..examples import example, name_of, new_call, numbers_of_example, shape_of, tensor_of
 from ..lines import at, lines_in
 from ..operators.picks import as_in_example, pick
-from .masks import mask_of, placed_by
+from .masks import mask_of, placed_by, with_what_is_in_front
 from .representative import is_of_arguments
 from .static_shapes import ByNumbersError
 
@@ -136,15 +137,21 @@ class _Pick:
         if len(node.args) < 2:
             return None
         if name == "getitem" and name_of(x) in _PLACES and isinstance(node.args[1], int):
-            mask = placed_by(node)
-            return self._column(mask, node.args[1]) if mask in self._given else None
-        mask = node.args[1] if name == "masked_select" else mask_of(node.args[1])  # type: ignore[assignment]
-        if mask not in self._given or shape_of(x)[: len(shape_of(mask))] != shape_of(mask):
-            return None
+            dim, places = node.args[1], placed_by(node)
+            return self._column(places, dim) if places in self._given else None
+        front, index = with_what_is_in_front(node.args[1])
         if name == "setitem":
-            return self._written(x, mask, node.args[2])
+            return self._written(x, front, index, node.args[2])
+        mask: Any = index if name == "masked_select" else mask_of(index)
+        if mask not in self._given or not all(type(each) is int for each in front):
+            return None
+        if shape_of(x)[len(front) :][: len(shape_of(mask))] != shape_of(mask):
+            return None
         is_picked = name == "getitem" or (name == "masked_select" and shape_of(x) == shape_of(mask))
-        return self._picked(x, mask) if is_picked else None
+        return self._picked(self._part(x, front), mask) if is_picked else None
+
+    def _part(self, x: fx.Node, front: tuple[Any, ...]) -> fx.Node:
+        return self._call(operator.getitem, x, front) if front else x
 
     def _picked(self, x: fx.Node, mask: Any) -> fx.Node:
         """``x[mask]``."""
@@ -155,15 +162,18 @@ class _Pick:
         each = int(counts[0]) if of_rows else int(counts.sum())
         return self._call("flatten", self._call(pick, x, mask, each, of_rows), 0, 1)
 
-    def _written(self, x: fx.Node, mask: Any, new: Any) -> fx.Node | None:
-        """``x[mask] = new``, of a number for each that is written."""
-        whole, value = tensor_of(x), tensor_of(new)
-        if whole is None or value is None or value.shape[1:] != whole.shape[len(shape_of(mask)) :] or not value.dim():
+    def _written(self, x: fx.Node, front: tuple[Any, ...], index: Any, new: Any) -> fx.Node | None:
+        """``x[mask] = new`` and ``x[:, 0, mask] = new``, of a number for each that is written."""
+        mask, whole, value = mask_of(index), tensor_of(x), tensor_of(new)
+        if mask not in self._given or whole is None or value is None:
             return None
-        beside = self._call("reshape", mask, (*shape_of(mask), *(1,) * (value.dim() - 1)))
-        others = _others(self._node, mask, "count", (float(len(value)),))
-        fitting = self._call(as_in_example, new, others, [float(len(value))])
-        return self._call("masked_scatter_", x, beside, self._call("to", fitting, whole.dtype))
+        of, lead = shape_of(mask), sum(type(each) is not int for each in front)
+        shape = whole[front].shape
+        if len(value.shape) <= lead or (*value.shape[:lead], *of, *value.shape[lead + 1 :]) != (*shape,):
+            return None
+        beside, count = self._call("reshape", mask, (*of, *(1,) * (value.dim() - lead - 1))), float(value.shape[lead])
+        fitting = self._call(as_in_example, new, _others(self._node, mask, "count", (count,)), [count])
+        return self._call("masked_scatter_", self._part(x, front), beside, self._call("to", fitting, whole.dtype))
 
     def _column(self, mask: Any, dim: int) -> fx.Node:
         """The places of a mask along a dim: of those of all elements the ones that it picks."""

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from inspect import signature
+from itertools import takewhile
 from types import FunctionType
 from typing import Any
 
@@ -119,6 +120,20 @@ def mask_of(index: Any) -> fx.Node | None:
         mask is not None and dims == list(range(len(shape_of(mask)))) and len({at for at, _ in map(_place, given)}) == 1
     )
     return mask if is_all else None
+
+
+def with_what_is_in_front(index: Any) -> tuple[tuple[Any, ...], Any]:
+    """What an index takes of the dims in front of those that it picks by a mask, and the rest: ``x[:, 0, mask]``."""
+    given = index if isinstance(index, tuple) else (index,)
+    front = tuple(takewhile(is_of_python, given))
+    return (front, given[len(front) :]) if front else ((), index)
+
+
+def is_of_python(index: Any) -> bool:
+    """Whether an index takes one, a range or all of a dim, or is a new one, and stands in the forward."""
+    if isinstance(index, slice):
+        return all(each is None or type(each) is int for each in (index.start, index.stop, index.step))
+    return index is None or type(index) is int
 
 
 def placed_by(node: Any) -> fx.Node | None:

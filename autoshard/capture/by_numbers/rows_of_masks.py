@@ -29,7 +29,7 @@ from torch import Tensor, fx, nn
 
 from ..dynamo.numbers_as_indices import in_tensor
 from ..examples import COMPUTED_ANEW, are_lengths, example, is_unknown, name_of, new_call, shape_of, tensor_of
-from .masks import mask_of, memory_of, placed_by, same, seen_through, written_by, written_into
+from .masks import is_of_python, mask_of, memory_of, placed_by, same, seen_through, written_by, written_into
 
 POINTWISE = frozenset(
     "add sub mul neg abs pow square exp expm1 tanh sigmoid relu gelu silu elu leaky_relu softplus sin cos erf sign "
@@ -319,7 +319,7 @@ class _Rewriting:
         taken = sum(each is not None for each in rest)
         if x not in self._rows or first not in (Ellipsis, slice(None)) or taken > len(rows.rest):
             return None
-        if not all(_is_of_python(each) for each in rest):
+        if not all(is_of_python(each) for each in rest):
             return None
         front = [first] if first is Ellipsis else [slice(None)] * rows.lead
         return _Rows(self._call(operator.getitem, rows.whole, (*front, *rest)), rows.mask, rows.left_out)
@@ -508,16 +508,9 @@ def _is_for_each(given: fx.Node, dims: int) -> bool:
 
 def _with_what_is_behind(index: Any) -> tuple[Any, tuple[Any, ...]]:
     """An index, and what it takes of each row that the mask in front of it picks: ``x[mask, 0, None]``."""
-    if not isinstance(index, tuple) or not all(map(_is_of_python, index[1:])):
+    if not isinstance(index, tuple) or not all(map(is_of_python, index[1:])):
         return index, ()
     return index[0], () if all(each == slice(None) for each in index[1:]) else index[1:]
-
-
-def _is_of_python(index: Any) -> bool:
-    """Whether an index takes one, a range or all of a dim, or is a new one, and stands in the forward."""
-    if isinstance(index, slice):
-        return all(each is None or type(each) is int for each in (index.start, index.stop, index.step))
-    return index is None or type(index) is int
 
 
 def _features(node: fx.Node, name: str) -> int:
