@@ -61,10 +61,10 @@ _ADVICE = {
         "(PackedSequence(f(packed.data), *packed[1:])), and pad_packed_sequence"
     ),
     **dict.fromkeys(
-        ("RandomValueSource", "`Random.", ".Random.", "of class `Random`"),
-        "it draws a random number in Python (random.random()), which a captured step would do once and never again. "
-        "Draw it in torch (torch.rand) and choose by it (torch.where), or leave it out of the forward; a decorator "
-        "that draws which types it checks (beartype) has to be left out, too",
+        ("RandomValueSource", "`Random.", ".Random.", "of class `Random`", "of RandomState(", "function default_rng"),
+        "it draws a random number in Python (random.random(), np.random.rand()), which a captured step would do once "
+        "and never again. Draw it in torch (torch.rand) and choose by it (torch.where), or leave it out of the "
+        "forward; a decorator that draws which types it checks (beartype) has to be left out, too",
     ),
     **dict.fromkeys(
         ("opaque object was created in the middle", ".Generator.__new__"),  # so says torch 2.12

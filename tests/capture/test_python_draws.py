@@ -1,13 +1,15 @@
-"""Numbers that Python draws: left out where they change nothing, and refused elsewhere."""
+"""Numbers that Python or numpy draws: left out where they change nothing, and refused elsewhere."""
 
 from __future__ import annotations
 
 import inspect
 import operator
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -90,6 +92,24 @@ def ignored(m: Any, x: Tensor) -> Tensor:
     return x.tanh().tanh()
 
 
+def layers_by_numpy(m: Any, x: Tensor) -> Tensor:
+    """As fairseq drops layers."""
+    for _ in range(2):
+        drawn = np.random.random()
+        if not m.training or (drawn >= m.layerdrop and np.random.uniform(0, 1) >= m.layerdrop):
+            x = x.tanh()
+    return x
+
+
+def kept_by_numpy(m: Any, x: Tensor) -> Tensor:
+    return x.tanh().tanh() if np.random.rand() < m.always and np.random.uniform() >= m.layerdrop else x
+
+
+def states() -> tuple[object, bytes]:
+    """Where Python's numbers and numpy's go on."""
+    return random.getstate(), pickle.dumps(np.random.get_state())
+
+
 def graph_of(body: Callable[[Any, Any], Any], **attributes: Any) -> tuple[Dropping, CapturedGraph]:
     model = Dropping(body)
     for name, value in attributes.items():
@@ -97,15 +117,15 @@ def graph_of(body: Callable[[Any, Any], Any], **attributes: Any) -> tuple[Droppi
     return model, capture(model, (torch.randn(3, 4),), guarded=True)
 
 
-@pytest.mark.parametrize("body", [layers, turned, kept, chained, passed, ignored])
+@pytest.mark.parametrize("body", [layers, turned, kept, chained, passed, ignored, layers_by_numpy, kept_by_numpy])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_number_that_decides_nothing_is_not_drawn(body: Any, training: bool) -> None:
     if body is passed and torch.__version__ < "2.12":
         pytest.skip("dynamo of torch 2.11 draws a number that is handed to a function")
-    before = random.getstate()
+    before = states()
     _, graph = graph_of(body, training=training)
     assert [node.op for node in graph.nodes if node.phase == "forward"].count(torch.ops.aten.tanh.default) == 2
-    assert random.getstate() == before
+    assert states() == before
 
 
 @pytest.mark.parametrize(
@@ -164,20 +184,49 @@ def within_checkpoint(m: Any, x: Tensor) -> Tensor:
     return result
 
 
+def by_numpy(m: Any, x: Tensor) -> Tensor:
+    return x if np.random.rand() > 0.5 else x.tanh()  # culprit
+
+
+def times_numpy(m: Any, x: Tensor) -> Tensor:
+    return x * np.random.normal(0.0, scale=1.0)  # culprit
+
+
+def integer_of_numpy(m: Any, x: Tensor) -> Tensor:
+    return x * int(np.random.randint(3))  # culprit
+
+
+def of_a_generator(m: Any, x: Tensor) -> Tensor:
+    return x * np.random.default_rng().random()  # culprit
+
+
+def mixed(m: Any, x: Tensor) -> Tensor:
+    """As mixup weighs."""
+    return x * np.random.beta(0.4, 0.4)  # culprit
+
+
 REFUSED = [undecided, between, two, truth, computed, returned, attribute, of_others, of_its_own, within_checkpoint]
+REFUSED_OF_NUMPY = [by_numpy, times_numpy, integer_of_numpy, of_a_generator, mixed]
 
 
-@pytest.mark.parametrize("body", REFUSED)
+@pytest.mark.parametrize("body", REFUSED + REFUSED_OF_NUMPY)
 def test_a_number_that_decides_something_is_refused(body: Any) -> None:
-    before = random.getstate()
+    before = states()
     with pytest.raises(CaptureError, match=r"draws a random number in Python .*torch\.rand") as caught:
         graph_of(body)
     lines, first = inspect.getsourcelines(body)
     (culprit,) = (first + k for k, line in enumerate(lines) if "# culprit" in line)
     assert f"{__file__}:{culprit}" in str(caught.value)
-    assert random.getstate() == before
+    assert states() == before
 
 
 def test_a_layer_with_a_probability_is_refused() -> None:
     with pytest.raises(CaptureError, match="draws a random number"):
         graph_of(layers, layerdrop=0.1)
+
+
+def test_several_numbers_of_numpy_are_drawn_by_torch() -> None:
+    before = states()
+    _, graph = graph_of(lambda m, x: x * torch.from_numpy(np.random.rand(4)).float())
+    assert any("uniform" in str(node.op) or "rand" in str(node.op) for node in graph.nodes)
+    assert states() == before

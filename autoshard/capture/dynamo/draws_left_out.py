@@ -1,4 +1,4 @@
-"""Numbers that Python draws and dynamo need not, as nothing depends on what they are."""
+"""Numbers that Python or numpy draws and dynamo need not, as nothing depends on what they are."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from unittest.mock import patch
 
 from torch._dynamo.source import RandomValueSource
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables import ConstantVariable, SkipFunctionVariable, user_defined
+from torch._dynamo.variables import ConstantVariable, NumpyVariable, SkipFunctionVariable, user_defined
 from torch._dynamo.variables.lazy import LazyCache, LazyVariableTracker
+from torch._dynamo.variables.misc import get_np_to_tnp_map
 
-from .python_draws import compared, is_from_zero_to_one
+from .python_draws import compared, is_from_zero_to_one, numpy_draws_from_zero_to_one, numpy_draws_one
 from .variables import constant_of, dispatch_tables, stack_here
 
 
@@ -38,10 +39,11 @@ class _ToDraw(LazyCache):
 @contextmanager
 def draws_left_out() -> Iterator[None]:
     """Has Python draw nothing where it draws a number from zero to one and only compares it with what decides the
-    comparison, whatever is drawn: the drop of a layer with a probability of nothing.
+    comparison, whatever is drawn: the drop of a layer with a probability of nothing. One number of numpy's is
+    taken for one of Python's: dynamo would have torch draw it, and take it out of a tensor.
     """
     draw: Any = getattr(user_defined, "call_random_fn", None)
-    call_skipped = SkipFunctionVariable.call_function
+    call_skipped, call_numpy = SkipFunctionVariable.call_function, NumpyVariable.call_function
 
     def if_asked_for(tx: Any, fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if kwargs or not is_from_zero_to_one(fn, tuple(map(constant_of, args))):
@@ -54,6 +56,14 @@ def draws_left_out() -> Iterator[None]:
             return if_asked_for(tx, random.random, args, kwargs)
         return call_skipped(self, tx, list(args), kwargs)
 
+    def of_numpy(self: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        name, given = _name_in_numpy_random(self.value), tuple(map(constant_of, args))
+        if not numpy_draws_one(name, given, kwargs):
+            return call_numpy(self, tx, list(args), kwargs)
+        if kwargs or not numpy_draws_from_zero_to_one(name, given):
+            return draw(tx, _nothing_drawn, [], {})
+        return LazyVariableTracker(_ToDraw(partial(draw, tx, _nothing_drawn, [], {})))
+
     if draw is None:
         yield
         return
@@ -65,11 +75,23 @@ def draws_left_out() -> Iterator[None]:
         with (
             patch.object(user_defined, "call_random_fn", if_asked_for),
             patch.object(SkipFunctionVariable, "call_function", skipped),
+            patch.object(NumpyVariable, "call_function", of_numpy),
         ):
             yield
     finally:
         for table, before in kept:
             table[code] = before[code]
+
+
+def _name_in_numpy_random(function: Any) -> str:
+    """The name of a function of ``numpy.random`` that torch has, too; nothing for others."""
+    ours = get_np_to_tnp_map().get(function)
+    return ours.__name__ if ours is not None and ours.__module__ == "torch._numpy.random" else ""
+
+
+def _nothing_drawn() -> float:
+    """A number for dynamo, which is refused wherever it is asked for: numpy's state stays."""
+    return 0.5
 
 
 def _compare_if_known(compare: Any, translator: Any, instruction: Any) -> None:
