@@ -175,7 +175,7 @@ def _traced(observed: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
                 raise CaptureError(
                     f"the forward returns an object of class {returned.__name__}; return tensors and numbers, in "
                     "tuples, lists, dicts and dataclasses (a cache of keys and values belongs to generation: call the "
-                    "model with use_cache=False)"
+                    "model with use_cache=False, or put a module around it that returns the loss alone)"
                 ) from None
             torch.export.register_dataclass(returned)
 
