@@ -55,6 +55,15 @@ def put_into_rows(x: Tensor, m: Tensor, n: Tensor) -> Tensor:
     return (made * places.sum(0)[:, None]).square().mean()
 
 
+def row_by_row(x: Tensor, m: Tensor, n: Tensor) -> Tensor:
+    """PaddleOCR-VL does so behind a view."""
+    made, places = x.tanh().clone(), torch.zeros(2, 3, ROWS, WORDS, dtype=x.dtype)
+    for row in range(ROWS):
+        made[row, m[row]] = x[row, m[row]].flip(0)
+        places[:, 1:][:, :, row, m[row]] = x[row, :3, :3].expand(2, 2, 3, 3)[:, :, 1]
+    return made.square().mean() + places.cumsum(-1).square().mean()
+
+
 def real_pictures(x: Tensor, m: Tensor, n: Tensor) -> Tensor:
     """Idefics and SmolVLM leave out pictures that are nothing but padding, and there are none."""
     is_real = (m == 0).sum(dim=1) != WORDS
@@ -101,6 +110,7 @@ BODIES: dict[str, Body] = {
     "elements": lambda x, m, n: x[..., 0].masked_select(m).view(ROWS, -1).cumsum(1).mean(),
     "put back": put_back,
     "put into rows": put_into_rows,
+    "row by row": row_by_row,
     "groups": groups,
     "how many alone": lambda x, m, n: x[:, : len(m.nonzero()) // ROWS].square().mean(),
     "a length": lambda x, m, n: x[:, : int(n.max())].square().mean() + x[:, : n[1]].mean(),
