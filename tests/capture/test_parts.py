@@ -402,6 +402,80 @@ def test_a_batch_that_is_taken_apart_and_joined_again_stays_one(name: str) -> No
     assert rewritten == [is_one] and found.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
+def _attended(
+    x: torch.Tensor,
+    lengths: tuple[int, ...] = (2, 2, 2),
+    order: Callable[[Any], Any] = list,
+    after: Callable[[torch.Tensor], torch.Tensor] = lambda y: y.transpose(1, 2).contiguous(),
+    dim: int = 1,
+    **options: Any,
+) -> torch.Tensor:
+    """Attention of pieces of a row (1, heads, steps, features), each to itself."""
+    pieces = zip(*(torch.split(part, list(lengths), dim=2) for part in (x, x.flip(1), x.tanh())), strict=True)
+    return torch.cat(order([after(F.scaled_dot_product_attention(*each, **options)) for each in pieces]), dim)
+
+
+def _attended_under_modes(x: torch.Tensor) -> torch.Tensor:
+    pieces = [part.chunk(3, 2) for part in (x, x.flip(1), x.tanh())]
+    parts = [F.scaled_dot_product_attention(*(part[k] for part in pieces)) for k in (0, 1)]
+    with torch.no_grad():
+        parts += [F.scaled_dot_product_attention(*(part[2] for part in pieces))]
+    return torch.cat(parts, 2)
+
+
+def _written_between(x: torch.Tensor) -> torch.Tensor:
+    written = x.detach().clone()
+    pieces = written.chunk(3, 2)
+    parts = [F.scaled_dot_product_attention(each, each, each) for each in pieces[:2]]
+    written.mul_(2)
+    return x * torch.cat([*parts, F.scaled_dot_product_attention(pieces[2], pieces[2], pieces[2])], 2)
+
+
+PIECES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
+    "pictures": (_attended, True),
+    "causal, by chunks, in one row": (
+        lambda x: torch.cat(
+            [F.scaled_dot_product_attention(each, each, each, is_causal=True, scale=0.3) for each in x.chunk(3, 2)], 2
+        ),
+        True,
+    ),
+    "as a batch": (lambda x: _attended(x, dim=0), True),
+    "features beside each other": (lambda x: _attended(x, dim=-1), True),
+    "of two lengths": (lambda x: _attended(x, (2, 1, 3)), False),
+    "the last first": (lambda x: _attended(x, order=lambda parts: parts[::-1]), False),
+    "not all": (lambda x: _attended(x, order=lambda parts: parts[1:]), False),
+    "one twice": (lambda x: _attended(x, order=lambda parts: [*parts, parts[0]]), False),
+    "read beside": (lambda x: _attended(x, order=lambda parts: [parts[0] * parts[1].sum(), *parts[1:]]), False),
+    "computed with": (lambda x: _attended(x, after=torch.tanh), False),
+    "moved to the front": (lambda x: _attended(x, after=lambda y: y.transpose(0, 1)), False),
+    "masked": (lambda x: _attended(x, attn_mask=torch.ones(2, 2).tril()), False),
+    "pieces of rows": (lambda x: _attended(x.view(3, 1, 6, 2)), False),
+    "under a mode": (_attended_under_modes, False),
+    "written into between": (_written_between, False),
+}
+"""How attention of pieces is joined, and whether it becomes that of a batch."""
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_attention_of_equal_pieces_is_that_of_a_batch(name: str) -> None:
+    attended, is_batch = PIECES[name]
+    x, rewritten = torch.randn(1, 3, 6, 2, dtype=torch.float64, requires_grad=True), []
+    expected = attended(x)
+
+    def backend(module: torch.fx.GraphModule, given: Any) -> Any:
+        take_apart(module)
+        rewritten.append(sum(node.target is F.scaled_dot_product_attention for node in module.graph.nodes) == 1)
+        return module
+
+    torch._dynamo.reset()
+    found = torch.compile(attended, backend=backend, fullgraph=True, dynamic=False)(x)
+    torch.testing.assert_close(found, expected)
+    weight = torch.randn_like(expected)
+    grads = [torch.autograd.grad((each * weight).sum(), x)[0] for each in (found, expected)]
+    torch.testing.assert_close(*grads)
+    assert rewritten == [is_batch]
+
+
 WRITTEN: dict[str, tuple[Callable[..., tuple[Any, Any]], bool]] = {
     "one of each row": (lambda i, v: ((ARANGE(4), i), v[:, 0]), True),
     "a number": (lambda i, v: ((ARANGE(4), i), 2.0), True),

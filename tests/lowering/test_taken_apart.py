@@ -91,6 +91,20 @@ class Attention(nn.Module):
         return self.layer(x, x.flip(1), tgt_mask=mask, tgt_is_causal=True).square().mean()
 
 
+class Pictures(nn.Module):
+    """Pictures that lie behind each other in one row, each of which attends to itself, as in Qwen-VL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.enter(x).view(len(x), 3, 2, -1).permute(1, 2, 0, 3).unsqueeze(1)
+        pieces = zip(*(part.split([2, 2], dim=2) for part in made))
+        h = torch.cat([F.scaled_dot_product_attention(*each).transpose(1, 2).contiguous() for each in pieces], dim=1)
+        return self.leave(h.reshape(len(x), -1)).square().mean()
+
+
 class Picked(nn.Module):
     """A classifier by the last word of each row, with a mask of padding."""
 
@@ -116,6 +130,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "writes": lambda: (Shifted(), _tokens()),
     "recurrent": lambda: (Recurrent(nn.LSTM, batch_first=True), torch.randn(ROWS, STEPS, WIDTH)),
     "attention": lambda: (Attention(), torch.randn(ROWS, STEPS, WIDTH)),
+    "pictures": lambda: (Pictures(), torch.randn(ROWS, WIDTH)),
     "picked": lambda: (Picked(), torch.randn(ROWS, STEPS, WIDTH)),
     "bags": lambda: (Bags("mean", 5), _tokens()),
 }

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from ..batch_dim import batch_dim, first_shape
 from ..by_numbers.packed import run_to_lengths
 from ..examples import note, shape_of, tensor_of
+from .attention_of_pieces import attend_to_pieces
 from .attention_parts import attention_in_parts, attention_of_views, is_of_views, is_without_kernel
 from .bags import can_be_added_up, embedding_bag
 from .batch_inside import keep_batch_inside, keep_heads_in_front
@@ -43,9 +44,9 @@ def take_apart(module: fx.GraphModule) -> int:
     loss of alignments, attention of several heads, without a kernel, to one head or of one row for all, products of
     matrices with several dims in front, with a batch that is not in front, or of all heads with one matrix, equations
     of three tensors or more, or that sum over several labels, lengths over the batch, batches in a list that are joined
-    again, pieces of one dim that are joined along another, windows by strides, functions of matrices, picking from each
-    row, writing into each, picking by numbers in a row, means that are written as pools, norms of instances, and data
-    that is assigned.
+    again, attention of equal pieces of a row, pieces of one dim that are joined along another, windows by strides,
+    functions of matrices, picking from each row, writing into each, picking by numbers in a row, means that are written
+    as pools, norms of instances, and data that is assigned.
 
     Returns:
         The dim of the batch in what the model is called with.
@@ -54,7 +55,7 @@ def take_apart(module: fx.GraphModule) -> int:
     batch = next(iter(first_shape(module.graph)[dim:]), 0)
     leave_looks_out(module)
     for node in list(module.graph.nodes):
-        _ = write_data(node) or move_pieces(node) or take_in_pairs(node)
+        _ = attend_to_pieces(node) or write_data(node) or move_pieces(node) or take_in_pairs(node)
     keep_heads_apart(module.graph, batch)
     fronts = fronts_of(module.graph)
     for node in module.graph.nodes:
