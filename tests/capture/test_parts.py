@@ -440,6 +440,7 @@ PIECES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
         True,
     ),
     "as a batch": (lambda x: _attended(x, dim=0), True),
+    "seen in one row": (lambda x: _attended(x, after=lambda y: y, dim=2).view(1, -1), True),
     "features beside each other": (lambda x: _attended(x, dim=-1), True),
     "of two lengths": (lambda x: _attended(x, (2, 1, 3)), False),
     "the last first": (lambda x: _attended(x, order=lambda parts: parts[::-1]), False),

@@ -60,6 +60,7 @@ def attend_to_pieces(node: fx.Node) -> bool:
         if dim > 0:
             beside = new_call(node, "movedim", made, 0, dim - 1)
             made = new_call(node, "unsqueeze", new_call(node, "flatten", beside, dim - 1, dim), 0)
+        made = new_call(node, "contiguous", made)
     node.replace_all_uses_with(made)
     node.graph.erase_node(node)
     for each in reversed(between):
