@@ -447,6 +447,11 @@ PIECES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
     "not all": (lambda x: _attended(x, order=lambda parts: parts[1:]), False),
     "one twice": (lambda x: _attended(x, order=lambda parts: [*parts, parts[0]]), False),
     "read beside": (lambda x: _attended(x, order=lambda parts: [parts[0] * parts[1].sum(), *parts[1:]]), False),
+    "of a shape that they have": (
+        lambda x: _attended(x, after=lambda y: y.reshape(1, -1, 2, 2).transpose(1, 2).contiguous()),
+        True,
+    ),
+    "of another shape": (lambda x: _attended(x, after=lambda y: y.reshape(1, 2, -1, 2).transpose(1, 2)), False),
     "computed with": (lambda x: _attended(x, after=torch.tanh), False),
     "moved to the front": (lambda x: _attended(x, after=lambda y: y.transpose(0, 1)), False),
     "masked": (lambda x: _attended(x, attn_mask=torch.ones(2, 2).tril()), False),

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from ..by_numbers.masks import memory_of, written_into
-from ..examples import example, is_unknown, name_of, new_call, shape_of
+from ..examples import example, is_unknown, name_of, new_call, shape_of, tensor_of
 
 _CATS = (torch.cat, torch.concat, torch.concatenate)
 _CUTS = ("split", "chunk", "tensor_split", "split_with_sizes")
@@ -64,7 +64,7 @@ def attend_to_pieces(node: fx.Node) -> bool:
     node.replace_all_uses_with(made)
     node.graph.erase_node(node)
     for each in reversed(between):
-        if not each.users and (each in nodes or _moves_behind_batch(each)):
+        if not each.users and (each in nodes or _moves_behind_batch(each) or _does_nothing(each)):
             node.graph.erase_node(each)
     return True
 
@@ -91,9 +91,10 @@ def _attention_of(part: Any) -> tuple[fx.Node, list[Move]] | None:
     while isinstance(part, fx.Node) and len(part.users) == 1 and len(shape_of(part)) == _DIMS:
         if part.target is F.scaled_dot_product_attention:
             return part, moves[::-1]
-        if not _moves_behind_batch(part):
+        if not (_moves_behind_batch(part) or _does_nothing(part)):
             return None
-        moves.append((part.target, part.args[1:]))
+        if not _does_nothing(part):
+            moves.append((part.target, part.args[1:]))
         part = part.args[0]
     return None
 
@@ -105,6 +106,14 @@ def _moves_behind_batch(node: fx.Node) -> bool:
         return len(node.args) == 1
     dims = node.args[1:]
     return name_of(node) == "transpose" and all(type(dim) is int and dim % _DIMS for dim in dims)
+
+
+def _does_nothing(node: fx.Node) -> bool:
+    """Whether a node gives the shape again that its tensor has."""
+    before, after = tensor_of(node.args[0]) if node.args else None, tensor_of(node)
+    if name_of(node) not in ("reshape", "view") or before is None or after is None:
+        return False
+    return (before.shape, before.dtype) == (after.shape, after.dtype)
 
 
 def _given(node: fx.Node) -> dict[str, Any]:
