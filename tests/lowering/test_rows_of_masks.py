@@ -215,7 +215,8 @@ def losses(s: Around, x: Tensor, t: Tensor, m: Tensor) -> Tensor:
     yes = (t[..., None] > torch.arange(CLASSES)).to(x)
     kinds = (nn.BCEWithLogitsLoss(), nn.BCEWithLogitsLoss(weight, pos_weight=weight), nn.SoftMarginLoss())
     found = [kind(scores[m], yes[m]) for kind in (*kinds, nn.HingeEmbeddingLoss(), nn.PoissonNLLLoss(full=True))]
-    found += [nn.BCELoss(x[..., :CLASSES].detach().abs()[m])(chances[m], yes[m])]
+    if torch.__version__ >= "2.13":  # earlier ones ask how long the rows of a weight are, for its broadcast
+        found += [nn.BCELoss(x[..., :CLASSES].detach().abs()[m])(chances[m], yes[m])]
     found += [nn.MarginRankingLoss()(scores[m], chances[m], yes[m]), nn.CosineSimilarity()(scores[m], yes[m]).mean()]
     found += [nn.KLDivLoss(reduction="batchmean")(scores[m], chances[m])]
     found += [F.cosine_similarity(F.normalize(scores[m]), chances[m]).mean()]
