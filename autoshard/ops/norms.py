@@ -45,10 +45,9 @@ def _group_norm(call: LocalCall) -> Any:
 
 
 def _group_norm_backward(call: LocalCall) -> Any:
-    grad, x, *statistics, weight, rows, channels, size, groups, mask = _of_local_images(_BACKWARD, call)
-    mean, scale = (call.run(aten.contiguous.default, each) for each in statistics)
-    rest = weight, rows, channels, size, groups, mask
-    return call.run(call.node.op, *_as_wanted(call, grad, x), mean, scale, *rest, **call.kwargs)
+    grad, x, mean, scale, *others = _of_local_images(_BACKWARD, call)
+    statistics = (call.run(aten.contiguous.default, each) for each in (mean, scale))
+    return call.run(call.node.op, *_as_wanted(call, grad, x), *statistics, *others, **call.kwargs)
 
 
 def _as_wanted(call: LocalCall, *images: Any) -> tuple[Any, ...]:

@@ -40,9 +40,9 @@ def choices_told(hot: Any) -> Choices | None:
         if name_of(hot) == "mul":
             if len(hot.args) != 2 or not all(isinstance(each, fx.Node) for each in hot.args):
                 return None
-            kept, (one, other) = kept or hot, hot.args
-            hot = one if _is_zero_or_one(other) else other
-            if not _is_zero_or_one(one if hot is other else other) or not are_lengths(shape_of(hot), made):
+            pairs = (hot.args, hot.args[::-1])
+            kept, hot = kept or hot, next((one for one, other in pairs if _is_zero_or_one(other)), None)
+            if not are_lengths(shape_of(hot), made):
                 return None
         else:
             hot = hot.args[0]

@@ -288,6 +288,11 @@ class _Loop:
         return group, dropped
 
     @property
+    def _numbers(self) -> range:
+        """The experts here, as the choices number them."""
+        return range(self._first, self._first + self._experts)
+
+    @property
     def _is_part(self) -> bool:
         """Whether other experts do something else."""
         return self._experts < self._all
@@ -353,7 +358,7 @@ class _Loop:
 
     def _here(self, expert: int) -> int | None:
         """The number of an expert among those here; None of others."""
-        return expert - self._first if 0 <= expert - self._first < self._experts else None
+        return expert - self._first if expert in self._numbers else None
 
     def _is_nothing(self, node: fx.Node, turn: set[fx.Node]) -> bool:
         """Whether a node is what an expert does, or makes something for that alone."""
@@ -524,8 +529,8 @@ class _Loop:
                 each = self._call("expand", self._call("unsqueeze", x, 1), (tokens, choices, *shape[1:]))
                 return self._call("reshape", each, (tokens * choices, *shape[1:]))
             if len(index) == 2 and shape == (tokens, self._all):
-                numbers = _Each(tuple(range(self._first, self._first + self._experts)))
-                after = _Each(tuple(range(self._first + 1, self._first + self._experts + 1)))
+                numbers = _Each(tuple(self._numbers))
+                after = _Each(tuple(number + 1 for number in self._numbers))
                 found = self._call("gather", x, 1, self._call("reshape", self._chosen, (tokens, choices)))
                 if index[1] == numbers:
                     return self._call("reshape", found, (tokens * choices,))
@@ -654,14 +659,13 @@ class _Loop:
         """Tensors of all experts as one; that of which they are the rows, where they are."""
         if all(map(is_transposed, each.values)):
             return self._call("transpose", self._stacked(_Each(tuple(value.args[0] for value in each.values))), 1, 2)
-        numbers = range(self._first, self._first + self._experts)
-        if all(value.target is operator.getitem and value.args[1] == k for k, value in zip(numbers, each.values)):
+        if all(value.target is operator.getitem and value.args[1] == k for k, value in zip(self._numbers, each.values)):
             wholes: list[Any] = [value.args[0] for value in each.values]
             written = written_into(self._graph)
             rows = shape_of(wholes[0])[:1]
             if rows and are_lengths(rows, rows) and all(same(wholes[0], other, written) for other in wholes):
                 is_all = rows == (self._experts,)
-                here = slice(self._first, self._first + self._experts)
+                here = slice(self._numbers.start, self._numbers.stop)
                 return wholes[0] if is_all else self._call(operator.getitem, wholes[0], here)
         return self._call(torch.stack, list(each.values))
 

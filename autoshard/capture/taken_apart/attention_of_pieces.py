@@ -8,22 +8,19 @@ Shapes: B = 1 batch, H heads, N pieces, T length of each, D head size.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import fx
 
+from ..by_numbers.idle_modes import is_mode
 from ..by_numbers.masks import memory_of, written_into
-from ..examples import example, is_unknown, name_of, new_call, shape_of, tensor_of
+from ..examples import name_of, new_call, shape_of, tensor_of
+from .moved_pieces import CATS, cut_apart, dim_of_join
 
-_CATS = (torch.cat, torch.concat, torch.concatenate)
-_CUTS = ("split", "chunk", "tensor_split", "split_with_sizes")
 _ATTENDED = ("query", "key", "value")
-_MODES = frozenset({"_enter_autocast", "_exit_autocast", "_set_grad_enabled"})
 _DIMS = 4
 _STEPS = 2
 """The dim of a sequence in queries, keys and values."""
@@ -34,7 +31,7 @@ Move = tuple[Any, tuple[Any, ...]]
 
 def attend_to_pieces(node: fx.Node) -> bool:
     """Has a join give attention of a batch, if it has that of all pieces in their order; else False."""
-    dim = _dim_of_join(node)
+    dim = dim_of_join(node) if node.target in CATS else None
     parts: Any = node.args[0] if dim is not None else ()
     found = [_attention_of(part) for part in parts]
     attentions = [each for each in found if each is not None]
@@ -49,7 +46,7 @@ def attend_to_pieces(node: fx.Node) -> bool:
     written, between = written_into(node.graph), list(takewhile(lambda each: each is not node, _from(nodes[0])))
     if any(memory_of(each) in written for each in (*wholes, *nodes)) or not set(nodes) <= set(between):
         return False
-    if any(name_of(each) in _MODES for each in between):
+    if any(map(is_mode, between)):
         return False
     with node.graph.inserting_before(nodes[0]):
         made = new_call(
@@ -73,16 +70,6 @@ def _from(node: fx.Node) -> Iterator[fx.Node]:
     while node.op != "root":
         yield node
         node = node.next
-
-
-def _dim_of_join(node: fx.Node) -> int | None:
-    """The dim along which a node joins tensors."""
-    if node.target not in _CATS or not node.args or not isinstance(node.args[0], (tuple, list)):
-        return None
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    if type(dim) is not int or not node.kwargs.keys() <= {"dim"} or len(set(node.args[0])) < len(node.args[0]):
-        return None
-    return dim % len(shape_of(node))
 
 
 def _attention_of(part: Any) -> tuple[fx.Node, list[Move]] | None:
@@ -131,23 +118,12 @@ def _reads(options: dict[str, Any]) -> bool:
 
 
 def _whole(pieces: list[Any]) -> fx.Node | None:
-    """The sequence of which these are the pieces, all and in their order, and equal."""
-    cut = pieces[0].args[0] if isinstance(pieces[0], fx.Node) and pieces[0].args else None
-    if not isinstance(cut, fx.Node) or name_of(cut) not in _CUTS or is_unknown(example(cut)):
+    """The row of steps of which these are the pieces, all and in their order, and equal."""
+    found = cut_apart(pieces)
+    if found is None or found[1:] != (_STEPS, False):
         return None
-    dim = cut.args[2] if len(cut.args) > 2 else cut.kwargs.get("dim", 0)
-    parts, whole = example(cut), cut.args[0]
-    if not isinstance(whole, fx.Node) or type(dim) is not int or len(parts) != len(pieces):
-        return None
-    shape = shape_of(whole)
-    is_row = len(shape) == _DIMS and shape[0] == 1 and dim % _DIMS == _STEPS
-    if not is_row or len({part.shape for part in parts}) > 1 or not shape[_STEPS]:
-        return None
-    are_all = all(
-        isinstance(each, fx.Node) and each.target is operator.getitem and each.args == (cut, k)
-        for k, each in enumerate(pieces)
-    )
-    return whole if are_all else None
+    shape = shape_of(found[0])
+    return found[0] if len(shape) == _DIMS and shape[0] == 1 and shape[_STEPS] else None
 
 
 def _batch(like: fx.Node, whole: Any, count: int) -> fx.Node:

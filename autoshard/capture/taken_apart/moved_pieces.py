@@ -7,39 +7,56 @@ other again by ``torch.cat(h.split(rows, 0), 2)``. A split has no dim that ranks
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from ..examples import example, is_unknown, shape_of
+from ..examples import example, is_unknown, name_of, shape_of
 
-_CATS = (torch.cat, torch.concat, torch.concatenate)
-_UNBINDS = (torch.unbind, "unbind")
-_CUTS = (torch.split, torch.chunk, torch.tensor_split, "split", "chunk", "tensor_split", *_UNBINDS)
+CATS = (torch.cat, torch.concat, torch.concatenate)
+_CUTS = frozenset("split chunk tensor_split split_with_sizes unbind".split())
 
 
 def move_pieces(node: fx.Node) -> bool:
     """Rewrites a join in place if it has all pieces of one dim, which are equal, and of which nothing else is made;
     False where it has not, or joins them along the dim of which they are.
     """
-    if node.target not in (*_CATS, torch.stack) or not node.args or not isinstance(node.args[0], (tuple, list)):
+    is_stack, along = node.target is torch.stack, dim_of_join(node)
+    pieces: Any = node.args[0] if along is not None else ()
+    found = cut_apart(pieces)
+    if found is None or along is None or any(len(each.users) > 1 for each in pieces):
         return False
-    pieces: list[Any] = list(node.args[0])
-    cut = pieces[0].args[0] if len(pieces) > 1 and _is_piece(pieces[0]) else None
-    if cut is None or cut.target not in _CUTS or is_unknown(example(cut)) or len(example(cut)) != len(pieces):
-        return False
-    whole, is_unbind, is_stack = cut.args[0], cut.target in _UNBINDS, node.target is torch.stack
-    of, along = _dim(cut, 1 if is_unbind else 2), _dim(node, 1)
-    if of is None or along is None or len({piece.shape for piece in example(cut)}) > 1:
-        return False
-    of, along = of % len(shape_of(whole)), along % len(shape_of(node))
-    in_order = all(_is_piece(each) and each.args == (cut, k) and len(each.users) == 1 for k, each in enumerate(pieces))
-    if not in_order or (of == along and not is_unbind and not is_stack):
+    whole, of, is_unbind = found
+    if of == along and not is_unbind and not is_stack:
         return False
     node.target, node.kwargs = moved, {}
     node.args = (whole, of, 0 if is_unbind else len(pieces), along, is_stack)
     return True
+
+
+def dim_of_join(node: fx.Node) -> int | None:
+    """The dim along which a node joins or stacks tensors; None of any other node."""
+    if node.target not in (*CATS, torch.stack) or not node.args or not isinstance(node.args[0], (tuple, list)):
+        return None
+    dim = _dim(node, 1)
+    return None if dim is None else dim % len(shape_of(node))
+
+
+def cut_apart(pieces: Sequence[Any]) -> tuple[fx.Node, int, bool] | None:
+    """The tensor whose equal pieces these are, all of them, several, and in their order, the dim of which they are, and
+    whether that is gone from them.
+    """
+    cut = pieces[0].args[0] if len(pieces) > 1 and _is_piece(pieces[0]) else None
+    if cut is None or name_of(cut) not in _CUTS or is_unknown(example(cut)) or len(example(cut)) != len(pieces):
+        return None
+    whole, is_unbind = cut.args[0], name_of(cut) == "unbind"
+    of = _dim(cut, 1 if is_unbind else 2)
+    in_order = all(_is_piece(each) and each.args == (cut, k) for k, each in enumerate(pieces))
+    if of is None or not in_order or len({piece.shape for piece in example(cut)}) > 1:
+        return None
+    return whole, of % len(shape_of(whole)), is_unbind
 
 
 def _is_piece(node: object) -> bool:
