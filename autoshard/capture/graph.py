@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -213,6 +213,15 @@ class CapturedGraph:
         """How many operators read each tensor, as often as they do; who a gradient is made for reads it, too."""
         found = Counter(ref for node in self.nodes for ref in node.inputs)
         found.update(ref for _, ref in self.gradients)
+        return found
+
+    @cached_property
+    def readers(self) -> Mapping[Ref, Sequence[int]]:
+        """The operators that read each tensor, by number and in order; a tensor that none reads is not among them."""
+        found: dict[Ref, list[int]] = {}
+        for i, node in self.of_kind("operator"):
+            for ref in dict.fromkeys(node.inputs):
+                found.setdefault(ref, []).append(i)
         return found
 
     @cached_property

@@ -7,7 +7,6 @@ gradient, or a part of one, in another dtype than that.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 from ..capture import CapturedGraph, Ref
@@ -33,18 +32,14 @@ def becoming_gradients(graph: CapturedGraph) -> Iterator[Ref]:
     """The tensors of the backward that are gradients of parameters, or become such by linear operators alone, and are
     read for nothing else.
     """
-    readers: dict[Ref, list[int]] = defaultdict(list)
-    for i, node in enumerate(graph.nodes):
-        for ref in node.inputs:
-            readers[ref].append(i)
     gradients = {ref for _, ref in graph.gradients}
     left = {ref for ref in (*graph.outputs, *(ref for _, ref in graph.mutations)) if ref is not None}
     passing: set[int] = set()
     for i, node in reversed(list(enumerate(graph.nodes))):
         if node.kind != "operator" or node.phase != "backward":
             continue
-        made = [Ref(i, k) for k in range(len(node.outputs)) if Ref(i, k) in gradients or readers[Ref(i, k)]]
-        found = [ref for ref in made if ref not in left and passing.issuperset(readers[ref])]
+        made = [Ref(i, k) for k in range(len(node.outputs)) if Ref(i, k) in gradients or Ref(i, k) in graph.readers]
+        found = [ref for ref in made if ref not in left and passing.issuperset(graph.readers.get(ref, ()))]
         if len(found) == len(made) and is_linear(node):
             passing.add(i)
         yield from found

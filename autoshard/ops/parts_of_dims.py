@@ -78,17 +78,22 @@ def _meets_a_matrix(graph: CapturedGraph, index: int) -> bool:
     """Whether the last dim of what a node gives, behind views and operators of each element, is summed in a product
     with one matrix for all.
     """
-    length, alike = graph.meta(Ref(index)).shape[-1], {Ref(index)}
-    for i, node in graph.of_kind("operator"):
-        if i <= index or node.phase != "forward" or alike.isdisjoint(node.inputs):
-            continue
-        if known(node.op).kernel == "matmul":
-            x, matrix = node.inputs[-2:]
-            if x in alike and len(graph.meta(matrix).shape) == 2:
-                return True
-        elif _name(node) in _KEEPS_ALL or has(node, "reshape") or torch.Tag.pointwise in node.op.tags:  # type: ignore[union-attr]
-            if graph.meta(Ref(i)).shape[-1:] == (length,):
-                alike.add(Ref(i))
+    length, waiting = graph.meta(Ref(index)).shape[-1], [Ref(index)]
+    seen = set(waiting)
+    while waiting:
+        x = waiting.pop()
+        for i in graph.readers.get(x, ()):
+            node = graph.nodes[i]
+            if node.phase != "forward":
+                continue
+            if known(node.op).kernel == "matmul":
+                left, matrix = node.inputs[-2:]
+                if x == left and len(graph.meta(matrix).shape) == 2:
+                    return True
+            elif _name(node) in _KEEPS_ALL or has(node, "reshape") or torch.Tag.pointwise in node.op.tags:  # type: ignore[union-attr]
+                if graph.meta(Ref(i)).shape[-1:] == (length,) and Ref(i) not in seen:
+                    seen.add(Ref(i))
+                    waiting.append(Ref(i))
     return False
 
 
