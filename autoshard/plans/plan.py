@@ -7,9 +7,9 @@ In memory a plan is flat: one entry per parameter, operator and redistribution. 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from cost_models.collective_kinds import RedistributionKind as CollectiveKind
 
@@ -232,18 +232,18 @@ class ShardingPlan:
     batch_dim: int = 0
 
     def __post_init__(self) -> None:
-        canonical: dict[str, list[TensorEntry] | list[OperatorEntry] | list[Redistribution] | list[Execution]] = {
-            "parameters": sorted(self.parameters, key=lambda e: natural_key(e.name)),
-            "buffers": sorted(self.buffers, key=lambda e: natural_key(e.name)),
-            "operators": sorted(self.operators, key=lambda e: (e.phase != "forward", natural_key(e.name))),
-            "redistributions": sorted(
-                (_with_consumers_sorted(entry) for entry in self.redistributions),
-                key=lambda e: (e.phase != "forward", natural_key(e.tensor), e.path),
-            ),
-            "execution": sorted(self.execution, key=lambda e: e.phase != "forward"),
+        orders: dict[str, Callable[[Any], Any]] = {
+            "parameters": lambda e: natural_key(e.name),
+            "buffers": lambda e: natural_key(e.name),
+            "operators": lambda e: (e.phase != "forward", natural_key(e.name)),
+            "redistributions": lambda e: (e.phase != "forward", natural_key(e.tensor), e.path),
+            "execution": lambda e: e.phase != "forward",
         }
-        for field, entries in canonical.items():
-            object.__setattr__(self, field, tuple(entries))
+        for field, order in orders.items():
+            entries = getattr(self, field)
+            if type(entries) is not _InOrder:  # those of a plan of which this one is a copy are
+                each = map(_with_consumers_sorted, entries) if field == "redistributions" else entries
+                object.__setattr__(self, field, _InOrder(sorted(each, key=order)))
 
     @property
     def has_backward(self) -> bool:
@@ -301,6 +301,12 @@ class ShardingPlan:
         for redistribution in self.redistributions:
             for collective in redistribution.collectives:
                 yield from [(redistribution.phase, collective)] * self.runs(redistribution)
+
+
+class _InOrder(tuple[Any, ...]):
+    """Entries of a plan in the canonical order."""
+
+    __slots__ = ()
 
 
 def _with_consumers_sorted(entry: Redistribution) -> Redistribution:
