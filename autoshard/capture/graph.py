@@ -231,8 +231,9 @@ class CapturedGraph:
         if captured is not None:
             return captured.fingerprint
         digest = hashlib.sha256()
+        ops, metas = _Texts(str), _Texts(lambda outputs: [_meta_text(meta) for meta in outputs])
         for node in self.nodes:
-            line = (node.kind, node.phase, node.name, str(node.op), [_meta_text(m) for m in node.outputs])
+            line = (node.kind, node.phase, node.name, ops.of(node.op), metas.of(node.outputs))
             digest.update(repr((line, _portable(node.args), _portable(node.kwargs))).encode())
         digest.update(repr((self.outputs, self.gradients, self.mutations, self.aliases)).encode())
         return "sha256:" + digest.hexdigest()[:32]
@@ -265,7 +266,22 @@ def _meta_text(meta: TensorMeta | None) -> str:
     return "-" if meta is None else f"{meta.dtype}{list(meta.shape)}"
 
 
+class _Texts:
+    """Texts of objects, each written once: identical layers have them in common."""
+
+    def __init__(self, write: Callable[[Any], Any]) -> None:
+        self._write, self._known = write, dict[int, Any]()
+
+    def of(self, value: Any) -> Any:
+        if id(value) not in self._known:
+            self._known[id(value)] = self._write(value)
+        return self._known[id(value)]
+
+
 def _portable(value: Any) -> Any:
-    if type(value) is tuple:
-        return tuple(_portable(item) for item in value)
-    return "device" if isinstance(value, torch.device) else str(value)
+    kind = type(value)
+    if kind is Ref:  # nearly always
+        return f"Ref(node={value.node}, output={value.output})"
+    if kind is tuple:
+        return tuple([_portable(item) for item in value])
+    return "device" if kind is torch.device else str(value)

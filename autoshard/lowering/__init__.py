@@ -13,7 +13,7 @@ from .identity import check_same_start, check_same_tensors, code_digest, plan_di
 from .inputs import Inputs
 from .late_part import late_nodes
 from .load import load_weights
-from .local_program import LocalProgram, lower
+from .local_program import LocalProgram, lower, scheduled
 from .local_values import Results, Storage
 from .match import check_device_mesh, check_graph, check_held_alike, check_mesh, check_order, mesh_of
 from .module import ParallelModule, as_one_process, check_class, converted, manual_seed, plan_of
@@ -25,6 +25,7 @@ from .served_plan import ServedPlan
 from .shards import shard_parameters
 from .sketch import NODES
 from .taken import check_untaken
+from .travelling import bucket_name
 from .verify import verify
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "even_sizes",
     "as_one_process",
     "bind",
+    "bucket_name",
     "check_class",
     "check_device_mesh",
     "check_untaken",
@@ -75,6 +77,7 @@ __all__ = [
     "plan_of",
     "sampler",
     "save_parts",
+    "scheduled",
     "shard_inputs",
     "shard_parameters",
     "shard_targets",

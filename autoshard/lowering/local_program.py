@@ -34,7 +34,7 @@ from ..redistribution.execution import Shard, run_step
 from .adapter import without_values
 from .draws import Random, draw_whole, start_drawing, stream_of
 from .emitter import GraphEmitter, LocalGraph, first_results, storages
-from .flow import gradient_flow
+from .flow import GradientFlow, gradient_flow
 from .late_part import Parted, is_effect, parted
 from .local_values import Results, Storage, Value
 from .once_a_step import OnceAStep, once_a_step
@@ -132,6 +132,24 @@ def lower(
         return _Lowering(graph, plan, rank, used, adds, random, known, is_sketch).run()
 
 
+def scheduled(graph: CapturedGraph, plan: ShardingPlan) -> Schedule:
+    """The schedule of a plan as it is lowered, where every result receives a gradient."""
+    return _scheduled(graph, plan, gradient_flow(graph, _tangents(graph)))
+
+
+def _scheduled(graph: CapturedGraph, plan: ShardingPlan, flow: GradientFlow) -> Schedule:
+    """The schedule without what does not run where only some results receive a gradient."""
+    backward = ((i, node) for i, node in graph.of_kind("operator") if node.phase == "backward")
+    left_out = [node.name for i, node in backward if i not in flow.needed]
+    unwanted = [name for name, _ in graph.gradients if name not in flow.trained]
+    return schedule(plan, left_out, unwanted)
+
+
+def _tangents(graph: CapturedGraph) -> tuple[int, ...]:
+    """The numbers of the results that can receive a gradient."""
+    return tuple(int(node.name.removeprefix("grad.")) for _, node in graph.of_kind("tangent"))
+
+
 class _Lowering:
     def __init__(
         self,
@@ -159,8 +177,7 @@ class _Lowering:
         self._kept_in: dict[Ref, torch.dtype] = {}
         self._results: dict[str, fx.Node] = {}
         self._taken: dict[str, set[Storage]] = {}
-        tangents = tuple(int(n.name.removeprefix("grad.")) for _, n in graph.of_kind("tangent"))
-        self._tangents = tuple(k for k in tangents if used is None or k in used)
+        self._tangents = tuple(k for k in _tangents(graph) if used is None or k in used)
         self._flow = gradient_flow(graph, self._tangents)
         drawing = (i for i, node in graph.of_kind("operator") if is_random(node))
         self._random, self._drawing = random, {i: number for number, i in enumerate(drawing)}
@@ -172,11 +189,7 @@ class _Lowering:
         self._late = frozenset(plan.deferred)
         refs = (Ref(i, k) for i, node in enumerate(graph.nodes) for k in range(len(node.outputs)))
         self._refs = {graph.tensor_name(ref): ref for ref in refs}
-        left_out = [
-            n.name for i, n in graph.of_kind("operator") if n.phase == "backward" and i not in self._flow.needed
-        ]
-        unwanted = [name for name, _ in graph.gradients if name not in self._flow.trained]
-        self._schedule = schedule(plan, left_out, unwanted)
+        self._schedule = _scheduled(graph, plan, self._flow)
         deferred = (bucket for bucket in self._schedule.buckets if bucket.is_deferred)
         self._travels_late: frozenset[Redistribution | None] = frozenset(
             m for bucket in deferred for m in bucket.members

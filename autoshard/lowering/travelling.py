@@ -81,7 +81,7 @@ class Travelling:
         if number < 0 or _first_sent(entry) or shape != shard.largest(entry.path[0]) or dtype.is_complex:
             return None
         bucket = self._schedule.buckets[number]
-        with self._emitter.copying(_name(bucket), number):
+        with self._emitter.copying(bucket_name(bucket), number):
             if number not in self._filled:
                 sizes = [prod(self._shard(each).largest(each.path[_first_sent(each)])) for each in bucket.members]
                 self._filled[number] = Filled(self._emitter, sizes, dtype, device)
@@ -90,7 +90,7 @@ class Travelling:
     def take(self, turn: Turn) -> None:
         """Adds what is done in a turn; turns come in the order of the schedule."""
         bucket = self._schedule.buckets[turn.bucket]
-        with self._emitter.copying(_name(bucket), turn.bucket):
+        with self._emitter.copying(bucket_name(bucket), turn.bucket):
             if turn.what == "issue":
                 self._issue(turn, bucket)
             else:
@@ -175,6 +175,7 @@ def _first_sent(entry: Redistribution) -> int:
     return next(k for k, step in enumerate(steps_along(entry.path)) if step.communicates)
 
 
-def _name(bucket: Bucket) -> str:
+def bucket_name(bucket: Bucket) -> str:
+    """What the tensors of a bucket are called together."""
     first, others = bucket.members[0].tensor, len(bucket.members) - 1
     return f"{first} and {others} more" if others else first

@@ -47,6 +47,8 @@ from ..plans import (
 from ..plans.memory_outcome import MAX_POINTS, MAX_TENANTS, TENANT_KINDS
 from ..plans.natural_order import starred
 from ..recomputation import first_name
+from .course import Course, Lifetime, Moment, lengthened
+from .shortened import NotPeriodicError, Shortened, shortened
 
 OPTIMIZER_STEP = "step"
 
@@ -101,13 +103,30 @@ def timelines_of(
     """The same with each of several optimizers."""
     known = known or Results()
     graph = recomputed(micro_batched(graph, plan.micro_batches), plan.recomputed)
-    programs = {corner: _program(graph, plan, corner, known) for corner in _corners(graph, plan)}
+    try:
+        courses = _courses(graph, plan, known, shortened(graph, plan))
+    except NotPeriodicError:
+        courses = _courses(graph, plan, known, [])
+    found = [[_timeline(course, graph, plan, policy, corner) for corner, course in courses] for policy in policies]
+    return [max(every, key=lambda found: found.peak.size_bytes) for every in found]
 
-    def on_fullest(policy: OptimizerPolicy) -> Timeline:
-        every = (_Simulation(graph, plan, policy, program, corner).run() for corner, program in programs.items())
-        return max(every, key=lambda found: found.peak.size_bytes)
 
-    return [on_fullest(policy) for policy in policies]
+def _courses(
+    graph: CapturedGraph, plan: ShardingPlan, known: Results, steps: Sequence[Shortened]
+) -> list[tuple[tuple[int, ...], Course]]:
+    """The courses of the ranks that may be the fullest, with their coordinates, by way of the last of shortened steps.
+
+    Raises:
+        NotPeriodicError: the layers that these lack do not do the same as the others.
+    """
+    short = (steps[-1].graph, steps[-1].plan) if steps else (graph, plan)
+    found = []
+    for corner in _corners(*short):
+        course = _course(*short, corner, known)
+        for step in reversed(steps):
+            course = lengthened(course, step)
+        found.append((corner, course))
+    return found
 
 
 def timeline(
@@ -117,17 +136,18 @@ def timeline(
     coordinate: tuple[int, ...],
     known: Results | None = None,
 ) -> Timeline:
-    """What the rank at a coordinate of the mesh holds in memory over one training step. Needs no process group."""
+    """What the rank at a coordinate of the mesh holds in memory over one training step, each layer followed by itself.
+    Needs no process group.
+    """
     graph = recomputed(micro_batched(graph, plan.micro_batches), plan.recomputed)
-    return _Simulation(graph, plan, policy, _program(graph, plan, coordinate, known), coordinate).run()
+    return _timeline(_course(graph, plan, coordinate, known), graph, plan, policy, coordinate)
 
 
-def _program(
-    graph: CapturedGraph, plan: ShardingPlan, coordinate: tuple[int, ...], known: Results | None
-) -> LocalProgram:
-    """What the rank at a coordinate runs."""
+def _course(graph: CapturedGraph, plan: ShardingPlan, coordinate: tuple[int, ...], known: Results | None) -> Course:
+    """What the rank at a coordinate does."""
     rank = Rank(coordinate, torch.device("cpu"), {link: link for link in plan.links})
-    return lower(graph, plan, rank, adds=plan.micro_batches > 1, known=known, is_sketch=True)
+    program = lower(graph, plan, rank, adds=plan.micro_batches > 1, known=known, is_sketch=True)
+    return _Simulation(plan, program, coordinate).course()
 
 
 def outcome(
@@ -212,17 +232,6 @@ def _thinned(points: tuple[MemoryPoint, ...]) -> list[int]:
     return [max(range(*part), key=lambda place: points[place].size_bytes) for part in pairwise(bounds)]
 
 
-@dataclass
-class _Lifetime:
-    """A storage from the moment it is made to the last one it is needed at, both included."""
-
-    name: str
-    kind: TenantKind
-    size_bytes: int
-    first: int
-    last: int
-
-
 class _Simulation:
     """Walks the forward and backward graph once and notes when each storage is made and last needed.
 
@@ -231,27 +240,20 @@ class _Simulation:
 
     def __init__(
         self,
-        graph: CapturedGraph,
         plan: ShardingPlan,
-        policy: OptimizerPolicy,
         program: LocalProgram,
         coordinate: tuple[int, ...],
     ) -> None:
-        self._graph, self._plan, self._policy, self._program = graph, plan, policy, program
-        self._coordinate = coordinate
+        self._plan, self._program, self._coordinate = plan, program, coordinate
         self._taken = dict(zip(program.arguments, _placeholders(program.forward.graph), strict=True))
-        self._moments: list[tuple[MemoryPhase, str]] = []
-        self._storages: dict[Storage, _Lifetime] = {}
-        self._others: list[_Lifetime] = []
+        self._moments: list[Moment] = []
+        self._storages: dict[Storage, Lifetime] = {}
         self._again: dict[Storage, str] = {}
         self._late: Collection[fx.Node] = ()
         self._saved: dict[str, int] = defaultdict(int)
-        self._static: dict[TenantKind, int] = dict.fromkeys(
-            ("parameter", "gradient", "optimizer", "buffer", "input"), 0
-        )
 
-    def run(self) -> Timeline:
-        """Walks through the step once and returns the bytes in use after each operator."""
+    def course(self) -> Course:
+        """Walks through the step once."""
         program = self._program
         self._add_held()
         held = set(self._storages)
@@ -269,31 +271,25 @@ class _Simulation:
         for name, value in zip(program.trained, gradients):
             self._become(_keys([value]), name, "gradient")
         self._become(outputs - held, "output", "output")
-        self._add_optimizer()
+        if program.trained:
+            self._moments.append(("optimizer", OPTIMIZER_STEP))
         for key in (*held, *outputs, *_keys(gradients)):
             self._storages[key].last = len(self._moments) - 1
-        return self._timeline()
+        # what one graph gives and another takes is one storage under two keys
+        every = {id(lifetime): lifetime for lifetime in self._storages.values()}
+        return Course(self._moments, [each for each in every.values() if each.size_bytes], self._saved)
 
     def _add_held(self) -> None:
         """Parameters, buffers and inputs; those that the graph reads, by their storages."""
         gathers, plan = self._program.once.gathers, self._plan
         values = self._taken | {name: _placeholders(gather.graph)[0] for name, gather in gathers.items()}
-        kinds: tuple[tuple[TenantKind, tuple[TensorEntry, ...]], ...] = (
-            ("parameter", plan.parameters),
-            ("buffer", plan.buffers),
-            ("input", plan.inputs),
-        )
-        for kind, entries in kinds:
-            for entry in entries:
-                shape = local_shape(entry.shape, entry.layout, plan.mesh, self._coordinate)
-                size = math.prod(shape) * getattr(torch, entry.dtype).itemsize
-                (key,) = _keys([values[entry.name]]) if entry.name in values else (Storage(size),)
-                self._storages[key] = _Lifetime(entry.name, kind, size, 0, 0)
-                self._static[kind] += size
+        for kind, entry, size in _held(plan, self._coordinate):
+            (key,) = _keys([values[entry.name]]) if entry.name in values else (Storage(size),)
+            self._storages[key] = Lifetime(entry.name, kind, size, 0, 0, is_held=True)
 
-    def _add_copies(self) -> list[_Lifetime]:
+    def _add_copies(self) -> list[Lifetime]:
         """Makes the copies of parameters that are held over the step, where they lie otherwise."""
-        found: list[_Lifetime] = []
+        found: list[Lifetime] = []
         for name, gather in self._program.once.gathers.items():
             (copy,) = _keys(self._walk("forward", gather.graph))
             self._become({copy}, held_name(name), "parameter")
@@ -310,7 +306,7 @@ class _Simulation:
         placeholders = _placeholders(backward.graph)[-len(self._program.summed) :]
         for name, node in zip(self._program.summed, placeholders, strict=True):
             for key, size in storages(node).items():
-                self._storages[key] = _Lifetime(summed_name(name), "gradient", size, first, first)
+                self._storages[key] = Lifetime(summed_name(name), "gradient", size, first, first)
 
     def _reduced(self, gradients: list[Any]) -> list[Any]:
         """Makes gradients of the sums, one after the other; those that are there already stay as they are."""
@@ -337,7 +333,7 @@ class _Simulation:
                 for key, size in storages(node).items():
                     if key not in self._storages:  # tangents
                         name = node.meta["label"].tensor
-                        self._storages[key] = _Lifetime(name, "temporary", size, first, first)
+                        self._storages[key] = Lifetime(name, "temporary", size, first, first)
                         tangents.append(key)
             elif node.op == "output":
                 returned = list(node.args[0])
@@ -346,7 +342,7 @@ class _Simulation:
         last = max(first, len(self._moments) - 1)
         for key in _keys(returned):
             if key not in self._storages:  # a result that is late has its place from here on
-                self._storages[key] = _Lifetime("", "output", key.size_bytes, last, last)
+                self._storages[key] = Lifetime("", "output", key.size_bytes, last, last)
             self._storages[key].last = max(self._storages[key].last, last)
         for key in tangents:  # autograd holds them to the end of the backward
             self._storages[key].last = last
@@ -367,59 +363,85 @@ class _Simulation:
             if again is not None and not label.is_copy:
                 self._again[key] = again
             kind: TenantKind = "temporary" if label.is_copy else "activation"
-            self._storages[key] = _Lifetime(label.tensor, kind, key.size_bytes, moment, moment)
+            self._storages[key] = Lifetime(label.tensor, kind, key.size_bytes, moment, moment, bucket=label.bucket)
 
     def _become(self, keys: set[Storage], name: str, kind: TenantKind) -> None:
         for key in keys:
             self._storages[key].name, self._storages[key].kind = name, kind
 
-    def _add_optimizer(self) -> None:
-        """The state of every trained parameter, from the beginning; and the step, one parameter at a time."""
-        if not self._program.trained:
-            return
-        self._moments.append(("optimizer", OPTIMIZER_STEP))
-        end = len(self._moments) - 1
-        entries = {entry.name: entry for entry in self._plan.parameters}
-        left_before = "", 0
-        fullest: list[tuple[str, int]] = []
-        for name, _ in self._graph.gradients:  # the order of model.parameters()
-            entry = entries[name]
-            shape = local_shape(entry.shape, entry.layout, self._plan.mesh, self._coordinate)
-            elements, itemsize = math.prod(shape), getattr(torch, entry.dtype).itemsize
-            self._others.append(_Lifetime(name, "optimizer", self._policy.state_bytes(elements, itemsize), 0, end))
-            self._static["optimizer"] += self._others[-1].size_bytes
-            self._static["gradient"] += elements * itemsize
-            held = [(name, self._policy.step_bytes(elements, itemsize)), left_before]
-            fullest = max(fullest, held, key=lambda each: sum(size for _, size in each))
-            left_before = name, self._policy.left_bytes(elements, itemsize)
-        for name, size in fullest:
-            self._others.append(_Lifetime(name, "temporary", size, end, end))
 
-    def _timeline(self) -> Timeline:
-        # what one graph gives and another takes is one storage under two keys
-        every = {id(lifetime): lifetime for lifetime in (*self._storages.values(), *self._others)}
-        lifetimes = [lifetime for lifetime in every.values() if lifetime.size_bytes]
-        changes: dict[TenantKind, list[int]] = defaultdict(lambda: [0] * (len(self._moments) + 1))
-        for lifetime in lifetimes:
-            if lifetime.kind == "temporary" and self._is_kept(lifetime):
-                lifetime.kind = "kept copy"
-            changes[lifetime.kind][lifetime.first] += lifetime.size_bytes
-            changes[lifetime.kind][lifetime.last + 1] -= lifetime.size_bytes
-        courses = {kind: list(accumulate(each))[:-1] for kind, each in changes.items()}
-        used = [sum(sizes) for sizes in zip(*courses.values())] or [0] * len(self._moments)
-        fullest = max(range(len(used)), key=used.__getitem__)
-        alive = [Tenant(t.name, t.kind, t.size_bytes) for t in lifetimes if t.first <= fullest <= t.last]
-        # an operator with copies around it has several moments in a row, of which the fullest counts
-        runs = groupby(range(len(used)), key=self._moments.__getitem__)
-        places = [max(run, key=used.__getitem__) for _, run in runs]
-        points = tuple(MemoryPoint(*self._moments[place], used[place]) for place in places)
-        kinds = {kind: tuple(course[place] for place in places) for kind, course in courses.items()}
-        at_peak = tuple(sorted(alive, key=lambda t: (-t.size_bytes, t.name)))
-        return Timeline(points, at_peak, self._static, self._saved, kinds)
+def _held(plan: ShardingPlan, coordinate: tuple[int, ...]) -> Iterator[tuple[TenantKind, TensorEntry, int]]:
+    """What a rank holds all the time and gets from outside, each with its kind and bytes."""
+    kinds: tuple[tuple[TenantKind, tuple[TensorEntry, ...]], ...] = (
+        ("parameter", plan.parameters),
+        ("buffer", plan.buffers),
+        ("input", plan.inputs),
+    )
+    for kind, entries in kinds:
+        for entry in entries:
+            shape = local_shape(entry.shape, entry.layout, plan.mesh, coordinate)
+            yield kind, entry, math.prod(shape) * getattr(torch, entry.dtype).itemsize
 
-    def _is_kept(self, lifetime: _Lifetime) -> bool:
-        """Whether the forward made it and the backward reads it."""
-        return (self._moments[lifetime.first][0], self._moments[lifetime.last][0]) == ("forward", "backward")
+
+def _optimizer(
+    graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, coordinate: tuple[int, ...], end: int
+) -> tuple[int, list[Lifetime]]:
+    """The bytes of all gradients; and the state of every trained parameter, from the beginning to the end, with what
+    the step takes at most, one parameter at a time.
+    """
+    entries = {entry.name: entry for entry in plan.parameters}
+    left_before = "", 0
+    fullest: list[tuple[str, int]] = []
+    found, gradients = [], 0
+    for name, _ in graph.gradients:  # the order of model.parameters()
+        entry = entries[name]
+        shape = local_shape(entry.shape, entry.layout, plan.mesh, coordinate)
+        elements, itemsize = math.prod(shape), getattr(torch, entry.dtype).itemsize
+        found.append(Lifetime(name, "optimizer", policy.state_bytes(elements, itemsize), 0, end))
+        gradients += elements * itemsize
+        held = [(name, policy.step_bytes(elements, itemsize)), left_before]
+        fullest = max(fullest, held, key=lambda each: sum(size for _, size in each))
+        left_before = name, policy.left_bytes(elements, itemsize)
+    steps = (Lifetime(name, "temporary", size, end, end) for name, size in fullest)
+    return gradients, [each for each in (*found, *steps) if each.size_bytes]
+
+
+def _timeline(
+    course: Course, graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, coordinate: tuple[int, ...]
+) -> Timeline:
+    """The bytes in use at every moment of a course."""
+    moments, count = course.moments, len(course.moments)
+    gradients, others = _optimizer(graph, plan, policy, coordinate, count - 1)
+    static: dict[TenantKind, int] = dict.fromkeys(("parameter", "gradient", "optimizer", "buffer", "input"), 0)
+    for kind, _, size in _held(plan, coordinate):
+        static[kind] += size
+    static["gradient"] = gradients
+    static["optimizer"] = sum(each.size_bytes for each in others if each.kind == "optimizer")
+    lifetimes = [*course.lifetimes, *others]
+    changes: dict[TenantKind, list[int]] = defaultdict(lambda: [0] * (count + 1))
+    for each in lifetimes:
+        of_kind = changes[_kind(each, moments)]
+        of_kind[each.first] += each.size_bytes
+        of_kind[each.last + 1] -= each.size_bytes
+    courses = {kind: list(accumulate(each))[:-1] for kind, each in changes.items()}
+    used = [sum(sizes) for sizes in zip(*courses.values())] or [0] * count
+    fullest = max(range(count), key=used.__getitem__)
+    alive = (each for each in lifetimes if each.first <= fullest <= each.last)
+    tenants = (Tenant(each.name, _kind(each, moments), each.size_bytes) for each in alive)
+    # an operator with copies around it has several moments in a row, of which the fullest counts
+    runs = groupby(range(count), key=moments.__getitem__)
+    places = [max(run, key=used.__getitem__) for _, run in runs]
+    points = tuple(MemoryPoint(*moments[place], used[place]) for place in places)
+    kinds = {kind: tuple(of_kind[place] for place in places) for kind, of_kind in courses.items()}
+    at_peak = tuple(sorted(tenants, key=lambda each: (-each.size_bytes, each.name, each.kind)))
+    return Timeline(points, at_peak, static, course.saved, kinds)
+
+
+def _kind(lifetime: Lifetime, moments: Sequence[Moment]) -> TenantKind:
+    """What memory is of: a copy that the forward made and the backward reads is kept."""
+    phases = moments[lifetime.first][0], moments[lifetime.last][0]
+    is_kept = lifetime.kind == "temporary" and phases == ("forward", "backward")
+    return "kept copy" if is_kept else lifetime.kind
 
 
 def _placeholders(graph: fx.Graph) -> list[fx.Node]:

@@ -18,7 +18,7 @@ from autoshard.mesh import Mesh
 from autoshard.ops import is_part
 from autoshard.planning import Formulation, formulate, interpret, timeline_of
 from autoshard.planning.lives import UNSCHEDULED, _Course, with_lives
-from autoshard.planning.timeline import _Simulation
+from autoshard.planning.timeline import _optimizer, _Simulation
 from autoshard.plans import ShardingPlan
 from autoshard.plans.schedule import schedule
 from cost_models import optimizer_policy
@@ -57,8 +57,8 @@ def drawn(formulation: Formulation, seed: int) -> tuple[Assignment, ShardingPlan
 def at_operators(graph: CapturedGraph, plan: ShardingPlan) -> dict[str, int]:
     """Bytes in use while each operator runs, without those that move its inputs before and its results behind it."""
     groups = groups_of(plan.mesh)
-    program = lower(graph, plan, Rank((0,) * plan.mesh.ndim, torch.device("cpu"), groups))
-    simulation = _Simulation(graph, plan, POLICY, program, (0,) * plan.mesh.ndim)
+    first = (0,) * plan.mesh.ndim
+    simulation = _Simulation(plan, lower(graph, plan, Rank(first, torch.device("cpu"), groups)), first)
     labels = []
     run = simulation._run
 
@@ -67,9 +67,10 @@ def at_operators(graph: CapturedGraph, plan: ShardingPlan) -> dict[str, int]:
         run(phase, node)  # type: ignore[arg-type]
 
     simulation._run = noted  # type: ignore[method-assign]
-    simulation.run()
+    course = simulation.course()
+    _, optimizer = _optimizer(graph, plan, POLICY, first, len(course.moments) - 1)
     changes: Counter[int] = Counter()
-    for lifetime in (*simulation._storages.values(), *simulation._others):
+    for lifetime in (*course.lifetimes, *optimizer):
         changes[lifetime.first] += lifetime.size_bytes
         changes[lifetime.last + 1] -= lifetime.size_bytes
     used = list(accumulate(changes[moment] for moment in range(len(labels))))

@@ -1,0 +1,287 @@
+"""The course of a step by way of a shortened one against that of the whole step, moment by moment."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autoshard
+from autoshard.capture import CapturedGraph, capture, micro_batched, recomputed
+from autoshard.errors import StrategyWarning
+from autoshard.lowering import Results
+from autoshard.planning import interpret, timeline_of
+from autoshard.planning.course import Course
+from autoshard.planning.shortened import NotPeriodicError, shortened
+from autoshard.planning.timeline import Timeline, _corners, _course, _courses, timeline
+from autoshard.plans import ShardingPlan
+from autoshard.plans.schedule import BUCKET_BYTES
+from cost_models import optimizer_policy
+from solver import Problem, solve
+
+from .. import models
+from ..models import Example
+from ..plans_of import formulated, profile_of
+from ..thorough import some_thorough
+
+DEEP = 13
+POLICY = optimizer_policy("adamw")
+
+
+class Wide(nn.Module):
+    """A layer that is normed, and adds to what it reads; as wide as it is told, with what it drops."""
+
+    def __init__(self, hidden: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, hidden), nn.Linear(hidden, 8)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.gelu(self.up(self.norm(x)))
+        return x + F.dropout(self.down(inner), self.dropout)
+
+
+class Chain(nn.Module):
+    """Layers one after the other, and a loss; ``shows`` says that the result has what each of them gives, too."""
+
+    def __init__(self, layers: Sequence[nn.Module], shows: bool = False) -> None:
+        super().__init__()
+        self.layers, self.shows = nn.ModuleList(layers), shows
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        every = [x := layer(x) for layer in self.layers]
+        return x.square().mean(), *(every if self.shows else ())
+
+
+class TwoStacks(nn.Module):
+    """An encoder, and a decoder each layer of which reads what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList(Wide(16) for _ in range(DEEP))
+        self.decoder = nn.ModuleList(Wide(12) for _ in range(DEEP + 1))
+        self.keys = nn.ModuleList(nn.Linear(8, 8) for _ in range(DEEP + 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = x
+        for layer in self.encoder:
+            read = layer(read)
+        for layer, key in zip(self.decoder, self.keys):
+            x = layer(x) + key(read)
+        return x.square().mean()
+
+
+class Normed(nn.Module):
+    """A layer whose statistics it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up = nn.BatchNorm1d(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.relu(self.up(self.norm(x)))
+
+
+class Tied(nn.Module):
+    """One layer, again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Wide(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(DEEP):
+            x = self.layer(x)
+        return x.square().mean()
+
+
+class Far(Wide):
+    """A layer that reads what the two before it give, and what all others read."""
+
+    def forward(self, x: Tensor, before: Tensor, table: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x + table) + before
+
+
+class Dense(nn.Module):
+    """Such layers, and a buffer for all of them."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Far(16) for _ in range(DEEP + 4))
+        self.register_buffer("table", torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = x
+        for layer in self.layers:
+            before, x = x, layer(x, before, self.table)
+        return x.square().mean()
+
+
+def _chain(*hidden: int, times: int = DEEP, shows: bool = False, dropout: float = 0.0) -> Callable[[], Example]:
+    def make() -> Example:
+        torch.manual_seed(0)
+        layers = [Wide(width, dropout) for _ in range(times) for width in hidden]
+        return Chain(layers, shows), (torch.randn(8, 8),)
+
+    return make
+
+
+def _of(model: Callable[[], nn.Module]) -> Callable[[], Example]:
+    def make() -> Example:
+        torch.manual_seed(0)
+        return model(), (torch.randn(8, 8),)
+
+    return make
+
+
+DEEP_MODELS: dict[str, Callable[[], Example]] = {
+    "llama": lambda: models.llama(n_layers=DEEP),
+    "llama bf16": lambda: models.llama(n_layers=DEEP, dtype=torch.bfloat16),
+    "llama odd": lambda: models.llama(
+        batch=5, n_layers=DEEP, vocab_size=13, d_model=15, n_heads=3, n_kv_heads=3, d_ffn=7, max_sequence=7
+    ),
+    "gpt2": lambda: models.gpt2(n_layers=DEEP),
+    "chain": _chain(16),
+    "every second": _chain(16, 12, times=9),
+    "one in three": _chain(16, 12, 12, times=7),
+    "drops": _chain(16, dropout=0.5),
+    "dense": _of(Dense),
+    "two stacks": _of(TwoStacks),
+    "shown": _chain(16, shows=True),
+    "statistics": _of(lambda: Chain([Normed() for _ in range(DEEP)])),
+    "tied": _of(Tied),
+    "unlike": _of(lambda: Chain([Wide(8 + k) for k in range(DEEP)])),
+}
+WHOLE = {"shown", "statistics", "tied", "unlike"}
+"""Whose layers are not the same, as far as memory goes."""
+
+
+@cache
+def graph_of(name: str) -> CapturedGraph:
+    return capture(*DEEP_MODELS[name]())
+
+
+def plan_of(name: str, axes: str, given: int | str) -> ShardingPlan:
+    """The best plan under a constraint, or one drawn at random that decides identical layers alike."""
+    graph = graph_of(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StrategyWarning)
+        if isinstance(given, str):
+            model, args = DEEP_MODELS[name]()
+            constraints = [given] if given else []
+            return autoshard.plan(
+                model, args, mesh=axes, hardware=profile_of("slow"), constraints=constraints, cache=False
+            )
+        formulation = formulated(graph, axes, "slow")
+    solution = solve(_drawn(formulation.problem, given))
+    return replace(interpret(formulation, solution, profile_of("slow"), name, ""), bucket_bytes=BUCKET_BYTES)
+
+
+def _drawn(problem: Problem, seed: int) -> Problem:
+    """The problem with the prices of strategies drawn."""
+    draw = np.random.default_rng(seed)
+    nodes = [
+        replace(node, costs=np.where(node.costs < 1 << 50, draw.integers(0, 10**9, len(node.costs)), node.costs))
+        for node in problem.nodes
+    ]
+    return replace(problem, nodes=tuple(nodes))
+
+
+def check(name: str, plan: ShardingPlan, is_shortened: bool | None = None) -> None:
+    """All that a rank makes, and when it lets go of it; then what people see of the fullest.
+
+    A bucket with tensors of all layers has a view for each of them, which the course leaves out: they hold nothing.
+
+    Args:
+        is_shortened: whether it has to be, or must not; None where that is open.
+    """
+    known, whole = Results(), recomputed(micro_batched(graph_of(name), plan.micro_batches), plan.recomputed)
+    steps, courses = shortened(whole, plan), None
+    try:
+        courses = _courses(whole, plan, known, steps) if steps else None
+    except NotPeriodicError:
+        assert not is_shortened
+    assert is_shortened is None or is_shortened == (courses is not None)
+    for corner, course in courses or ():
+        assert any(step.long for step in steps) or _seen(course) == _seen(_course(whole, plan, corner, known))
+    found = timeline_of(graph_of(name), plan, POLICY, known)
+    every = [timeline(graph_of(name), plan, POLICY, corner, known) for corner in _corners(whole, plan)]
+    assert found.peak.size_bytes == max(each.peak.size_bytes for each in every)
+    assert any(_is_same(found, each) for each in every)
+
+
+def _seen(course: Course) -> tuple[object, ...]:
+    made = Counter((e.name, e.kind, e.size_bytes, e.first, e.last, e.is_held) for e in course.lifetimes)
+    return list(course.moments), made, dict(course.saved)
+
+
+def _is_same(a: Timeline, b: Timeline) -> bool:
+    same = (a.points, a.at_peak, a.static) == (b.points, b.at_peak, b.static)
+    return same and dict(a.saved) == dict(b.saved) and dict(a.kinds) == dict(b.kinds)
+
+
+def on(plan: ShardingPlan, bucket_bytes: int, gathers_ahead: bool) -> ShardingPlan:
+    """The plan on another schedule."""
+    deferred = plan.deferred if bucket_bytes and gathers_ahead else ()
+    return replace(plan, bucket_bytes=bucket_bytes, gathers_ahead=gathers_ahead, deferred=deferred)
+
+
+PLANNED = [
+    ("llama", "dp=2,tp=2", "", True),
+    ("llama", "dp=2,tp=2", "checkpoint layers.*", True),
+    ("llama", "dp=2,tp=2", "baseline fsdp+tp", None),
+    ("llama bf16", "dp=4", "baseline fsdp", None),
+    ("llama odd", "tp=3", "", True),
+    ("gpt2", "dp=2", "baseline ddp", None),
+    ("gpt2", "dp=2,tp=2", "baseline ddp+tp", None),
+    ("chain", "tp=2", "", True),
+    ("chain", "dp=4", "baseline fsdp", None),
+    ("every second", "tp=2", "", True),
+    ("one in three", "tp=2", "", True),
+    ("two stacks", "tp=2", "", True),
+    ("dense", "tp=2", "", True),
+    ("drops", "tp=3", "", True),
+    ("shown", "tp=2", "", False),
+    ("statistics", "dp=2", "", False),
+    ("tied", "tp=2", "", False),
+    ("unlike", "tp=2", "", False),
+]
+SCHEDULES = [(BUCKET_BYTES, True), (2000, True), (64, True), (900, False), (0, True)]
+THOROUGH = {PLANNED[k] for k in (1, 4, 6, 13)}
+
+
+@pytest.mark.parametrize(("name", "axes", "given", "is_shortened"), some_thorough(PLANNED, THOROUGH))
+def test_what_layers_hold_that_are_the_same_is_known_from_a_few_of_them(
+    name: str, axes: str, given: str, is_shortened: bool | None
+) -> None:
+    plan = plan_of(name, axes, given)
+    check(name, on(plan, 0, True), is_shortened)
+    for bucket_bytes, gathers_ahead in SCHEDULES:
+        check(name, on(plan, bucket_bytes, gathers_ahead))
+
+
+DRAWN = [
+    ("chain", "tp=3", 1),
+    ("every second", "dp=2,tp=2", 2),
+    ("drops", "dp=2,tp=2", 3),
+    ("two stacks", "tp=2", 4),
+    ("dense", "dp=2,tp=2", 5),
+    *((name, axes, seed) for name in ("llama", "gpt2") for axes in ("tp=3", "dp=2,tp=2") for seed in (6, 7)),
+]
+
+
+@pytest.mark.parametrize(("name", "axes", "seed"), some_thorough(DRAWN, {*DRAWN[3:5], *DRAWN[6:]}))
+def test_so_it_is_in_plans_drawn_at_random(name: str, axes: str, seed: int) -> None:
+    plan = plan_of(name, axes, seed)
+    for bucket_bytes, gathers_ahead in SCHEDULES:
+        check(name, on(plan, bucket_bytes, gathers_ahead))
