@@ -2,7 +2,7 @@
 
 from .adapter import global_hooks
 from .annotation import CONSTRAIN, annotated, constrain
-from .arguments import Call, CallSignature, differences, input_names
+from .arguments import Call, CallSignature, differences, input_names, keyword_names
 from .by_numbers.representative import representative
 from .calls import as_arguments, call_text, check_is_module, check_keywords, rebuild_call
 from .capture import capture, captured_once
@@ -42,6 +42,7 @@ __all__ = [
     "in_mode",
     "inner",
     "input_names",
+    "keyword_names",
     "is_random",
     "map_refs",
     "marked",

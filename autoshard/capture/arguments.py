@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
@@ -86,7 +86,7 @@ class CallSignature:
         """``key`` is a parameter's name, or the position of a positional argument."""
         first = self._positional(key) if isinstance(key, int) else key
         first = f"args.{first}" if first in self._taken else first
-        return first + re.sub(r"[\[\]'\"]+", ".", keystr(tuple(rest))).rstrip(".")
+        return _leaf_name(first, rest)
 
     def _positional(self, position: int) -> str:
         """The name of a positional argument: that of the parameter that receives it, or ``rest.0`` for ``*rest``."""
@@ -104,6 +104,17 @@ class CallSignature:
 def input_names(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """A name for each leaf of the arguments; see :meth:`CallSignature.names`."""
     return CallSignature(model).names(args, kwargs)
+
+
+def keyword_names(arguments: Mapping[str, Any]) -> list[str]:
+    """A name for each leaf of arguments by keyword, as :meth:`CallSignature.names` has it but for ``args.``."""
+    leaves, _ = tree_flatten_with_path(dict(arguments))
+    return [_leaf_name(str(cast(MappingKey[str, Any], path[0]).key), path[1:]) for path, _ in leaves]
+
+
+def _leaf_name(first: str, rest: Iterable[Any]) -> str:
+    """The name of a leaf of the argument of this name, behind these keys into containers."""
+    return first + re.sub(r"[\[\]'\"]+", ".", keystr(tuple(rest))).rstrip(".")
 
 
 def differences(planned: Call, call: Call) -> Iterator[str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
-from typing import Any
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any, cast, overload
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import Dataset, DistributedSampler
 
+from ..capture import keyword_names
 from ..errors import InputError
 from ..layout import Layout, R, local_ranges
 from ..plans import ShardingPlan, TensorEntry
@@ -21,26 +23,46 @@ from .other_batch import with_batch
 from .placements import as_dtensor, cuts_of
 
 
+@overload
+def shard_inputs(
+    plan: ShardingPlan, mesh: DeviceMesh, arguments: Mapping[str, Any], /, *, batch: int | None = None
+) -> dict[str, Any]: ...
+@overload
 def shard_inputs(
     plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor, batch: int | None = None
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, ...]: ...
+def shard_inputs(
+    plan: ShardingPlan, mesh: DeviceMesh, *tensors: torch.Tensor | Mapping[str, Any], batch: int | None = None
+) -> tuple[torch.Tensor, ...] | dict[str, Any]:
     """Cuts a full batch, or what this rank has read of one, into this rank's shards, on this rank's device.
+
+        loss = model(*autoshard.shard_inputs(plan, mesh, tokens, targets))
+        loss = model(**autoshard.shard_inputs(plan, mesh, {"input_ids": tokens, "labels": targets}))
 
     Args:
         tensors: one for each of ``plan.inputs``, in that order: the full tensor, equal on all ranks, or the samples
-            that a loader with :func:`autoshard.sampler` reads on this rank.
+            that a loader with :func:`autoshard.sampler` reads on this rank. Or one mapping with the arguments of the
+            call by name, in any order, tensors in containers of their own too: the result is a dict of the same, where
+            what is no tensor stays as it is.
         batch: the size of the full batch, where it is not the plan's but one of ``batches`` of
             :func:`autoshard.parallelize`: of a rank's samples ``len(samples) * sampler.num_replicas``.
 
     Raises:
-        InputError: no plan, another number of tensors, or one of another shape than the plan's.
+        InputError: no plan, another number of tensors or other names, or a tensor of another shape than the plan's.
         PlanMismatchError: the plan was made for another mesh.
     """
     _check_is_plan(plan)
     check_mesh(plan, mesh)
+    if len(tensors) == 1 and isinstance(tensors[0], Mapping):
+        return _sharded_by_name(plan, mesh, tensors[0], batch)
+    return _sharded(plan, mesh, cast(Sequence[torch.Tensor], tensors), batch)
+
+
+def _sharded(
+    plan: ShardingPlan, mesh: DeviceMesh, tensors: Sequence[torch.Tensor], batch: int | None
+) -> tuple[torch.Tensor, ...]:
     if len(tensors) != len(plan.inputs):
-        names = ", ".join(entry.name for entry in plan.inputs)
-        raise InputError(f"the plan has {len(plan.inputs)} inputs ({names}); {len(tensors)} tensors were given")
+        raise InputError(f"the plan has {_inputs_of(plan)}; {len(tensors)} tensors were given")
     if batch is not None:
         plan = with_batch(plan, batch)
     part, made = _Part(plan, mesh), []
@@ -48,6 +70,31 @@ def shard_inputs(
         shard = note_cut(part.cut(entry, tensor), cut_as(entry.shape, entry.layout, plan.mesh))
         made.append(note_read(shard, None if tuple(tensor.shape) == entry.shape else part.index, tensor))
     return tuple(made)
+
+
+def _sharded_by_name(
+    plan: ShardingPlan, mesh: DeviceMesh, arguments: Mapping[str, Any], batch: int | None
+) -> dict[str, Any]:
+    """The arguments of a call with this rank's shards in the place of tensors."""
+    leaves, structure = tree_flatten(dict(arguments))
+    wanted = {entry.name for entry in plan.inputs}
+    places = {
+        name if name in wanted else f"args.{name}": place  # where the model has an attribute of that name
+        for place, name in enumerate(keyword_names(arguments))
+        if isinstance(leaves[place], torch.Tensor)
+    }
+    if places.keys() != wanted:
+        given = ", ".join(name.removeprefix("args.") for name in places) or "no tensors"
+        raise InputError(f"the plan has {_inputs_of(plan)}; what was given has {given}")
+    order = [places[entry.name] for entry in plan.inputs]
+    for place, shard in zip(order, _sharded(plan, mesh, [leaves[place] for place in order], batch)):
+        leaves[place] = shard
+    sharded: dict[str, Any] = tree_unflatten(leaves, structure)
+    return sharded
+
+
+def _inputs_of(plan: ShardingPlan) -> str:
+    return f"{len(plan.inputs)} inputs ({', '.join(entry.name for entry in plan.inputs)})"
 
 
 def _check_is_plan(plan: object) -> None:

@@ -60,9 +60,7 @@ class PlannedTrainer(Trainer):
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **options: Any) -> Any:
         """The loss of all ranks' samples, equal on all of them."""
-        names = [entry.name for entry in self._plan.inputs]
-        shards = autoshard.shard_inputs(self._plan, self._mesh, *(inputs[name] for name in names))
-        return model(**dict(zip(names, shards, strict=True))).loss
+        return model(**autoshard.shard_inputs(self._plan, self._mesh, inputs)).loss
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import UserDict
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
@@ -287,3 +288,38 @@ def test_shard_inputs_cuts_plain_tensors_on_the_mesh_of_the_plan(mesh: DeviceMes
             autoshard.shard_inputs(plan, mesh, value)  # type: ignore[arg-type]
     with pytest.raises(PlanMismatchError, match="the plan was made for the mesh dp=1"):
         autoshard.shard_inputs(plan, init_device_mesh("cpu", (1,), mesh_dim_names=("other",)), X)
+
+
+class ByName(Linear):
+    """Has an attribute of the name of an argument, and arguments in containers."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x: Tensor, labels: list[dict[str, Tensor]], scale: Tensor, doubled: bool = False) -> Tensor:
+        y = (x @ self.weight * scale * self.scale - labels[0]["low"] * labels[1]["high"]).square().mean()
+        return y * 2 if doubled else y
+
+
+def test_shard_inputs_cuts_the_arguments_of_a_call_by_name(mesh: DeviceMesh) -> None:
+    labels = [{"low": numbers(3, 4, seed=1)}, {"high": numbers(3, 4, seed=2)}]
+    call = {"x": X, "labels": labels, "scale": numbers(3, 4, seed=3), "doubled": True}
+    parallel, reference = made(mesh, ByName(), **call)
+    plan = autoshard.plan_of(parallel)
+    for given in (call, dict(reversed(call.items())), UserDict(call)):
+        sharded = autoshard.shard_inputs(plan, mesh, given)
+        assert sharded.keys() == call.keys() and sharded["doubled"] is True
+        assert torch.equal(full(parallel(**sharded)), reference(**call))
+    without = {name: value for name, value in call.items() if name != "x"}
+    for wrong, said in (
+        (without, "has labels.0.low, labels.1.high, scale"),
+        ({**call, "mask": X}, "scale, mask"),
+        ({}, "what was given has no tensors"),
+    ):
+        with pytest.raises(InputError, match=rf"the plan has 4 inputs \(x, .*{said}$"):
+            autoshard.shard_inputs(plan, mesh, wrong)
+    with pytest.raises(InputError, match="the full batch is"):
+        autoshard.shard_inputs(plan, mesh, {**call, "x": X[:1]})
