@@ -49,6 +49,7 @@ _NEW_VALUES = ("mutation", "parameter mutation", "replacement")
 _STRIDED = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_FILLED_LIKE = {aten.zeros_like.default: 0, aten.ones_like.default: 1, aten.full_like.default: None}
 # What an error of torch is about, and what to do.
 _ADVICE = {
     "`torch.autograd.grad`": (
@@ -366,7 +367,7 @@ class _Builder:
             if inner.op is aten.t.default:
                 self._refs[fx] = inner.args[0]
                 return
-        op, args, kwargs = _canonical(op, args, kwargs)
+        op, args, kwargs = _canonical(op, args, kwargs, fx.meta["val"])
         if phase == "backward" and torch.Tag.nondeterministic_seeded in op.tags:
             raise CaptureError(f"{op} draws random numbers in the backward ({line_of(fx)}), where ranks could differ")
         path = self._path(fx)
@@ -513,8 +514,10 @@ def _renumbered(node: Node, renumber: Callable[[Ref], Ref]) -> Node:
     return replace(node, args=map_refs(node.args, renumber), kwargs=map_refs(node.kwargs, renumber))
 
 
-def _canonical(op: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[Any, Any, Any]:
-    """CPU attention becomes the canonical operator; its dropout probability is always zero on this path."""
+def _canonical(op: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], made: Any) -> tuple[Any, Any, Any]:
+    """CPU attention becomes the canonical operator; its dropout probability is always zero on this path. A number in
+    the shape of another tensor needs nothing of that one: shapes are static, and any rank can make any block.
+    """
     named = dict(kwargs)
     if op is _ATTENTION:
         q, k, v, _, causal, *_ = (*args, 0.0, False)[:5] if len(args) < 5 else args
@@ -523,6 +526,9 @@ def _canonical(op: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ..
         grad, q, k, v, out, lse, _, causal = args
         mask, scale = named.get("attn_mask"), named.get("scale")
         return attention_backward, (grad, q, k, v, out, lse, mask, causal, scale), ()
+    if op in _FILLED_LIKE:
+        (fill,) = args[1:] or (named.get("fill_value", _FILLED_LIKE[op]),)
+        return aten.full.default, (tuple(made.shape), fill), (("device", made.device), ("dtype", made.dtype))
     return op, args, kwargs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from examples.gpt2 import GPT2
 from examples.llama import Llama, llama3_8b
 
 from ..models import EXAMPLES, GPT, LLAMA, MLP, WithLoss, graph_of, llama, mlp
+from ..oracles import interpret
 
 aten = torch.ops.aten
 
@@ -121,6 +123,49 @@ def test_checks_of_numbers_are_left_out(table: int | None) -> None:
     assert names == ["linear/t", "linear/addmm", "/sum", "/mul"]
     with pytest.raises(ValueError, match="too small"):
         Checked(table)(torch.full((2, 4), -200.0))
+
+
+class Alike(nn.Module):
+    """Adds up what is filled in the shape of other tensors, or of pieces of them that lie otherwise in memory."""
+
+    def __init__(self, fill: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.fill = nn.Linear(4, 6), fill
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        return self.fill(h[:, 2:].mT) + h[:, 2:].mT
+
+
+FILLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "zeros": torch.zeros_like,
+    "ones": torch.ones_like,
+    "a number": lambda h: torch.full_like(h, 0.5),
+    "by name": lambda h: torch.full_like(h, fill_value=-2),
+    "of another dtype": lambda h: torch.full_like(h, 1.5, dtype=torch.int64),
+    "truths": lambda h: torch.ones_like(h, dtype=torch.bool) & torch.zeros_like(h > 0),
+    "complex": lambda h: torch.full_like(h, 2, dtype=torch.complex64).real,
+    "in order": lambda h: torch.ones_like(h, memory_format=torch.contiguous_format).flatten().view(h.shape),
+    "as it lies": lambda h: torch.zeros_like(h).mT.reshape(-1).view(h.mT.shape).mT,
+    "without dims": lambda h: torch.ones_like(h.sum()) + torch.zeros_like(h[:0]).sum(),
+}
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_a_tensor_that_is_filled_in_the_shape_of_another_is_made_of_nothing(fill: str) -> None:
+    model, x = Alike(FILLS[fill]), torch.randn(3, 4)
+    graph = capture(model, (x,))
+    filled = [node for _, node in graph.of_kind("operator") if node.op is aten.full.default]
+    assert filled and not any(node.inputs for node in filled)
+    assert not any("_like" in node.name for node in graph.nodes)
+    tangent = torch.randn(4, 3)
+    values = interpret(graph, {**dict(model.named_parameters()), "x": x, "grad.0": tangent})
+    expected = model(x)
+    expected.backward(tangent)
+    (made,) = (values[ref.node, ref.output] for ref in graph.outputs if ref)
+    torch.testing.assert_close(made, expected)
+    for name, ref in graph.gradients:
+        torch.testing.assert_close(values[ref.node, ref.output], model.get_parameter(name).grad)
 
 
 def test_another_python_constant_is_another_graph() -> None:

@@ -400,6 +400,29 @@ def test_a_router_is_no_matrix_to_be_cut_however_large_it_is() -> None:
         assert found == {f"layers.{i}.moe.router.gate.weight" for i in range(2)} if name == "routed" else not found
 
 
+class Begun(nn.Module):
+    """A sum of experts that begins with zeros in the shape of some columns, as in the MLP of ViTPose+."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.experts = nn.Linear(8, 16), nn.ModuleList(nn.Linear(16, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.up(x))
+        total = torch.zeros_like(h[..., -8:])
+        for expert in self.experts:
+            total = total + expert(h) * (x.mean((1, 2), keepdim=True) > 0)
+        return total
+
+
+def test_columns_of_which_only_the_shape_is_asked_are_cut() -> None:
+    plan = planned_by(nn.Sequential(Begun(), nn.Flatten(0)), (torch.ones(2, 6, 8),), "tp=2", ["family tp=tp"])
+    layouts = {entry.name: entry.layout for entry in plan.parameters}
+    assert layouts["0.up.weight"] == Layout((S(0),))
+    assert all(layouts[f"0.experts.{k}.weight"] == Layout((S(1),)) for k in range(2))
+    assert not [entry for entry in plan.redistributions if entry.tensor.startswith("0/slice")]
+
+
 @pytest.mark.parametrize("mesh", ["a=2", "a=2,b=2", "a=2,b=2,c=2"])
 def test_a_baseline_names_a_scheme_for_every_axis(mesh: str) -> None:
     axes = Mesh.parse(mesh)
