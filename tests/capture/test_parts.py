@@ -362,6 +362,19 @@ def test_picking_from_rows_that_are_mapped(name: str) -> None:
     assert torch.equal(found, function(x, i)) and left == [not is_taken_apart]
 
 
+def _written_behind(x: torch.Tensor) -> torch.Tensor:
+    made = x.mT.clone(memory_format=torch.preserve_format)
+    rows = [each.reshape(-1, 3) for each in made]
+    made.mul_(2)
+    return torch.cat(rows)
+
+
+def _written_copies(x: torch.Tensor) -> torch.Tensor:
+    rows = [each.reshape(-1, 3) for each in x.mT.flip(0).mT.contiguous().mT]
+    rows[1].mul_(2)
+    return torch.cat(rows)
+
+
 JOINED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
     "a list of rows": (lambda x: torch.cat(list(x)), True),
     "a stack of rows": (lambda x: torch.stack(list(x), dim=0), True),
@@ -375,6 +388,18 @@ JOINED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
     "with none of its columns": (lambda x: torch.cat([x, x[..., :0]], -1), False),
     "with nothing of another dtype": (lambda x: torch.cat([torch.tensor([]), x.float().half()]), False),
     "one alone": (lambda x: torch.cat([x], 1), True),
+    "rows as lists": (lambda x: torch.cat([each.view(-1, 3) for each in x]), True),
+    "rows with a dim of their own": (
+        lambda x: torch.cat([x[k].unsqueeze(0).contiguous() for k in range(len(x))]),
+        True,
+    ),
+    "rows as one": (lambda x: torch.cat([each.flatten() for each in x.split([1, 3])]), True),
+    "rows of what lies otherwise": (lambda x: torch.stack([each.reshape(3, 5) for each in x.mT.flip(0)]), True),
+    "rows that are turned": (lambda x: torch.cat([each.mT.reshape(-1, 5) for each in x]), False),
+    "rows in other words": (lambda x: torch.cat([each.view(torch.int64) for each in x]), False),
+    "rows of other shapes": (lambda x: torch.cat([x[0].flatten(), x[1:].reshape(-1)]), True),
+    "copies of what is written into": (_written_behind, False),
+    "copies that are written into": (_written_copies, False),
     "the last first": (lambda x: torch.cat([x[2:], x[:2]]), False),
     "not all": (lambda x: torch.stack([x[0], x[1], x[2]]), False),
     "one twice": (lambda x: torch.cat([x[:2], x[1:]]), False),

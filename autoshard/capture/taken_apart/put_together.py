@@ -1,8 +1,9 @@
 """Batches that are taken apart and put together again as they were: ``torch.cat(list(features))``.
 
 Models that take pictures of several sizes keep the features of each in a list, though all are of one. Rows that are
-picked one by one are no batch that ranks could share, so they are not picked. Nor is anything joined to what a new
-cache of keys has, which is nothing: ``torch.cat([torch.tensor([]), keys], dim=-2)``.
+picked one by one, and seen in another shape (``features[k].view(-1, channels)``), are no batch that ranks could share,
+so they are not picked. Nor is anything joined to what a new cache of keys has, which is nothing:
+``torch.cat([torch.tensor([]), keys], dim=-2)``.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
-from ..examples import example, shape_of, tensor_of
+from ..by_numbers.masks import memory_of, written_into
+from ..examples import example, name_of, shape_of, tensor_of
 
 _JOINS = (torch.cat, torch.concat, torch.concatenate, torch.stack)
 _UNBINDS = (torch.unbind, "unbind")
 _CUTS = (torch.split, torch.chunk, torch.tensor_split, "split", "chunk", "tensor_split", *_UNBINDS)
+_RESHAPES = frozenset("view reshape flatten unflatten squeeze unsqueeze contiguous ravel".split())
 
 Rows = tuple[fx.Node, int, int]
 """A tensor, the first of some rows of it, and the one behind the last of these."""
@@ -46,12 +49,30 @@ def _alone(parts: Sequence[object], joined: Tensor | None) -> fx.Node | None:
 
 def _all_rows(parts: Sequence[object]) -> fx.Node | None:
     """The tensor whose rows these are, all of them and in their order."""
-    found = [rows for part in parts if (rows := _rows_of(part)) is not None]
+    picked = [_picked(part) for part in parts]
+    found = [rows for part in picked if (rows := _rows_of(part)) is not None]
     if len(found) < max(len(parts), 2):
         return None
     wholes, starts, stops = zip(*found)
     are_all = len(set(wholes)) == 1 and (*starts, shape_of(wholes[0])[0]) == (0, *stops)
-    return wholes[0] if are_all else None
+    return wholes[0] if are_all and not _may_differ(wholes[0], parts, picked) else None
+
+
+def _picked(part: object) -> object:
+    """What a tensor is seen of in another shape, its elements in their order."""
+    while isinstance(part, fx.Node) and name_of(part) in _RESHAPES and part.args:
+        before, after = tensor_of(part.args[0]), tensor_of(part)
+        if before is None or after is None or before.dtype != after.dtype:
+            break
+        part = part.args[0]
+    return part
+
+
+def _may_differ(whole: fx.Node, parts: Sequence[object], picked: Sequence[object]) -> bool:
+    """Whether rows that are seen in another shape, and may be copies, are written into, or what they are of is."""
+    seen = [part for part, row in zip(parts, picked) if part is not row]
+    written = written_into(whole.graph) if seen else ()
+    return any(memory_of(each) in written for each in (whole, *seen))
 
 
 def _rows_of(part: object) -> Rows | None:
