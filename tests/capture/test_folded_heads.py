@@ -107,6 +107,14 @@ def _of_chunks(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return ((q @ k.mT).softmax(-1) @ v).view(B * H, T, D)
 
 
+def _seen_apart(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Weights that are seen apart and folded again, so that they could be given back, as XGLM has them."""
+    mask = torch.ones(T, T, dtype=q.dtype).tril().log()
+    scores = (torch.bmm(q, k.transpose(1, 2)).view(B, H, T, T) + mask).view(B * H, T, T)
+    weights = scores.softmax(-1).view(B, H, T, T)
+    return torch.bmm(F.dropout(weights.view(B * H, T, T), 0.0), v)
+
+
 def _linear(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Without scores of all pairs of steps, divided by what they add up to; of the largest of each row, as Linformer's
     kin have it.
@@ -167,6 +175,7 @@ ATTENTION = {
     "disentangled": _disentangled,
     "decomposed": _decomposed,
     "masked": _masked,
+    "seen apart": _seen_apart,
     "linear": _linear,
     "filled": _filled,
     "of chunks": _of_chunks,

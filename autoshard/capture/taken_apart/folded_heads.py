@@ -32,7 +32,7 @@ def keep_heads_apart(graph: fx.Graph, batch: int) -> None:
             calls[node] = call
             if call.fold is not None:
                 folds[node] = call.fold
-    chosen = _with_products(graph, calls, folds)
+    chosen = _with_products(graph, calls)
     apart: dict[fx.Node, fx.Node] = {}
     for node in filter(chosen.__contains__, list(graph.nodes)):
         _rewrite(graph, node, calls[node], apart)
@@ -40,8 +40,10 @@ def keep_heads_apart(graph: fx.Graph, batch: int) -> None:
         graph.erase_node(node)
 
 
-def _with_products(graph: fx.Graph, calls: Mapping[fx.Node, Call], folds: Folds) -> set[fx.Node]:
-    """Of these nodes those that hang together with a product, but for what something writes into that others read."""
+def _with_products(graph: fx.Graph, calls: Mapping[fx.Node, Call]) -> set[fx.Node]:
+    """Of these nodes those that hang together with a product, also by what is taken apart and folded again at once, but
+    for what something writes into that others read.
+    """
     leader = {node: node for node in calls}
 
     def lead(node: fx.Node) -> fx.Node:
@@ -52,7 +54,7 @@ def _with_products(graph: fx.Graph, calls: Mapping[fx.Node, Call], folds: Folds)
 
     for node in calls:
         for given in node.all_input_nodes:
-            if given in folds:
+            if given in calls:
                 leader[lead(given)] = lead(node)
     wanted = {lead(node) for node, call in calls.items() if call.function in PRODUCTS}
     written = (given for node in graph.nodes if writes(node) and node not in calls for given in node.all_input_nodes)
