@@ -177,9 +177,37 @@ def _keeps_samples(grid: int, node: Node, position: int, dim: int, rank: int) ->
     return dim >= (1 if position == grid else 2)
 
 
+def _sample_rules(node: Node, inputs: Metas) -> list[Rule]:
+    """The dims in front, and channels, whose places are the same."""
+    front = len(inputs[1].shape) - 3
+    return [*(Rule((S(d), S(d)), (S(d),)) for d in range(front)), Rule((S(front), R), (S(front),))]
+
+
+def _sample_rules_backward(node: Node, inputs: Metas) -> list[Rule]:
+    """The same, of the gradients of pictures and places."""
+    front = len(inputs[2].shape) - 3
+    channels = Rule((S(front), S(front), R), (S(front), P_SUM))
+    return [*(Rule((S(d),) * 3, (S(d),) * 2) for d in range(front)), channels]
+
+
+def _keeps_places(grid: int, node: Node, position: int, dim: int, rank: int) -> bool:
+    """Pictures stay, and their places."""
+    return dim >= rank - (3 if position == grid else 2)
+
+
 _SAMPLES = Operator(small=as_it_is, keeps=partial(_keeps_samples, 1))
 enter("grid_sampler_2d grid_sampler_3d", _SAMPLES)
 enter("grid_sampler_2d_backward grid_sampler_3d_backward", replace(_SAMPLES, keeps=partial(_keeps_samples, 2)))
+enter(
+    "sample",
+    Operator(rules=_sample_rules, small=as_it_is, keeps=partial(_keeps_places, 1)),
+    namespace="autoshard",
+)
+enter(
+    "sample_backward",
+    Operator(rules=_sample_rules_backward, small=as_it_is, keeps=partial(_keeps_places, 2)),
+    namespace="autoshard",
+)
 enter("im2col col2im", Operator(rules=_patch_rules, small=as_it_is, keeps=_keeps_patches, kernel="copy"))
 enter("convolution", _operator(_FORWARD, _channels_cut, _convolution_of_shard, _flops, "contraction"))
 enter("convolution_backward", _operator(_BACKWARD, _channels_cut_backward, _backward_of_shard, _backward_flops))

@@ -115,6 +115,15 @@ def _seen_apart(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.bmm(F.dropout(weights.view(B * H, T, T), 0.0), v)
 
 
+def _deformable(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Values as pictures that each head sees at places of its own, in two sizes, as Deformable DETR has them."""
+    places, weights = q.tanh().view(B * H, T, 2, 2), k.softmax(-1).view(B * H, 1, T, 4)
+    pictures = v.transpose(1, 2).reshape(B * H, D, 2, 3)
+    levels = [pictures[..., 1:], pictures]
+    seen = [F.grid_sample(each, places, mode="bilinear", padding_mode="zeros", align_corners=False) for each in levels]
+    return (torch.stack(seen, dim=-2).flatten(-2) * weights).sum(-1).transpose(1, 2)
+
+
 def _linear(model: Folded, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Without scores of all pairs of steps, divided by what they add up to; of the largest of each row, as Linformer's
     kin have it.
@@ -176,6 +185,7 @@ ATTENTION = {
     "decomposed": _decomposed,
     "masked": _masked,
     "seen apart": _seen_apart,
+    "deformable": _deformable,
     "linear": _linear,
     "filled": _filled,
     "of chunks": _of_chunks,

@@ -128,6 +128,8 @@ def test_products_that_keep_the_dims_in_front_are_cut_along_any_of_them() -> Non
     matrices = offered(ours.outer_of_each.default, x, f(4, 6, 2, 6))
     assert {"S(0), S(0) -> S(0)", "S(1), S(1) -> P(sum)", "S(2), S(2) -> P(sum)"} <= matrices
     assert {"S(3), R -> S(1)", "R, S(3) -> S(2)"} <= matrices
+    samples = offered(ours.sample.default, f(4, 6, 8, 3, 3), f(4, 6, 5, 1, 2), 0, 0, False)
+    assert {"S(0), S(0) -> S(0)", "S(1), S(1) -> S(1)", "S(2), R -> S(2)"} <= samples
 
 
 def test_batches_that_are_put_behind_each_other_are_cut_in_these_and_other_dims_are_not() -> None:

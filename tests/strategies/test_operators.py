@@ -150,6 +150,13 @@ OTHERS = {
     "another truth": lambda n: operator(aten.select_scatter.default, b(n), b(), 0, -1),
     "patches": lambda n: operator(aten.im2col.default, f(n, 4, 5, 5), [3, 3], [1, 1], [1, 1], [2, 2]),
     "image of patches": lambda n: operator(aten.col2im.default, f(n, 36, 9), [5, 5], [3, 3], [1, 1], [1, 1], [2, 2]),
+    "seen at places": lambda n: operator(ours.sample.default, f(n, 4, 6, 3, 4), f(n, 4, 2, 5, 2), 0, 0, False),
+    "seen at places of channels": lambda n: operator(
+        ours.sample.default, f(4, 3, n, 3, 4), f(4, 3, 2, 5, 2), 2, 1, True
+    ),
+    "gradient of what is seen": lambda n: operator(
+        ours.sample_backward.default, f(n, 4, 6, 2, 5), f(n, 4, 6, 3, 4), f(n, 4, 2, 5, 2), 0, 2, False
+    ),
     "leaky": lambda n: operator(aten._prelu_kernel.default, f(6, n, 4), f(1, n, 1)),
     "gradient of leaky": lambda n: operator(aten._prelu_kernel_backward.default, f(6, n), f(1, 1), f(6, n)),
     "norm of rows": lambda n: operator(aten.norm.ScalarOpt_dim, f(6, n, 4), 2, [2]),
@@ -304,7 +311,8 @@ def test_every_strategy_of_an_operator_is_right(name: str, length: int, mesh: st
 @pytest.mark.parametrize(
     ("name", "cuts"),
     [("windows", {0}), ("gradient of windows", {0}), ("diagonal", {0}), ("placed on the diagonal", {0})]
-    + [("gradient of a diagonal", {1}), ("patches", {0, 1}), ("image of patches", {0, 1}), ("leaky", {0, 1, 2})]
+    + [("gradient of a diagonal", {1}), ("patches", {0, 1}), ("image of patches", {0, 1})]
+    + [("seen at places", {0, 1, 2}), ("gradient of what is seen", {0, 1, 2}), ("leaky", {0, 1, 2})]
     + [("gradient of leaky", {0, 1}), ("norm of rows", {0, 1}), ("matrix and vector", {0}), ("expanded", {0, 1, 2, 3})]
     + [("matrix, vector and bias", {0}), ("numbers between", {0}), ("places of a triangle", {0, 1})]
     + [

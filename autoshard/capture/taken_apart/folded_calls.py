@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from ..examples import COMPUTED_ANEW, example, shape_of
+from ..examples import COMPUTED_ANEW, example, shape_of, tensor_of
+from ..operators.picture_samples import sampled
 from .equations import equation_of
 from .matrix_products import are_matrices, product, product_of_equation
 from .moved_pieces import moved
@@ -326,6 +327,21 @@ def _joined(node: fx.Node, folds: Folds, batch: int) -> Call | None:
     return Call(node.target, (tensors, beside), fold=fold)
 
 
+def _stacked(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """Tensors of the same rows and heads beside each other in a new dim."""
+    given, *rest = _args(node) if node.args else ((),)
+    dim = rest[0] if rest else _kwargs(node).get("dim", 0)
+    found = [x for x in given if x in folds] if isinstance(given, (tuple, list)) else []
+    if not found or type(dim) is not int or node.kwargs.keys() - {"dim"}:
+        return None
+    fold, tensors = folds[found[0]], [_aligned(x, folds[found[0]], folds) for x in given]
+    dim %= example(node).dim()
+    if not all(isinstance(x, Apart) for x in tensors):
+        return None
+    is_behind = dim > fold.dim
+    return Call(node.target, (tensors, dim + is_behind), fold=fold.at(fold.dim + (not is_behind)))
+
+
 def _cut(node: fx.Node, folds: Folds, batch: int) -> Call | None:
     """Pieces of another dim, which are taken by their numbers alone."""
     x, *given = _args(node)
@@ -445,6 +461,20 @@ def _attended(node: fx.Node, folds: Folds, batch: int) -> Call | None:
     return Call(node.target, (), given, fold)
 
 
+def _sampled(node: fx.Node, folds: Folds, batch: int) -> Call | None:
+    """Pictures of each row and head at their places, as in deformable attention."""
+    given = signature(sampled).bind(*_args(node), **_kwargs(node)).arguments
+    pair = given["input"], given["grid"]
+    found = [folds[x] for x in pair if x in folds]
+    values = [value for value in map(tensor_of, pair) if value is not None and value.dim() == _OF_PICTURES]
+    if not found or found[0].dim != 0 or len(values) < len(pair) or values[0].dtype != values[1].dtype:
+        return None
+    image, grid = (_aligned(x, found[0], folds) for x in pair)
+    if not (isinstance(image, Apart) and isinstance(grid, Apart)):
+        return None
+    return Call(sampled, (), given | {"input": image, "grid": grid}, found[0])
+
+
 def _masked_attention(node: fx.Node, folds: Folds, batch: int) -> Call | None:
     """Attention of several heads with a mask for each of these."""
     given = signature(multihead_attention).bind(*_args(node), **_kwargs(node)).arguments
@@ -491,6 +521,8 @@ def _product_with_the_same(x: Tensor, y: Tensor, of_x: str, new: str, of_y: str,
     return product_of_equation(x, y.expand(*sizes, *y.shape), of_x, new + of_y, made)
 
 
+_OF_PICTURES = 4
+"""Dims of pictures that are sampled, and of their places."""
 _MAKING: tuple[Handler, ...] = (_elementwise, _along, _reduced, _multiplied, _multiplied_and_added)
 """Handlers of what makes a tensor of its own; an equation of one tensor may give a view."""
 _MAY_BE_GIVEN = {F.dropout, "contiguous", "to", "type_as", "float", "double", "half", "bfloat16"}
@@ -501,10 +533,11 @@ PRODUCTS = (
     _product_and_sum,
     _product_with_the_same,
     multihead_attention,
+    sampled,
     F.scaled_dot_product_attention,
     torch.functional.einsum,
 )
-"""Functions of the calls that multiply."""
+"""Functions of the calls that multiply, or sample."""
 _INPLACE: Mapping[Any, int] = {F.dropout: 3, F.relu: 1}
 """Where the argument of that name stands."""
 
@@ -532,12 +565,14 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((torch.permute, "permute"), _permuted),
     **dict.fromkeys((torch.unbind, "unbind"), _unbound),
     **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _joined),
+    torch.stack: _stacked,
     **dict.fromkeys((torch.chunk, "chunk", torch.split, "split"), _cut),
     **dict.fromkeys((F.pad, torch._C._nn.pad), _padded),
     operator.getitem: _picked,
     **dict.fromkeys((operator.matmul, torch.matmul, "matmul", torch.bmm, "bmm"), _multiplied),
     **dict.fromkeys((torch.baddbmm, "baddbmm"), _multiplied_and_added),
     F.scaled_dot_product_attention: _attended,
+    F.grid_sample: _sampled,
     F.multi_head_attention_forward: _masked_attention,
     torch.functional.einsum: _summed,
 }
