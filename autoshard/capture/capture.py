@@ -367,7 +367,7 @@ class _Builder:
             if inner.op is aten.t.default:
                 self._refs[fx] = inner.args[0]
                 return
-        op, args, kwargs = _canonical(op, args, kwargs, fx.meta["val"])
+        op, args, kwargs = _canonical(op, args, kwargs, fx.meta["val"] if phase == "forward" else None)
         if phase == "backward" and torch.Tag.nondeterministic_seeded in op.tags:
             raise CaptureError(f"{op} draws random numbers in the backward ({line_of(fx)}), where ranks could differ")
         path = self._path(fx)
@@ -517,6 +517,10 @@ def _renumbered(node: Node, renumber: Callable[[Ref], Ref]) -> Node:
 def _canonical(op: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], made: Any) -> tuple[Any, Any, Any]:
     """CPU attention becomes the canonical operator; its dropout probability is always zero on this path. A number in
     the shape of another tensor needs nothing of that one: shapes are static, and any rank can make any block.
+
+    Args:
+        made: what it gives, in the forward. A zero of the backward is a gradient, which is absent where that is that it
+            has the shape of.
     """
     named = dict(kwargs)
     if op is _ATTENTION:
@@ -526,7 +530,7 @@ def _canonical(op: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ..
         grad, q, k, v, out, lse, _, causal = args
         mask, scale = named.get("attn_mask"), named.get("scale")
         return attention_backward, (grad, q, k, v, out, lse, mask, causal, scale), ()
-    if op in _FILLED_LIKE:
+    if op in _FILLED_LIKE and made is not None:
         (fill,) = args[1:] or (named.get("fill_value", _FILLED_LIKE[op]),)
         return aten.full.default, (tuple(made.shape), fill), (("device", made.device), ("dtype", made.dtype))
     return op, args, kwargs

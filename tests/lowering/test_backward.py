@@ -462,3 +462,26 @@ def test_results_that_only_frozen_parameters_reach_want_no_gradient(mesh: Device
         assert (frozen.requires_grad, trained.requires_grad) == (False, True)
         (frozen + trained).backward()
         assert module.v.grad is None and module.w.grad is not None
+
+
+class Steps(nn.Module):
+    """A result whose gradient for a parameter is zero whatever the parameter is, beside one that has none of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v, self.w = (nn.Parameter(torch.linspace(-2, 2, 8)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * self.v).sum(), (x * self.w.floor()).sum()
+
+
+@pytest.mark.parametrize("results", [(0,), (1,), (0, 1)])
+def test_a_gradient_of_zeros_is_there_where_its_result_got_one(mesh: DeviceMesh, results: tuple[int, ...]) -> None:
+    x, model = torch.ones(4, 8), Steps()
+    parallel = autoshard.auto_parallelize(copy.deepcopy(model), mesh, (x,))
+    for each in (model, parallel):
+        made = each(x)
+        torch.stack([full(made[k]) if isinstance(made[k], DTensor) else made[k] for k in results]).sum().backward()
+    for (name, expected), found in zip(model.named_parameters(), parallel.parameters()):
+        assert (expected.grad is None) == (found.grad is None), name
+        assert expected.grad is None or torch.equal(full(found.grad), expected.grad)
