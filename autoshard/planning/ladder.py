@@ -4,7 +4,8 @@ Collectives that travel together and ahead hold memory. So where a search finds 
 schedule, or nothing good, it goes on with schedules that hold less: buckets that are not gathered ahead, smaller ones,
 at last each tensor alone; unless the program's own answer fits at once, which no other schedule makes cheaper: a gap is
 the solver's then. An answer that does not fit on one schedule is where the next search starts. Before the last
-search baselines are looked at (:mod:`autoshard.planning.experts`), and before the first one where it has far to go.
+search baselines are looked at (:mod:`autoshard.planning.experts`), and before the first one where it has far to go; at
+last, too, where a time limit ended it far from the bound, with or without a budget.
 Where each tensor travels alone from the start, the last search is on that schedule, too.
 
 The bound is that of the first schedule, whose prices are the lowest: what travels in smaller buckets takes no less. Of
@@ -29,7 +30,7 @@ from .formulation import Formulation
 DOUBTFUL = 0.05
 """The gap above which baselines are looked at."""
 FOR_EXPERTS = 0.25
-"""How much of a time limit that may take, beside what is left of it, once there is a plan."""
+"""How much of a time limit that may take, beside what is left of it, once there is a plan; and each one of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +77,10 @@ class _Ladder(Generic[_P]):
         self._started_s = time.monotonic()
         self._best: ShardingPlan | None = None
         self._schedules = [planner, *_leaner(planner, _travelling_bytes(formulation))]
-        self._experts = experts(self._schedules, formulation.constraints, self._known_ns)
+        limit_s = planner.time_limit_s
+        shortly = limit_s and max(LAST_S, FOR_EXPERTS * limit_s)
+        quick = [each.having(time_limit_s=shortly) for each in self._schedules]
+        self._experts = experts(quick, formulation.constraints, self._known_ns)
         self._bound_ns: int | None = None
         self._known: Found | None = None
         self._leanest: Found | None = None
@@ -107,9 +111,8 @@ class _Ladder(Generic[_P]):
                 continue
             self._note_bound(found.solver.bound_ns)
             self._note(found)
-            if self._is_settled:
-                self._ask_experts()
             if self._is_settled or self._is_good(found) or self._left_s() == 0:
+                self._ask_experts()
                 break
         assert self._best is not None
         return self._stated(self._best)

@@ -215,6 +215,23 @@ def test_an_answer_of_the_program_that_fits_settles_the_schedule(monkeypatch: py
     assert bool(settled) == (over == 0)
 
 
+@pytest.mark.parametrize("has_time", [True, False])
+def test_where_a_time_limit_ends_a_search_far_from_its_bound_baselines_are_looked_at(has_time: bool) -> None:
+    """Without a budget, too. A search that proves what it found needs none."""
+    limit = {} if has_time else {"time_limit_s": 4.0}
+    planner = Planner.of_model(*example("deep"), None, "dp=2,tp=2", profile_of("slow"), **limit)
+    program = planner.formulate(Constraints())
+    best = planner.fitted(program)
+
+    def search(planner: Planner, program: Formulation, hints: Hints) -> ShardingPlan:
+        cost = best.solver.cost_ns * (1 if has_time else 100)
+        return replace(best, solver=best.solver.having(cost, best.solver.bound_ns))
+
+    found = on_any_schedule(planner, program, search, asks_experts=True)
+    assert found.solver.bound_ns == best.solver.bound_ns
+    assert best.solver.cost_ns <= found.solver.cost_ns < 2 * best.solver.cost_ns
+
+
 def test_a_search_starts_from_a_baseline_whose_cuts_its_program_offers() -> None:
     """Of experts that route tokens ``sp`` cuts these along their sequences, which no other program does."""
     profile, found = profile_of("slow"), list[Found | None]()
