@@ -77,11 +77,17 @@ def _no_others(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tens
     return values[0], torch.zeros_like(values[1])
 
 
+def _between_0_and_1(node: Node, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Numbers of which functions that have no others make some."""
+    return tuple(value.sigmoid() if value.is_floating_point() else value for value in values)
+
+
 enter(
     "_prelu_kernel _prelu_kernel_backward log_sigmoid_backward",
     Operator(rules=_element_rules),
 )
 enter("softplus_backward floor_divide", Operator(rules=_element_rules, local=on_rows()))
+enter("acos asin atanh erfinv logit special_ndtri", Operator(meant=_between_0_and_1))
 enter("log_sigmoid_forward", Operator(rules=_element_rules, local=on_rows(or_alike=False)))
 enter(
     "elu_backward hardtanh_backward hardswish_backward hardsigmoid_backward logit_backward "

@@ -457,3 +457,11 @@ def test_what_doubles_a_length_may_cut_it_where_the_ranks_divide_it() -> None:
         graph = OPERATORS["repeat"](16)
         strategies = Enumerator(graph, Mesh(("a",), (parts,))).strategies(graph.nodes[-1])
         assert any(s.outputs[0] == Layout((S(1),)) for s in strategies) is offered
+
+
+@pytest.mark.parametrize("op", ["acos", "asin", "atanh", "erfinv", "logit", "special_ndtri"])
+def test_few_elements_are_cut_by_what_is_a_number_between_others_alone(op: str) -> None:
+    """Of random ones it makes none, which shows nothing of a rule."""
+    graph = operator(getattr(torch.ops.aten, op).default, f(2))
+    offered = Enumerator(graph, Mesh(("a",), (2,))).strategies(graph.nodes[-1])
+    assert Layout((S(0),)) in {strategy.outputs[0] for strategy in offered}
