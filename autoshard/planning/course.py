@@ -21,7 +21,7 @@ class Lifetime:
     """A storage from the moment it is made to the last one it is needed at, both included.
 
     ``is_held`` says that it is there from the beginning, ``bucket`` in the turn of which bucket of the schedule it was
-    made.
+    made, by its key.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Lifetime:
     first: int
     last: int
     is_held: bool = False
-    bucket: int | None = None
+    bucket: object = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,12 +195,12 @@ class _Lengthened:
 
     def _buffers(self) -> Iterator[Lifetime]:
         """What is made in the turns of buckets with tensors of all layers: nothing but buffers for all of them."""
-        of_bucket: dict[int, list[Lifetime]] = defaultdict(list)
+        of_bucket: dict[object, list[Lifetime]] = defaultdict(list)
         for each in self._course.lifetimes:
             if each.bucket in self._short.long:
-                of_bucket[each.bucket].append(each)  # type: ignore[index]
-        for number, found in of_bucket.items():
-            long = self._short.long[number]
+                of_bucket[each.bucket].append(each)
+        for key, found in of_bucket.items():
+            long = self._short.long[key]
             for each in found:
                 size, over = divmod(each.size_bytes * long.size_bytes, long.short_bytes)
                 if over or len(found) > long.buffers:

@@ -22,7 +22,7 @@ from typing import Any
 from ..capture import CapturedGraph, Node, Ref, map_refs
 from ..lowering import bucket_name, scheduled
 from ..plans import PHASES, Phase, Redistribution, ShardingPlan
-from ..plans.schedule import Turn
+from ..plans.schedule import Bucket, Turn
 
 MOST_PERIOD = 6
 """The longest pattern of layers that is looked for: five with a window of attention and one without, as Gemma 3 has."""
@@ -88,7 +88,7 @@ class Shortened:
 
     Operators, tensors and parameters keep their names. Layers are numbered on without a gap (:meth:`number`); what is
     the same for all of them holds from ``first`` to ``end``, in numbers of the whole step. None has to do with one more
-    than ``reach`` layers away, but in the buckets that are ``long``, by their number in the schedule.
+    than ``reach`` layers away, but in the buckets that are ``long``, by their keys.
     """
 
     graph: CapturedGraph
@@ -100,7 +100,7 @@ class Shortened:
     count: int
     period: int
     reach: int
-    long: Mapping[int, LongBucket] = field(default_factory=dict)
+    long: Mapping[object, LongBucket] = field(default_factory=dict)
 
     def number(self, layer: int) -> int | None:
         """The number of a layer in the shortened step; None for one that is left out, or not as the others."""
@@ -426,7 +426,7 @@ class _SameTurns:
     def __init__(self, graph: CapturedGraph, plan: ShardingPlan, short: Shortened) -> None:
         self._short, self._stack = short, short.stack
         self._whole, self._left = scheduled(graph, plan), scheduled(short.graph, short.plan)
-        self.reach, self.long = 0, dict[int, LongBucket]()
+        self.reach, self.long = 0, dict[object, LongBucket]()
         for phase in PHASES:
             self._compare(self._whole.turns(phase), self._left.turns(phase))
 
@@ -451,12 +451,7 @@ class _SameTurns:
         """Whether the same is done in the turn of an operator and in that of the one that is like it."""
         mine, its = self._whole.buckets[turn.bucket], self._left.buckets[other.bucket]
         sent, sends = mine.travels[turn.travel], its.travels[other.travel]
-        if (turn.what, turn.travel, mine.is_early, mine.is_deferred) != (
-            other.what,
-            other.travel,
-            its.is_early,
-            its.is_deferred,
-        ):
+        if _done(turn, mine) != _done(other, its):
             return False
         if (sent.kind, sent.axis, sent.size_bytes) != (sends.kind, sends.axis, sends.size_bytes):
             return False
@@ -495,21 +490,16 @@ class _SameTurns:
                 left.append(entry)
         if [(entry.tensor, entry.path) for entry in left] != [(entry.tensor, entry.path) for entry in its.members]:
             return False
+        if mine.key != its.key:
+            return False
         behind = range(short.cut, short.cut + short.count)
         if any(of_layer[layer] != of_layer[layer - short.period] for layer in behind):
             return False
-        if (turn.what, turn.travel, mine.is_early, mine.is_deferred) != (
-            other.what,
-            other.travel,
-            its.is_early,
-            its.is_deferred,
-        ):
+        if _done(turn, mine) != _done(other, its):
             return False
         sent, sends = mine.travels[0], its.travels[0]
         buffers = sum(1 if travel.kind == "all_reduce" else 2 for travel in mine.travels)
-        self.long[other.bucket] = LongBucket(
-            bucket_name(mine), bucket_name(its), sent.size_bytes, sends.size_bytes, buffers
-        )
+        self.long[its.key] = LongBucket(bucket_name(mine), bucket_name(its), sent.size_bytes, sends.size_bytes, buffers)
         return True
 
     def _layer(self, name: str) -> int | None:
@@ -526,3 +516,8 @@ class _SameTurns:
         where = self._stack.where(name)
         assert where is not None
         return where[1]
+
+
+def _done(turn: Turn, bucket: Bucket) -> tuple[object, ...]:
+    """What is done in a turn, but for what it is done with."""
+    return turn.what, turn.travel, bucket.is_early, bucket.is_deferred

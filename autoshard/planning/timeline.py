@@ -363,7 +363,8 @@ class _Simulation:
             if again is not None and not label.is_copy:
                 self._again[key] = again
             kind: TenantKind = "temporary" if label.is_copy else "activation"
-            self._storages[key] = Lifetime(label.tensor, kind, key.size_bytes, moment, moment, bucket=label.bucket)
+            bucket = None if label.bucket is None else self._program.schedule.buckets[label.bucket].key
+            self._storages[key] = Lifetime(label.tensor, kind, key.size_bytes, moment, moment, bucket=bucket)
 
     def _become(self, keys: set[Storage], name: str, kind: TenantKind) -> None:
         for key in keys:

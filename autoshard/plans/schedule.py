@@ -42,6 +42,7 @@ from typing import Literal
 from cost_models.collective_kinds import RedistributionKind as CollectiveKind
 
 from ..errors import InputError
+from ..layout import Layout
 from ..precision import cast_name, reduced_name
 from .plan import PHASES, Phase, Redistribution, ShardingPlan
 from .units import parse_bytes
@@ -117,6 +118,14 @@ class Bucket:
     travels: tuple[Travel, ...]
     is_early: bool = False
     is_deferred: bool = False
+
+    @property
+    def key(self) -> tuple[str, Phase, tuple[Layout, ...]]:
+        """What tells it from others of its schedule, and is the same in that of a step with fewer layers that has its
+        first redistribution.
+        """
+        first = self.members[0]
+        return first.tensor, first.phase, first.path
 
 
 @dataclass(frozen=True)

@@ -62,20 +62,44 @@ class Chain(nn.Module):
 
 
 class TwoStacks(nn.Module):
-    """An encoder, and a decoder each layer of which reads what it gives."""
+    """Layers of one kind, and behind them layers of another."""
 
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.ModuleList(Wide(16) for _ in range(DEEP))
         self.decoder = nn.ModuleList(Wide(12) for _ in range(DEEP + 1))
-        self.keys = nn.ModuleList(nn.Linear(8, 8) for _ in range(DEEP + 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (*self.encoder, *self.decoder):
+            x = layer(x)
+        return x.square().mean()
+
+
+class Reading(Wide):
+    """A layer that reads what an encoder gives."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden)
+        self.key = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, read: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x + self.key(read))
+
+
+class Translator(nn.Module):
+    """An encoder, and a decoder each layer of which reads what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList(Wide(16) for _ in range(DEEP))
+        self.decoder = nn.ModuleList(Reading(12) for _ in range(DEEP + 1))
 
     def forward(self, x: Tensor) -> Tensor:
         read = x
         for layer in self.encoder:
             read = layer(read)
-        for layer, key in zip(self.decoder, self.keys):
-            x = layer(x) + key(read)
+        for layer in self.decoder:
+            x = layer(x, read)
         return x.square().mean()
 
 
@@ -157,6 +181,7 @@ DEEP_MODELS: dict[str, Callable[[], Example]] = {
     "drops": _chain(16, dropout=0.5),
     "dense": _of(Dense),
     "two stacks": _of(TwoStacks),
+    "translator": _of(Translator),
     "shown": _chain(16, shows=True),
     "statistics": _of(lambda: Chain([Normed() for _ in range(DEEP)])),
     "tied": _of(Tied),
@@ -249,6 +274,8 @@ PLANNED = [
     ("every second", "tp=2", "", True),
     ("one in three", "tp=2", "", True),
     ("two stacks", "tp=2", "", True),
+    ("two stacks", "dp=2", "baseline fsdp", None),
+    ("translator", "tp=2", "", True),
     ("dense", "tp=2", "", True),
     ("drops", "tp=3", "", True),
     ("shown", "tp=2", "", False),
@@ -256,8 +283,14 @@ PLANNED = [
     ("tied", "tp=2", "", False),
     ("unlike", "tp=2", "", False),
 ]
+_LONG = [
+    ("llama", "dp=2,tp=2", "checkpoint layers.*"),
+    ("llama odd", "tp=3", ""),
+    ("gpt2", "dp=2,tp=2", "baseline ddp+tp"),
+    ("drops", "tp=3", ""),
+]
 SCHEDULES = [(BUCKET_BYTES, True), (2000, True), (64, True), (900, False), (0, True)]
-THOROUGH = {PLANNED[k] for k in (1, 4, 6, 13)}
+THOROUGH = {case for case in PLANNED if case[:3] in _LONG}
 
 
 @pytest.mark.parametrize(("name", "axes", "given", "is_shortened"), some_thorough(PLANNED, THOROUGH))
@@ -280,7 +313,7 @@ DRAWN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "axes", "seed"), some_thorough(DRAWN, {*DRAWN[3:5], *DRAWN[6:]}))
+@pytest.mark.parametrize(("name", "axes", "seed"), some_thorough(DRAWN, {DRAWN[4], *DRAWN[6:]}))
 def test_so_it_is_in_plans_drawn_at_random(name: str, axes: str, seed: int) -> None:
     plan = plan_of(name, axes, seed)
     for bucket_bytes, gathers_ahead in SCHEDULES:
