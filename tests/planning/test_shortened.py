@@ -283,14 +283,14 @@ PLANNED = [
     ("tied", "tp=2", "", False),
     ("unlike", "tp=2", "", False),
 ]
-_LONG = [
+_SLOW = [
     ("llama", "dp=2,tp=2", "checkpoint layers.*"),
     ("llama odd", "tp=3", ""),
     ("gpt2", "dp=2,tp=2", "baseline ddp+tp"),
     ("drops", "tp=3", ""),
 ]
 SCHEDULES = [(BUCKET_BYTES, True), (2000, True), (64, True), (900, False), (0, True)]
-THOROUGH = {case for case in PLANNED if case[:3] in _LONG}
+THOROUGH = {case for case in PLANNED if case[:3] in _SLOW}
 
 
 @pytest.mark.parametrize(("name", "axes", "given", "is_shortened"), some_thorough(PLANNED, THOROUGH))
