@@ -130,8 +130,7 @@ class _Lengthened:
 
     def _write_copies(self, chain: int, ascends: bool) -> None:
         short = self._short
-        layers = range(short.cut, short.cut + short.count)
-        for layer in layers if ascends else reversed(layers):
+        for layer in short.left_out if ascends else reversed(short.left_out):
             segment = self._of[chain, short.like(layer)]
             self._starts[chain, layer] = len(self._moments)
             for phase, name in self._course.moments[segment.start : segment.end]:

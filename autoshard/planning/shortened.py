@@ -102,6 +102,11 @@ class Shortened:
     reach: int
     long: Mapping[object, LongBucket] = field(default_factory=dict)
 
+    @property
+    def left_out(self) -> range:
+        """The layers left out."""
+        return range(self.cut, self.cut + self.count)
+
     def number(self, layer: int) -> int | None:
         """The number of a layer in the shortened step; None for one that is left out, or not as the others."""
         if self.first <= layer < self.cut:
@@ -434,7 +439,7 @@ class _SameTurns:
         short, seen = self._short, 0
         for operator, found in turns.items():
             where, like = self._stack.where(operator), operator
-            is_left = where is None or not short.cut <= where[0] < short.cut + short.count
+            is_left = where is None or where[0] not in short.left_out
             if where is not None and not is_left:
                 like = self._stack.name(short.like(where[0]), where[1])
             its = left.get(like, ())
@@ -486,14 +491,13 @@ class _SameTurns:
             layer = self._layer(entry.tensor)
             if layer is not None:
                 of_layer[layer].append((self._rest(entry.tensor), entry.path))
-            if layer is None or not short.cut <= layer < short.cut + short.count:
+            if layer is None or layer not in short.left_out:
                 left.append(entry)
         if [(entry.tensor, entry.path) for entry in left] != [(entry.tensor, entry.path) for entry in its.members]:
             return False
         if mine.key != its.key:
             return False
-        behind = range(short.cut, short.cut + short.count)
-        if any(of_layer[layer] != of_layer[layer - short.period] for layer in behind):
+        if any(of_layer[layer] != of_layer[layer - short.period] for layer in short.left_out):
             return False
         if _done(turn, mine) != _done(other, its):
             return False
