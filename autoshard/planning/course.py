@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from ..plans import MemoryPhase, TenantKind
-from .shortened import NotPeriodicError, Shortened
+from .short_graph import NotPeriodicError
+from .shortened import Shortened
 
 Moment = tuple[MemoryPhase, str]
 """The phase, and the operator in whose turn it is."""
@@ -65,7 +66,7 @@ class _Segment:
 
 class _Lengthened:
     def __init__(self, course: Course, short: Shortened) -> None:
-        self._course, self._short = course, short
+        self._course, self._long, self._out = course, short.long, short.out
         segments = list(self._segments())
         self._of = {(each.chain, each.number): each for each in segments}
         for chain in {each.chain for each in segments}:
@@ -87,7 +88,7 @@ class _Lengthened:
         moments = self._course.moments
         chain, step, start = 0, 0, 0
         before: tuple[str, int | None] = "", None
-        for key, run in groupby((phase, self._number(operator)) for phase, operator in moments):
+        for key, run in groupby((phase, self._out.number_of(operator)) for phase, operator in moments):
             number, end = key[1], start + sum(1 for _ in run)
             taken = 0 if number is None or before[1] is None or key[0] != before[0] else number - before[1]
             goes_on = taken in (1, -1) and step in (0, taken)
@@ -96,68 +97,59 @@ class _Lengthened:
                 yield _Segment(chain, number, start, end)
             before, start = key, end
 
-    def _number(self, name: str) -> int | None:
-        where = self._short.stack.where(name)
-        return where and self._short.number(where[0])
-
     def _check_chain(self, chain: int) -> None:
         """Checks that the layers at the cut, and those that these have to do with, do the same; all of them or none."""
-        short = self._short
-        low, high = short.cut - short.period - short.reach, short.cut + short.reach
+        out = self._out
+        low, high = out.cut - out.period - out.reach, out.cut + out.reach
         found = [self._of.get((chain, number)) for number in range(low, high + 1)]
-        if not any(self._of.get((chain, number)) for number in (short.cut - 1, short.cut)):
+        if not any(self._of.get((chain, number)) for number in (out.cut - 1, out.cut)):
             return
         done = [self._done(segment) for segment in found if segment is not None]
-        if len(done) < len(found) or any(a != b for a, b in zip(done, done[short.period :])):
+        if len(done) < len(found) or any(a != b for a, b in zip(done, done[out.period :])):
             raise NotPeriodicError
 
     def _done(self, segment: _Segment) -> list[str]:
-        places = (self._short.stack.where(name) for _, name in self._course.moments[segment.start : segment.end])
+        places = (self._out.stack.where(name) for _, name in self._course.moments[segment.start : segment.end])
         return [where[1] for where in places if where is not None]
 
     def _write_moments(self) -> None:
-        short, before = self._short, None
+        out, before = self._out, None
         for k, moment in enumerate(self._course.moments):
             segment = self._at[k]
             if segment is not None and segment is not before:
                 if before is not None and before.chain == segment.chain:
-                    if {before.number, segment.number} == {short.cut - 1, short.cut}:
-                        self._write_copies(segment.chain, ascends=segment.number == short.cut)
-                self._starts[segment.chain, short.layer(segment.number)] = len(self._moments)
+                    if {before.number, segment.number} == {out.cut - 1, out.cut}:
+                        self._write_copies(segment.chain, ascends=segment.number == out.cut)
+                self._starts[segment.chain, out.layer(segment.number)] = len(self._moments)
             before = segment
             self._places.append(len(self._moments))
             self._moments.append(moment)
 
     def _write_copies(self, chain: int, ascends: bool) -> None:
-        short = self._short
-        for layer in short.left_out if ascends else reversed(short.left_out):
-            segment = self._of[chain, short.like(layer)]
+        out = self._out
+        for layer in out.layers if ascends else reversed(out.layers):
+            segment = self._of[chain, out.like(layer)]
             self._starts[chain, layer] = len(self._moments)
             for phase, name in self._course.moments[segment.start : segment.end]:
-                self._moments.append((phase, self._renamed(name, segment.number, layer)))
-
-    def _renamed(self, name: str, number: int, layer: int) -> str:
-        """The name for a layer of the whole step of what is called so in the layer of a number."""
-        where, its = self._short.stack.where(name), self._number(name)
-        return name if where is None or its is None else self._short.stack.name(layer + its - number, where[1])
+                self._moments.append((phase, self._out.renamed(name, segment.number, layer)))
 
     def _copies(self, made: Lifetime) -> Iterator[Lifetime]:
         """The lifetimes in the whole step that one in the shortened step stands for."""
-        if made.bucket in self._short.long:
+        if made.bucket in self._long:
             return
         number = self._owner(made)
         if number is None:
             yield replace(made, first=self._places[made.first], last=self._places[made.last])
             return
-        for layer in (self._short.layer(number), *self._short.copies(number)):
-            name = self._renamed(made.name, number, layer)
+        for layer in (self._out.layer(number), *self._out.copies(number)):
+            name = self._out.renamed(made.name, number, layer)
             first, last = (self._placed(moment, number, layer) for moment in (made.first, made.last))
             yield Lifetime(name, made.kind, made.size_bytes, first, last, made.is_held, made.bucket)
 
     def _owner(self, made: Lifetime) -> int | None:
         """The number of the layer that makes something, or that holds it from the beginning; None for one of none."""
         if made.is_held:
-            return self._number(made.name)
+            return self._out.number_of(made.name)
         segment = self._at[made.first]
         return segment.number if segment is not None else None
 
@@ -169,21 +161,21 @@ class _Lengthened:
         if segment is None:
             return self._places[moment]
         start = self._starts.get((segment.chain, layer + segment.number - number))
-        if start is None or abs(segment.number - number) > self._short.reach:
+        if start is None or abs(segment.number - number) > self._out.reach:
             raise NotPeriodicError
         return start + moment - segment.start
 
     def _check_made(self) -> None:
         """Checks that the layers on both sides of the cut make the same."""
-        short = self._short
+        out = self._out
         made: dict[int, Counter[tuple[object, ...]]] = defaultdict(Counter)
         for each in self._course.lifetimes:
             number = self._owner(each)
-            if number is not None and each.bucket not in short.long:
+            if number is not None and each.bucket not in self._long:
                 place = (self._relative(moment, number) for moment in (each.first, each.last))
-                name = self._renamed(each.name, number, short.cut)
+                name = self._out.renamed(each.name, number, out.cut)
                 made[number][(name, each.kind, each.size_bytes, each.is_held, each.bucket is None, *place)] += 1
-        if any(made[k] != made[k + short.period] for k in range(short.cut - short.period, short.cut)):
+        if any(made[k] != made[k + out.period] for k in range(out.cut - out.period, out.cut)):
             raise NotPeriodicError
 
     def _relative(self, moment: int, number: int) -> tuple[object, ...]:
@@ -196,10 +188,10 @@ class _Lengthened:
         """What is made in the turns of buckets with tensors of all layers: nothing but buffers for all of them."""
         of_bucket: dict[object, list[Lifetime]] = defaultdict(list)
         for each in self._course.lifetimes:
-            if each.bucket in self._short.long:
+            if each.bucket in self._long:
                 of_bucket[each.bucket].append(each)
         for key, found in of_bucket.items():
-            long = self._short.long[key]
+            long = self._long[key]
             for each in found:
                 size, over = divmod(each.size_bytes * long.size_bytes, long.short_bytes)
                 if over or len(found) > long.buffers:
@@ -210,9 +202,9 @@ class _Lengthened:
 
     def _saved(self) -> Iterator[tuple[str, int]]:
         for name, size in self._course.saved.items():
-            number = self._number(name)
+            number = self._out.number_of(name)
             if number is None:
                 yield name, size
             else:
-                for layer in (self._short.layer(number), *self._short.copies(number)):
-                    yield self._renamed(name, number, layer), size
+                for layer in (self._out.layer(number), *self._out.copies(number)):
+                    yield self._out.renamed(name, number, layer), size

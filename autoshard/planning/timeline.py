@@ -48,7 +48,8 @@ from ..plans.memory_outcome import MAX_POINTS, MAX_TENANTS, TENANT_KINDS
 from ..plans.natural_order import starred
 from ..recomputation import first_name
 from .course import Course, Lifetime, Moment, lengthened
-from .shortened import NotPeriodicError, Shortened, shortened
+from .short_graph import NotPeriodicError
+from .shortened import Shortened, shortened
 
 OPTIMIZER_STEP = "step"
 

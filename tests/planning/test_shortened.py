@@ -20,7 +20,8 @@ from autoshard.errors import StrategyWarning
 from autoshard.lowering import Results
 from autoshard.planning import interpret, timeline_of
 from autoshard.planning.course import Course
-from autoshard.planning.shortened import NotPeriodicError, shortened
+from autoshard.planning.short_graph import NotPeriodicError
+from autoshard.planning.shortened import shortened
 from autoshard.planning.timeline import Timeline, _corners, _course, _courses, timeline
 from autoshard.plans import ShardingPlan
 from autoshard.plans.schedule import BUCKET_BYTES
