@@ -245,11 +245,11 @@ class Found:
     @cached_property
     def timeline(self) -> Timeline:
         """What the plan holds, moment by moment."""
-        return timeline_of(self.formulation.graph, self.plan, self.policy, self.results)
+        return timeline_of(self.formulation.whole, self.plan, self.policy, self.results)
 
     def under(self, policies: Sequence[OptimizerPolicy]) -> list[Timeline]:
         """The same with each of other optimizers."""
-        return timelines_of(self.formulation.graph, self.plan, policies, self.results)
+        return timelines_of(self.formulation.whole, self.plan, policies, self.results)
 
     @cached_property
     def _peaks(self) -> dict[tuple[int, bool], int]:
@@ -269,7 +269,7 @@ class Found:
         if key not in self._peaks:
             deferred = self.plan.deferred if bucket_bytes and gathers_ahead else ()
             there = replace(self.plan, bucket_bytes=bucket_bytes, gathers_ahead=gathers_ahead, deferred=deferred)
-            found = timeline_of(self.formulation.graph, there, self.policy, self.results)
+            found = timeline_of(self.formulation.whole, there, self.policy, self.results)
             self._peaks[key] = found.peak.size_bytes
         return self._peaks[key]
 
@@ -527,7 +527,7 @@ class _Search:
 
 def _remedy(options: SolverOptions, formulation: Formulation, wider: object) -> str:
     """A clause on letting the program decide what is computed again, where it did not and there is something left."""
-    graph = formulation.graph
+    graph = formulation.whole
     most = recomputed(graph, recomputable(graph) | set(graph.again)).again
     if not options.explains or wider is not None or set(most) == set(graph.again):
         return ""

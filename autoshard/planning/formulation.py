@@ -29,7 +29,7 @@ from cost_models import OptimizerPolicy, Profile
 from solver import INFEASIBLE, Assignment, Edge, Problem, Routes, evaluate, routed
 from solver import Node as SolverNode
 
-from ..capture import CapturedGraph, Ref, recomputed
+from ..capture import CapturedGraph, Ref, annotated, recomputed
 from ..constraints import Alike, Constraint
 from ..constraints.compile import compile_constraints
 from ..constraints.computed_again import again_under, may_be_again
@@ -45,6 +45,7 @@ from ..strategies import Asked, Rulebook, Strategy
 from .candidates import candidates, what_it_can_have
 from .layer_ties import in_groups, marks_of, tied_classes
 from .pricing import NO_OPTIMIZER, Prices, is_looked_at_again
+from .short_graph import ShortGraph, short_graphs, times_of
 from .tensor_networks import HELD, Demand, TensorNetwork, layout_of, networks_of
 
 Objective = Literal["step-time", "overlapped-step-time", "communication-time"]
@@ -61,6 +62,9 @@ class Formulation:
 
     ``asked`` are cuts in parts that the constraints ask for, beside those of the graph. ``groups`` names the groups of
     layers where identical layers are not all decided alike (:meth:`in_groups`).
+
+    ``shorts`` say how the graph was shortened, where identical layers are left out, and ``times`` for how many nodes of
+    the ``whole`` one each of its nodes stands, and is paid.
 
     ``seconds`` has for every second operator of a program that decides what is computed again the first one, whose
     choices are its strategies and then the same with the second operator.
@@ -81,6 +85,13 @@ class Formulation:
     seconds: Mapping[int, int]
     asked: Asked = ()
     groups: tuple[str, ...] = ()
+    shorts: tuple[ShortGraph, ...] = ()
+    times: tuple[int, ...] = ()
+
+    @property
+    def whole(self) -> CapturedGraph:
+        """The graph of the whole step."""
+        return self.shorts[0].longer if self.shorts else self.graph
 
     def in_groups(self, share: float, fewest: int = 2) -> Formulation:
         """The same program in which identical layers are decided alike in two groups: the first ones, and the others.
@@ -143,6 +154,7 @@ def formulate(
     gathers_ahead: bool = True,
     rulebook: Rulebook | None = None,
     asked: Asked = (),
+    shortens: bool = False,
 ) -> Formulation:
     """Builds the integer program of a graph on a mesh of a machine.
 
@@ -161,6 +173,8 @@ def formulate(
         bucket_bytes, gathers_ahead: how much travels together, and whether ahead (:mod:`autoshard.plans.schedule`).
         rulebook: the rules of operators that are known already; left out, those that were checked in this process.
         asked: cuts in parts that are to be choices, beside those that the graph and the constraints ask for.
+        shortens: leave out identical layers, but for a few that stand for them, where nothing tells them apart and all
+            are decided once: the same program, but that it has no lives (:mod:`autoshard.planning.lives`).
 
     Raises:
         ConstraintError: a constraint names nothing, or leaves its tensor or operator no layout that it can have.
@@ -171,7 +185,11 @@ def formulate(
     open_ones = _worth_it(graph, may_be_again(constraints, graph) | wanted) if chooses_again else frozenset[str]()
     graph = recomputed(graph, wanted | open_ones)
     contention = profile.contention if objective == "overlapped-step-time" else 1.0
-    prices = Prices(graph, mesh, profile, policy, bucket_bytes, contention, gathers_ahead)
+    is_open = not (constraints or asked or chooses_again) and next(annotated(graph), None) is None
+    shorts = short_graphs(graph) if shortens and is_open and tie_layers else []
+    if shorts:
+        graph = shorts[-1].graph
+    prices = Prices(graph, mesh, profile, policy, bucket_bytes, contention, gathers_ahead, times_of(shorts))
     limits = compile_constraints(constraints, graph, mesh)
     for ref, placement in asked:
         limits.ask(ref, placement)
@@ -187,6 +205,7 @@ def formulate(
         keep_copies=keep_copies,
         seconds=_seconds(graph) if chooses_again else {},
         wanted=wanted,
+        shorts=shorts,
     )
 
 
@@ -203,24 +222,29 @@ def assemble(
     keep_copies: bool,
     seconds: Mapping[int, int] = {},
     wanted: Collection[str] = (),
+    shorts: Sequence[ShortGraph] = (),
 ) -> Formulation:
     """The integer program of a graph whose strategies are known.
 
     Args:
+        shorts: how the graph was shortened, where it was.
         limits: what the constraints say of the graph.
         seconds: operators that may compute another one again, and which; those of the operators ``wanted`` do.
     """
     results = results_of(graph)
     demands = _demands(graph, results, limits, seconds)
-    costs = _Costs(graph, prices, strategies, objective)
+    times = times_of(shorts)
+    costs = _Costs(graph, prices, strategies, objective, times)
     named = [*(node.name for node in graph.nodes), *(name for name, _ in results)]
     nodes = tuple(_nodes(named, _node_costs(graph, costs, seconds, wanted)))
-    networks = tuple(networks_of(graph, prices, strategies, demands, keep_copies=keep_copies, seconds=seconds))
+    networks = tuple(
+        networks_of(graph, prices, strategies, demands, keep_copies=keep_copies, seconds=seconds, times=times)
+    )
     edges = (
         *_equal_layouts(graph, mesh, constraints, limits, strategies, seconds),
         *_views_as_made(graph, strategies, seconds),
         *_parts_as_wholes(graph, strategies, seconds),
-        *_first_readers(graph, prices, strategies, demands, seconds),
+        *_first_readers(graph, prices, strategies, demands, seconds, times),
     )
     ties = _ties(graph, strategies, results, limits, constraints) if tie_layers else ()
     found = tuple(tensor.network for tensor in networks)
@@ -240,6 +264,8 @@ def assemble(
         problem=problem,
         seconds=seconds,
         asked=limits.asked,
+        shorts=tuple(shorts),
+        times=tuple(times),
     )
 
 
@@ -293,6 +319,7 @@ def _first_readers(
     strategies: tuple[tuple[Strategy, ...], ...],
     demands: Sequence[Demand],
     seconds: Mapping[int, int],
+    times: Sequence[int],
 ) -> Iterator[Edge]:
     """Edges that pay for what does not hide of an activation's way to a reader right behind its maker."""
     twice = frozenset(seconds.values())
@@ -300,7 +327,8 @@ def _first_readers(
     known: dict[object, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
     for ref, reader, position in prices.read_at_once():
         ends = (ref.node, None, ref.output), (reader, position, 0)
-        key = graph.meta(ref), banned[ref], *((id(strategies[i]), at, k, i in twice) for i, at, k in ends)
+        runs = times[ref.node] if times else 1
+        key = graph.meta(ref), banned[ref], runs, *((id(strategies[i]), at, k, i in twice) for i, at, k in ends)
         if key not in known:
             numbers: list[dict[Layout, int]] = [{}, {}]
             rows, columns = (
@@ -308,7 +336,7 @@ def _first_readers(
                 for number, (i, at, k) in zip(numbers, ends)
             )
             more_s = prices.unhidden_s(graph.meta(ref), tuple(numbers[0]), tuple(numbers[1]), banned[ref])
-            known[key] = rows, columns, np.floor(more_s * 1e9).astype(np.int64)
+            known[key] = rows, columns, runs * np.floor(more_s * 1e9).astype(np.int64)
         rows, columns, costs = known[key]
         if costs.any():
             yield Edge(ref.node, reader, rows, columns, costs)
@@ -421,9 +449,14 @@ class _Costs:
     """Costs of nodes in integer nanoseconds, those of equal strategies once."""
 
     def __init__(
-        self, graph: CapturedGraph, prices: Prices, strategies: tuple[tuple[Strategy, ...], ...], objective: Objective
+        self,
+        graph: CapturedGraph,
+        prices: Prices,
+        strategies: tuple[tuple[Strategy, ...], ...],
+        objective: Objective,
+        times: Sequence[int],
     ) -> None:
-        self._graph, self._prices, self._strategies = graph, prices, strategies
+        self._graph, self._prices, self._strategies, self._times = graph, prices, strategies, times
         self._computes = objective != "communication-time"
         self._trained = frozenset(name for name, _ in graph.gradients) if self._computes else frozenset[str]()
         self._known: dict[object, np.ndarray] = {}
@@ -452,7 +485,8 @@ class _Costs:
         """How often in a step a node costs what it costs."""
         node = self._graph.nodes[i] if i < len(self._graph.nodes) else None
         is_operator = node is not None and node.kind == "operator"
-        return operator_runs(node.name, self._graph.micro_batches) if node is not None and is_operator else 1
+        runs = operator_runs(node.name, self._graph.micro_batches) if node is not None and is_operator else 1
+        return runs * self._times[i] if self._times and node is not None else runs
 
     def _seconds(self, i: int, strategies: tuple[Strategy, ...], steps: bool) -> np.ndarray:
         if steps:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from cost_models import Profile, axis_networks
@@ -27,12 +27,13 @@ from ..plans import (
 from ..strategies import Strategy
 from .deferral import deferred
 from .formulation import Formulation
-from .pricing import is_looked_at_again
+from .pricing import is_looked_at_again, repeated
 from .tensor_networks import HELD, Demand, TensorNetwork, layout_of, ways
+from .whole_plan import lengthened
 
 
 def interpret(formulation: Formulation, solution: Solution, profile: Profile, model: str, call: str) -> ShardingPlan:
-    """Writes a solution as a plan.
+    """Writes a solution as a plan, of the whole step whatever layers the program lacks.
 
     Args:
         solution: one that has choices. Its cost is worked out without what a memory budget adds. Where the solver ended
@@ -48,11 +49,10 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
     bound = min(cost, solution.bound or 0)
     layers: IdenticalLayers = "alike" if formulation.problem.ties else "free"
     reader = _Reader(formulation, solution.choices, assignment.routes)
-    graph = formulation.graph
-    communication = list(reader.redistributions())
+    graph, whole = formulation.graph, formulation.whole
     plan = ShardingPlan(
         model=model,
-        fingerprint=graph.fingerprint,
+        fingerprint=whole.fingerprint,
         call=call,
         micro_batches=graph.micro_batches,
         batch_dim=graph.batch_dim,
@@ -67,7 +67,7 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         pins=tuple(constraint.text for constraint in formulation.constraints),
         solver=SolverOutcome.of(cost, bound, layers, formulation.groups),
         compute_s=reader.compute_s(),
-        communication_s=math.fsum(_runs(entry, graph) * seconds for entry, seconds in communication),
+        communication_s=reader.communication_s(),
         optimizer_s=reader.optimizer_s(),
         at_peak_s=formulation.prices.at_peak_s(),
         parameters=(*reader.entries("parameter"), *reader.unused()),
@@ -75,11 +75,11 @@ def interpret(formulation: Formulation, solution: Solution, profile: Profile, mo
         inputs=tuple(reader.entries("input")),
         outputs=tuple(reader.outputs()),
         operators=tuple(reader.operators()),
-        redistributions=tuple(redistribution for redistribution, _ in communication),
+        redistributions=tuple(entry for entry, _, _ in reader.moved),
         execution=tuple(reader.execution()),
         gathers_ahead=formulation.prices.gathers_ahead,
     )
-    return replace(plan, deferred=deferred(graph, plan))
+    return lengthened(replace(plan, deferred=deferred(graph, plan)), formulation.shorts)
 
 
 class _Reader:
@@ -94,6 +94,7 @@ class _Reader:
         ]
         self._computations = list(computations(formulation, choices))
         self._stepped_s: dict[object, float] = {}
+        self.moved = list(self._redistributions())
 
     def entries(self, kind: str) -> Iterator[TensorEntry]:
         for i, node in self._graph.of_kind(kind):  # type: ignore[arg-type]
@@ -122,14 +123,24 @@ class _Reader:
             yield OperatorEntry(node.name, node.phase, self._chosen[i].inputs, self._chosen[i].outputs)
 
     def compute_s(self) -> float:
-        runs = self._graph.micro_batches
-        return math.fsum(operator_runs(node.name, runs) * seconds for node, seconds in self._computations)
+        runs, times = self._graph.micro_batches, self._times_of(i for i, _ in self._graph.of_kind("operator"))
+        each = (operator_runs(node.name, runs) * seconds for node, seconds in self._computations)
+        return math.fsum(repeated(each, times))
+
+    def communication_s(self) -> float:
+        runs = (_runs(entry, self._graph) * seconds for entry, seconds, _ in self.moved)
+        return math.fsum(repeated(runs, self._times_of(ref.node for _, _, ref in self.moved)))
+
+    def _times_of(self, nodes: Iterable[int]) -> list[int]:
+        """How many nodes of the whole step each of these stands for, where some stand for several."""
+        times = self._formulation.times
+        return [times[i] for i in nodes] if times else []
 
     def optimizer_s(self) -> float:
         """Seconds of the optimizer's step over all trained parameters."""
         number = {node.name: i for i, node in self._graph.of_kind("parameter")}
-        trained = (number[name] for name, _ in self._graph.gradients)
-        return math.fsum(self._optimizer_s(i) for i in trained)
+        trained = [number[name] for name, _ in self._graph.gradients]
+        return math.fsum(repeated(map(self._optimizer_s, trained), self._times_of(trained)))
 
     def _optimizer_s(self, i: int) -> float:
         key = meta, layout = self._graph.meta(Ref(i)), layout_of(self._chosen[i], None)
@@ -145,8 +156,10 @@ class _Reader:
         for node, seconds in sorted(self._computations, key=lambda found: found[0].phase != "forward"):
             yield Execution(node.name, node.phase, round(seconds * 1e9))
 
-    def redistributions(self) -> Iterator[tuple[Redistribution, float]]:
-        """Each with its seconds, those of the forward first; a layout wanted by several in one phase comes once."""
+    def _redistributions(self) -> Iterator[tuple[Redistribution, float, Ref]]:
+        """Each with its seconds and its tensor, those of the forward first; a layout wanted by several in one phase
+        comes once.
+        """
         moving = [(found, routes) for found, routes in zip(self._formulation.networks, self._routes) if any(routes)]
         for phase in ("forward", "backward"):
             for found, routes in moving:
@@ -154,7 +167,9 @@ class _Reader:
                     if demand.phase == phase:
                         yield from self._moved(found, demand, routes)
 
-    def _moved(self, found: TensorNetwork, demand: Demand, routes: Routes) -> Iterator[tuple[Redistribution, float]]:
+    def _moved(
+        self, found: TensorNetwork, demand: Demand, routes: Routes
+    ) -> Iterator[tuple[Redistribution, float, Ref]]:
         """The redistributions of one tensor in one phase, in the order in which they are first wanted."""
         made = layout_of(self._chosen[found.ref.node], None, found.ref.output)
         wanted: dict[Layout, list[str]] = defaultdict(list)
@@ -183,6 +198,7 @@ class _Reader:
                     way.shared,
                 ),
                 math.fsum(seconds for _, _, seconds in steps),
+                found.ref,
             )
 
     def _wanted(self, demand: Demand) -> Iterator[tuple[int, Layout]]:

@@ -200,7 +200,7 @@ class _Ladder(Generic[_P]):
 
 def _travelling_bytes(formulation: Formulation) -> int:
     """What travels in buckets at most, whatever its dtype: parameters, or gradients of them."""
-    parameters = (formulation.graph.meta(Ref(i)) for i, _ in formulation.graph.of_kind("parameter"))
+    parameters = (formulation.whole.meta(Ref(i)) for i, _ in formulation.whole.of_kind("parameter"))
     return sum(math.prod(meta.shape) * _WIDEST for meta in parameters)
 
 

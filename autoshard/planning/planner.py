@@ -161,7 +161,7 @@ class Planner:
         """
         while True:
             report("enumerating and pricing strategies")
-            formulation = self.formulate(constraints)
+            formulation = self.formulate(constraints, shortens=self.limit.allowed_bytes is None)
             for given, held in zip(constraints.values, formulation.constraints, strict=True):
                 if isinstance(given, AxisScheme) and isinstance(held, AxisScheme) and given != held:
                     said = said_of_mixers if given.scheme in CUT_OF_INPUTS else said_of_lone
@@ -259,7 +259,9 @@ class Planner:
             return found
         other = self.having(objective="step-time")
         try:
-            plan = on_any_schedule(other, other.program(constraints), search, asks_experts=False)
+            plan = on_any_schedule(
+                other, other.program(constraints, shortens=self.limit.allowed_bytes is None), search, asks_experts=False
+            )
         except (InfeasibleError, BudgetError):
             return found
         plan = self._judged(replace(plan, objective=self.objective), found.solver.bound_ns)
@@ -272,19 +274,22 @@ class Planner:
     def _wider(self, constraints: Sequence[Constraint]) -> Callable[[], Formulation] | None:
         return (lambda: self.program(constraints, chooses_again=True)) if self.chooses_again else None
 
-    def formulate(self, constraints: Constraints) -> Formulation:
-        """The program under constraints.
+    def formulate(self, constraints: Constraints, shortens: bool = False) -> Formulation:
+        """The program under constraints; one that ``shortens`` may lack identical layers, and has no lives.
 
         Raises:
             ConstraintError: one names nothing, or cannot hold, alone or beside another; the message says where it
                 stands.
         """
         with constraints.located():
-            return self.program(constraints.values)
+            return self.program(constraints.values, shortens=shortens)
 
-    def program(self, constraints: Sequence[Constraint], chooses_again: bool = False) -> Formulation:
-        """The program under constraints that hold together; one that ``chooses_again`` decides what is computed again.
-        Its schemes gather for the operators that mix what they cut of every input.
+    def program(
+        self, constraints: Sequence[Constraint], chooses_again: bool = False, shortens: bool = False
+    ) -> Formulation:
+        """The program under constraints that hold together; one that ``chooses_again`` decides what is computed again,
+        one that ``shortens`` may lack identical layers. Its schemes gather for the operators that mix what they cut of
+        every input.
 
         Raises:
             ConstraintError: one names nothing, or cannot hold, alone or beside another.
@@ -302,6 +307,7 @@ class Planner:
             gathers_ahead=self.gathers_ahead,
             rulebook=self.rulebook,
             asked=self.asked,
+            shortens=shortens,
         )
 
     def _gathering(self, constraints: Sequence[Constraint]) -> list[Constraint]:

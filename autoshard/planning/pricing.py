@@ -17,12 +17,13 @@ right behind its maker costs is whole: :meth:`Prices.unhidden_s`.) A plan's own 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +54,7 @@ from .deferral import read_late
 from .early_readers import at_once, late_readers
 
 Shape = tuple[int, ...]
+_T = TypeVar("_T")
 NO_OPTIMIZER = optimizer_policy("none")
 
 
@@ -90,7 +92,10 @@ EARLY = ALONE._replace(is_early=True)
 
 
 class Prices:
-    """The prices of one graph on one mesh of one machine, with one optimizer; each is worked out once and kept."""
+    """The prices of one graph on one mesh of one machine, with one optimizer; each is worked out once and kept.
+
+    ``times`` are how many nodes of a whole step each node of the graph stands for; empty where that is itself alone.
+    """
 
     def __init__(
         self,
@@ -101,8 +106,10 @@ class Prices:
         bucket_bytes: int = 0,
         contention: float = 1.0,
         gathers_ahead: bool = True,
+        times: Sequence[int] = (),
     ) -> None:
         self._graph = graph
+        self._times = times
         self.gathers_ahead = gathers_ahead
         self.bucket_bytes = bucket_bytes
         self._contention = contention
@@ -159,7 +166,8 @@ class Prices:
         Source: A. Chowdhery et al., PaLM, https://arxiv.org/abs/2204.02311, appendix B; of causal attention, which they
         count in full, what is computed counts.
         """
-        return math.fsum(map(self._at_peak_s, self._graph.nodes)) * self._graph.micro_batches / self._mesh.size
+        each = map(self._at_peak_s, self._graph.nodes)
+        return math.fsum(repeated(each, self._times)) * self._graph.micro_batches / self._mesh.size
 
     def _at_peak_s(self, node: Node) -> float:
         if node.kind != "operator" or first_name(node.name) is not None or known(node.op).flops is None:
@@ -239,7 +247,8 @@ class Prices:
             layers[layer_of(name)] += _size_bytes(self._graph.meta(ref))
         before_cast = {Ref(i): node.inputs[0] for i, node in operators if node.name in reduced}
         trained = [before_cast.get(ref, ref) for _, ref in self._graph.gradients]
-        whole = sum(_size_bytes(self._graph.meta(ref)) for ref in trained)
+        times = [self._times[ref.node] for ref in trained] if self._times else itertools.repeat(1)
+        whole = sum(count * _size_bytes(self._graph.meta(ref)) for ref, count in zip(trained, times))
         found = {ref: self._at_most(GATHERS, layers[layer_of(name)]) for ref, name in moved.items()}
         reduced_together = self._at_most(REDUCTIONS, whole)
         found |= {
@@ -375,6 +384,13 @@ class Prices:
         dtype = str(pairs[0][0].dtype if pairs else torch.float32).removeprefix("torch.")
         launches_s = further * float(self._profile.op_s(dtype, 1.0, 0.0, kind)) if further else 0.0
         return launches_s + float(self._profile.op_s(dtype, share * flops / among, moved / among, kind))
+
+
+def repeated(each: Iterable[_T], times: Sequence[int]) -> Iterator[_T]:
+    """What each node of a graph has, as often as it stands for one of the whole step; once where there are no times."""
+    if not times:
+        return iter(each)
+    return itertools.chain.from_iterable(itertools.repeat(one, count) for one, count in zip(each, times, strict=True))
 
 
 def _size_bytes(meta: TensorMeta) -> int:

@@ -58,8 +58,8 @@ def short_graphs(graph: CapturedGraph) -> list[ShortGraph]:
 
 
 def times_of(shorts: Sequence[ShortGraph]) -> list[int]:
-    """How many nodes of the whole graph each node of the last one stands for."""
-    times = [1] * len(shorts[0].longer.nodes)
+    """How many nodes of the whole graph each node of the last one stands for; empty where none is shortened."""
+    times = [1] * len(shorts[0].longer.nodes) if shorts else []
     for short in shorts:
         found = [0] * len(short.graph.nodes)
         for here, count in zip(short.origin, times, strict=True):
@@ -103,7 +103,11 @@ def _without_layers(graph: CapturedGraph, stack: Stack) -> ShortGraph | None:
 
 
 class Layers:
-    """The layers of a stack as they are in a graph; what is decided of them, a subclass says."""
+    """The layers of a stack as they are in a graph; what is decided of them, a subclass says.
+
+    Raises:
+        NotPeriodicError: modules are named so that layers do not stand together in the order of names.
+    """
 
     def __init__(self, graph: CapturedGraph, stack: Stack) -> None:
         self.graph, self.stack = graph, stack
@@ -115,6 +119,8 @@ class Layers:
             self.places.append(where and (where[0], len(self.members[where[0]])))
             if where is not None:
                 self.members[where[0]].append(i)
+        if stack.is_odd:
+            raise NotPeriodicError
         self._given = dict(graph.gradients), dict(graph.mutations)
 
     def longest_run(self) -> tuple[int, int, int]:

@@ -72,10 +72,12 @@ def networks_of(
     *,
     keep_copies: bool,
     seconds: Mapping[int, int] = {},
+    times: Sequence[int] = (),
 ) -> Iterator[TensorNetwork]:
     """The networks of all tensors that somebody wants, in the order of the demands.
 
     Args:
+        times: how many nodes of a whole step each node stands for; empty where that is itself alone.
         seconds: of the operators that make tensors of others again, which others: these choose for both.
     """
     again = {first: second for second, first in seconds.items()}
@@ -94,7 +96,7 @@ def networks_of(
         if second is not None:
             ends.append((second, None))
         meta, banned, together = graph.meta(ref), wanting[0].banned, prices.together(ref)
-        runs = _runs(graph, ref, wanting)
+        runs = _runs(graph, ref, wanting) * (times[ref.node] if times else 1)
         kept = keep_copies and not any(demand.remade for demand in wanting)
         marks = tuple([places.mark(node, position) for node, position in ends])
         key = meta, ref.output, banned, together, runs, kept, len(forward), second is None, marks

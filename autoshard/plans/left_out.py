@@ -17,6 +17,7 @@ class Stack:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.is_odd = False  # whether a name begins like that of a layer and is none
         self._prefix = f"{path}." if path else ""
         self._known: dict[str, Where | None] = {}
 
@@ -36,6 +37,7 @@ class Stack:
         behind = name[len(self._prefix) :]
         digits = len(behind) - len(behind.lstrip("0123456789"))
         is_layer = digits and behind[digits : digits + 1] in ("/", ".") and str(int(behind[:digits])) == behind[:digits]
+        self.is_odd |= digits > 0 and not is_layer
         return (int(behind[:digits]), behind[digits:]) if is_layer else None
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 from cost_models.collective_kinds import RedistributionKind as CollectiveKind
 
@@ -19,6 +19,7 @@ from ..micro_batches import redistribution_runs
 from ..precision import AS_IT_IS, Precision
 from ..recomputation import first_name
 from .expert_distance import ExpertDistance
+from .left_out import LeftOut
 from .memory_outcome import MemoryOutcome
 from .natural_order import natural_key
 
@@ -168,6 +169,25 @@ class SolverOutcome:
         )
 
 
+class Sections(NamedTuple):
+    """The entries of a plan of which every layer has its own."""
+
+    parameters: tuple[TensorEntry, ...]
+    buffers: tuple[TensorEntry, ...]
+    operators: tuple[OperatorEntry, ...]
+    redistributions: tuple[Redistribution, ...]
+    execution: tuple[Execution, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class MadeOf:
+    """What a plan was made of: the layers left out, and its sections without them and with them."""
+
+    left_out: tuple[LeftOut, ...]
+    short: Sections
+    whole: Sections
+
+
 @dataclass(frozen=True)
 class ShardingPlan:
     """A complete plan. Equal plans write equal bytes.
@@ -230,6 +250,8 @@ class ShardingPlan:
     against: ExpertDistance | None = None
     network: tuple[str, ...] = ()
     batch_dim: int = 0
+    left_out: tuple[LeftOut, ...] = ()
+    made_of: MadeOf | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         orders: dict[str, Callable[[Any], Any]] = {
@@ -239,11 +261,41 @@ class ShardingPlan:
             "redistributions": lambda e: (e.phase != "forward", natural_key(e.tensor), e.path),
             "execution": lambda e: e.phase != "forward",
         }
-        for field, order in orders.items():
-            entries = getattr(self, field)
-            if type(entries) is not _InOrder:  # those of a plan of which this one is a copy are
-                each = map(_with_consumers_sorted, entries) if field == "redistributions" else entries
-                object.__setattr__(self, field, _InOrder(sorted(each, key=order)))
+        for section, order in orders.items():
+            entries = getattr(self, section)
+            if type(entries) is not InOrder:  # those of a plan of which this one is a copy are
+                each = map(_with_consumers_sorted, entries) if section == "redistributions" else entries
+                object.__setattr__(self, section, InOrder(sorted(each, key=order)))
+
+    def shortened(self) -> ShardingPlan:
+        """The plan without layers that are as others, which stands for this one, where it was made of such a plan and
+        has all entries as they were made; else this one itself.
+        """
+        made = self.made_of
+        if made is None or any(mine is not its for mine, its in zip(self.sections, made.whole)):
+            return self
+        return replace(self.having(made.short), left_out=made.left_out)
+
+    def made(self, left_out: tuple[LeftOut, ...], whole: Sections) -> ShardingPlan:
+        """The plan of all layers that this one stands for, which has these sections."""
+        return replace(self.having(whole), made_of=MadeOf(left_out, self.sections, whole))
+
+    @property
+    def sections(self) -> Sections:
+        """What there is of every layer."""
+        return Sections(self.parameters, self.buffers, self.operators, self.redistributions, self.execution)
+
+    def having(self, sections: Sections) -> ShardingPlan:
+        """The plan with other sections."""
+        return replace(
+            self,
+            parameters=sections.parameters,
+            buffers=sections.buffers,
+            operators=sections.operators,
+            redistributions=sections.redistributions,
+            execution=sections.execution,
+            made_of=None,
+        )
 
     @property
     def has_backward(self) -> bool:
@@ -303,8 +355,8 @@ class ShardingPlan:
                 yield from [(redistribution.phase, collective)] * self.runs(redistribution)
 
 
-class _InOrder(tuple[Any, ...]):
-    """Entries of a plan in the canonical order."""
+class InOrder(tuple[Any, ...]):
+    """Entries of a plan in the canonical order, which whoever makes it answers for."""
 
     __slots__ = ()
 
