@@ -3,8 +3,8 @@
 Networks are equal if they have the same vertices, arcs and prices, the same producer with the same map, the same
 consumers with the same maps in each phase, and keep copies alike; nodes that are tied count as the same. Tied layers
 give such images. Exact because what is cheapest for one of k is cheapest for each, so one network at k times the prices
-stands for all. Where memory is limited it has the lives of all; then they are decided alike, as their ties say that
-they are.
+stands for all; and so it is where the prices of one are a multiple of those of another. Where memory is limited it has
+the lives of all; then they are decided alike, as their ties say that they are, and prices have to be the same.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from ..networks import Base, Consumer, Life, Network
 from ..problem import IntArray, Problem, identity
@@ -58,10 +60,11 @@ def merge_equal_networks(problem: Problem) -> Outcome:
     times: dict[tuple[int, int], IntArray] = {}
 
     def merged(members: list[Network], lives: list[Life]) -> Network:
-        first, count = members[0].between(seen.end), len(members)
-        key = seen.content(first.costs), count
+        first, count = members[0].between(seen.end), sum(seen.unit(network)[1] for network in members)
+        unit, _ = seen.unit(first)
+        key = seen.content(unit), count
         if key not in times:
-            times[key] = first.costs * count
+            times[key] = unit * count
         return replace(first, costs=times[key], lives=tuple(lives))
 
     networks = tuple(merged(members, own[place[key]]) for key, members in classes.items())
@@ -77,6 +80,7 @@ class _Seen:
     def __init__(self, problem: Problem) -> None:
         self._pool = Pool()
         self._contents: dict[int, int] = {}
+        self._units: dict[int, tuple[IntArray, int]] = {}
         self._first = list(range(len(problem.nodes)))
         for tie in problem.ties:
             for node in tie:
@@ -89,13 +93,22 @@ class _Seen:
             found = self._contents[id(array)] = id(self._pool(array))
         return found
 
+    def unit(self, network: Network) -> tuple[IntArray, int]:
+        """The prices of a network in the largest unit that divides all of them, and that; 1 where it has lives."""
+        costs = network.costs
+        found = self._units.get(id(costs))
+        if found is None:
+            size = int(np.gcd.reduce(costs)) if len(costs) else 1
+            found = self._units[id(costs)] = (costs // size, size) if size > 1 else (costs, 1)
+        return found if network.sizes is None else (costs, 1)
+
     def end(self, node: int, vertices: IntArray) -> Consumer:
         """An end of a network that stands for those of all tied layers: networks that share memory meet at one node."""
         return Consumer(self._first[node], vertices)
 
     def key(self, network: Network) -> Hashable:
         """What equal networks share."""
-        arrays = (network.tails, network.heads, network.costs, network.makes)
+        arrays = (network.tails, network.heads, self.unit(network)[0], network.makes)
         again = () if network.again is None else (network.again,)
         phases = self._ends(network.forward), self._ends(network.backward), self._ends(again)
         made = self._first[network.producer]
