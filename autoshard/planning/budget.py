@@ -245,11 +245,11 @@ class Found:
     @cached_property
     def timeline(self) -> Timeline:
         """What the plan holds, moment by moment."""
-        return timeline_of(self.formulation.whole, self.plan, self.policy, self.results)
+        return timeline_of(self.formulation.whole, self.plan, self.policy, self.results, self.formulation.shorts)
 
     def under(self, policies: Sequence[OptimizerPolicy]) -> list[Timeline]:
         """The same with each of other optimizers."""
-        return timelines_of(self.formulation.whole, self.plan, policies, self.results)
+        return timelines_of(self.formulation.whole, self.plan, policies, self.results, self.formulation.shorts)
 
     @cached_property
     def _peaks(self) -> dict[tuple[int, bool], int]:
@@ -269,7 +269,7 @@ class Found:
         if key not in self._peaks:
             deferred = self.plan.deferred if bucket_bytes and gathers_ahead else ()
             there = replace(self.plan, bucket_bytes=bucket_bytes, gathers_ahead=gathers_ahead, deferred=deferred)
-            found = timeline_of(self.formulation.whole, there, self.policy, self.results)
+            found = timeline_of(self.formulation.whole, there, self.policy, self.results, self.formulation.shorts)
             self._peaks[key] = found.peak.size_bytes
         return self._peaks[key]
 

@@ -18,6 +18,7 @@ from ..plans import PHASES, Redistribution, ShardingPlan
 from ..plans.left_out import LeftOut, Stack, Where
 from ..plans.schedule import Bucket, Turn
 from .short_graph import REACH, Layers, NotPeriodicError, ShortGraph, fewest, stacks
+from .whole_plan import with_layers
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,43 @@ class Shortened:
     long: Mapping[object, LongBucket] = field(default_factory=dict)
 
 
-def shortened(graph: CapturedGraph, plan: ShardingPlan) -> list[Shortened]:
-    """A step shortened by one stack of layers, that by another, and so on; nothing where no layers are the same."""
-    found: list[Shortened] = []
+def shortened(graph: CapturedGraph, plan: ShardingPlan, shorts: Sequence[ShortGraph] = ()) -> list[Shortened]:
+    """A step shortened by one stack of layers, that by another, and so on; nothing where no layers are the same.
+
+    Args:
+        shorts: how the graph was shortened before the plan was made, if it was: layers that these leave out need no
+            other look.
+    """
+    found = list(_as_planned(plan, shorts))
+    if found:
+        return found
     for path in stacks(graph):
         short = _without_layers(graph, plan, Stack(path))
         if short is not None:
             graph, plan = short.graph, short.plan
             found.append(short)
     return found
+
+
+def _as_planned(plan: ShardingPlan, shorts: Sequence[ShortGraph]) -> Iterator[Shortened]:
+    """The steps by which a plan was made of a shorter one; none where its schedule does more."""
+    plans = [plan.shortened()]
+    if plans[0] is plan:
+        return
+    for short in reversed(shorts[1:]):
+        plans.append(plans[-1].having(with_layers(plans[-1], short)))
+    found: list[Shortened] = []
+    for short, its in zip(shorts, reversed(plans), strict=True):
+        step = Shortened(short.graph, its, short.out)
+        try:
+            turns = _SameTurns(short.longer, plan, step)
+        except NotPeriodicError:
+            return
+        if turns.reach > short.out.reach:
+            return
+        found.append(replace(step, long=turns.long))
+        plan = its
+    yield from found
 
 
 def _without_layers(graph: CapturedGraph, plan: ShardingPlan, stack: Stack) -> Shortened | None:

@@ -48,7 +48,7 @@ from ..plans.memory_outcome import MAX_POINTS, MAX_TENANTS, TENANT_KINDS
 from ..plans.natural_order import starred
 from ..recomputation import first_name
 from .course import Course, Lifetime, Moment, lengthened
-from .short_graph import NotPeriodicError
+from .short_graph import NotPeriodicError, ShortGraph
 from .shortened import Shortened, shortened
 
 OPTIMIZER_STEP = "step"
@@ -84,7 +84,11 @@ class Timeline:
 
 
 def timeline_of(
-    graph: CapturedGraph, plan: ShardingPlan, policy: OptimizerPolicy, known: Results | None = None
+    graph: CapturedGraph,
+    plan: ShardingPlan,
+    policy: OptimizerPolicy,
+    known: Results | None = None,
+    shorts: Sequence[ShortGraph] = (),
 ) -> Timeline:
     """What the fullest rank holds in memory over one training step.
 
@@ -93,19 +97,24 @@ def timeline_of(
 
     Args:
         known: what operators make, from other plans of the model (:func:`autoshard.lowering.lower`).
+        shorts: how the graph was shortened before the plan was made.
     """
-    (found,) = timelines_of(graph, plan, [policy], known)
+    (found,) = timelines_of(graph, plan, [policy], known, shorts)
     return found
 
 
 def timelines_of(
-    graph: CapturedGraph, plan: ShardingPlan, policies: Sequence[OptimizerPolicy], known: Results | None = None
+    graph: CapturedGraph,
+    plan: ShardingPlan,
+    policies: Sequence[OptimizerPolicy],
+    known: Results | None = None,
+    shorts: Sequence[ShortGraph] = (),
 ) -> list[Timeline]:
     """The same with each of several optimizers."""
     known = known or Results()
     graph = recomputed(micro_batched(graph, plan.micro_batches), plan.recomputed)
     try:
-        courses = _courses(graph, plan, known, shortened(graph, plan))
+        courses = _courses(graph, plan, known, shortened(graph, plan, shorts))
     except NotPeriodicError:
         courses = _courses(graph, plan, known, [])
     found = [[_timeline(course, graph, plan, policy, corner) for corner, course in courses] for policy in policies]

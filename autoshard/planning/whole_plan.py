@@ -23,8 +23,13 @@ def lengthened(plan: ShardingPlan, shorts: Sequence[ShortGraph]) -> ShardingPlan
     """
     whole = plan
     for short in reversed(shorts):
-        whole = whole.having(_Lengthened(whole, short).sections())
+        whole = whole.having(with_layers(whole, short))
     return plan.made(tuple(short.out for short in shorts), whole.sections) if shorts else plan
+
+
+def with_layers(plan: ShardingPlan, short: ShortGraph) -> Sections:
+    """What a plan has of every layer, with those that a graph lacks."""
+    return _Lengthened(plan, short).sections()
 
 
 class _Lengthened:
