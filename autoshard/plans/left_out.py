@@ -77,6 +77,15 @@ class LeftOut:
         """The number of the layer that one left out is as."""
         return self.cut - self.period + (layer - self.cut) % self.period
 
+    def shifted(self, layer: int) -> int:
+        """The number of a layer that is left, whether it is as the others or not."""
+        return layer if layer < self.cut else layer - self.count
+
+    def times(self, name: str) -> int:
+        """How many names something that is left stands for."""
+        where = self.stack.where(name)
+        return 1 if where is None else 1 + len(self.copies(where[0]))
+
     def beside(self, layer: int, reader: int) -> int:
         """The layer that is left and lies as far from that of a reader as another one does in the whole step."""
         if reader < self.cut:

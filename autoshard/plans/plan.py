@@ -280,6 +280,16 @@ class ShardingPlan:
         """The plan of all layers that this one stands for, which has these sections."""
         return replace(self.having(whole), made_of=MadeOf(left_out, self.sections, whole))
 
+    def times(self, name: str) -> int:
+        """How many entries of the plan of all layers an entry of this name stands for; 1 where none is left out."""
+        return math.prod(out.times(name) for out in self.left_out)
+
+    def like_name(self, name: str) -> str:
+        """The name of the entry that stands for one of the plan of all layers."""
+        for out in self.left_out:
+            name = out.like_name(name)
+        return name
+
     @property
     def sections(self) -> Sections:
         """What there is of every layer."""

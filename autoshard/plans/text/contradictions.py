@@ -153,16 +153,18 @@ def _check_ways(plan: ShardingPlan) -> None:
 
 
 def _check_compute(plan: ShardingPlan) -> None:
-    run_ns = sum(operator_runs(entry.name, plan.micro_batches) * entry.predicted_ns for entry in plan.execution)
-    if plan.execution and not _near(run_ns, plan.compute_s * 1e9, plan.micro_batches * len(plan.operators)):
+    runs = (plan.times(entry.name) * operator_runs(entry.name, plan.micro_batches) for entry in plan.execution)
+    run_ns = sum(times * entry.predicted_ns for times, entry in zip(runs, plan.execution))
+    if plan.execution and not _near(run_ns, plan.compute_s * 1e9, plan.micro_batches * _operators(plan)):
         said = f"compute_s is {plan.compute_s}, but the operators of the execution take {run_ns / 1e9} s together"
         raise Contradiction(said, "result", "compute_s")
 
 
 def _check_communication(plan: ShardingPlan) -> None:
     """``communication_s`` against the collectives in the file; slices take time too, which the file does not list."""
-    sent_s = math.fsum(plan.runs(entry) * entry.predicted_s for entry in plan.redistributions)
-    slices = any(not step.communicates for entry in plan.redistributions for step in steps_along(entry.own))
+    every = plan.redistributions
+    sent_s = math.fsum(plan.times(entry.tensor) * plan.runs(entry) * entry.predicted_s for entry in every)
+    slices = any(not step.communicates for entry in every for step in steps_along(entry.own))
     more_s, rounded_s = plan.communication_s - sent_s, FLOAT * (1e-9 + sent_s)
     if more_s < -rounded_s or (not slices and more_s > rounded_s):
         alone = "" if slices else ", and nothing else is moved"
@@ -175,8 +177,9 @@ def _check_cost(plan: ShardingPlan) -> None:
         raise Contradiction(f"unknown objective {plan.objective!r}; expected {' or '.join(COUNTED)}", "objective")
     parts, counted_s = COUNTED[plan.objective]
     ns = counted_s(plan) * 1e9
-    steps = sum(len(entry.own) - 1 for entry in plan.redistributions)
-    rounded = plan.micro_batches * (len(plan.operators) + steps + len(plan.redistributions)) + len(plan.parameters)
+    steps = sum(plan.times(entry.tensor) * len(entry.own) for entry in plan.redistributions)
+    parameters = sum(plan.times(entry.name) for entry in plan.parameters)
+    rounded = plan.micro_batches * (_operators(plan) + steps) + parameters
     if not _near(plan.solver.cost_ns, ns, rounded):
         said = f"the cost is {plan.solver.cost_ns} ns, but {parts} give {round(ns)} ns"
         raise Contradiction(said, "result", "cost_ns")
@@ -192,9 +195,14 @@ def _check_against(plan: ShardingPlan, against: ExpertDistance) -> None:
     for name, roles, theirs_s, ours_s in kinds:
         saved_s, right_s = against.saved_s(roles), theirs_s - ours_s
         # the times of operators, from which those of parts are added up, are whole nanoseconds
-        if abs(saved_s - right_s) > plan.micro_batches * len(plan.operators) * 1e-9 + FLOAT * (ours_s + theirs_s):
+        if abs(saved_s - right_s) > plan.micro_batches * _operators(plan) * 1e-9 + FLOAT * (ours_s + theirs_s):
             said = f"the parts of against save {saved_s} s of {name}, but {theirs_s} s there and {ours_s} s here are"
             raise Contradiction(f"{said} {right_s} s apart", "result", "against")
+
+
+def _operators(plan: ShardingPlan) -> int:
+    """How many operators there are, with those that stand for others."""
+    return sum(plan.times(entry.name) for entry in plan.operators) if plan.left_out else len(plan.operators)
 
 
 def _near(whole: int, exact: float, rounded: int) -> bool:
@@ -314,7 +322,7 @@ def _check_memory(plan: ShardingPlan, memory: MemoryOutcome) -> None:
     operators |= {("backward", name) for name in plan.deferred}
     for where, points in (("peak", (memory.peak,)), ("timeline", memory.timeline)):
         for point in points:
-            if point.operator not in OUTSIDE and (point.phase, point.operator) not in operators:
+            if point.operator not in OUTSIDE and (point.phase, plan.like_name(point.operator)) not in operators:
                 raise Contradiction(_no_operator(point), "memory", where)
     again = {starred(name) for name in plan.recomputed}
     for each in memory.saved:
@@ -345,7 +353,11 @@ def _held_bytes(plan: ShardingPlan) -> Iterator[tuple[tuple[int, ...], tuple[int
         yield (
             coordinate,
             tuple(
-                sum(math.prod(local_shape(e.shape, e.layout, mesh, coordinate)) * DTYPE_BYTES[e.dtype] for e in entries)
+                sum(plan.times(e.name) * _local_bytes(e, mesh, coordinate) for e in entries)
                 for entries in (plan.parameters, plan.buffers, plan.inputs)
             ),
         )
+
+
+def _local_bytes(entry: TensorEntry, mesh: Mesh, coordinate: tuple[int, ...]) -> int:
+    return math.prod(local_shape(entry.shape, entry.layout, mesh, coordinate)) * DTYPE_BYTES[entry.dtype]

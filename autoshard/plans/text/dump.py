@@ -15,8 +15,8 @@ from ..expert_distance import ExpertDistance, PartDifference, TensorDifference
 from ..memory_outcome import MemoryKind, MemoryOutcome, MemoryPoint, MemorySaved, MemoryTenant
 from ..plan import PHASES, OperatorEntry, Redistribution, ShardingPlan, TensorEntry
 from .contradictions import Contradiction, check_decisions, check_record
-from .execution_order import Block, Loop, check_execution, fold_execution, format_loop, format_ns
-from .folded_plan import FoldedPlan, fold_plan
+from .execution_order import Block, Loop, check_execution, format_loop, format_ns
+from .folded_plan import FoldedPlan, fold_plan, folded_execution
 from .layer_relative import written_for
 from .layout_preserving import group_layout_preserving, preserves_layout, split_role
 from .name_patterns import Line, Repeats, format_pattern
@@ -87,9 +87,13 @@ def dump_plan(plan: ShardingPlan) -> str:
         PlanFileError: two entries have one name, an entry does not fit the mesh or its own shape, a time or the gap is
             no finite number or below 0, or the plan contradicts itself (:mod:`autoshard.plans.text.contradictions`).
     """
-    _check(plan)
+    if plan.left_out:
+        raise PlanFileError("the plan cannot be written: it lacks layers, and only stands for that of all of them")
+    # what hides depends on the whole schedule
+    short = plan if plan.objective == "overlapped-step-time" else plan.shortened()
+    _check(short)
     notation = _NOTATION
-    notation += _NOTATION_OF_PARTS if _has_parts(plan) else ""
+    notation += _NOTATION_OF_PARTS if _has_parts(short) else ""
     notation += _NOTATION_OF_BUCKETS if plan.bucket_bytes else ""
     notation += _NOTATION_OF_DEFERRED if plan.deferred else ""
     notation += _NOTATION_OF_PRECISION if plan.precision != AS_IT_IS else ""
@@ -194,11 +198,7 @@ def _render(plan: ShardingPlan, folded: FoldedPlan) -> Iterator[str]:
     ]
     yield from _by_phase("followers", followers, empty="[]")
     yield ""
-    execution = [
-        list(_block(fold_execution([(e.name, e.predicted_ns) for e in plan.execution if e.phase == phase])))
-        for phase in PHASES
-    ]
-    yield from _by_phase("execution", execution, empty="[]")
+    yield from _by_phase("execution", [list(_block(block)) for block in folded_execution(plan)], empty="[]")
     yield ""
     yield from _totals(plan)
 

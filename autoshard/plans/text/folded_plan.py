@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..plan import PHASES, OperatorEntry, Redistribution, ShardingPlan, TensorEntry
+from .execution_order import Block, fold_execution
 from .layer_relative import fold_unframed, frame_of, relative_patterns
-from .name_patterns import Line, Pattern, Repeats, count_repeats, fold, fold_in_order, starred
+from .name_patterns import Line, Pattern, Repeats, V, count_repeats, fold, fold_in_order, starred
+from .numbered_layers import Numbering, can_be_numbered
 
 
 @dataclass(frozen=True)
@@ -36,23 +38,34 @@ class FoldedPlan:
 
 def fold_plan(plan: ShardingPlan) -> FoldedPlan:
     """Folds identical layers."""
-    tensors = (plan.parameters, plan.buffers, plan.inputs, plan.outputs)
-    names = [entry.name for entries in (*tensors, plan.operators) for entry in entries]
-    moved = [name for entry in plan.redistributions for name in (entry.tensor, *entry.consumers)]
-    seen = count_repeats([*names, *moved])
+    short = plan.shortened()
+    if not can_be_numbered(short):
+        short = plan
+    numbering = Numbering(short.left_out)
+    tensors = (short.parameters, short.buffers, short.inputs, short.outputs)
+    named = [[(numbering.name(entry.name), replace(entry, name="")) for entry in entries] for entries in tensors]
+    operators = [(numbering.name(entry.name), entry) for entry in short.operators]
+    moved = [numbering.moved(entry) for entry in short.redistributions]
+    names = [name for entries in named for name, _ in entries] + [name for name, _ in operators]
+    seen = numbering.repeats(count_repeats([*names, *(name for e in moved for name in (e.tensor, *e.consumers))]))
 
-    parameters, buffers = (fold(_nameless(entries)) for entries in tensors[:2])
-    inputs, outputs = (fold_in_order(_nameless(entries)) for entries in tensors[2:])
+    def filled(lines: Iterable[Line[V]]) -> list[Line[V]]:
+        return [Line(numbering.filled(line.pattern), line.value) for line in lines]
+
+    parameters, buffers = (filled(fold(entries)) for entries in named[:2])
+    inputs, outputs = (fold_in_order(entries) for entries in named[2:])
     forward, backward = (
-        fold([(e.name, OperatorEntry("", phase, e.inputs, e.outputs)) for e in plan.operators if e.phase == phase])
+        filled(
+            fold([(name, OperatorEntry("", phase, e.inputs, e.outputs)) for name, e in operators if e.phase == phase])
+        )
         for phase in PHASES
     )
     redistributions = [
         line
         for phase in PHASES
-        for line in fold([(e.tensor, _tensorless(e, seen)) for e in plan.redistributions if e.phase == phase])
+        for line in filled(fold([(e.tensor, _tensorless(e, seen, numbering)) for e in moved if e.phase == phase]))
     ]
-    consumers = [fold_unframed(entry.consumers, frame_of(entry.tensor)) for entry in plan.redistributions]
+    consumers = [filled(fold_unframed(entry.consumers, frame_of(entry.tensor))) for entry in moved]
     used = {
         prefix
         for pattern in _patterns(parameters, buffers, inputs, outputs, forward, backward, redistributions, *consumers)
@@ -62,12 +75,25 @@ def fold_plan(plan: ShardingPlan) -> FoldedPlan:
     return FoldedPlan(repeats, parameters, buffers, inputs, outputs, forward, backward, redistributions)
 
 
-def _nameless(entries: Iterable[TensorEntry]) -> list[tuple[str, TensorEntry]]:
-    return [(entry.name, replace(entry, name="")) for entry in entries]
+def folded_execution(plan: ShardingPlan) -> list[Block]:
+    """The execution of each phase, layers that run alike as one."""
+    short = plan.shortened()
+    if short is not plan and can_be_numbered(short):
+        numbering = Numbering(short.left_out)
+        found = [numbering.execution(block) for block in _blocks(short, numbering)]
+        if None not in found:
+            return [block for block in found if block is not None]
+    return list(_blocks(plan, Numbering(())))
 
 
-def _tensorless(entry: Redistribution, repeats: Repeats) -> Redistribution:
-    return replace(entry, tensor="", consumers=relative_patterns(entry.consumers, frame_of(entry.tensor), repeats))
+def _blocks(plan: ShardingPlan, numbering: Numbering) -> Iterator[Block]:
+    for phase in PHASES:
+        yield fold_execution([(numbering.name(e.name), e.predicted_ns) for e in plan.execution if e.phase == phase])
+
+
+def _tensorless(entry: Redistribution, repeats: Repeats, numbering: Numbering) -> Redistribution:
+    consumers = relative_patterns(entry.consumers, frame_of(entry.tensor), repeats, numbering.filled)
+    return replace(entry, tensor="", consumers=consumers)
 
 
 def _patterns(*sections: Iterable[Line[Any]]) -> Iterator[Pattern]:

@@ -9,7 +9,7 @@ written ``*``, as in ``repeats`` (:mod:`autoshard.plans.text.name_patterns`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .name_patterns import (
     MAX_INDICES,
@@ -79,14 +79,19 @@ def absolute_name(text: str, frame: Frame) -> str:
     return ".".join(read) + slash + role
 
 
-def relative_patterns(names: Sequence[str], frame: Frame, repeats: Repeats) -> tuple[str, ...]:
+def relative_patterns(
+    names: Sequence[str], frame: Frame, repeats: Repeats, filled: Callable[[Pattern], Pattern] = lambda pattern: pattern
+) -> tuple[str, ...]:
     """Several names in a frame, those of other stacks of layers folded; :func:`absolute_names` gives them back.
+
+    Args:
+        filled: what the names that a pattern folds stand for.
 
     >>> relative_patterns(["layers.3.wk/mm", "norms.0.w", "norms.1.w"], {"layers": 3}, {"norms": 2})
     ('layers.*.wk/mm', 'norms.*.w')
     """
     framed = tuple(relative_name(name, frame) for name in names if _meets(name, frame))
-    return (*framed, *(format_pattern(line.pattern, repeats) for line in fold_unframed(names, frame)))
+    return (*framed, *(format_pattern(filled(line.pattern), repeats) for line in fold_unframed(names, frame)))
 
 
 def fold_unframed(names: Sequence[str], frame: Frame) -> list[Line[None]]:

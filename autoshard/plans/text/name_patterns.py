@@ -261,10 +261,11 @@ def _boxes(indices: Iterable[tuple[int, ...]]) -> list[tuple[Runs, ...]]:
     heads: dict[tuple[tuple[Runs, ...], ...], list[int]] = {}
     for head in sorted(tails):
         heads.setdefault(tuple(_boxes(tails[head])), []).append(head)
-    return [(_runs(group), *box) for boxes, group in heads.items() for box in boxes]
+    return [(runs_of(group), *box) for boxes, group in heads.items() for box in boxes]
 
 
-def _runs(ascending: Iterable[int]) -> Runs:
+def runs_of(ascending: Iterable[int]) -> Runs:
+    """Ascending indices as a choice."""
     runs: list[range] = []
     for index in ascending:
         if runs and runs[-1].stop == index:
