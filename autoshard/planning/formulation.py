@@ -187,9 +187,9 @@ def formulate(
     contention = profile.contention if objective == "overlapped-step-time" else 1.0
     is_open = not (constraints or asked or chooses_again) and next(annotated(graph), None) is None
     shorts = short_graphs(graph) if shortens and is_open and tie_layers else []
-    if shorts:
-        graph = shorts[-1].graph
-    prices = Prices(graph, mesh, profile, policy, bucket_bytes, contention, gathers_ahead, times_of(shorts))
+    whole, graph = graph, shorts[-1].graph if shorts else graph
+    how = (policy, bucket_bytes, contention, gathers_ahead)
+    prices = Prices(graph, mesh, profile, *how, times_of(shorts), whole if shorts else None)
     limits = compile_constraints(constraints, graph, mesh)
     for ref, placement in asked:
         limits.ask(ref, placement)

@@ -94,7 +94,7 @@ EARLY = ALONE._replace(is_early=True)
 class Prices:
     """The prices of one graph on one mesh of one machine, with one optimizer; each is worked out once and kept.
 
-    ``times`` are how many nodes of a whole step each node of the graph stands for; empty where that is itself alone.
+    ``times`` are how many nodes of a ``whole`` graph each node of the graph stands for; none where that is itself.
     """
 
     def __init__(
@@ -107,9 +107,10 @@ class Prices:
         contention: float = 1.0,
         gathers_ahead: bool = True,
         times: Sequence[int] = (),
+        whole: CapturedGraph | None = None,
     ) -> None:
         self._graph = graph
-        self._times = times
+        self._times, self._whole = times, whole
         self.gathers_ahead = gathers_ahead
         self.bucket_bytes = bucket_bytes
         self._contention = contention
@@ -126,7 +127,7 @@ class Prices:
     def on(self, graph: CapturedGraph) -> Prices:
         """The prices of another graph; what is known stays known."""
         other = copy(self)
-        other._graph = graph
+        other._graph, other._times, other._whole = graph, (), None
         other.__dict__.pop("_together", None)
         return other
 
@@ -236,23 +237,18 @@ class Prices:
         """Parameters, or what they are cast to, are gathered with all of their layer; gradients are reduced with all
         others. What hides costs no less than it takes where there is no contention, so nobody asks then what may.
         """
-        parameters = {Ref(i): node.name for i, node in self._graph.of_kind("parameter")}
-        casts, reduced = ({rule(name): name for name in parameters.values()} for rule in (cast_name, reduced_name))
-        operators = list(self._graph.of_kind("operator"))
-        cast = {Ref(i): casts[node.name] for i, node in operators if node.name in casts}
-        copied = set(cast.values())
-        moved = cast | {ref: name for ref, name in parameters.items() if name not in copied}
+        graph, whole = self._graph, self._whole or self._graph
+        moved, trained = _travelling(graph)
+        of_all, every = (moved, trained) if whole is graph else _travelling(whole)
         layers: dict[str, int] = defaultdict(int)
-        for ref, name in moved.items():
-            layers[layer_of(name)] += _size_bytes(self._graph.meta(ref))
-        before_cast = {Ref(i): node.inputs[0] for i, node in operators if node.name in reduced}
-        trained = [before_cast.get(ref, ref) for _, ref in self._graph.gradients]
-        times = [self._times[ref.node] for ref in trained] if self._times else itertools.repeat(1)
-        whole = sum(count * _size_bytes(self._graph.meta(ref)) for ref, count in zip(trained, times))
+        for ref, name in of_all.items():
+            layers[layer_of(name)] += _size_bytes(whole.meta(ref))
+        gradients = self._at_most(REDUCTIONS, sum(_size_bytes(whole.meta(ref)) for ref in every))
         found = {ref: self._at_most(GATHERS, layers[layer_of(name)]) for ref, name in moved.items()}
-        reduced_together = self._at_most(REDUCTIONS, whole)
         found |= {
-            ref: reduced_together._replace(is_written=self._is_written(ref)) for ref in trained if ref not in parameters
+            ref: gradients._replace(is_written=self._is_written(ref))
+            for ref in trained
+            if graph.nodes[ref.node].kind != "parameter"
         }
         if self.hides:
             for ref in late_readers(self._graph, self._takes_time):
@@ -384,6 +380,18 @@ class Prices:
         dtype = str(pairs[0][0].dtype if pairs else torch.float32).removeprefix("torch.")
         launches_s = further * float(self._profile.op_s(dtype, 1.0, 0.0, kind)) if further else 0.0
         return launches_s + float(self._profile.op_s(dtype, share * flops / among, moved / among, kind))
+
+
+def _travelling(graph: CapturedGraph) -> tuple[dict[Ref, str], list[Ref]]:
+    """Parameters, or what they are cast to, with the names of the parameters; and gradients, before they are cast."""
+    parameters = {Ref(i): node.name for i, node in graph.of_kind("parameter")}
+    casts, reduced = ({rule(name): name for name in parameters.values()} for rule in (cast_name, reduced_name))
+    operators = list(graph.of_kind("operator"))
+    cast = {Ref(i): casts[node.name] for i, node in operators if node.name in casts}
+    copied = set(cast.values())
+    moved = cast | {ref: name for ref, name in parameters.items() if name not in copied}
+    before_cast = {Ref(i): node.inputs[0] for i, node in operators if node.name in reduced}
+    return moved, [before_cast.get(ref, ref) for _, ref in graph.gradients]
 
 
 def repeated(each: Iterable[_T], times: Sequence[int]) -> Iterator[_T]:

@@ -67,7 +67,7 @@ def shortened(graph: CapturedGraph, plan: ShardingPlan, shorts: Sequence[ShortGr
 def _as_planned(plan: ShardingPlan, shorts: Sequence[ShortGraph]) -> Iterator[Shortened]:
     """The steps by which a plan was made of a shorter one; none where its schedule does more."""
     plans = [plan.shortened()]
-    if plans[0] is plan:
+    if not shorts or plans[0] is plan:
         return
     for short in reversed(shorts[1:]):
         plans.append(plans[-1].having(with_layers(plans[-1], short)))

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 
-import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 import autoshard
-from autoshard.capture import CapturedGraph, capture, micro_batched, recomputed
+from autoshard.capture import micro_batched, recomputed
 from autoshard.errors import StrategyWarning
 from autoshard.lowering import Results
 from autoshard.planning import interpret, timeline_of
@@ -26,175 +20,13 @@ from autoshard.planning.timeline import Timeline, _corners, _course, _courses, t
 from autoshard.plans import ShardingPlan
 from autoshard.plans.schedule import BUCKET_BYTES
 from cost_models import optimizer_policy
-from solver import Problem, solve
+from solver import solve
 
-from .. import models
-from ..models import Example
 from ..plans_of import formulated, profile_of
 from ..thorough import some_thorough
+from .deep_models import DEEP_MODELS, drawn, graph_of
 
-DEEP = 13
 POLICY = optimizer_policy("adamw")
-
-
-class Wide(nn.Module):
-    """A layer that is normed, and adds to what it reads; as wide as it is told, with what it drops."""
-
-    def __init__(self, hidden: int, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, hidden), nn.Linear(hidden, 8)
-        self.dropout = dropout
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = F.gelu(self.up(self.norm(x)))
-        return x + F.dropout(self.down(inner), self.dropout)
-
-
-class Chain(nn.Module):
-    """Layers one after the other, and a loss; ``shows`` says that the result has what each of them gives, too."""
-
-    def __init__(self, layers: Sequence[nn.Module], shows: bool = False) -> None:
-        super().__init__()
-        self.layers, self.shows = nn.ModuleList(layers), shows
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        every = [x := layer(x) for layer in self.layers]
-        return x.square().mean(), *(every if self.shows else ())
-
-
-class TwoStacks(nn.Module):
-    """Layers of one kind, and behind them layers of another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.ModuleList(Wide(16) for _ in range(DEEP))
-        self.decoder = nn.ModuleList(Wide(12) for _ in range(DEEP + 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in (*self.encoder, *self.decoder):
-            x = layer(x)
-        return x.square().mean()
-
-
-class Reading(Wide):
-    """A layer that reads what an encoder gives."""
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__(hidden)
-        self.key = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor, read: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x + self.key(read))
-
-
-class Translator(nn.Module):
-    """An encoder, and a decoder each layer of which reads what it gives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.ModuleList(Wide(16) for _ in range(DEEP))
-        self.decoder = nn.ModuleList(Reading(12) for _ in range(DEEP + 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        read = x
-        for layer in self.encoder:
-            read = layer(read)
-        for layer in self.decoder:
-            x = layer(x, read)
-        return x.square().mean()
-
-
-class Normed(nn.Module):
-    """A layer whose statistics it keeps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up = nn.BatchNorm1d(8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + F.relu(self.up(self.norm(x)))
-
-
-class Tied(nn.Module):
-    """One layer, again and again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = Wide(16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(DEEP):
-            x = self.layer(x)
-        return x.square().mean()
-
-
-class Far(Wide):
-    """A layer that reads what the two before it give, and what all others read."""
-
-    def forward(self, x: Tensor, before: Tensor, table: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x + table) + before
-
-
-class Dense(nn.Module):
-    """Such layers, and a buffer for all of them."""
-
-    table: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Far(16) for _ in range(DEEP + 4))
-        self.register_buffer("table", torch.randn(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        before = x
-        for layer in self.layers:
-            before, x = x, layer(x, before, self.table)
-        return x.square().mean()
-
-
-def _chain(*hidden: int, times: int = DEEP, shows: bool = False, dropout: float = 0.0) -> Callable[[], Example]:
-    def make() -> Example:
-        torch.manual_seed(0)
-        layers = [Wide(width, dropout) for _ in range(times) for width in hidden]
-        return Chain(layers, shows), (torch.randn(8, 8),)
-
-    return make
-
-
-def _of(model: Callable[[], nn.Module]) -> Callable[[], Example]:
-    def make() -> Example:
-        torch.manual_seed(0)
-        return model(), (torch.randn(8, 8),)
-
-    return make
-
-
-DEEP_MODELS: dict[str, Callable[[], Example]] = {
-    "llama": lambda: models.llama(n_layers=DEEP),
-    "llama bf16": lambda: models.llama(n_layers=DEEP, dtype=torch.bfloat16),
-    "llama odd": lambda: models.llama(
-        batch=5, n_layers=DEEP, vocab_size=13, d_model=15, n_heads=3, n_kv_heads=3, d_ffn=7, max_sequence=7
-    ),
-    "gpt2": lambda: models.gpt2(n_layers=DEEP),
-    "chain": _chain(16),
-    "every second": _chain(16, 12, times=9),
-    "one in three": _chain(16, 12, 12, times=7),
-    "drops": _chain(16, dropout=0.5),
-    "dense": _of(Dense),
-    "two stacks": _of(TwoStacks),
-    "translator": _of(Translator),
-    "shown": _chain(16, shows=True),
-    "statistics": _of(lambda: Chain([Normed() for _ in range(DEEP)])),
-    "tied": _of(Tied),
-    "unlike": _of(lambda: Chain([Wide(8 + k) for k in range(DEEP)])),
-}
-WHOLE = {"shown", "statistics", "tied", "unlike"}
-"""Whose layers are not the same, as far as memory goes."""
-
-
-@cache
-def graph_of(name: str) -> CapturedGraph:
-    return capture(*DEEP_MODELS[name]())
 
 
 def plan_of(name: str, axes: str, given: int | str) -> ShardingPlan:
@@ -209,18 +41,8 @@ def plan_of(name: str, axes: str, given: int | str) -> ShardingPlan:
                 model, args, mesh=axes, hardware=profile_of("slow"), constraints=constraints, cache=False
             )
         formulation = formulated(graph, axes, "slow")
-    solution = solve(_drawn(formulation.problem, given))
+    solution = solve(drawn(formulation.problem, given))
     return replace(interpret(formulation, solution, profile_of("slow"), name, ""), bucket_bytes=BUCKET_BYTES)
-
-
-def _drawn(problem: Problem, seed: int) -> Problem:
-    """The problem with the prices of strategies drawn."""
-    draw = np.random.default_rng(seed)
-    nodes = [
-        replace(node, costs=np.where(node.costs < 1 << 50, draw.integers(0, 10**9, len(node.costs)), node.costs))
-        for node in problem.nodes
-    ]
-    return replace(problem, nodes=tuple(nodes))
 
 
 def check(name: str, plan: ShardingPlan, is_shortened: bool | None = None) -> None:
