@@ -108,5 +108,9 @@ def _plans_differ(mine: ShardingPlan, text: str, board: Board) -> str:
             f"first difference: {found.name} is {found.ours} on rank {board.rank} and {found.theirs} on rank "
             f"{board.ranks[0]}"
         )
-    parts = [field.name for field in fields(mine) if getattr(mine, field.name) != getattr(theirs, field.name)]
+    parts = [
+        field.name
+        for field in fields(mine)
+        if field.compare and getattr(mine, field.name) != getattr(theirs, field.name)
+    ]
     return f"they differ in {', '.join(parts)}"

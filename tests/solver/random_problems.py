@@ -161,7 +161,7 @@ def _made_again(rng: random.Random, view: Network, base: Network, kinds: list[in
 
 
 def _networks(rng: random.Random, sizes: list[int], ties: tuple[tuple[int, ...], ...]) -> tuple[Network, ...]:
-    """A few networks, some of them with an image for every member of a tie."""
+    """A few networks, some of them with an image for every member of a tie, at a multiple of the price."""
     networks = []
     for index in range(rng.randint(1, 3)):
         network = _network(rng, f"w{index}", sizes)
@@ -169,7 +169,8 @@ def _networks(rng: random.Random, sizes: list[int], ties: tuple[tuple[int, ...],
         for tie in ties:
             own = next((node for node, _ in network.ends if node in tie), None)
             if own is not None and rng.random() < 0.6:
-                networks += [_image(network, own, other) for other in tie if other != own]
+                images = [_image(network, own, other) for other in tie if other != own]
+                networks += [replace(image, costs=rng.choice([1, 1, 3]) * image.costs) for image in images]
     return tuple(networks)
 
 

@@ -216,3 +216,21 @@ def test_equal_tensors_are_one_network_where_they_are_read_apart(reads: tuple[in
     outcome = merge_equal_networks(problem)
     merged = outcome.problem if isinstance(outcome, Reduced) else problem
     assert len(merged.networks) == networks
+
+
+@pytest.mark.parametrize(("has_lives", "networks"), [(False, 1), (True, 2)])
+def test_networks_at_multiples_of_a_price_are_one_where_nothing_is_held(has_lives: bool, networks: int) -> None:
+    nodes = tuple(Node(name, np.array([0, 0])) for name in ("a", "b", "read a", "read b"))
+    both, arcs = np.arange(2), np.array([0, 1])
+    given = tuple(
+        Network("t", 2, arcs, 1 - arcs, np.array(costs), k, both, (Consumer(k + 2, 1 - both),))
+        for k, costs in enumerate(([4, 6], [10, 15]))
+    )
+    if has_lives:
+        given = tuple(replace(each, sizes=both, lives=(Life(0, ((k + 2, k + 3),)),)) for k, each in enumerate(given))
+    problem = Problem(nodes, (), ties=((0, 1), (2, 3)), networks=given, usage_limit=10 if has_lives else None)
+    outcome = merge_equal_networks(problem)
+    merged = outcome.problem if isinstance(outcome, Reduced) else problem
+    assert len(merged.networks) == networks
+    assert sum(network.costs for network in merged.networks).tolist() == [14, 21]
+    assert solve(problem).cost == 0  # where it is made it may be wanted: nothing is moved
