@@ -86,7 +86,11 @@ class Formulation:
     asked: Asked = ()
     groups: tuple[str, ...] = ()
     shorts: tuple[ShortGraph, ...] = ()
-    times: tuple[int, ...] = ()
+
+    @property
+    def times(self) -> tuple[int, ...]:
+        """For how many nodes of the whole graph each node of the graph stands; empty where that is itself."""
+        return self.prices.times
 
     @property
     def whole(self) -> CapturedGraph:
@@ -233,7 +237,7 @@ def assemble(
     """
     results = results_of(graph)
     demands = _demands(graph, results, limits, seconds)
-    times = times_of(shorts)
+    times = prices.times
     costs = _Costs(graph, prices, strategies, objective, times)
     named = [*(node.name for node in graph.nodes), *(name for name, _ in results)]
     nodes = tuple(_nodes(named, _node_costs(graph, costs, seconds, wanted)))
@@ -265,7 +269,6 @@ def assemble(
         seconds=seconds,
         asked=limits.asked,
         shorts=tuple(shorts),
-        times=tuple(times),
     )
 
 

@@ -110,7 +110,7 @@ class Prices:
         whole: CapturedGraph | None = None,
     ) -> None:
         self._graph = graph
-        self._times, self._whole = times, whole
+        self.times, self._whole = tuple(times), whole
         self.gathers_ahead = gathers_ahead
         self.bucket_bytes = bucket_bytes
         self._contention = contention
@@ -127,7 +127,7 @@ class Prices:
     def on(self, graph: CapturedGraph) -> Prices:
         """The prices of another graph; what is known stays known."""
         other = copy(self)
-        other._graph, other._times, other._whole = graph, (), None
+        other._graph, other.times, other._whole = graph, (), None
         other.__dict__.pop("_together", None)
         return other
 
@@ -168,7 +168,7 @@ class Prices:
         count in full, what is computed counts.
         """
         each = map(self._at_peak_s, self._graph.nodes)
-        return math.fsum(repeated(each, self._times)) * self._graph.micro_batches / self._mesh.size
+        return math.fsum(repeated(each, self.times)) * self._graph.micro_batches / self._mesh.size
 
     def _at_peak_s(self, node: Node) -> float:
         if node.kind != "operator" or first_name(node.name) is not None or known(node.op).flops is None:

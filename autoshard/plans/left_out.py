@@ -65,9 +65,7 @@ class LeftOut:
 
     def number(self, layer: int) -> int | None:
         """The number of a layer in the shortened step; None for one that is left out, or not as the others."""
-        if self.first <= layer < self.cut:
-            return layer
-        return layer - self.count if self.cut + self.count <= layer < self.end else None
+        return self.shifted(layer) if self.first <= layer < self.end and layer not in self.layers else None
 
     def layer(self, number: int) -> int:
         """The layer of a number."""
